@@ -1,0 +1,1 @@
+"""The broker: what AMQP clients and files are joined by."""

@@ -1,0 +1,93 @@
+"""Entities as data: what a queue is made of and what each of its settings may be.
+
+Durations are milliseconds; None means without limit. Nothing here knows how settings come in (`http/atom.py`,
+`config.py`) or where they are kept (`catalogue.py`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+
+PARTITIONS_DEFAULT = 16
+MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER = "", "$deadletterqueue", "$transfer/$deadletterqueue"
+"""Names of an entity's subqueues, as they stand (case folded) behind the entity in an address."""
+
+
+class EntityStatus(enum.Enum):
+    """What an entity lets through (HTTP contract 3.3)."""
+
+    ACTIVE = "Active"
+    DISABLED = "Disabled"
+    SEND_DISABLED = "SendDisabled"
+    RECEIVE_DISABLED = "ReceiveDisabled"
+
+    @property
+    def can_send(self) -> bool:
+        return self in (EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED)
+
+    @property
+    def can_receive(self) -> bool:
+        return self in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
+
+
+@dataclass(slots=True, frozen=True)
+class AuthorizationRule:
+    """A SAS key pair and what it permits: any of "Send", "Listen", "Manage"."""
+
+    key_name: str
+    primary_key: str
+    secondary_key: str
+    rights: frozenset[str]
+    created_at_ms: int = 0
+    modified_at_ms: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class QueueSettings:
+    """A queue's description (HTTP contract 3.2). Defaults are the service's."""
+
+    lock_duration_ms: int = 60_000
+    max_size_mb: int = 1024
+    requires_duplicate_detection: bool = False
+    duplicate_detection_window_ms: int = 600_000
+    requires_session: bool = False
+    default_time_to_live_ms: int | None = None
+    dead_lettering_on_expiration: bool = False
+    max_delivery_count: int = 10
+    enable_batched_operations: bool = True
+    status: EntityStatus = EntityStatus.ACTIVE
+    forward_to: str | None = None
+    forward_dead_lettered_to: str | None = None
+    user_metadata: str | None = None
+    auto_delete_on_idle_ms: int | None = None
+    enable_partitioning: bool = True
+    enable_express: bool = False
+    support_ordering: bool = True
+    anonymous_accessible: bool = False
+    max_message_size_kb: int = 1024
+    authorization_rules: tuple[AuthorizationRule, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class QueueDescription:
+    """A queue as the catalogue keeps it."""
+
+    name: str
+    """As spelled at creation; compared without case."""
+    generation: str
+    """32 hex digits, new for each creation: names the logs, and tells a client that the queue is another one."""
+    partitions: int
+    """How many partitions, fixed at creation (1 unless partitioned)."""
+    settings: QueueSettings = field(default_factory=QueueSettings)
+    created_at_ms: int = 0
+    updated_at_ms: int = 0
+
+    def updated(self, settings: QueueSettings, now_ms: int) -> QueueDescription:
+        """The same queue with other settings."""
+        return replace(self, settings=settings, updated_at_ms=now_ms)
+
+
+def key_of(name: str) -> str:
+    """What an entity is found by: names are compared without case (HTTP contract 3.1)."""
+    return name.strip("/").casefold()

@@ -1,0 +1,1 @@
+"""Administration, health, metrics and AMQP over WebSocket, all on one port."""

@@ -1,0 +1,308 @@
+"""What is asked of a partition, and what it answers: plain data, no live objects (design.md section 9).
+
+Each operation travels to the partition's mailbox with the number of the *client* that asks (a link, a management
+request, an HTTP request: `ClientId`), and each answer travels back to the sink registered under that number. The answers
+to one client come in the order in which the partition decided them. `cookie` is the asker's own note: it comes back
+as it was. One operation carries many messages; nothing here is made per message.
+
+A *lock token* is the 16 bytes used as delivery tag: the sequence number (8 bytes, big endian; its top 16 bits are the
+partition's number) and a nonce that tells this lock from every other one of the same message, also across restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NewType
+
+from broker.errors import Reason
+
+ClientId = NewType("ClientId", int)
+LockToken = bytes
+
+PARTITION_SHIFT = 48
+"""A sequence number's partition stands above this bit (AMQP contract 10.2)."""
+
+
+def partition_of(sequence_number: int) -> int:
+    """The partition whose counter gave this sequence number."""
+    return sequence_number >> PARTITION_SHIFT
+
+
+def partition_of_token(token: LockToken) -> int:
+    """The partition that gave out this lock token."""
+    return token[0] << 8 | token[1]
+
+
+def sequence_of_token(token: LockToken) -> int:
+    """The sequence number of the message behind a lock token."""
+    return int.from_bytes(token[:8], "big")
+
+
+# --- operations -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Send:
+    """Enqueue messages in the main subqueue, all or none. Answered with `Sent` or `Failed`."""
+
+    messages: Sequence[bytes]
+    """Each a stored message (`broker/stored_message.py`): opaque here."""
+    time_to_live_ms: Sequence[int | None] | None
+    """Per message, as the sender set it; None for all when no message has one."""
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class Demand:
+    """Raise by `count` the number of messages this client wants from a subqueue, to lock and hand out.
+
+    Answered with `Locked`, at once or later, as often as there is something, until the demand is used up, or withdrawn.
+    """
+
+    subqueue: str
+    count: int
+
+
+@dataclass(slots=True)
+class Withdraw:
+    """The client wants nothing more from the subqueue for now. Answered with `Withdrawn`, after the last `Locked`."""
+
+    subqueue: str
+
+
+@dataclass(slots=True)
+class Complete:
+    """Settle locked messages as accepted: they are removed (AMQP 1.0 §3.4.2). Answered with `Settled`."""
+
+    tokens: Sequence[LockToken]
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class Abandon:
+    """Give locked messages back with a delivery counted (§3.4.5, delivery-failed). Answered with `Settled`."""
+
+    tokens: Sequence[LockToken]
+    changed: bytes | None = None
+    """Application properties to change: an encoded AMQP map, laid over earlier changes; a null removes."""
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class Defer:
+    """Set locked messages aside: only `ReceiveDeferred` finds them (AMQP contract 10.6). Answered with `Settled`."""
+
+    tokens: Sequence[LockToken]
+    changed: bytes | None = None
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class DeadLetter:
+    """Move locked messages to the dead-letter subqueue (AMQP contract 6.1). Answered with `Settled`.
+
+    In the dead-letter subqueue itself it is an abandon, as in the service: messages there go no further.
+    """
+
+    tokens: Sequence[LockToken]
+    changed: bytes | None = None
+    """Application properties to set, an encoded AMQP map: reason, description and the caller's own."""
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class Release:
+    """Give back messages that no client has seen, or that are given back unread (§3.4.4): no delivery is counted.
+
+    Never answered. Tokens whose lock is gone are passed over.
+    """
+
+    tokens: Sequence[LockToken]
+
+
+@dataclass(slots=True)
+class Recalled:
+    """The answer of a client to `Recall`: `tokens` are back as with `Release`; it holds no other unseen message."""
+
+    subqueue: str
+    tokens: Sequence[LockToken]
+
+
+@dataclass(slots=True)
+class RenewLocks:
+    """Extend locks by the entity's lock duration from now. Answered with `Renewed`."""
+
+    tokens: Sequence[LockToken]
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class Peek:
+    """Look at messages from a sequence number on: active, locked, deferred, scheduled. Answered with `Peeked`."""
+
+    subqueue: str
+    from_sequence_number: int
+    count: int
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class ReceiveDeferred:
+    """Lock deferred messages by sequence number, all or none. Answered with `Locked` (its `cookie` set) or `Failed`."""
+
+    subqueue: str
+    sequence_numbers: Sequence[int]
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class Update:
+    """The entity's settings have changed. Answered with `Updated`."""
+
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class Detach:
+    """The client is gone: its demand ends and its unsettled messages stay locked until their locks run out.
+
+    `unseen` are the locked messages that it never saw: they go back at once, no delivery counted. Never answered.
+    """
+
+    unseen: Sequence[LockToken] = ()
+
+
+Operation = (
+    Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Release | Recalled | RenewLocks | Peek
+    | ReceiveDeferred | Update | Detach
+)  # fmt: skip
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Sent:
+    """The messages are durable. `first` is the first one's sequence number, the others follow it without a gap."""
+
+    first: int
+    cookie: object
+
+
+@dataclass(slots=True)
+class Failed:
+    """Nothing of the operation was done."""
+
+    reason: Reason
+    description: str
+    cookie: object
+
+
+@dataclass(slots=True)
+class Locked:
+    """Messages locked for the client; the lists run in parallel."""
+
+    partition: int
+    subqueue: str
+    tokens: list[LockToken]
+    sequence_numbers: list[int]
+    enqueued_at_ms: list[int]
+    delivery_counts: list[int]
+    """Deliveries that failed before this one (§3.2.1)."""
+    expires_at_ms: list[int | None]
+    messages: list[bytes]
+    """Stored messages, as they were sent."""
+    changed: list[bytes | None]
+    """Application properties to lay over the message's own, an encoded AMQP map, or None."""
+    locked_until_ms: int
+    deferred: bool = False
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class Withdrawn:
+    """The client's demand in this partition is nil, and no `Locked` is on its way."""
+
+    partition: int
+    subqueue: str
+
+
+@dataclass(slots=True)
+class Settled:
+    """A settlement is durable. `failures` names the tokens (by place in the operation) it did not reach, and why."""
+
+    cookie: object
+    failures: dict[int, Reason] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Renewed:
+    """Locks last until `locked_until_ms`, but for those in `failures` (by place in the operation)."""
+
+    locked_until_ms: int
+    cookie: object
+    failures: dict[int, Reason] = field(default_factory=dict)
+
+
+class MessageState:
+    """`x-opt-message-state` (AMQP contract 5.5)."""
+
+    ACTIVE, DEFERRED, SCHEDULED = 0, 1, 2
+
+
+@dataclass(slots=True)
+class Peeked:
+    """Messages as they are, oldest first; the lists run in parallel."""
+
+    sequence_numbers: list[int]
+    enqueued_at_ms: list[int]
+    delivery_counts: list[int]
+    expires_at_ms: list[int | None]
+    messages: list[bytes]
+    changed: list[bytes | None]
+    states: list[int]
+    cookie: object
+
+
+@dataclass(slots=True)
+class Recall:
+    """The partition asks back the messages of this subqueue that the client holds and nobody has seen.
+
+    To be answered with `Recalled`, also when there are none.
+    """
+
+    partition: int
+    subqueue: str
+
+
+@dataclass(slots=True)
+class Updated:
+    """The partition works with the new settings."""
+
+    cookie: object
+
+
+@dataclass(slots=True)
+class Unavailable:
+    """The partition went down: the client's demand and locks in it are void. Sent once to each attached client."""
+
+    partition: int
+
+
+Answer = Sent | Failed | Locked | Withdrawn | Settled | Renewed | Peeked | Recall | Updated | Unavailable
+
+Sink = Callable[[Answer], None]
+"""Where a client's answers go. Called in the event loop; must not raise, must not block."""
+
+
+@dataclass(slots=True)
+class SubqueueCounts:
+    """How many messages of each state a subqueue of one partition holds."""
+
+    active: int = 0
+    """Ready for delivery, or locked."""
+    locked: int = 0
+    deferred: int = 0
+    scheduled: int = 0
+    bytes: int = 0

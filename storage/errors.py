@@ -1,0 +1,35 @@
+"""What can go wrong with records on a disk.
+
+The callers turn each of these into a state of the partition that owns the log; none of them ends the process.
+"""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """The root of all errors of this package."""
+
+
+class CommitFailed(StorageError):
+    """A write or a sync failed: the log is unusable from here on and wants to be opened anew (durability rule 4).
+
+    Nothing of the failed commit will ever be read again once the log has been reopened.
+    """
+
+
+class DiskFull(StorageError):
+    """There was no room for the commit. Nothing of it was kept, and the log is as usable as before (durability rule 6)."""
+
+
+class Fenced(StorageError):
+    """Another owner claimed the log with a higher epoch: this one may not write any more."""
+
+
+class CorruptRecord(StorageError):
+    """Bytes that were once durable are not what was written: path and position say where."""
+
+    def __init__(self, path: str, position: int, why: str) -> None:
+        super().__init__(f"{path}: damaged at byte {position}: {why}")
+        self.path = path
+        self.position = position
+        self.why = why

@@ -1,0 +1,145 @@
+"""Log: append a batch, replay, trim. All that broker/ sees of storage.
+
+A log is a sequence of *frames*. A frame is one commit: it becomes durable as a whole or not at all, and holds one or
+more *records*, each a kind (one byte, the caller's) and a body (opaque bytes).
+
+Positions are logical byte positions in the log: frame headers count, segment headers do not, so the position of every
+record of a commit is known before it is written (`Commit.add`), and stays the same however the log is cut into files.
+Nothing here says that the log is a local file: a replicated log can stand behind the same interface.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import NewType, Protocol
+
+Position = NewType("Position", int)
+"""A logical byte position in one log; never reused, also not after a restart or a failed commit that was refused."""
+
+FRAME_HEADER_BYTES = 64
+"""Bytes in front of the first record of a frame (`storage/record.py` draws them)."""
+
+RECORD_HEADER_BYTES = 8
+"""Bytes in front of a record's body: body length (u32), kind (u8), version (u8), reserved (u16)."""
+
+RECORD_HEADER = struct.Struct("<IBBH")
+
+
+class Commit:
+    """The records of one commit while they are gathered. Made by `Log.begin`, given to `Log.append`, used once."""
+
+    __slots__ = ("bytes", "parts", "start")
+
+    def __init__(self, start: Position) -> None:
+        self.start = start
+        """Where the frame will stand."""
+        self.parts: list[bytes] = []
+        """Record headers and bodies, in order; the frame header is put in front by the log."""
+        self.bytes = 0
+        """The size of all parts."""
+
+    def add(self, kind: int, body: Sequence[bytes], version: int = 1) -> int:
+        """Append one record whose body is the concatenation of `body`; gives the body's offset from the frame's start."""
+        length = 0
+        for part in body:
+            length += len(part)
+        self.parts.append(RECORD_HEADER.pack(length, kind, version, 0))
+        self.parts.extend(body)
+        offset = FRAME_HEADER_BYTES + self.bytes + RECORD_HEADER_BYTES
+        self.bytes += RECORD_HEADER_BYTES + length
+        return offset
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+
+@dataclass(slots=True, frozen=True)
+class Record:
+    """One record as it is replayed or fetched."""
+
+    kind: int
+    version: int
+    offset: int
+    """Where the body begins, counted from the start of the frame."""
+    body: memoryview
+
+
+@dataclass(slots=True, frozen=True)
+class Frame:
+    """One commit as it is replayed or fetched; its checksum was verified."""
+
+    position: Position
+    data: bytes
+    """The whole frame, header included: `data[offset:offset + size]` is what `Commit.add` and `Record.offset` speak of."""
+
+    def records(self) -> list[Record]: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Checkpoint:
+    """The owner's state as of a position: replay goes on from there."""
+
+    position: Position
+    state: bytes
+
+
+class Log(Protocol):
+    """One partition's log. Owned by one task; only `append` and `fetch` may be under way at the same time."""
+
+    @property
+    def end(self) -> Position:
+        """Where the next frame will stand."""
+
+    @property
+    def start(self) -> Position:
+        """The lowest position that was not trimmed."""
+
+    async def claim(self, epoch: int | None = None) -> int:
+        """Open the log and become its owner; gives the epoch, higher than any before (epoch given: that one).
+
+        Cuts off a torn tail and says so in the log output (durability rule 5). Raises CorruptRecord for damage that a
+        crash cannot explain, Fenced if `epoch` is not higher than the last one, StorageError where the disk refuses.
+        """
+
+    async def load_checkpoint(self) -> Checkpoint | None:
+        """The newest whole checkpoint, or None."""
+
+    def replay(self, since: Position) -> AsyncIterator[Frame]:
+        """Every frame from `since` (a frame's position) to the end, in order, verified. Raises CorruptRecord."""
+
+    def begin(self) -> Commit:
+        """A new, empty commit that will stand at `end`."""
+
+    async def append(self, commit: Commit) -> None:
+        """Make the commit durable. Only one at a time; `end` moves when it is.
+
+        Raises CommitFailed (the log must be claimed anew, which gives up what this commit may have left on disk),
+        DiskFull (nothing happened), Fenced.
+        """
+
+    async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
+        """The frames that stand at these positions, verified. Raises CorruptRecord."""
+
+    async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Keep the checkpoint durably in place of the one before. Raises StorageError; the old one stays then."""
+
+    async def trim(self, position: Position) -> None:
+        """Nothing below `position` will be read again: whole segments below it are deleted."""
+
+    async def close(self) -> None:
+        """Finish what is under way and release the files. The log may be claimed again."""
+
+
+class LogStore(Protocol):
+    """All logs of a broker, and what they share: the disk, the committer's threads, the fsync policy."""
+
+    def log(self, entity: str, partition: int) -> Log:
+        """The log of one partition of an entity (`entity` is its generation identifier). Touches no file until claimed."""
+
+    async def delete(self, entity: str) -> None:
+        """Delete all logs of an entity, durably. They must be closed."""
+
+    async def close(self) -> None:
+        """Stop the threads; every log was closed before."""
