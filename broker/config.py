@@ -1,0 +1,221 @@
+"""Every setting and every limit of the broker, with unit and default.
+
+Answers for the settings that come from the environment (`PARTIBUS_…`) and the command line. Entities come from another
+place: the configuration file (`config_file.py`) and the administration API. Each field here is explained for users in
+`docs/configuration.md`; a test fails when one is missing there.
+
+Values are checked once, here, and never again behind: what holds a `Settings` holds possible values. Units stand last
+in the names. Nothing here reads a file or opens a socket.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+from broker.entities import PARTITIONS_DEFAULT, AuthorizationRule
+
+ENVIRONMENT_PREFIX = "PARTIBUS_"
+DEVELOPMENT_KEY_NAME = "RootManageSharedAccessKey"
+DEVELOPMENT_KEY = "SAS_KEY_VALUE"
+"""What the emulator's connection strings carry, and so every sample and test (HTTP contract 5.1)."""
+
+KIB, MIB = 1024, 1024 * 1024
+PARTITIONS_MAX = 256
+"""A sequence number has room for 65,536 partitions; each one is a log with its own files, so far fewer make sense."""
+
+Right = Literal["Manage", "Send", "Listen"]
+FsyncPolicy = Literal["always", "interval", "never"]
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class SasRule(BaseModel):
+    """One more SAS policy of the namespace, beside the root key: its name, its keys, and what they permit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key_name: str = Field(min_length=1, max_length=256)
+    primary_key: str = Field(min_length=1)
+    secondary_key: str = ""
+    rights: tuple[Right, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _manage_includes_the_others(self) -> Self:
+        if "Manage" in self.rights and set(self.rights) != {"Manage", "Send", "Listen"}:
+            raise ValueError("the right Manage requires Send and Listen beside it")
+        return self
+
+    def as_rule(self) -> AuthorizationRule:
+        """The same as plain data."""
+        return AuthorizationRule(self.key_name, self.primary_key, self.secondary_key, frozenset(self.rights))
+
+
+class Settings(BaseSettings):
+    """All settings of one broker. Frozen: what changes at run time is an entity, not a setting."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX,
+        frozen=True,
+        extra="forbid",
+        env_parse_none_str="none",
+        env_ignore_empty=True,
+        validate_default=True,
+    )
+
+    # --- where it listens --------------------------------------------------------------------------------------------
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on, for all ports; 0.0.0.0 is every IPv4 address.")
+    amqp_port: int = Field(5672, ge=0, le=65535, description="AMQP over plain TCP. 0 takes any free port.")
+    amqps_port: int | None = Field(5671, ge=0, le=65535, description="AMQP over TLS. 0 takes any free port, `none` turns it off.")
+    http_port: int = Field(
+        5300, ge=0, le=65535, description="Administration, health, metrics and AMQP over WebSocket; plain HTTP and TLS on the same port."
+    )
+    tls_certificate: Path | None = Field(
+        None, description="Certificate chain (PEM). Without one, a certificate is made in the data folder."
+    )
+    tls_key: Path | None = Field(None, description="Private key (PEM) of the certificate.")
+
+    # --- identity and keys -------------------------------------------------------------------------------------------
+
+    namespace: str = Field("sbemulatorns", min_length=1, max_length=50, description="Name of the namespace, as clients see it.")
+    sas_key_name: str = Field(
+        DEVELOPMENT_KEY_NAME, min_length=1, max_length=256, description="Name of the root key, which may do everything."
+    )
+    sas_key: str = Field(
+        DEVELOPMENT_KEY, min_length=1, repr=False, description="The root key. The default is public: change it before others can connect."
+    )
+    sas_rules: tuple[SasRule, ...] = Field(
+        (),
+        max_length=11,
+        repr=False,
+        description="More keys of the namespace: a JSON list of key_name, primary_key, secondary_key, rights.",
+    )
+    sas_grace_ms: int = Field(
+        60_000,
+        ge=0,
+        le=3_600_000,
+        description="How long an expired token is still taken over HTTP: the Python client re-uses its own that long.",
+    )
+
+    # --- what it keeps -----------------------------------------------------------------------------------------------
+
+    data_dir: Path = Field(Path("data"), description="Folder of the logs, the catalogue and the generated certificate.")
+    fsync: FsyncPolicy = Field(
+        "always",
+        description="When a commit is forced to the disk: before it is acknowledged (`always`), every fsync_interval_ms, or `never`.",
+    )
+    fsync_interval_ms: int = Field(100, ge=1, le=60_000, description="Time between two syncs when fsync is `interval`.")
+    segment_bytes: int = Field(64 * MIB, ge=64 * KIB, le=4096 * MIB, description="Size at which a log rolls over to a new segment file.")
+    checkpoint_bytes: int = Field(64 * MIB, ge=64 * KIB, description="Log written since the last checkpoint that makes a new one due.")
+    committer_threads: int = Field(4, ge=1, le=64, description="Threads that write and sync the logs.")
+    payload_memory_bytes: int = Field(
+        64 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; the others are read from the log."
+    )
+
+    # --- entities ----------------------------------------------------------------------------------------------------
+
+    partitions_default: int = Field(
+        PARTITIONS_DEFAULT, ge=1, le=PARTITIONS_MAX, description="Partitions of an entity that does not say how many."
+    )
+    partitioned_by_default: bool = Field(True, description="Whether an entity created without EnablePartitioning is partitioned.")
+    entities_max: int = Field(10_000, ge=1, description="Entities in the namespace.")
+    message_kb_max: int = Field(1024, ge=1, le=102_400, description="Default for an entity's largest message, in KiB.")
+    partition_mailbox_max: int = Field(4096, ge=16, description="Operations waiting for one partition before its senders are held back.")
+
+    # --- AMQP connections --------------------------------------------------------------------------------------------
+
+    connections_max: int = Field(10_000, ge=1, description="AMQP connections at a time, over all ports.")
+    connection_open_timeout_ms: int = Field(60_000, ge=100, description="Time a new connection has to finish its TLS, SASL and open.")
+    sessions_per_connection_max: int = Field(256, ge=1, le=65_535, description="AMQP sessions per connection.")
+    links_per_connection_max: int = Field(5_000, ge=1, description="Links per connection.")
+    frame_bytes_max: int = Field(256 * KIB, ge=512, le=16 * MIB, description="Largest AMQP frame accepted, announced in open.")
+    idle_timeout_ms: int = Field(
+        240_000, ge=1_000, description="Idle time-out announced in open: a peer silent for longer is disconnected."
+    )
+    link_credit: int = Field(1_000, ge=1, le=100_000, description="Messages a client may send on a link ahead of their acknowledgement.")
+    link_idle_timeout_ms: int = Field(600_000, ge=1_000, description="A link without traffic for this long is detached.")
+    unsettled_per_link_max: int = Field(5_000, ge=1, description="Deliveries a receiver may hold unsettled on one link.")
+    connection_inflight_bytes_max: int = Field(
+        16 * MIB, ge=64 * KIB, description="Received and not yet acknowledged bytes, per connection."
+    )
+    total_inflight_bytes_max: int = Field(256 * MIB, ge=MIB, description="The same over all connections.")
+    output_buffer_bytes_max: int = Field(
+        4 * MIB, ge=64 * KIB, description="Bytes waiting for a slow reader before its links are given nothing more."
+    )
+    receive_cache_messages: int = Field(1_000, ge=0, description="Locked messages kept ready per connection for its next requests.")
+    receive_cache_bytes: int = Field(4 * MIB, ge=0, description="The same in bytes.")
+
+    # --- HTTP --------------------------------------------------------------------------------------------------------
+
+    http_connections_max: int = Field(1_000, ge=1, description="HTTP connections at a time, WebSockets included.")
+    http_header_bytes_max: int = Field(16 * KIB, ge=1 * KIB, le=MIB, description="Longest request line and longest header field.")
+    http_body_bytes_max: int = Field(MIB, ge=1 * KIB, le=128 * MIB, description="Largest body of an administration request.")
+    http_first_byte_timeout_ms: int = Field(
+        10_000, ge=10, description="Time a new connection has to send its first byte, and to finish its TLS handshake."
+    )
+    http_keepalive_ms: int = Field(75_000, ge=100, description="How long an HTTP connection may stay idle between requests.")
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    log_format: LogFormat | None = Field(None, description="`console` or `json`. Without one: console in a terminal, otherwise JSON.")
+    log_level: LogLevel = Field("info", description="Least severe log line that is written.")
+    shutdown_timeout_ms: int = Field(10_000, ge=0, description="Time that open requests have to finish when the broker stops.")
+
+    @model_validator(mode="after")
+    def _certificate_and_key_come_together(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key are given together, or neither of them")
+        return self
+
+    def authorization_rules(self) -> tuple[AuthorizationRule, ...]:
+        """The SAS policies of the namespace, the root key first."""
+        root = AuthorizationRule(self.sas_key_name, self.sas_key, "", frozenset({"Manage", "Send", "Listen"}))
+        return (root, *(rule.as_rule() for rule in self.sas_rules))
+
+
+def variable_of(setting: str) -> str:
+    """The environment variable that gives a setting."""
+    return ENVIRONMENT_PREFIX + setting.upper()
+
+
+class WrongSettings(ValueError):
+    """Settings that cannot be: one line per wrong one, with its variable, the value met and the reason."""
+
+
+def load_settings(**given: object) -> Settings:
+    """The settings: what is given here first, then the environment, then the defaults. Raises WrongSettings."""
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise WrongSettings(_explain(error)) from error
+    except SettingsError as error:
+        raise WrongSettings(f"{error}: a JSON value is expected there") from error
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        path = [str(part) for part in problem["loc"]]
+        name = variable_of(path[0]) + "".join(f".{part}" for part in path[1:]) if path else "settings"
+        met = problem["input"]
+        # Keys are never shown, and of lists and maps nothing, for they may hold keys.
+        shown = f" (got {met!r})" if path and "key" not in path[-1] and isinstance(met, str | int | float) else ""
+        lines.append(f"{name}: {problem['msg'].removeprefix('Value error, ')}{shown}")
+    return "\n".join(lines)
+
+
+def unknown_variables(environment: Iterable[str] | None = None) -> list[str]:
+    """Variables that begin like ours and name no setting: most likely misspelt.
+
+    To be warned of, not refused: an orchestrator makes such variables by itself for a service called `partibus`.
+    """
+    known = {variable_of(name) for name in Settings.model_fields} | {ENVIRONMENT_PREFIX + "CONFIG"}
+    names = os.environ if environment is None else environment
+    return sorted(name for name in names if name.startswith(ENVIRONMENT_PREFIX) and name not in known)

@@ -1,0 +1,53 @@
+"""Durations as text: ISO 8601 / XML `duration`, to and from milliseconds (HTTP contract 3.1).
+
+"Without limit" is None inside and `P10675199DT2H48M5.4775807S` outside, which is .NET's longest time span. It does not
+survive every client's arithmetic (Python sends `…5.477539S` back), so anything from 10,675,199 days on means the same.
+
+Written with days, hours, minutes and seconds only: Java's parser knows neither years nor months.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+import isodate
+
+UNLIMITED = "P10675199DT2H48M5.4775807S"
+UNLIMITED_MS = 10_675_199 * 86_400_000
+"""From here on a duration means "without limit"."""
+
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+
+def parse_duration(text: str) -> int | None:
+    """Milliseconds, rounded down; None for "without limit". Raises ValueError, which names the text met.
+
+    Years and months are read as 365 and 30 days: the emulator's schema permits them.
+    """
+    try:
+        parsed = isodate.parse_duration(text.strip())
+    except (isodate.ISO8601Error, ValueError, TypeError) as error:
+        raise ValueError(f"'{text}' is not an ISO 8601 duration such as PT1M or P1DT12H") from error
+    except OverflowError:
+        return None
+    if isinstance(parsed, isodate.Duration):
+        parsed = datetime.timedelta(days=int(parsed.years * 365 + parsed.months * 30)) + parsed.tdelta
+    milliseconds = parsed // _MILLISECOND
+    if milliseconds < 0:
+        raise ValueError(f"'{text}' is a negative duration")
+    return None if milliseconds >= UNLIMITED_MS else milliseconds
+
+
+def format_duration(milliseconds: int | None) -> str:
+    """The shortest text for it; the fraction of a second has no trailing zeros."""
+    if milliseconds is None or milliseconds >= UNLIMITED_MS:
+        return UNLIMITED
+    days, rest = divmod(milliseconds, 86_400_000)
+    hours, rest = divmod(rest, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    seconds, fraction = divmod(rest, 1_000)
+    second = f"{seconds}.{fraction:03d}".rstrip("0") if fraction else str(seconds)
+    clock = "".join(f"{value}{unit}" for value, unit in ((hours, "H"), (minutes, "M"), (second, "S")) if value not in (0, "0"))
+    if not days and not clock:
+        return "PT0S"
+    return "P" + (f"{days}D" if days else "") + (f"T{clock}" if clock else "")
