@@ -30,7 +30,8 @@ MAX_MESSAGE_SIZE_KB = (1, 102_400)
 # Starts and ends with a letter or a digit. `~` is not in the documentation, but the service takes it and MassTransit
 # makes such names.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._~/-]*[A-Za-z0-9])?")
-_RESERVED = re.compile(r"(?:^|/)(?:subscriptions|rules|messages|health|metrics)(?:/|$)", re.IGNORECASE)
+# `{topic}/subscriptions/{name}` addresses a subscription, in AMQP as over HTTP.
+_SUBSCRIPTION = re.compile(r"/subscriptions(?:/|$)", re.IGNORECASE)
 _RIGHTS = frozenset({"Manage", "Send", "Listen"})
 
 
@@ -39,7 +40,7 @@ def _refuse(description: str) -> NoReturn:
 
 
 def check_entity_name(name: str) -> None:
-    """A queue's or topic's name: 1 to 260 characters, without the words that paths give a meaning to."""
+    """A queue's or topic's name: 1 to 260 characters, and not the address of a subscription."""
     if not 1 <= len(name) <= NAME_LENGTH_MAX:
         _refuse(f"The entity name has {len(name)} characters; 1 to {NAME_LENGTH_MAX} are allowed.")
     if not _NAME.fullmatch(name) or "//" in name:
@@ -47,8 +48,8 @@ def check_entity_name(name: str) -> None:
             f"'{name}' contains character(s) that is not allowed by Service Bus. Entity segments can contain only letters, numbers, "
             "periods (.), hyphens (-), and underscores (_)."
         )
-    if _RESERVED.search(name):
-        _refuse(f"'{name}' contains a reserved segment: subscriptions, rules, messages, health or metrics.")
+    if _SUBSCRIPTION.search(name):
+        _refuse(f"'{name}' contains the segment 'subscriptions', which is reserved for the subscriptions of a topic.")
 
 
 def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
@@ -126,6 +127,5 @@ def _check_duration(element: str, value_ms: int | None, lowest_ms: int, highest_
         return
     if value_ms is None or value_ms < lowest_ms or (highest_ms is not None and value_ms > highest_ms):
         upper = f"and at most {format_duration(highest_ms)}" if highest_ms is not None else "long"
-        _refuse(
-            f"The specified value {format_duration(value_ms)} is invalid. The property '{element}' must be at least {format_duration(lowest_ms)} {upper}."
-        )
+        allowed = f"at least {format_duration(lowest_ms)}" + (f" and at most {format_duration(highest_ms)}" if highest_ms else "")
+        _refuse(f"The specified value {format_duration(value_ms)} is invalid. The property '{element}' must be {allowed}.")
