@@ -1,8 +1,8 @@
 """What an entity may be called, and what its settings may be: one place for the API and the configuration file.
 
-Pure. Raises `Refused(Reason.ARGUMENT)` with the limit and the value met, worded for the person who set it. Ranges are
-the service's (HTTP contract 3.1 to 3.4) unless a comment says that ours are wider. Existence of other entities is
-not judged here: only the namespace knows them.
+Pure. Raises `WrongProperty` (a `Refused` for `Reason.ARGUMENT`) with the element, the limit and the value met, worded
+for the person who set it. Ranges are the service's (HTTP contract 3.1 to 3.4) unless a comment says that ours are
+wider. Existence of other entities is not judged here: only the namespace knows them.
 """
 
 from __future__ import annotations
@@ -35,21 +35,30 @@ _SUBSCRIPTION = re.compile(r"/subscriptions(?:/|$)", re.IGNORECASE)
 _RIGHTS = frozenset({"Manage", "Send", "Listen"})
 
 
-def _refuse(description: str) -> NoReturn:
-    raise Refused(Reason.ARGUMENT, description)
+class WrongProperty(Refused):
+    """A setting that cannot be; `element` is its name in the administration API and in the configuration file."""
+
+    def __init__(self, element: str, description: str) -> None:
+        super().__init__(Reason.ARGUMENT, description)
+        self.element = element
+
+
+def _refuse(element: str, description: str) -> NoReturn:
+    raise WrongProperty(element, description)
 
 
 def check_entity_name(name: str) -> None:
     """A queue's or topic's name: 1 to 260 characters, and not the address of a subscription."""
     if not 1 <= len(name) <= NAME_LENGTH_MAX:
-        _refuse(f"The entity name has {len(name)} characters; 1 to {NAME_LENGTH_MAX} are allowed.")
+        _refuse("Name", f"The entity name has {len(name)} characters; 1 to {NAME_LENGTH_MAX} are allowed.")
     if not _NAME.fullmatch(name) or "//" in name:
         _refuse(
+            "Name",
             f"'{name}' contains character(s) that is not allowed by Service Bus. Entity segments can contain only letters, numbers, "
-            "periods (.), hyphens (-), and underscores (_)."
+            "periods (.), hyphens (-), and underscores (_).",
         )
     if _SUBSCRIPTION.search(name):
-        _refuse(f"'{name}' contains the segment 'subscriptions', which is reserved for the subscriptions of a topic.")
+        _refuse("Name", f"'{name}' contains the segment 'subscriptions', which is reserved for the subscriptions of a topic.")
 
 
 def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
@@ -57,9 +66,10 @@ def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
     check_entity_name(name)
     if not 0 < settings.lock_duration_ms <= LOCK_DURATION_MS_MAX:
         _refuse(
+            "LockDuration",
             "The supplied lock time exceeds the allowed maximum of '5' minutes."
             if settings.lock_duration_ms > 0
-            else "LockDuration must be longer than nothing."
+            else "LockDuration must be longer than nothing.",
         )
     _check_range("MaxSizeInMegabytes", settings.max_size_mb, 1, MAX_SIZE_MB_MAX)
     _check_range("MaxDeliveryCount", settings.max_delivery_count, 1, MAX_DELIVERY_COUNT_MAX)
@@ -68,7 +78,10 @@ def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
     _check_duration("DefaultMessageTimeToLive", settings.default_time_to_live_ms, 1_000, None)
     _check_duration("AutoDeleteOnIdle", settings.auto_delete_on_idle_ms, AUTO_DELETE_ON_IDLE_MS_MIN, None)
     if len(settings.user_metadata or "") > USER_METADATA_LENGTH_MAX:
-        _refuse(f"UserMetadata has {len(settings.user_metadata or '')} characters; at most {USER_METADATA_LENGTH_MAX} are allowed.")
+        _refuse(
+            "UserMetadata",
+            f"UserMetadata has {len(settings.user_metadata or '')} characters; at most {USER_METADATA_LENGTH_MAX} are allowed.",
+        )
     check_authorization_rules(settings.authorization_rules)
     _check_combinations(name, settings)
     if settings.forward_to is not None and settings.auto_delete_on_idle_ms is not None:
@@ -83,49 +96,48 @@ def check_update(name: str, old: QueueSettings, new: QueueSettings) -> QueueSett
         ("requiresSession", old.requires_session, new.requires_session),
     ):
         if before != after:
-            _refuse(f"The value for the '{element}' property of an existing Queue(or Topic) cannot be changed.")
+            _refuse(element, f"The value for the '{element}' property of an existing Queue(or Topic) cannot be changed.")
     if old.enable_partitioning != new.enable_partitioning:
-        _refuse("Partitioning cannot be changed for Queue/Topic.")
+        _refuse("EnablePartitioning", "Partitioning cannot be changed for Queue/Topic.")
     return check_queue(name, new)
 
 
 def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:
     """At most 12, each with a name of its own, keys, and rights of which Manage includes the others."""
     if len(rules) > AUTHORIZATION_RULES_MAX:
-        _refuse(f"There are {len(rules)} authorization rules; at most {AUTHORIZATION_RULES_MAX} are allowed.")
+        _refuse("AuthorizationRules", f"There are {len(rules)} authorization rules; at most {AUTHORIZATION_RULES_MAX} are allowed.")
     names = [rule.key_name.casefold() for rule in rules]
     if len(set(names)) != len(names):
-        _refuse("Two authorization rules have the same KeyName.")
+        _refuse("AuthorizationRules", "Two authorization rules have the same KeyName.")
     for rule in rules:
         if not 1 <= len(rule.key_name) <= 256:
-            _refuse("The KeyName of an authorization rule must have 1 to 256 characters.")
+            _refuse("AuthorizationRules", "The KeyName of an authorization rule must have 1 to 256 characters.")
         if not rule.primary_key:
-            _refuse(f"The authorization rule '{rule.key_name}' has no PrimaryKey.")
+            _refuse("AuthorizationRules", f"The authorization rule '{rule.key_name}' has no PrimaryKey.")
         if not rule.rights or not rule.rights <= _RIGHTS:
-            _refuse(f"The authorization rule '{rule.key_name}' must have rights out of Manage, Send and Listen.")
+            _refuse("AuthorizationRules", f"The authorization rule '{rule.key_name}' must have rights out of Manage, Send and Listen.")
         if "Manage" in rule.rights and rule.rights != _RIGHTS:
-            _refuse(f"The authorization rule '{rule.key_name}': Manage requires Send and Listen.")
+            _refuse("AuthorizationRules", f"The authorization rule '{rule.key_name}': Manage requires Send and Listen.")
 
 
 def _check_combinations(name: str, settings: QueueSettings) -> None:
     if settings.requires_session and settings.forward_to is not None:
-        _refuse("Bad Request. ForwardTo cannot be set on an entity that requires sessions.")
+        _refuse("ForwardTo", "Bad Request. ForwardTo cannot be set on an entity that requires sessions.")
     if settings.requires_duplicate_detection and settings.enable_express:
-        _refuse("Both DelayedPersistence property and RequiresDuplicateDetection property cannot be enabled together.")
-    for target in (settings.forward_to, settings.forward_dead_lettered_to):
+        _refuse("EnableExpress", "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be enabled together.")
+    for element, target in (("ForwardTo", settings.forward_to), ("ForwardDeadLetteredMessagesTo", settings.forward_dead_lettered_to)):
         if target is not None and key_of(target) == key_of(name):
-            _refuse(f"'{name}' cannot forward to itself.")
+            _refuse(element, f"'{name}' cannot forward to itself.")
 
 
 def _check_range(element: str, value: int, lowest: int, highest: int) -> None:
     if not lowest <= value <= highest:
-        _refuse(f"The specified value {value} is invalid. The property '{element}' must be between {lowest} and {highest}.")
+        _refuse(element, f"The specified value {value} is invalid. The property '{element}' must be between {lowest} and {highest}.")
 
 
 def _check_duration(element: str, value_ms: int | None, lowest_ms: int, highest_ms: int | None) -> None:
     if value_ms is None and highest_ms is None:
         return
     if value_ms is None or value_ms < lowest_ms or (highest_ms is not None and value_ms > highest_ms):
-        upper = f"and at most {format_duration(highest_ms)}" if highest_ms is not None else "long"
         allowed = f"at least {format_duration(lowest_ms)}" + (f" and at most {format_duration(highest_ms)}" if highest_ms else "")
-        _refuse(f"The specified value {format_duration(value_ms)} is invalid. The property '{element}' must be {allowed}.")
+        _refuse(element, f"The specified value {format_duration(value_ms)} is invalid. The property '{element}' must be {allowed}.")
