@@ -94,6 +94,19 @@ ChildName = Annotated[str, AfterValidator(_child_name)]
 Target = Annotated[str | None, BeforeValidator(lambda value: value or None)]
 """An entity to forward to; empty means none."""
 
+
+def _one(namespaces: tuple[Namespace, ...]) -> tuple[Namespace, ...]:
+    if len(namespaces) != 1:
+        raise ValueError(f"there are {len(namespaces)} namespaces; exactly one is possible")
+    return namespaces
+
+
+def _some(rights: tuple[Right, ...]) -> tuple[Right, ...]:
+    if not rights:
+        raise ValueError("at least one of Manage, Send and Listen is needed")
+    return rights
+
+
 _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 
 
@@ -107,7 +120,7 @@ class SasPolicy(_Part):
     key_name: str = Field(min_length=1, max_length=256)
     primary_key: str = Field(min_length=1)
     secondary_key: str = ""
-    rights: tuple[Right, ...] = Field(min_length=1)
+    rights: Annotated[tuple[Right, ...], AfterValidator(_some)]
 
     def as_rule(self) -> AuthorizationRule:
         return AuthorizationRule(self.key_name, self.primary_key, self.secondary_key, frozenset(self.rights))
@@ -233,7 +246,7 @@ class Logging(_Part):
 
 
 class UserConfig(_Part):
-    namespaces: tuple[Namespace, ...] = Field(min_length=1, max_length=1)
+    namespaces: Annotated[tuple[Namespace, ...], AfterValidator(_one)]
     logging: Logging = Logging()
 
 
