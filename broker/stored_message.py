@@ -1,0 +1,280 @@
+"""The form in which a message rests in the log: opaque to the partition, cheap to make and cheap to deliver.
+
+    version   1 byte     1
+    flags     1 byte     1: the sender set a priority, 2: the sender set a time to live
+    priority  1 byte     header.priority (AMQP 1.0 §3.2.1), 0 if not set
+    zero      1 byte
+    ttl       4 bytes    header.ttl in milliseconds, 0 if not set
+    pairs     2 bytes    number of message-annotation pairs that follow
+    length    2 bytes    their length in bytes
+    …                    the sender's message-annotation pairs, key and value in turn, as they came
+    …                    the bare message (§3.2): properties, application-properties, body, footer, each as it came
+
+All numbers big endian. Header and delivery-annotations end here; a delivery gets its own (`frontend/annotations.py`),
+as it gets the annotations that only the broker may set, so a sender's are dropped. The bare message is never decoded
+and encoded again. One thing is added to it: a message without message-id is given one, since the official JS client
+cannot settle a message that has none (AMQP contract, gotcha 20). Sections are put into the order of the specification.
+
+What a message may not be is refused here, before anything is stored: nothing malformed that this broker would later
+have to read, no keys over their limits, no more metadata than the service takes (AMQP contract 10.1).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+from broker.errors import Reason, Refused
+from protocol.codec import DecodeError, encode
+from protocol.sections import (
+    APPLICATION_PROPERTIES,
+    FIELDS_MAX,
+    FOOTER,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Sections,
+    fields,
+    find_sections,
+    pairs,
+    text_bytes,
+)
+
+VERSION = 1
+HEAD = struct.Struct(">BBBxIHH")
+HAS_PRIORITY, HAS_TIME_TO_LIVE = 1, 2
+
+KEY_CHARACTERS_MAX = 128
+"""Of a message-id, session-id or partition-key (AMQP contract 10.1)."""
+METADATA_BYTES_MAX = 65_536
+"""Of message-annotations, properties and application-properties together (AMQP contract 10.1, header size)."""
+
+BROKER_ANNOTATIONS = frozenset(
+    (
+        b"x-opt-sequence-number", b"x-opt-enqueued-time", b"x-opt-locked-until", b"x-opt-enqueue-sequence-number",
+        b"x-opt-partition-id", b"x-opt-message-state", b"x-opt-deadletter-source", b"x-opt-lock-token",
+    )
+)  # fmt: skip
+"""Message annotations that only the broker sets (AMQP contract 5.5)."""
+
+_MESSAGE_ID, _GROUP_ID = 0, 10  # places in the properties list (§3.2.4)
+_NULL = 0x40
+_U32, _I64 = struct.Struct(">I"), struct.Struct(">q")
+
+
+@dataclass(slots=True)
+class StoredMessage:
+    """A message as it goes into the log, and what routing and time want to know of it."""
+
+    data: bytes
+    time_to_live_ms: int | None
+    """As the sender set it; None if it did not, or said 0, which many clients write for "for ever"."""
+    session_id: str | None
+    partition_key: str | None
+    scheduled_enqueue_time_ms: int | None
+    """Wall clock since the epoch at which the message becomes active, None for now."""
+
+    def message_id(self) -> bytes:
+        """The message-id in its AMQP encoding, type included: for comparing and hashing. Walks the message."""
+        begin = bare_message_offset(self.data)
+        places = fields(self.data, begin + 3, section_end(self.data, begin + 3), FIELDS_MAX[PROPERTIES])
+        return self.data[places[0] : places[1]]
+
+
+class MessageIds:
+    """Message ids for those that come without: 32 hex digits, a random prefix of this process and a counter."""
+
+    def __init__(self, prefix: bytes | None = None) -> None:
+        self._prefix = (os.urandom(8) if prefix is None else prefix).hex()
+        self._numbers = count()
+
+    def __call__(self) -> str:
+        return f"{self._prefix}{next(self._numbers):016x}"
+
+
+def bare_message_offset(stored: bytes) -> int:
+    """Where the bare message begins in a stored one."""
+    return HEAD.size + (stored[10] << 8 | stored[11])
+
+
+def section_end(buffer: bytes, value: int) -> int:
+    """Where the list or map ends whose constructor is at `value`."""
+    constructor = buffer[value]
+    if constructor == 0x45:
+        return value + 1
+    if constructor < 0xD0:
+        return value + 2 + buffer[value + 1]
+    return value + 5 + int(_U32.unpack_from(buffer, value + 1)[0])
+
+
+def store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
+    """The stored form of a message as its sender encoded it.
+
+    `fallback_message_id` is asked for an id if the message has none. Raises Refused: DECODE for what is malformed,
+    ARGUMENT for a key over its limit or of a wrong type, NOT_ALLOWED for a session-id and a partition-key that differ,
+    MESSAGE_TOO_LARGE for too much metadata.
+    """
+    try:
+        return _store(payload, fallback_message_id)
+    except (DecodeError, IndexError, struct.error, UnicodeDecodeError) as error:
+        raise Refused(Reason.DECODE, f"The message is malformed: {error}.") from error
+
+
+def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
+    sections = find_sections(payload)
+    begins, values, ends = sections.begins, sections.values, sections.ends
+    metadata_bytes = ends[2] + ends[3] + ends[4] - begins[2] - begins[3] - begins[4]
+    if metadata_bytes > METADATA_BYTES_MAX:
+        raise Refused(
+            Reason.MESSAGE_TOO_LARGE,
+            f"The message's annotations and properties take {metadata_bytes} bytes, at most {METADATA_BYTES_MAX} are allowed.",
+        )
+    flags = priority = ttl_ms = 0
+    if ends[HEADER] - values[HEADER] > 1:  # many clients send it empty
+        flags, priority, ttl_ms = _header(payload, values[HEADER], ends[HEADER])
+    annotations = _NONE
+    if ends[MESSAGE_ANNOTATIONS] - values[MESSAGE_ANNOTATIONS] > 3:
+        annotations = _Annotations(payload, values[MESSAGE_ANNOTATIONS], ends[MESSAGE_ANNOTATIONS])
+    if ends[APPLICATION_PROPERTIES]:
+        _check_application_properties(payload, values[APPLICATION_PROPERTIES], ends[APPLICATION_PROPERTIES])
+
+    session_id = None
+    properties_end = ends[PROPERTIES]
+    if properties_end:
+        places = fields(payload, values[PROPERTIES], properties_end, 13)
+        has_message_id = len(places) > 1 and payload[places[0]] != _NULL
+        if has_message_id:
+            _check_message_id(payload, places[0], places[1])
+        if len(places) > _GROUP_ID + 1 and payload[places[_GROUP_ID]] != _NULL:
+            session_id = _key(payload, places[_GROUP_ID], "session-id")
+    else:
+        places, has_message_id = [0], False
+
+    partition_key = annotations.partition_key
+    if session_id is not None and partition_key is not None and session_id != partition_key:
+        raise Refused(
+            Reason.NOT_ALLOWED,
+            f"The partition-key '{partition_key}' differs from the session-id '{session_id}': where both are set they must be the same.",
+        )
+    head = HEAD.pack(VERSION, flags, priority, ttl_ms, annotations.pairs, len(annotations.data))
+    if has_message_id and sections.in_order:
+        data = b"".join((head, annotations.data, payload[begins[PROPERTIES] :]))
+    else:
+        properties = (
+            payload[begins[PROPERTIES] : properties_end] if has_message_id else _with_message_id(payload, places, fallback_message_id())
+        )
+        data = b"".join((head, annotations.data, properties, _behind_properties(payload, sections)))
+    return StoredMessage(data, ttl_ms or None, session_id, partition_key, annotations.scheduled_enqueue_time_ms)
+
+
+def _header(payload: bytes, value: int, end: int) -> tuple[int, int, int]:
+    """Flags, priority and time to live in milliseconds of a header section (§3.2.1)."""
+    places = fields(payload, value, end, 5)
+    known = len(places) - 1
+    flags = priority = ttl_ms = 0
+    if known > 1 and payload[places[1]] != _NULL:
+        if payload[places[1]] != 0x50:
+            raise DecodeError("header.priority is no ubyte")
+        flags, priority = HAS_PRIORITY, payload[places[1] + 1]
+    if known > 2 and payload[places[2]] != _NULL:
+        ttl_ms = _uint(payload, places[2])
+        if ttl_ms:
+            flags |= HAS_TIME_TO_LIVE
+    return flags, priority, ttl_ms
+
+
+def _uint(payload: bytes, place: int) -> int:
+    match payload[place]:
+        case 0x70:
+            return int(_U32.unpack_from(payload, place + 1)[0])
+        case 0x52:
+            return payload[place + 1]
+        case 0x43:
+            return 0
+    raise DecodeError("header.ttl is no uint")
+
+
+class _Annotations:
+    """What is kept of a sender's message annotations."""
+
+    __slots__ = ("data", "pairs", "partition_key", "scheduled_enqueue_time_ms")
+
+    def __init__(self, payload: bytes, value: int, end: int) -> None:
+        self.data = b""
+        self.partition_key: str | None = None
+        self.scheduled_enqueue_time_ms: int | None = None
+        dropped = 0
+        places = pairs(payload, value, end)
+        kept_from = places[0]
+        for at_key, at_value, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
+            key = text_bytes(payload, at_key)
+            if key is None or not key.startswith(b"x-opt-"):
+                continue
+            if key in BROKER_ANNOTATIONS:
+                self.data += payload[kept_from:at_key]
+                kept_from = behind
+                dropped += 1
+            elif payload[at_value] != _NULL:
+                self._read(payload, key, at_value)
+        self.pairs = len(places) // 2 - dropped
+        self.data += payload[kept_from:end]
+
+    def _read(self, payload: bytes, key: bytes, at_value: int) -> None:
+        if key == b"x-opt-partition-key":
+            self.partition_key = _key(payload, at_value, "partition-key")
+        elif key == b"x-opt-via-partition-key":
+            _key(payload, at_value, "via-partition-key")
+        elif key == b"x-opt-scheduled-enqueue-time":
+            if payload[at_value] != 0x83:
+                raise Refused(Reason.ARGUMENT, "The annotation x-opt-scheduled-enqueue-time is no timestamp.")
+            self.scheduled_enqueue_time_ms = _I64.unpack_from(payload, at_value + 1)[0]
+
+
+_NONE = _Annotations(b"\xc1\x01\x00", 0, 3)
+
+
+def _key(payload: bytes, place: int, name: str) -> str:
+    if payload[place] not in (0xA1, 0xB1):
+        raise Refused(Reason.ARGUMENT, f"The {name} is no string.")
+    text = (text_bytes(payload, place) or b"").decode()
+    if len(text) > KEY_CHARACTERS_MAX:
+        raise Refused(Reason.ARGUMENT, f"The {name} has {len(text)} characters, at most {KEY_CHARACTERS_MAX} are allowed.")
+    return text
+
+
+def _check_message_id(payload: bytes, place: int, end: int) -> None:
+    """Refuse an id that is too long, or of a type that an id cannot have (§3.2.11 to §3.2.14)."""
+    if payload[place] not in (0xA1, 0xB1, 0xA0, 0xB0, 0x98, 0x80, 0x53, 0x44):
+        raise Refused(Reason.ARGUMENT, "The message-id is neither string, binary, ulong nor uuid.")
+    if end - place > KEY_CHARACTERS_MAX:
+        text = text_bytes(payload, place)
+        length = end - place if text is None else len(text.decode())
+        if length > KEY_CHARACTERS_MAX:
+            raise Refused(Reason.ARGUMENT, f"The message-id has {length} characters, at most {KEY_CHARACTERS_MAX} are allowed.")
+
+
+def _check_application_properties(payload: bytes, value: int, end: int) -> None:
+    for at_key in pairs(payload, value, end)[:-1:2]:
+        if payload[at_key] != 0xA1 and payload[at_key] != 0xB1:
+            raise DecodeError("the key of an application property is no string")
+
+
+def _with_message_id(payload: bytes, places: list[int], message_id: str) -> bytes:
+    """A properties section with this id, otherwise as it came: `places` are its fields, of which the first is null or missing."""
+    count = max(1, len(places) - 1)
+    body = encode(message_id) + payload[places[0] + 1 : places[-1]]
+    size = len(body)
+    if size < 255:
+        return b"\x00\x53\x73\xc0" + bytes((size + 1, count)) + body
+    return b"\x00\x53\x73\xd0" + _U32.pack(size + 4) + _U32.pack(count) + body
+
+
+def _behind_properties(payload: bytes, sections: Sections) -> bytes:
+    """The bare message but its properties, in the order of the specification."""
+    if sections.in_order:
+        return payload[max(sections.ends[: PROPERTIES + 1]) :]
+    extents = zip(sections.begins[PROPERTIES + 1 : FOOTER + 1], sections.ends[PROPERTIES + 1 :], strict=True)
+    return b"".join([payload[begin:end] for begin, end in extents])

@@ -1,0 +1,231 @@
+"""Where the sections of a message begin and end (AMQP 1.0 §3.2), found in one walk that decodes nothing.
+
+A section is a described value: `00`, the descriptor (`53 70` … `53 78`, a smallulong, by far the most; the long and the
+symbolic spelling are understood too), then a list, map, binary or, for amqp-value, anything. Only sizes are read. Each
+section stands at most once, but for data and amqp-sequence, which may repeat and then follow one another directly; a
+body is of one kind. Any order is taken: the official Python client puts delivery-annotations last.
+
+Single fields and map entries are found the same way, by stepping over what is not asked for. What is malformed is a
+`DecodeError`. Which section means what to a broker is not known here.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.codec import DecodeError, Symbol, decode
+
+HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES, DATA, SEQUENCE, VALUE, FOOTER = range(9)
+
+_DESCRIPTOR_BASE = 0x70
+_NAMES = (
+    "amqp:header:list",
+    "amqp:delivery-annotations:map",
+    "amqp:message-annotations:map",
+    "amqp:properties:list",
+    "amqp:application-properties:map",
+    "amqp:data:binary",
+    "amqp:amqp-sequence:list",
+    "amqp:amqp-value:*",
+    "amqp:footer:map",
+)
+
+_U32 = struct.Struct(">I")
+_SIZE8, _SIZE32, _DESCRIBED, _NO_TYPE = 0, -1, -2, -3
+
+
+def _spans() -> list[int]:
+    """For each constructor the bytes of the value including it, or how its size is to be found (§1.2)."""
+    spans = [_NO_TYPE] * 256
+    widths = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
+    for code in range(0x40, 0x100):
+        high = code >> 4
+        spans[code] = 1 + widths[high] if high in widths else _SIZE32 if high & 1 else _SIZE8
+    spans[0x00] = _DESCRIBED
+    return spans
+
+
+_SPANS = _spans()
+
+_LISTS, _MAPS = (0x45, 0xC0, 0xD0), (0xC1, 0xD1)
+_LEGAL = frozenset(
+    section << 8 | constructor
+    for section, constructors in (
+        (HEADER, _LISTS), (DELIVERY_ANNOTATIONS, _MAPS), (MESSAGE_ANNOTATIONS, _MAPS), (PROPERTIES, _LISTS),
+        (APPLICATION_PROPERTIES, _MAPS), (DATA, (0xA0, 0xB0)), (SEQUENCE, _LISTS), (FOOTER, _MAPS),
+        (VALUE, (0x00, *range(0x40, 0x100))),
+    )
+    for constructor in constructors
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Sections:
+    """Offsets by section number. A section is there if its `ends` is not 0; `begins` and `values` are 0 otherwise."""
+
+    begins: list[int]
+    """Of the section's descriptor."""
+    values: list[int]
+    """Of the constructor of the section's value (the first one's, where a section repeats)."""
+    ends: list[int]
+    """Behind the section (the last one, where it repeats)."""
+    in_order: bool
+    """The sections come in the order of the specification."""
+
+    def has(self, section: int) -> bool:
+        return self.ends[section] > 0
+
+
+def find_sections(message: bytes) -> Sections:
+    """The extents of a message's sections. Raises DecodeError."""
+    begins, values, ends = [0] * 9, [0] * 9, [0] * 9
+    in_order, latest = True, 0
+    offset, size = 0, len(message)
+    try:
+        while offset < size:
+            if message[offset + 1] == 0x53 and not message[offset]:
+                section, value = message[offset + 2] - _DESCRIPTOR_BASE, offset + 3
+            else:
+                section, value = _spelled_descriptor(message, offset)
+            constructor = message[value]
+            if (section << 8 | constructor) not in _LEGAL:
+                raise DecodeError(f"no section of a message begins at byte {offset}")
+            span = _SPANS[constructor]
+            if span == _SIZE8:
+                end = value + 2 + message[value + 1]
+            elif span == _SIZE32:
+                end = value + 5 + _U32.unpack_from(message, value + 1)[0]
+            else:
+                end = skip(message, value)
+            if end > size:
+                raise DecodeError(f"section at byte {offset} reaches to byte {end} of {size}")
+            if section < latest:
+                in_order = False
+            latest = section
+            if not ends[section]:
+                begins[section], values[section] = offset, value
+            elif ends[section] != offset or section not in (DATA, SEQUENCE):
+                raise DecodeError(f"section {_NAMES[section]} stands at byte {offset} once more")
+            ends[section] = offset = end
+    except (IndexError, struct.error) as error:
+        raise DecodeError(f"section at byte {offset} is cut off") from error
+    if (ends[DATA] and (ends[SEQUENCE] or ends[VALUE])) or (ends[SEQUENCE] and ends[VALUE]):
+        raise DecodeError("a body of more than one kind")
+    return Sections(begins, values, ends, in_order)
+
+
+def _spelled_descriptor(message: bytes, offset: int) -> tuple[int, int]:
+    if message[offset]:
+        raise DecodeError(f"no section of a message begins at byte {offset}")
+    descriptor, value = decode(message, offset + 1)
+    if isinstance(descriptor, Symbol) and descriptor in _NAMES:
+        return _NAMES.index(descriptor), value
+    if isinstance(descriptor, int) and descriptor >= _DESCRIPTOR_BASE:
+        return descriptor - _DESCRIPTOR_BASE, value
+    raise DecodeError(f"section at byte {offset} has the unknown descriptor {descriptor!r:.40}")
+
+
+def skip(buffer: bytes, offset: int) -> int:
+    """The offset behind the value at `offset`, which may lie beyond the buffer. Raises DecodeError, IndexError, struct.error."""
+    pending = 1  # values still to be stepped over: a described one is two, without recursion
+    while pending:
+        span = _SPANS[buffer[offset]]
+        if span > 0:
+            offset += span
+        elif span == _SIZE8:
+            offset += 2 + buffer[offset + 1]
+        elif span == _SIZE32:
+            offset += 5 + _U32.unpack_from(buffer, offset + 1)[0]
+        elif span == _DESCRIBED:
+            offset += 1
+            pending += 2
+        else:
+            raise DecodeError(f"no type has the constructor 0x{buffer[offset]:02x} (byte {offset})")
+        pending -= 1
+    return offset
+
+
+def elements(buffer: bytes, value: int) -> tuple[int, int]:
+    """How many elements the list or map at `value` has, and where the first one begins."""
+    constructor = buffer[value]
+    if constructor == 0x45:
+        return 0, value + 1
+    if constructor < 0xD0:
+        return buffer[value + 2], value + 3
+    return _U32.unpack_from(buffer, value + 5)[0], value + 9
+
+
+def fields(buffer: bytes, value: int, end: int, count_max: int) -> list[int]:
+    """The offsets of the elements of the list or map at `value`, which ends at `end`; and `end`.
+
+    Raises DecodeError if there are more than `count_max`, or if they do not end where the list does.
+    """
+    try:
+        count, offset = elements(buffer, value)
+        if count > count_max:
+            raise DecodeError(f"{count} elements at byte {value}, at most {count_max} are allowed")
+        offsets = [offset]
+        for _ in range(count):
+            span = _SPANS[buffer[offset]]
+            if span > 0:
+                offset += span
+            elif span == _SIZE8:
+                offset += 2 + buffer[offset + 1]
+            else:
+                offset = skip(buffer, offset)
+            offsets.append(offset)
+    except (IndexError, struct.error) as error:
+        raise DecodeError(f"list or map at byte {value} is cut off") from error
+    if offset != end:
+        raise DecodeError(f"elements of the list or map at byte {value} end at byte {offset}, its size says byte {end}")
+    return offsets
+
+
+def pairs(buffer: bytes, value: int, end: int) -> list[int]:
+    """The offsets of keys and values, in turn, of the map at `value`, which ends at `end`; and `end`. Raises DecodeError."""
+    offsets = fields(buffer, value, end, end - value)
+    if not len(offsets) % 2:
+        raise DecodeError(f"map of {len(offsets) - 1} elements at byte {value}: a key lacks its value")
+    return offsets
+
+
+def text_bytes(buffer: bytes, offset: int) -> bytes | None:
+    """The bytes of the string or symbol at `offset`, None for a value of any other type."""
+    constructor = buffer[offset]
+    if constructor in (0xA3, 0xA1):
+        return buffer[offset + 2 : offset + 2 + buffer[offset + 1]]
+    if constructor in (0xB3, 0xB1):
+        start = offset + 5
+        return buffer[start : start + _U32.unpack_from(buffer, offset + 1)[0]]
+    return None
+
+
+def annotation(message: bytes, sections: Sections, key: bytes) -> Any:
+    """The value of one message annotation, decoded; None if it is not there. Raises DecodeError."""
+    return entry(message, sections, MESSAGE_ANNOTATIONS, key)
+
+
+def entry(message: bytes, sections: Sections, section: int, key: bytes) -> Any:
+    """The value under `key` in a section that is a map, decoded; None if it is not there. Raises DecodeError."""
+    if not sections.ends[section]:
+        return None
+    found = None
+    places = pairs(message, sections.values[section], sections.ends[section])
+    for at_key, at_value in zip(places[:-1:2], places[1::2], strict=True):
+        if text_bytes(message, at_key) == key:
+            found = decode(message, at_value)[0]
+    return found
+
+
+def field(message: bytes, sections: Sections, section: int, index: int) -> Any:
+    """One field of the header (§3.2.1) or the properties (§3.2.4), decoded; None if it is not there. Raises DecodeError."""
+    if not sections.ends[section]:
+        return None
+    offsets = fields(message, sections.values[section], sections.ends[section], FIELDS_MAX[section])
+    return decode(message, offsets[index])[0] if index < len(offsets) - 1 else None
+
+
+FIELDS_MAX = {HEADER: 5, PROPERTIES: 13}
+"""How many fields the sections that are lists have."""
