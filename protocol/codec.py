@@ -404,6 +404,11 @@ def encode_map(keys_and_values: Sequence[bytes]) -> bytes:
     return _compound_bytes(0xC1, 0xD1, len(keys_and_values), b"".join(keys_and_values))
 
 
+def encode_text(utf8: bytes) -> bytes:
+    """A string whose bytes are at hand (§1.6.20)."""
+    return _variable_bytes(0xA1, utf8)
+
+
 def _encode(value: Any, depth: int) -> bytes:
     encoder = _ENCODERS.get(type(value))
     if encoder is None:

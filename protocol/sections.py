@@ -227,5 +227,16 @@ def field(message: bytes, sections: Sections, section: int, index: int) -> Any:
     return decode(message, offsets[index])[0] if index < len(offsets) - 1 else None
 
 
+def data_sections(message: bytes, sections: Sections) -> list[bytes]:
+    """What the data sections of a body hold, in order (§3.2.6). Copies the bytes."""
+    offset, end = sections.values[DATA], sections.ends[DATA]
+    found: list[bytes] = []
+    while offset < end:
+        behind = skip(message, offset)
+        found.append(message[offset + (2 if message[offset] == 0xA0 else 5) : behind])
+        offset = skip(message, behind + 1) if behind < end else end  # over the next one's descriptor
+    return found
+
+
 FIELDS_MAX = {HEADER: 5, PROPERTIES: 13}
 """How many fields the sections that are lists have."""

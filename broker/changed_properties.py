@@ -1,0 +1,82 @@
+"""Application properties changed by a settlement: abandon and defer with modifications, dead-lettering with a reason.
+
+A change is an encoded AMQP map with string keys; a null as value removes the property. Changes are laid over one
+another (`merge_changes`) and over the message when it is delivered (`with_changes`); the message itself rests unchanged.
+Values that are not changed keep their bytes: nothing of them is decoded. Both the partition and the front end work with
+changes; neither AMQP frames nor links are known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.errors import Reason, Refused
+from protocol.codec import EncodeError, encode, encode_map, encode_text
+from protocol.sections import APPLICATION_PROPERTIES, PROPERTIES, find_sections, pairs, text_bytes
+
+DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
+"""Application properties of a dead-lettered message: strings and never null, or the official Go client panics."""
+
+_NULL = b"\x40"
+
+
+def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -> bytes | None:
+    """A change from what a client sent, symbols or strings as keys; None if there is nothing to change.
+
+    `drop_nulls` for a dead-letter's info map: the official Python and JS clients write null there for "not given"
+    (AMQP contract 6.1). Raises Refused(ARGUMENT) for keys that are no text, or values AMQP cannot carry.
+    """
+    changes: list[bytes] = []
+    for key, value in properties.items():
+        if not isinstance(key, str):
+            raise Refused(Reason.ARGUMENT, f"The property name {key!r:.80} is no text.")
+        if value is None and drop_nulls:
+            continue
+        if key in (DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION) and value is not None:
+            value = str(value)
+        try:
+            changes += encode(str(key)), encode(value)
+        except EncodeError as error:
+            raise Refused(Reason.ARGUMENT, f"The property '{key}' cannot be set: {error}.") from error
+    return encode_map(changes) if changes else None
+
+
+def merge_changes(earlier: bytes | None, later: bytes | None) -> bytes | None:
+    """Both changes as one; where they differ, the later one holds. Removals are kept, for the message they will meet."""
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
+    merged = _entries(earlier, 0, len(earlier)) | _entries(later, 0, len(later))
+    return _encode_entries(merged)
+
+
+def with_changes(bare_message: bytes, changed: bytes) -> bytes:
+    """The bare message with the change laid over its application properties; all other sections as they are."""
+    sections = find_sections(bare_message)
+    begin, end = sections.begins[APPLICATION_PROPERTIES], sections.ends[APPLICATION_PROPERTIES]
+    if end:
+        entries = _entries(bare_message, sections.values[APPLICATION_PROPERTIES], end)
+    else:
+        entries, begin, end = {}, sections.ends[PROPERTIES], sections.ends[PROPERTIES]
+    for key, value in _entries(changed, 0, len(changed)).items():
+        if value == _NULL:
+            entries.pop(key, None)
+        else:
+            entries[key] = value
+    section = b"\x00\x53\x74" + _encode_entries(entries) if entries else b""
+    return bare_message[:begin] + section + bare_message[end:]
+
+
+def _entries(buffer: bytes, value: int, end: int) -> dict[bytes, bytes]:
+    """Key text → encoded value."""
+    places = pairs(buffer, value, end)
+    found: dict[bytes, bytes] = {}
+    for at_key, at_value, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
+        key = text_bytes(buffer, at_key)
+        assert key is not None, "checked when the message was stored and when the change was encoded"
+        found[key] = buffer[at_value:behind]
+    return found
+
+
+def _encode_entries(entries: Mapping[bytes, bytes]) -> bytes:
+    return encode_map([part for key, value in entries.items() for part in (encode_text(key), value)])
