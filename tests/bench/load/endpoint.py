@@ -1,0 +1,71 @@
+"""Where a broker listens, and how a load client signs in: the URL, and the client's side of SASL written by hand (AMQP 1.0 §5.3).
+
+Knows sockets and SASL frames, nothing of what comes after them.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+_SASL_HEADER = b"AMQP\x03\x01\x00\x00"
+_SASL_OUTCOME = 0x44
+
+
+class LoadError(Exception):
+    """The broker refused, closed or went silent: the figure being measured has no value."""
+
+
+@dataclass(slots=True, frozen=True)
+class Endpoint:
+    """Where a broker listens, who we are there, and the address of the entity to load."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    address: str
+
+    @classmethod
+    def parse(cls, url: str) -> Endpoint:
+        """`amqp://user:password@host:port/address`; the address is what follows the first slash, so `//queues/q` means `/queues/q`."""
+        parts = urlsplit(url)
+        if parts.scheme != "amqp" or not parts.hostname or len(parts.path) < 2:
+            raise ValueError(f"not an amqp://user:password@host:port/address: {url}")
+        return cls(
+            parts.hostname, parts.port or 5672, unquote(parts.username or ""), unquote(parts.password or ""), unquote(parts.path[1:])
+        )
+
+
+def authenticate(sock: socket.socket, endpoint: Endpoint) -> None:
+    """The client's side of SASL (§5.3): PLAIN with a user, else ANONYMOUS. Leaves the socket at the AMQP header. Raises LoadError."""
+    sock.sendall(_SASL_HEADER)
+    if _read_exactly(sock, 8) != _SASL_HEADER:
+        raise LoadError("the broker does not speak SASL")
+    _read_frame(sock)  # sasl-mechanisms: a benchmark knows what its broker offers
+    mechanism, response = (b"PLAIN", f"\0{endpoint.user}\0{endpoint.password}".encode()) if endpoint.user else (b"ANONYMOUS", b"bench")
+    fields = b"\xa3" + bytes((len(mechanism),)) + mechanism + b"\xa0" + bytes((len(response),)) + response
+    body = b"\x00\x53\x41\xc0" + bytes((len(fields) + 1, 2)) + fields
+    sock.sendall(struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body)
+    outcome = _read_frame(sock)
+    # described by smallulong 0x44: 00 53 44, then a list whose first field is the code, ok being 0 as ubyte 0x50 00
+    if outcome[2] != _SASL_OUTCOME or b"\x50\x00" not in outcome[3:8]:
+        raise LoadError(f"the broker refused {mechanism.decode()} for {endpoint.user or 'nobody'}")
+
+
+def _read_exactly(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise LoadError("the broker closed the socket during SASL")
+        data += part
+    return bytes(data)
+
+
+def _read_frame(sock: socket.socket) -> bytes:
+    """The performative of one SASL frame, after its header of `doff` words (§2.3.1)."""
+    size, doff = struct.unpack(">IB", _read_exactly(sock, 5))
+    return _read_exactly(sock, size - 5)[doff * 4 - 5 :]

@@ -1,0 +1,204 @@
+"""The figures to hold: what each means, what is expected of it, and what a run found.
+
+Answers for floors, goals, medians, ratios and the JSON line of a figure. Knows nothing of how a figure is measured.
+"""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+class Reference(enum.Enum):
+    """What a figure is held against; without one, its value itself is."""
+
+    PEER = "the peer, in the same run"
+    DISK = "the disk's own write+fdatasync, in the same run"
+
+
+class Verdict(enum.Enum):
+    """How a result stands to its floor and goal."""
+
+    GOAL = "goal"
+    FLOOR = "floor"
+    MISSED = "below the floor"
+    NOT_COMPARED = "no peer"
+    UNRATED = "for information"
+
+
+@dataclass(slots=True, frozen=True)
+class Figure:
+    """One line of the table. `floor` and `goal` are ratios to the reference where there is one, else values in `unit`."""
+
+    name: str
+    unit: str
+    meaning: str
+    expected: str
+    """What we expected before the first run, and why: a figure that surprises says more than one that pleases."""
+    floor: float | None = None
+    goal: float | None = None
+    reference: Reference | None = None
+    more_is_better: bool = False
+
+    def judge(self, value: float, ratio: float | None) -> Verdict:
+        """Where a value stands; `ratio` is None if the reference was not measured."""
+        if self.floor is None or self.goal is None:
+            return Verdict.UNRATED
+        if self.reference is not None and ratio is None:
+            return Verdict.NOT_COMPARED
+        held = value if ratio is None else ratio
+        if held >= self.goal if self.more_is_better else held <= self.goal:
+            return Verdict.GOAL
+        return Verdict.FLOOR if (held >= self.floor if self.more_is_better else held <= self.floor) else Verdict.MISSED
+
+
+@dataclass(slots=True)
+class Result:
+    """What the rounds of one run found for a figure."""
+
+    figure: Figure
+    settings: Mapping[str, object]
+    rounds: list[float] = field(default_factory=list)
+    reference_rounds: list[float] = field(default_factory=list)
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.rounds)
+
+    @property
+    def reference(self) -> float | None:
+        return statistics.median(self.reference_rounds) if self.reference_rounds else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Value to reference; only where the figure is held against one."""
+        return self.value / self.reference if self.reference and self.figure.reference else None
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.figure.judge(self.value, self.ratio)
+
+    def as_json(self, run: Mapping[str, object]) -> dict[str, object]:
+        """The figure as one JSON object; `run` says when, on which commit and on which machine."""
+        figure = self.figure
+        return {
+            "figure": figure.name,
+            "value": _rounded(self.value),
+            "unit": figure.unit,
+            "rounds": [_rounded(value) for value in self.rounds],
+            "held_against": figure.reference.value if figure.reference else None,
+            "reference": _rounded(self.reference),
+            "reference_rounds": [_rounded(value) for value in self.reference_rounds],
+            "ratio": round(self.ratio, 3) if self.ratio is not None else None,
+            "floor": figure.floor,
+            "goal": figure.goal,
+            "verdict": self.verdict.value,
+            "settings": dict(self.settings),
+            **run,
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3 if value < 100 else 0)
+
+
+SEND = Figure(
+    "send",
+    "messages/s",
+    "acknowledged after fsync: one connection, 500 unacknowledged at most",
+    "above the peer: a commit per tick and partition covers some 30 messages, and no message is decoded",
+    1.75,
+    2.5,
+    Reference.PEER,
+    more_is_better=True,
+)
+RECEIVE = Figure(
+    "receive",
+    "messages/s",
+    "received, accepted unsettled and settled by the broker: one connection, 500 granted or unconfirmed at most",
+    "faster than sending: a completion is a small record, and one disposition covers a run of messages",
+    1.5,
+    2.0,
+    Reference.PEER,
+    more_is_better=True,
+)
+EIGHT_CONNECTIONS = Figure(
+    "eight_connections",
+    "messages/s",
+    "sent and completed: 8 connections, each sending and receiving on the one queue at once",
+    "about the inverse of what sending and receiving cost together: one event loop does both",
+    1.5,
+    2.5,
+    Reference.PEER,
+    more_is_better=True,
+)
+SEND_LATENCY = Figure(
+    "send_latency",
+    "µs",
+    "median from the first byte of a message to its acknowledgement, one at a time, against a write+fdatasync of the same bytes",
+    "one fdatasync, two loopback trips, a thread's wake-up and a few dozen µs of Python",
+    3.0,
+    1.5,
+    Reference.DISK,
+)
+PEER_SEND_LATENCY = Figure("peer_send_latency", "µs", "the same at the peer", "above the disk's own: it syncs too")
+MEMORY_WAITING = Figure(
+    "memory_waiting",
+    "MiB",
+    "resident memory with 1,000,000 waiting messages of 1 KiB",
+    "some 200 bytes of state for each message, and the payloads on disk",
+    800,
+    400,
+)
+MEMORY_WAITING_RESTARTED = Figure(
+    "memory_waiting_restarted", "MiB", "the same after kill -9 and restart", "as before it: state is a fold over the log", 800, 400
+)
+RESTART_KILLED = Figure(
+    "restart_killed",
+    "s",
+    "from starting the process to the first delivery, 1,000,000 messages waiting, after kill -9",
+    "reading 1 GiB once, or the checkpoint and what came after it",
+    10,
+    3,
+)
+RESTART_STOPPED = Figure("restart_stopped", "s", "the same after a clean stop", "at most as long as after kill -9", 10, 3)
+IDLE_MEMORY = Figure(
+    "idle_memory",
+    "MiB",
+    "resident memory, idle, 100 queues of 16 partitions",
+    "the interpreter and its libraries: logs are opened when first used",
+    200,
+    100,
+)
+IDLE_CPU = Figure("idle_cpu", "% of a core", "CPU time, idle, 100 queues of 16 partitions", "nothing scans, so next to nothing", 2.0, 0.5)
+IDLE_USED_MEMORY = Figure(
+    "idle_used_memory",
+    "MiB",
+    "the same, after 32 messages through each queue",
+    "1,600 open partitions: some 20 KiB each above the untouched broker",
+    200,
+    100,
+)
+IDLE_USED_CPU = Figure("idle_used_cpu", "% of a core", "the same, after 32 messages through each queue", "as untouched", 2.0, 0.5)
+IDLE_CONNECTIONS = Figure(
+    "idle_connections",
+    "MiB",
+    "resident memory with 5,000 open connections",
+    "some 40 KiB each: mostly proton's transport, with an input and an output buffer of 16 KiB",
+    600,
+    250,
+)
+IDLE_RECEIVERS = Figure(
+    "idle_receivers",
+    "MiB",
+    "resident memory with 5,000 connections, each with a receiver waiting on an empty queue",
+    "some 10 KiB more each than without the link",
+)
+
+TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEER_SEND_LATENCY)
+WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)
+IDLE: Sequence[Figure] = (IDLE_MEMORY, IDLE_CPU, IDLE_USED_MEMORY, IDLE_USED_CPU)
+CONNECTIONS: Sequence[Figure] = (IDLE_CONNECTIONS, IDLE_RECEIVERS)
+FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS)}

@@ -1,0 +1,85 @@
+"""The machine and the processes on it, as /proc and git tell them: what a figure was measured on, and what a broker costs there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import subprocess
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+OPEN_FILES_SPARE = 256
+"""What a process needs besides the sockets counted: logs, libraries, pipes."""
+
+
+def describe_machine(data_dir: Path) -> dict[str, object]:
+    """Cores, processor, memory, kernel, Python, and the file system under data_dir."""
+    models = (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name"))
+    memory_kb = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": next(models, platform.machine()),
+        "memory_gib": round(memory_kb / 1024**2, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "file_system": file_system(data_dir),
+    }
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds path: the mount with the longest matching folder."""
+    real = path.resolve()
+    mounts = [line.split()[1:3] for line in _lines("/proc/mounts")]
+    holding = [(folder, kind) for folder, kind in mounts if real.is_relative_to(folder)]
+    return max(holding, key=lambda mount: len(mount[0]))[1] if holding else "unknown"
+
+
+def commit(repository: Path) -> str:
+    """The checkout's commit, with `-dirty` when files differ from it."""
+    command = ["git", "-C", str(repository), "describe", "--always", "--dirty", "--abbrev=10", "--match", ""]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process and its children, in MiB (pages of files that it maps count as well)."""
+    return sum(_resident_kb(each) for each in _family(pid)) / 1024
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process and its children have used so far, in seconds."""
+    return sum(_cpu_ticks(each) for each in _family(pid)) / _TICKS_PER_S
+
+
+def allow_open_files(count: int) -> None:
+    """Raise the limit on open files, here and in processes started from here. Raises OSError with the way out when it may not."""
+    wanted = count + OPEN_FILES_SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(hard, wanted)))
+    except (OSError, ValueError) as error:
+        raise OSError(f"{wanted} open files are needed and {hard} allowed: raise the limit (ulimit -Hn {wanted})") from error
+
+
+def _family(pid: int) -> list[int]:
+    family = [pid]
+    for each in family:  # grows while it is walked: children of children
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            family += [int(child) for child in task.read_text().split()]
+    return family
+
+
+def _resident_kb(pid: int) -> int:
+    return next(int(line.split()[1]) for line in _lines(f"/proc/{pid}/status") if line.startswith("VmRSS"))
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])  # utime, stime: proc(5)
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text(encoding="utf-8").splitlines()

@@ -1,0 +1,64 @@
+"""Results for the eye: the table on the terminal, and the one in the documentation between its two markers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from tests.bench.load.figures import Reference, Result
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+COLUMNS = ("figure", "value", "held against", "ratio", "floor", "goal", "stands")
+
+
+def terminal_table(results: Sequence[Result]) -> Table:
+    """The results as a rich table."""
+    table = Table(*COLUMNS)
+    for result in results:
+        table.add_row(*_row(result))
+    return table
+
+
+def markdown(results: Sequence[Result], run: Mapping[str, object], command: str) -> str:
+    """The results as a Markdown table, with the command, the commit and the machine below it."""
+    machine = run["machine"]
+    assert isinstance(machine, dict)
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    lines += ["| " + " | ".join(_row(result)) + " |" for result in results]
+    about = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in machine.items())
+    return "\n".join([*lines, "", f"`{command}`, {run['at']}, commit {run['commit']}; {about}.", ""])
+
+
+def write_between_markers(path: Path, text: str) -> None:
+    """Put text between the markers of a file. Raises ValueError when they are not there."""
+    content = path.read_text(encoding="utf-8")
+    before, begin, rest = content.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no lines {BEGIN} and {END}")
+    path.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    figure = result.figure
+    value_unit = "" if figure.reference else f" {figure.unit}"
+    names = {Reference.PEER: "peer", Reference.DISK: "disk", None: ""}
+    against = names[figure.reference]
+    if result.reference is not None:
+        against = f"{against or 'peer'} {_number(result.reference)}"
+    times = " ×" if figure.reference else value_unit
+    return (
+        figure.name,
+        f"{_number(result.value)} {figure.unit}",
+        against,
+        f"{result.ratio:.2f}" if result.ratio is not None else "",
+        f"{figure.floor:g}{times}" if figure.floor is not None else "",
+        f"{figure.goal:g}{times}" if figure.goal is not None else "",
+        result.verdict.value,
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"

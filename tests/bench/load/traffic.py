@@ -1,0 +1,124 @@
+"""Messages through a running broker: how many a second, and how long one takes.
+
+Answers for the loads themselves, the same for every target. Every load leaves the queue as it found it, except `send`, whose
+messages `receive` takes away again. Knows neither figures nor processes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.load.client import LoadConnection, Receiver, Sender, drive, encode_message
+from tests.bench.load.endpoint import Endpoint
+
+BODY_BYTES = 1024
+WINDOW = 500
+READY_WITHIN_S = 30.0
+DONE_WITHIN_S = 900.0
+
+
+@dataclass(slots=True, frozen=True)
+class Target:
+    """A broker to load. `settles_first`: see LoadConnection."""
+
+    name: str
+    endpoint: Endpoint
+    settles_first: bool
+
+    def connect(self) -> LoadConnection:
+        return LoadConnection(self.endpoint, self.settles_first)
+
+
+def send(target: Target, count: int, window: int = WINDOW) -> float:
+    """Send count messages on one connection; how many a second were acknowledged."""
+    with target.connect() as connection:
+        sender = Sender(connection, encode_message(BODY_BYTES), window)
+        drive([connection], lambda: sender.is_ready, READY_WITHIN_S)
+        sender.send(count)
+        began = time.perf_counter()
+        drive([connection], lambda: sender.is_done, DONE_WITHIN_S)
+        return count / (time.perf_counter() - began)
+
+
+def receive(target: Target, count: int, window: int = WINDOW) -> float:
+    """Receive and complete count waiting messages on one connection; how many a second were settled by the broker."""
+    with target.connect() as connection:
+        receiver = Receiver(connection, window, BODY_BYTES)
+        drive([connection], lambda: receiver.is_ready, READY_WITHIN_S)
+        receiver.receive(count)
+        began = time.perf_counter()
+        drive([connection], lambda: receiver.is_done, DONE_WITHIN_S)
+        return count / (time.perf_counter() - began)
+
+
+def send_and_receive(target: Target, count: int, connection_count: int, window: int = WINDOW) -> float:
+    """On each connection send and complete an equal share of count messages, all at once; how many a second went all the way."""
+    share = count // connection_count
+    connections = [target.connect() for _ in range(connection_count)]
+    message = encode_message(BODY_BYTES)
+    try:
+        receivers = [Receiver(connection, window, BODY_BYTES) for connection in connections]
+        senders = [Sender(connection, message, window) for connection in connections]
+        drive(connections, lambda: all(r.is_ready and s.is_ready for r, s in zip(receivers, senders, strict=True)), READY_WITHIN_S)
+        for receiver, sender in zip(receivers, senders, strict=True):
+            receiver.receive(share)
+            sender.send(share)
+        began = time.perf_counter()
+        drive(connections, lambda: all(receiver.is_done for receiver in receivers), DONE_WITHIN_S)
+        return share * connection_count / (time.perf_counter() - began)
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def send_latencies_us(target: Target, count: int) -> list[float]:
+    """Send count messages one at a time on one connection; µs from handing each to the socket until its acknowledgement is read."""
+    latencies = []
+    with target.connect() as connection:
+        sender = Sender(connection, encode_message(BODY_BYTES), window=1)
+        drive([connection], lambda: sender.is_ready, READY_WITHIN_S)
+        for _ in range(count):
+            sender.send(1)
+            began = time.perf_counter()
+            while not sender.is_done:
+                connection.exchange()
+            latencies.append((time.perf_counter() - began) * 1e6)
+    return latencies
+
+
+def disk_latencies_us(folder: Path, count: int) -> list[float]:
+    """µs of each of count appends of one message's bytes, write and fdatasync, to a new file in folder."""
+    data = encode_message(BODY_BYTES)
+    latencies = []
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for _ in range(count):
+            began = time.perf_counter()
+            file.write(data)
+            os.fdatasync(file.fileno())
+            latencies.append((time.perf_counter() - began) * 1e6)
+    return latencies
+
+
+def first_delivery(target: Target) -> None:
+    """Receive and complete one waiting message."""
+    receive(target, 1, window=1)
+
+
+def open_idle(target: Target, count: int, with_receiver: bool) -> list[socket.socket]:
+    """Open count connections, each `with_receiver` granting credit on the (empty) queue if asked, and leave them to themselves."""
+    sockets = []
+    for _ in range(count):
+        connection = target.connect()
+        if with_receiver:
+            receiver = Receiver(connection, 10, BODY_BYTES)
+            receiver.receive(10)
+            drive([connection], lambda link=receiver: link.is_ready, READY_WITHIN_S)  # type: ignore[misc]
+        else:
+            drive([connection], lambda opened=connection: opened.is_open, READY_WITHIN_S)  # type: ignore[misc]
+        sockets.append(connection.release())
+    return sockets

@@ -1,0 +1,231 @@
+"""`python -m tests.bench.run`: measures the figures to hold, beside a reference broker where there is one.
+
+Answers for the order of a run: rounds, broker and peer in turn within each, medians at the end. Standard output carries one line of
+JSON per figure and nothing else; progress and the table go to standard error. Ends with status 1 when a figure is below its floor.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tests.bench.load import figures, footprint, report, traffic
+from tests.bench.load.endpoint import Endpoint
+from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
+from tests.bench.load.machine import commit, describe_machine
+from tests.bench.load.profiling import Profiler
+from tests.bench.load.traffic import Target
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
+WORK = REPOSITORY / "build" / "bench"
+CONNECTIONS = 8
+progress = Console(stderr=True, highlight=False)
+
+
+@dataclass(slots=True, frozen=True)
+class Scale:
+    """How much is done for each figure."""
+
+    rounds: int
+    messages: int
+    latency_messages: int
+    waiting_messages: int
+    idle_queues: int
+    idle_observed_s: float
+    idle_connections: int
+
+
+FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000)
+QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200)
+"""To see that everything runs. Its figures are not worth reading: too short, and floors are for the full scale."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run: what is measured, on what, and what was found so far."""
+
+    scale: Scale
+    wanted: frozenset[str]
+    folder: Path
+    profiler: Profiler | None
+    results: dict[str, Result] = field(default_factory=dict)
+
+    def wants(self, group: Sequence[Figure]) -> bool:
+        return any(figure.name in self.wanted for figure in group)
+
+    def note(self, figure: Figure, value: float, settings: dict[str, object], *, reference: bool = False) -> None:
+        """Keep one round's value for a figure, or for what it is held against."""
+        if figure.name not in self.wanted:
+            return
+        result = self.results.setdefault(figure.name, Result(figure, settings))
+        (result.reference_rounds if reference else result.rounds).append(value)
+        progress.print(f"  {figure.name:26} {'reference' if reference else 'measured':9} {value:12,.2f} {figure.unit}")
+
+
+def main(
+    peer: Annotated[
+        str | None, typer.Option(envvar="PARTIBUS_BENCH_PEER", help="The reference broker: amqp://user:password@host:port/address.")
+    ] = None,
+    peer_setup: Annotated[
+        str | None, typer.Option(envvar="PARTIBUS_BENCH_PEER_SETUP", help="Command that readies the peer, run once before.")
+    ] = None,
+    broker: Annotated[
+        str | None, typer.Option(envvar="PARTIBUS_BENCH_BROKER", help="A broker that runs already, for the traffic figures: amqp://….")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A figure to measure (repeatable); all by default.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds per figure; medians are taken over them.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small run that shows that everything works.")] = False,
+    folder: Annotated[Path, typer.Option(envvar="PARTIBUS_BENCH_DIR", help="Where brokers keep their data: the disk under test.")] = WORK,
+    write_docs: Annotated[bool, typer.Option("--write-docs", help="Put the table into docs/benchmarks.md.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Sample the broker with py-spy during the traffic figures.")] = False,
+) -> None:
+    """Measure the figures to hold; print one line of JSON for each."""
+    unknown = set(only or ()) - set(FIGURES)
+    if unknown:
+        raise typer.BadParameter(f"no figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+    if peer_setup:
+        subprocess.run(shlex.split(peer_setup), check=True, stdout=sys.stderr)
+    folder.mkdir(parents=True, exist_ok=True)
+    scale = QUICK if quick else FULL
+    if rounds is not None:
+        scale = replace(scale, rounds=rounds)
+    gc.freeze()  # what is loaded by now is never garbage: the collector need not walk it while a load runs
+    run = Run(scale, frozenset(only or FIGURES), folder, Profiler(folder) if profile else None)
+    if run.wants(figures.TRAFFIC):
+        measure_traffic(run, peer, broker)
+    if broker is None:  # the others need a broker of their own: they fill it, kill it and read its memory
+        for group, measure in (
+            (figures.WAITING, measure_waiting),
+            (figures.IDLE, measure_idle),
+            (figures.CONNECTIONS, measure_connections),
+        ):
+            if run.wants(group):
+                measure(run)
+    publish(run, write_docs)
+    if any(result.verdict is Verdict.MISSED for result in run.results.values()) and not quick:
+        raise typer.Exit(1)
+
+
+def measure_traffic(run: Run, peer_url: str | None, broker_url: str | None) -> None:
+    """Throughput and latency, broker and peer in turn; who begins changes with the round."""
+    with broker_target(run.folder, broker_url) as (subject, pid):
+        targets = [subject]
+        if peer_url is not None:
+            targets.append(Target("peer", Endpoint.parse(peer_url), settles_first=True))
+        for target in targets:
+            progress.print(f"warming up {target.name}")
+            traffic.send(target, run.scale.messages // 10)
+            traffic.receive(target, run.scale.messages // 10)
+        for number in range(run.scale.rounds):
+            progress.print(f"traffic, round {number + 1} of {run.scale.rounds}")
+            for target in targets if number % 2 == 0 else reversed(targets):
+                _traffic_round(run, target, pid if target is subject else None, is_peer=target is not subject)
+            if figures.SEND_LATENCY.name in run.wanted:
+                disk_us = traffic.disk_latencies_us(run.folder, run.scale.latency_messages)
+                run.note(figures.SEND_LATENCY, statistics.median(disk_us), {}, reference=True)
+
+
+def _traffic_round(run: Run, target: Target, pid: int | None, is_peer: bool) -> None:
+    scale = run.scale
+    settings: dict[str, object] = {"messages": scale.messages, "body_bytes": traffic.BODY_BYTES, "window": traffic.WINDOW}
+    one: dict[str, object] = {**settings, "connections": 1, "partitions": footprint.PARTITIONS}
+    eight: dict[str, object] = {**one, "connections": CONNECTIONS}
+
+    def measured(figure: Figure, load: Callable[[], float], with_settings: dict[str, object]) -> None:
+        with run.profiler.around(figure.name, pid) if run.profiler is not None and pid is not None else nullcontext():
+            value = load()
+        run.note(figure, value, with_settings, reference=is_peer)
+
+    if run.wants((figures.SEND, figures.RECEIVE)):
+        measured(figures.SEND, lambda: traffic.send(target, scale.messages), one)
+        measured(figures.RECEIVE, lambda: traffic.receive(target, scale.messages), one)
+    if run.wants((figures.EIGHT_CONNECTIONS,)):
+        measured(figures.EIGHT_CONNECTIONS, lambda: traffic.send_and_receive(target, scale.messages, CONNECTIONS), eight)
+    if run.wants((figures.SEND_LATENCY, figures.PEER_SEND_LATENCY)):
+        latency_us = statistics.median(traffic.send_latencies_us(target, scale.latency_messages))
+        traffic.receive(target, scale.latency_messages)
+        settings = {**one, "messages": scale.latency_messages, "window": 1}
+        run.note(figures.PEER_SEND_LATENCY if is_peer else figures.SEND_LATENCY, latency_us, settings)
+
+
+def measure_waiting(run: Run) -> None:
+    """Memory and restart with messages waiting."""
+    settings: dict[str, object] = {
+        "messages": run.scale.waiting_messages,
+        "body_bytes": traffic.BODY_BYTES,
+        "partitions": footprint.PARTITIONS,
+    }
+    for number in range(run.scale.rounds):
+        progress.print(f"{run.scale.waiting_messages:,} messages waiting, round {number + 1} of {run.scale.rounds}")
+        found = footprint.waiting(run.folder, run.scale.waiting_messages)
+        run.note(figures.MEMORY_WAITING, found.memory_mib, settings)
+        run.note(figures.MEMORY_WAITING_RESTARTED, found.memory_restarted_mib, settings)
+        run.note(figures.RESTART_KILLED, found.restart_killed_s, settings)
+        run.note(figures.RESTART_STOPPED, found.restart_stopped_s, settings)
+
+
+def measure_idle(run: Run) -> None:
+    """Memory and CPU time of a broker that nobody uses."""
+    scale = run.scale
+    settings: dict[str, object] = {"queues": scale.idle_queues, "partitions": footprint.PARTITIONS, "observed_s": scale.idle_observed_s}
+    for number in range(scale.rounds):
+        progress.print(f"idle, round {number + 1} of {scale.rounds}")
+        found = footprint.idle(run.folder, scale.idle_queues, scale.idle_observed_s)
+        run.note(figures.IDLE_MEMORY, found.memory_mib, settings)
+        run.note(figures.IDLE_CPU, found.cpu_percent, settings)
+        run.note(figures.IDLE_USED_MEMORY, found.used_memory_mib, settings)
+        run.note(figures.IDLE_USED_CPU, found.used_cpu_percent, settings)
+
+
+def measure_connections(run: Run) -> None:
+    """Memory of a broker with connections that do nothing."""
+    settings: dict[str, object] = {"connections": run.scale.idle_connections}
+    for number in range(run.scale.rounds):
+        progress.print(f"{run.scale.idle_connections:,} connections, round {number + 1} of {run.scale.rounds}")
+        found = footprint.connections(run.folder, run.scale.idle_connections)
+        run.note(figures.IDLE_CONNECTIONS, found.open_mib, settings)
+        run.note(figures.IDLE_RECEIVERS, found.receiving_mib, settings)
+
+
+@contextmanager
+def broker_target(folder: Path, url: str | None) -> Iterator[tuple[Target, int | None]]:
+    """The broker under test and its process id: one started here, or the running one that url names (whose id we do not know)."""
+    if url is not None:
+        yield Target("broker", Endpoint.parse(url), settles_first=True), None
+        return
+    with footprint.fresh_broker(folder) as started:
+        yield footprint.target_of(started.addresses), started.pid
+
+
+def publish(run: Run, write_docs: bool) -> None:
+    """JSON lines to standard output, the table to standard error and, if asked, into the documentation."""
+    about: dict[str, object] = {
+        "commit": commit(REPOSITORY),
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(run.folder),
+    }
+    results = [run.results[name] for name in FIGURES if name in run.results and run.results[name].rounds]
+    for result in results:
+        sys.stdout.write(json.dumps(result.as_json(about), ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+    progress.print(report.terminal_table(results))
+    if write_docs:
+        report.write_between_markers(DOCUMENT, report.markdown(results, about, "make bench"))
+
+
+if __name__ == "__main__":
+    typer.run(main)
