@@ -1,0 +1,5 @@
+"""`python -m broker` is `partibus`."""
+
+from broker.cli import main
+
+main()

@@ -1,0 +1,262 @@
+"""The administration API for queues (HTTP contract 1.7, 2.1, 2.2, 2.8, 2.10): addresses, rights, status codes.
+
+Create and update are the same PUT: `If-Match` tells them apart. A missing queue answers GET with 200 and an empty feed. Rights
+are checked before existence, so that nobody learns names without them. Reads and writes no files: the namespace carries
+out what is asked, durably, before the answer. Topics, subscriptions and rules come in a later version: lists of them are
+empty, creating one is refused with 501.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from broker.clock import Clock
+from broker.config import Settings
+from broker.entities import QueueDescription, QueueSettings
+from broker.errors import Reason, Refused
+from broker.http.atom import (
+    ENTRY_TYPE,
+    FEED_TYPE,
+    SERVICE_BUS,
+    Description,
+    Element,
+    Entry,
+    WrongXml,
+    child,
+    parse_entry,
+    timestamp,
+    top,
+    write_entry,
+    write_feed,
+    write_nothing_here,
+)
+from broker.http.queue_xml import QueueDefaults, read_queue, write_queue
+from broker.http.refusals import HttpRefusal
+from broker.http.seams import Claim, TokenVerifier
+from broker.namespace import Namespace
+
+API_VERSION_DEFAULT = "2021-05"
+PAGE_DEFAULT, PAGE_MAX = 100, 1_000
+MANAGE = "Manage"
+_READ, _WRITE, _DELETE = "EntityRead", "EntityWrite", "EntityDelete"
+
+
+@dataclass(slots=True, frozen=True)
+class Address:
+    """What a path speaks of. `child` is `subscriptions` or `rules` where the path goes below an entity, else empty."""
+
+    entity: str
+    below: tuple[str, ...] = ()
+    """The segments from `subscriptions` on."""
+
+
+def read_address(raw_path: str) -> Address:
+    """Split the path as it came, then decode: Python and Java escape the slashes in a name, the others do not."""
+    segments = [urllib.parse.unquote(segment) for segment in raw_path.split("/")]
+    path = "/".join(segments).strip("/").split("/")
+    for place, segment in enumerate(path[1:], start=1):
+        if segment.casefold() == "subscriptions":
+            return Address("/".join(path[:place]), tuple(path[place:]))
+    return Address("/".join(path))
+
+
+class Administration:
+    """Answers administration requests. One per broker."""
+
+    def __init__(self, settings: Settings, namespace: Namespace, tokens: TokenVerifier, clock: Clock) -> None:
+        self._settings, self._namespace, self._tokens, self._clock = settings, namespace, tokens, clock
+        self._defaults = QueueDefaults(settings.partitioned_by_default, settings.message_kb_max)
+        self._started_ms = clock.now_ms()
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """Any path that nothing else serves. Raises HttpRefusal and Refused."""
+        claim = self._authenticate(request)
+        address = read_address(request.rel_url.raw_path)
+        if address.below:
+            return self._topic_part(request, claim, address)
+        match address.entity.casefold():
+            case "$namespaceinfo":
+                return self._namespace_info(request, claim)
+            case "$resources/queues":
+                return await self._list_queues(request, claim)
+            case "$resources/topics":
+                self._demand(request, claim, "", _READ, "GET")
+                return self._feed(request, "Topics", [], None)
+        match request.method:
+            case "GET" | "HEAD":
+                return await self._get(request, claim, address.entity)
+            case "PUT":
+                return await self._put(request, claim, address.entity)
+            case "DELETE":
+                return await self._delete(request, claim, address.entity)
+        raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET, PUT, DELETE"})
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    async def _get(self, request: web.Request, claim: Claim, name: str) -> web.Response:
+        queue = self._namespace.find_queue(name) if name else None
+        if queue is None:  # discovery, open to whoever has a token at all
+            return _xml(write_nothing_here(_url(request, name), self._clock.now_ms()), FEED_TYPE)
+        self._require(claim, queue.name, _READ)
+        return await self._entry_response(request, queue, 200)
+
+    async def _put(self, request: web.Request, claim: Claim, name: str) -> web.Response:
+        updating = "If-Match" in request.headers
+        self._require(claim, name if updating else "", _WRITE)
+        description = await self._read_body(request)
+        if description.kind != "QueueDescription":
+            raise _not_yet(description.kind)
+        previous = self._namespace.find_queue(name)
+        if updating and previous is None:
+            raise Refused(Reason.ENTITY_NOT_FOUND, f"Entity '{name}' was not found.")
+        settings = read_queue(description, self._defaults, previous.settings if updating and previous else None, self._clock.now_ms())
+        settings = self._keep_creation_times(settings, previous)
+        self._check_forwarding(request, claim, settings)
+        if updating:
+            return await self._entry_response(request, await self._namespace.update_queue(name, settings), 200)
+        return await self._entry_response(request, await self._namespace.create_queue(name, settings), 201)
+
+    async def _delete(self, request: web.Request, claim: Claim, name: str) -> web.Response:
+        self._require(claim, name, _DELETE)
+        await self._namespace.delete_queue(name)
+        return web.Response(status=200)  # Python takes no other
+
+    async def _list_queues(self, request: web.Request, claim: Claim) -> web.Response:
+        self._demand(request, claim, "", _READ, "GET")
+        skip, count = _number(request, "$skip", 0), min(_number(request, "$top", PAGE_DEFAULT), PAGE_MAX)
+        queues = self._namespace.queues()
+        entries = []
+        for queue in queues[skip : skip + count]:
+            try:
+                entries.append(await self._entry(request, queue))
+            except Refused:
+                continue  # deleted since
+        return self._feed(request, "Queues", entries, (skip + count, count) if count and skip + count < len(queues) else None)
+
+    def _namespace_info(self, request: web.Request, claim: Claim) -> web.Response:
+        self._demand(request, claim, "", _READ, "GET")
+        info = top("NamespaceInfo", SERVICE_BUS, i="http://www.w3.org/2001/XMLSchema-instance")
+        started = timestamp(self._started_ms)
+        for name, value in (
+            ("CreatedTime", started),
+            ("MessagingSKU", "Premium"),
+            ("MessagingUnits", "1"),
+            ("ModifiedTime", started),
+            ("Name", self._namespace.name),
+            ("NamespaceType", "Messaging"),
+        ):
+            child(info, name, value)
+        return _xml(write_entry(self._frame(request, "$namespaceinfo", info, self._started_ms, self._started_ms)), ENTRY_TYPE)
+
+    def _topic_part(self, request: web.Request, claim: Claim, address: Address) -> web.Response:
+        """Subscriptions and rules: there is no topic yet to have any."""
+        self._require(claim, address.entity, _READ if request.method in ("GET", "HEAD") else _WRITE)
+        if request.method == "PUT":
+            raise _not_yet("RuleDescription" if len(address.below) > 2 else "SubscriptionDescription")
+        raise Refused(Reason.ENTITY_NOT_FOUND, f"Entity '{'/'.join((address.entity, *address.below))}' was not found.")
+
+    # --- rights ------------------------------------------------------------------------------------------------------
+
+    def _authenticate(self, request: web.Request) -> Claim:
+        header = request.headers.get("Authorization")
+        if not header:
+            raise HttpRefusal(401, 40102, "MissingToken: The authorization header was not found.")
+        return self._tokens.verify_token(header, self._clock.now_ms(), self._settings.sas_grace_ms)
+
+    def _demand(self, request: web.Request, claim: Claim, path: str, action: str, method: str) -> None:
+        self._require(claim, path, action)
+        if request.method not in (method, "HEAD"):
+            raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": method})
+
+    def _require(self, claim: Claim, path: str, action: str) -> None:
+        """Before anything is looked up, so that names cannot be probed."""
+        if claim.covers(path, MANAGE):
+            return
+        if action == _READ:
+            raise HttpRefusal(401, 40100, f"Manage,{action} claims required for this operation.")
+        raise HttpRefusal(401, 40100, f"Authorization failed for specified action: Manage,{action}.")
+
+    def _check_forwarding(self, request: web.Request, claim: Claim, settings: QueueSettings) -> None:
+        """The caller needs Manage on a destination too, by the same token or by a second one (HTTP contract 1.4)."""
+        for target, header in (
+            (settings.forward_to, "ServiceBusSupplementaryAuthorization"),
+            (settings.forward_dead_lettered_to, "ServiceBusDlqSupplementaryAuthorization"),
+        ):
+            if target is None:
+                continue
+            if not claim.covers(target, MANAGE):
+                second = request.headers.get(header)
+                if not second or not self._tokens.verify_token(second, self._clock.now_ms(), self._settings.sas_grace_ms).covers(
+                    target, MANAGE
+                ):
+                    raise HttpRefusal(401, 40100, f"Manage on the forwarding destination '{target}' is required, in the header {header}.")
+            if self._namespace.find_queue(target) is None:
+                raise HttpRefusal(400, 40400, "The auto forwarding destination entity does not exist.")
+
+    # --- bodies ------------------------------------------------------------------------------------------------------
+
+    async def _read_body(self, request: web.Request) -> Description:
+        limit = self._settings.http_body_bytes_max
+        body = bytearray()
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > limit:
+                raise HttpRefusal(413, 0, f"The body is larger than the limit of {limit} bytes.")
+        try:
+            return parse_entry(bytes(body))
+        except WrongXml as wrong:
+            raise HttpRefusal(400, 40000, str(wrong)) from wrong
+
+    def _keep_creation_times(self, settings: QueueSettings, previous: QueueDescription | None) -> QueueSettings:
+        """A SAS rule that was there before keeps its time of creation, and of change when nothing in it changed."""
+        known = {rule.key_name.casefold(): rule for rule in previous.settings.authorization_rules} if previous else {}
+        rules = []
+        for rule in settings.authorization_rules:
+            old = known.get(rule.key_name.casefold())
+            if old is not None:
+                rule = replace(rule, created_at_ms=old.created_at_ms)
+                if replace(rule, modified_at_ms=old.modified_at_ms) == old:
+                    rule = old
+            rules.append(rule)
+        return replace(settings, authorization_rules=tuple(rules))
+
+    async def _entry_response(self, request: web.Request, queue: QueueDescription, status: int) -> web.Response:
+        return _xml(write_entry(await self._entry(request, queue)), ENTRY_TYPE, status)
+
+    async def _entry(self, request: web.Request, queue: QueueDescription) -> Entry:
+        description = write_queue(queue, await self._namespace.runtime(queue.name), request.host)
+        return self._frame(request, queue.name, description, queue.created_at_ms, queue.updated_at_ms)
+
+    def _frame(self, request: web.Request, name: str, description: Element, created_ms: int, updated_ms: int) -> Entry:
+        return Entry(_url(request, name), name, self._namespace.name, created_ms, updated_ms, description)
+
+    def _feed(self, request: web.Request, title: str, entries: list[Entry], following: tuple[int, int] | None) -> web.Response:
+        path = f"$Resources/{title.lower()}"
+        next_url = f"{_url(request, path)}&%24skip={following[0]}&%24top={following[1]}" if following else None
+        return _xml(write_feed(title, _url(request, path), next_url, self._clock.now_ms(), entries), FEED_TYPE)
+
+
+def _url(request: web.Request, path: str) -> str:
+    """The absolute address, as the client reached us: JS takes an entity's name from it."""
+    version = urllib.parse.quote(request.query.get("api-version", API_VERSION_DEFAULT), safe="")
+    return f"{request.scheme}://{request.host}/{urllib.parse.quote(path, safe='/$~')}?api-version={version}"
+
+
+def _number(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or len(text) > 9:
+        raise HttpRefusal(400, 40000, f"The value of {name} is not a whole number.")
+    return int(text)
+
+
+def _not_yet(kind: str) -> HttpRefusal:
+    return HttpRefusal(501, 0, f"{kind.removesuffix('Description')}s come in a later version of this broker; queues can be created.")
+
+
+def _xml(body: bytes, content_type: str, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=body, headers={"Content-Type": content_type})
