@@ -1,13 +1,12 @@
 """The load client: AMQP 1.0 connections that send and complete faster than any broker measured with them.
 
 Answers for what goes over the wire in a benchmark once SASL is done: proton's C core driven directly, without Python objects per
-message. It must not know scenarios, rounds or figures: those are its callers'.
+message (`wire.py`). It must not know scenarios, rounds or figures: those are its callers'.
 
 Invariants
 - a sender has never more than `window` messages without an outcome, a receiver never more than `window` granted or unconfirmed;
 - a message counts as sent when the broker accepted it (§3.4.2), as completed when the broker settled our `accepted` (receiver settles
-  second, §2.6.12): anything else raises, so that a figure never counts what failed;
-- a peek takes no more than one output buffer, and delivery tags are binary.
+  second, §2.6.12): anything else raises, so that a figure never counts what failed.
 """
 
 from __future__ import annotations
@@ -18,35 +17,23 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from cproton_ffi import ffi, lib
 
 from tests.bench.load.endpoint import Endpoint, LoadError, authenticate
+from tests.bench.load.wire import EngineSocket, raise_condition
 
-READ_BYTES = 256 * 1024
-WRITE_BYTES = 1024 * 1024
-MAX_FRAME_BYTES = 64 * 1024
 STEP_TIMEOUT_S = 30.0
 """How long setting up or closing may take before the broker counts as stuck."""
 
 # Bound once: looking a function up in `lib` costs as much as the call.
-_event_peek, _event_pop, _event_type, _event_delivery = (
-    lib.pn_collector_peek,
-    lib.pn_collector_pop,
-    lib.pn_event_type,
-    lib.pn_event_delivery,
-)
-_delivery, _link_of, _settle, _update = lib.pn_delivery, lib.pn_delivery_link, lib.pn_delivery_settle, lib.pn_delivery_update
+_delivery, _settle, _update = lib.pn_delivery, lib.pn_delivery_settle, lib.pn_delivery_update
 _remote_state, _settled, _pending = lib.pn_delivery_remote_state, lib.pn_delivery_settled, lib.pn_delivery_pending
 _readable, _partial = lib.pn_delivery_readable, lib.pn_delivery_partial
 _send, _advance = lib.pn_link_send, lib.pn_link_advance
-_PN_DELIVERY, _PN_ACCEPTED = lib.PN_DELIVERY, lib.PN_ACCEPTED
+_PN_ACCEPTED = lib.PN_ACCEPTED
 _pack_tag = struct.Struct(">Q").pack_into
-
-_DISPOSITION = b"\x00\x53\x15\xc0"
-_NULL, _FALSE = 0x40, 0x42
-_UINT_BYTES = {0x70: 5, 0x52: 2, 0x43: 1}
 
 
 def encode_message(body_bytes: int) -> bytes:
@@ -64,45 +51,25 @@ def encode_message(body_bytes: int) -> bytes:
     )
 
 
-class Link(Protocol):
-    """What a connection asks of the links on it."""
-
-    def on_delivery(self, delivery: Any) -> None: ...
-    def replenish(self) -> None: ...
-
-
-class LoadConnection:
-    """One connection: a socket, the SASL exchange and proton's engine. Links are added by Sender and Receiver.
+class LoadConnection(EngineSocket):
+    """One connection of a client, open and authenticated. Links are added by Sender and Receiver.
 
     `settles_first` is for RabbitMQ 4, which refuses receivers that settle second (§2.8.3) at the attach, but answers an unsettled
     `accepted` in either mode, if only its `settled` is spelled out. With it, the same exchange is measured there as anywhere.
     """
 
-    def __init__(self, endpoint: Endpoint, settles_first: bool = False, container: str = "partibus-bench") -> None:
+    def __init__(self, endpoint: Endpoint, settles_first: bool = False) -> None:
         """Connect and authenticate; the open is written with the first `flush`. Raises LoadError when refused."""
+        sock = socket.create_connection((endpoint.host, endpoint.port), STEP_TIMEOUT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        authenticate(sock, endpoint)
+        super().__init__(sock, spells_out_unsettled=settles_first)
         self.endpoint = endpoint
         self.settles_first = settles_first
-        self.socket = socket.create_connection((endpoint.host, endpoint.port), STEP_TIMEOUT_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        authenticate(self.socket, endpoint)
-        self._transport = lib.pn_transport()
-        lib.pn_transport_set_max_frame(self._transport, MAX_FRAME_BYTES)
-        self._connection = lib.pn_connection()
-        self._collector = lib.pn_collector()
-        lib.pn_connection_set_container(self._connection, container.encode())
-        lib.pn_connection_set_hostname(self._connection, endpoint.host.encode())
-        lib.pn_connection_collect(self._connection, self._collector)
-        lib.pn_transport_bind(self._transport, self._connection)
-        lib.pn_connection_open(self._connection)
-        self._links: dict[Any, Link] = {}
-        self._read_buffer = bytearray(READ_BYTES)
-        self._read_pointer = ffi.from_buffer(self._read_buffer)
-        self._write_buffer = bytearray(WRITE_BYTES)
-        self._write_pointer = ffi.from_buffer(self._write_buffer)
-        self._write_view = memoryview(self._write_buffer)
-        self._write_from = 0
-        self._write_until = 0
         self._closing = False
+        lib.pn_connection_set_container(self.connection, b"partibus-bench")
+        lib.pn_connection_set_hostname(self.connection, endpoint.host.encode())
+        lib.pn_connection_open(self.connection)
 
     def __enter__(self) -> LoadConnection:
         return self
@@ -112,52 +79,13 @@ class LoadConnection:
 
     def new_session(self) -> Any:
         """Begin an AMQP session (§2.5); a broker may serve each in a thread of its own."""
-        session = lib.pn_session(self._connection)
+        session = lib.pn_session(self.connection)
         lib.pn_session_open(session)
         return session
 
-    def add_link(self, link: Any, owner: Link) -> None:
-        """Route the link's events to its owner."""
-        self._links[link] = owner
-
     @property
     def is_open(self) -> bool:
-        return bool(lib.pn_connection_state(self._connection) & lib.PN_REMOTE_ACTIVE)
-
-    def fileno(self) -> int:
-        return self.socket.fileno()
-
-    def read(self) -> None:
-        """Take what one read of the socket brings, and let each link act on it."""
-        count = self.socket.recv_into(self._read_buffer)
-        if count == 0:
-            raise LoadError("the broker closed the socket")
-        pushed = 0
-        while pushed < count:
-            step = lib.pn_transport_push(self._transport, self._read_pointer + pushed, count - pushed)
-            if step <= 0:
-                self._raise_condition(lib.pn_transport_condition(self._transport), "transport")
-            pushed += step
-        self._dispatch()
-
-    def replenish(self) -> None:
-        """Let each link send or grant what its window allows."""
-        for owner in self._links.values():
-            owner.replenish()
-
-    def flush(self) -> bool:
-        """Write what proton has for the socket; false if the socket took only a part."""
-        while True:
-            if self._write_from == self._write_until and not self._gather():
-                return True
-            try:
-                self._write_from += self.socket.send(self._write_view[self._write_from : self._write_until])
-            except BlockingIOError:
-                return False
-
-    def tick(self) -> None:
-        """Let proton write an empty frame when the broker's idle time-out asks for one (§2.4.5)."""
-        lib.pn_transport_tick(self._transport, time.monotonic_ns() // 1_000_000)
+        return bool(lib.pn_connection_state(self.connection) & lib.PN_REMOTE_ACTIVE)
 
     def exchange(self) -> None:
         """One blocking round: write all, read once."""
@@ -170,82 +98,34 @@ class LoadConnection:
         try:
             if politely:
                 self._closing = True
-                lib.pn_connection_close(self._connection)
+                lib.pn_connection_close(self.connection)
                 self.socket.settimeout(STEP_TIMEOUT_S)
                 self.flush()
-                while not lib.pn_connection_state(self._connection) & lib.PN_REMOTE_CLOSED:
+                while not lib.pn_connection_state(self.connection) & lib.PN_REMOTE_CLOSED:
                     self.read()
         except (OSError, LoadError):
             pass  # a broker that hangs up instead of answering a close costs nothing that was measured
         finally:
             self.release().close()
 
-    def release(self) -> socket.socket:
-        """Free what proton holds and hand over the socket, with the connection on it as it stands."""
-        self._links.clear()
-        lib.pn_collector_free(self._collector)
-        lib.pn_decref(self._connection)
-        lib.pn_decref(self._transport)
-        return self.socket
-
-    def _gather(self) -> bool:
-        """Fill the write buffer from proton's output buffers; false if there is nothing."""
-        end = 0
-        while end < WRITE_BYTES:
-            pending = lib.pn_transport_pending(self._transport)
-            if pending <= 0:
-                break
-            taken = lib.pn_transport_peek(self._transport, self._write_pointer + end, min(pending, WRITE_BYTES - end))
-            lib.pn_transport_pop(self._transport, taken)
-            end += taken
-        self._write_from, self._write_until = 0, end
-        if self.settles_first:
-            spell_out_unsettled(self._write_buffer, end)
-        return end > 0
-
-    def _dispatch(self) -> None:
-        links, collector = self._links, self._collector
-        while event := _event_peek(collector):
-            kind = _event_type(event)
-            if kind == _PN_DELIVERY:
-                delivery = _event_delivery(event)
-                links[_link_of(delivery)].on_delivery(delivery)
-            elif kind in _ENDINGS and not self._closing:
-                self._raise_ending(event, kind)
-            _event_pop(collector)
-
-    def _raise_ending(self, event: Any, kind: int) -> None:
+    def on_event(self, event: Any, kind: int) -> None:
+        """Nothing a broker ends by itself during a load is expected: raise what it says."""
+        if self._closing:
+            return
         if kind in (lib.PN_LINK_REMOTE_CLOSE, lib.PN_LINK_REMOTE_DETACH):
-            self._raise_condition(lib.pn_link_remote_condition(lib.pn_event_link(event)), "link")
+            raise_condition(lib.pn_link_remote_condition(lib.pn_event_link(event)), "link")
         if kind == lib.PN_SESSION_REMOTE_CLOSE:
-            self._raise_condition(lib.pn_session_remote_condition(lib.pn_event_session(event)), "session")
+            raise_condition(lib.pn_session_remote_condition(lib.pn_event_session(event)), "session")
         if kind == lib.PN_CONNECTION_REMOTE_CLOSE:
-            self._raise_condition(lib.pn_connection_remote_condition(self._connection), "connection")
-        self._raise_condition(lib.pn_transport_condition(self._transport), "transport")
-
-    def _raise_condition(self, condition: Any, what: str) -> None:
-        name, description = (
-            ffi.string(text).decode() if text else ""
-            for text in (lib.pn_condition_get_name(condition), lib.pn_condition_get_description(condition))
-        )
-        raise LoadError(f"the broker ended the {what}: {name or 'no condition'} {description}".rstrip())
-
-
-_ENDINGS = frozenset(
-    (
-        lib.PN_LINK_REMOTE_CLOSE,
-        lib.PN_LINK_REMOTE_DETACH,
-        lib.PN_SESSION_REMOTE_CLOSE,
-        lib.PN_CONNECTION_REMOTE_CLOSE,
-        lib.PN_TRANSPORT_ERROR,
-    )
-)
+            raise_condition(lib.pn_connection_remote_condition(self.connection), "connection")
+        if kind == lib.PN_TRANSPORT_ERROR:
+            raise_condition(lib.pn_transport_condition(lib.pn_event_transport(event)), "transport")
 
 
 class Sender:
     """Sends `remaining` copies of one encoded message, at most `window` of them unacknowledged."""
 
-    def __init__(self, connection: LoadConnection, message: bytes, window: int, address: str | None = None) -> None:
+    def __init__(self, connection: LoadConnection, message: bytes, window: int) -> None:
         self.window = window
         self.remaining = 0
         self.unacknowledged = 0
@@ -255,12 +135,11 @@ class Sender:
         self._tag_number = 0
         self._tag_buffer = bytearray(8)
         self._tag = ffi.new("pn_bytes_t *", {"size": 8, "start": ffi.from_buffer(self._tag_buffer)})[0]
-        target = address if address is not None else connection.endpoint.address
         self._link = lib.pn_sender(connection.new_session(), f"bench-sender-{id(self)}".encode())
         lib.pn_terminus_set_type(lib.pn_link_source(self._link), lib.PN_SOURCE)
         lib.pn_terminus_set_address(lib.pn_link_source(self._link), b"bench")
         lib.pn_terminus_set_type(lib.pn_link_target(self._link), lib.PN_TARGET)
-        lib.pn_terminus_set_address(lib.pn_link_target(self._link), target.encode())
+        lib.pn_terminus_set_address(lib.pn_link_target(self._link), connection.endpoint.address.encode())
         lib.pn_link_set_snd_settle_mode(self._link, lib.PN_SND_UNSETTLED)
         lib.pn_link_open(self._link)
         connection.add_link(self._link, self)
@@ -306,17 +185,16 @@ class Sender:
 class Receiver:
     """Receives `count` messages and completes each: accepts it unsettled and waits until the broker has settled it."""
 
-    def __init__(self, connection: LoadConnection, window: int, body_bytes: int, address: str | None = None) -> None:
+    def __init__(self, connection: LoadConnection, window: int, body_bytes: int) -> None:
         self.window = window
         self.received = 0
         self.completed = 0
         self._body_bytes = body_bytes
         self._wanted = 0
         self._granted = 0
-        source = address if address is not None else connection.endpoint.address
         self._link = lib.pn_receiver(connection.new_session(), f"bench-receiver-{id(self)}".encode())
         lib.pn_terminus_set_type(lib.pn_link_source(self._link), lib.PN_SOURCE)
-        lib.pn_terminus_set_address(lib.pn_link_source(self._link), source.encode())
+        lib.pn_terminus_set_address(lib.pn_link_source(self._link), connection.endpoint.address.encode())
         lib.pn_terminus_set_type(lib.pn_link_target(self._link), lib.PN_TARGET)
         lib.pn_terminus_set_address(lib.pn_link_target(self._link), b"bench")
         lib.pn_link_set_snd_settle_mode(self._link, lib.PN_SND_UNSETTLED)
@@ -393,18 +271,6 @@ def drive(connections: Sequence[LoadConnection], until: Callable[[], bool], time
                 raise LoadError(f"not done after {timeout_s:.0f} s")
     for connection in connections:
         connection.socket.settimeout(STEP_TIMEOUT_S)
-
-
-def spell_out_unsettled(buffer: bytearray, end: int) -> None:
-    """Turn the null `settled` of each disposition in buffer[:end] into false, which it means (§2.7.6) and which is just as long."""
-    at = buffer.find(_DISPOSITION, 0, end)
-    while at >= 0:
-        settled = at + len(_DISPOSITION) + 2 + 1  # behind the list's size and count, and the role
-        for _ in ("first", "last"):
-            settled += _UINT_BYTES.get(buffer[settled], 1)
-        if settled < end and buffer[settled] == _NULL:
-            buffer[settled] = _FALSE
-        at = buffer.find(_DISPOSITION, settled, end)
 
 
 def _describe_outcome(delivery: Any, state: int) -> str:

@@ -1,4 +1,4 @@
-"""Where a broker listens, and how a load client signs in: the URL, and the client's side of SASL written by hand (AMQP 1.0 §5.3).
+"""Where a broker listens, and how a load client signs in: the URL, and SASL written by hand (AMQP 1.0 §5.3).
 
 Knows sockets and SASL frames, nothing of what comes after them.
 """
@@ -48,11 +48,24 @@ def authenticate(sock: socket.socket, endpoint: Endpoint) -> None:
     mechanism, response = (b"PLAIN", f"\0{endpoint.user}\0{endpoint.password}".encode()) if endpoint.user else (b"ANONYMOUS", b"bench")
     fields = b"\xa3" + bytes((len(mechanism),)) + mechanism + b"\xa0" + bytes((len(response),)) + response
     body = b"\x00\x53\x41\xc0" + bytes((len(fields) + 1, 2)) + fields
-    sock.sendall(struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body)
+    sock.sendall(_sasl_frame(body))
     outcome = _read_frame(sock)
     # described by smallulong 0x44: 00 53 44, then a list whose first field is the code, ok being 0 as ubyte 0x50 00
     if outcome[2] != _SASL_OUTCOME or b"\x50\x00" not in outcome[3:8]:
         raise LoadError(f"the broker refused {mechanism.decode()} for {endpoint.user or 'nobody'}")
+
+
+def accept_sasl(sock: socket.socket) -> None:
+    """The server's side of SASL, for a peer that lets everyone in. Leaves the socket at the AMQP header."""
+    _read_exactly(sock, 8)
+    mechanisms = b"\x00\x53\x40\xc0\x0b\x01\xe0\x08\x01\xa3\x05PLAIN"
+    sock.sendall(_SASL_HEADER + _sasl_frame(mechanisms))
+    _read_frame(sock)
+    sock.sendall(_sasl_frame(b"\x00\x53\x44\xc0\x03\x01\x50\x00"))
+
+
+def _sasl_frame(performative: bytes) -> bytes:
+    return struct.pack(">IBBH", 8 + len(performative), 2, 1, 0) + performative
 
 
 def _read_exactly(sock: socket.socket, count: int) -> bytes:
