@@ -1,0 +1,48 @@
+"""The running broker for unchanged clients, and which of these clients this machine can run.
+
+A client whose tools are missing is not collected; the summary names it. Nothing is skipped in silence.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.interop.scenarios import all_queues
+from tests.support.broker_process import BrokerProcess
+
+TOOLS = {
+    "test_javascript.py": ("node", "npm"),
+    "test_go.py": ("go",),
+    "test_java.py": ("java", "mvn"),
+}
+"""What each test file needs beside Python."""
+
+MISSING = {name: [tool for tool in tools if shutil.which(tool) is None] for name, tools in TOOLS.items()}
+collect_ignore = [name for name, tools in MISSING.items() if tools]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what could not run here, and why."""
+    for name in collect_ignore:
+        terminalreporter.write_line(f"NOT RUN: tests/interop/{name}: this machine has no {' and no '.join(MISSING[name])}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with every queue of every scenario."""
+    with BrokerProcess(tmp_path_factory.mktemp("broker"), all_queues()) as process:
+        yield process
+        process.check_alive()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the end of the broker's log."""
+    report = yield
+    process = getattr(item, "funcargs", {}).get("broker")
+    if isinstance(process, BrokerProcess) and report.failed:
+        report.sections.append(("broker log", process.log_tail()))
+    return report

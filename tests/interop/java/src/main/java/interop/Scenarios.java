@@ -1,0 +1,290 @@
+package interop;
+
+import static interop.Bench.empty;
+import static interop.Bench.equal;
+import static interop.Bench.exactly;
+import static interop.Bench.ids;
+import static interop.Bench.idsUpTo;
+import static interop.Bench.message;
+import static interop.Bench.numbered;
+import static interop.Bench.one;
+
+import com.azure.core.util.BinaryData;
+import com.azure.messaging.servicebus.ServiceBusException;
+import com.azure.messaging.servicebus.ServiceBusFailureReason;
+import com.azure.messaging.servicebus.ServiceBusMessage;
+import com.azure.messaging.servicebus.ServiceBusMessageBatch;
+import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
+import com.azure.messaging.servicebus.ServiceBusReceiverClient;
+import com.azure.messaging.servicebus.ServiceBusSenderClient;
+import com.azure.messaging.servicebus.models.AbandonOptions;
+import com.azure.messaging.servicebus.models.DeadLetterOptions;
+import com.azure.messaging.servicebus.models.DeferOptions;
+import java.time.Duration;
+import java.time.OffsetDateTime;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.function.BiConsumer;
+import java.util.function.BiFunction;
+
+/** The scenarios, by name. */
+final class Scenarios {
+    static final Map<String, Scenario> ALL = Map.ofEntries(
+        Map.entry("send-one", Scenarios::sendOne),
+        Map.entry("send-many", Scenarios::sendMany),
+        Map.entry("send-batch", Scenarios::sendBatch),
+        Map.entry("receive-and-delete", Scenarios::receiveAndDelete),
+        Map.entry("complete", Scenarios::complete),
+        Map.entry("abandon", Scenarios::abandon),
+        Map.entry("abandon-with-properties", Scenarios::abandonWithProperties),
+        Map.entry("defer-with-properties", Scenarios::deferWithProperties),
+        Map.entry("dead-letter-with-properties", Scenarios::deadLetterWithProperties),
+        Map.entry("defer-and-fetch", Scenarios::deferAndFetch),
+        Map.entry("dead-letter", Scenarios::deadLetter),
+        Map.entry("peek-pages", Scenarios::peekPages),
+        Map.entry("renew-lock", Scenarios::renewLock),
+        Map.entry("max-delivery-count", Scenarios::maxDeliveryCount),
+        Map.entry("time-to-live", Scenarios::timeToLive),
+        Map.entry("large-message", Scenarios::largeMessage),
+        Map.entry("message-too-large", Scenarios::messageTooLarge),
+        Map.entry("unknown-queue", Scenarios::unknownQueue),
+        Map.entry("wrong-key", Scenarios::wrongKey));
+
+    private static final Map<String, Object> CHANGES = Map.of("replaced", "new", "added", 5L);
+
+    private static void sendOne(Bench bench) {
+        ServiceBusMessage sent = new ServiceBusMessage("one").setSubject("greeting");
+        sent.getApplicationProperties().putAll(Map.of("whole", 7L, "fraction", 1.5, "yes", true, "text", "t"));
+        bench.send(sent);
+        ServiceBusReceiverClient receiver = bench.receiver();
+        ServiceBusReceivedMessage message = one(receiver);
+        equal(message.getBody().toString(), "one", "body");
+        equal(message.getSubject(), "greeting", "subject");
+        equal(message.getApplicationProperties(), sent.getApplicationProperties(), "application properties");
+        equal(message.getDeliveryCount(), 0L, "delivery count");
+        equal(message.getLockedUntil().isAfter(OffsetDateTime.now()), true, "locked until later");
+        receiver.complete(message);
+        empty(receiver);
+    }
+
+    private static void sendMany(Bench bench) {
+        bench.send(numbered(60));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        List<ServiceBusReceivedMessage> found = exactly(receiver, 60);
+        found.forEach(receiver::complete);
+        equal(ids(found), idsUpTo(60), "received");
+        empty(receiver);
+    }
+
+    private static void sendBatch(Bench bench) {
+        ServiceBusSenderClient sender = bench.sender();
+        ServiceBusMessageBatch batch = sender.createMessageBatch();
+        for (ServiceBusMessage message : numbered(100)) {
+            equal(batch.tryAddMessage(message), true, "the batch takes the message");
+        }
+        sender.sendMessages(batch);
+        List<ServiceBusReceivedMessage> found = exactly(bench.deletingReceiver(), 100);
+        equal(ids(found), idsUpTo(100), "received");
+        found.forEach(message -> equal(message.getBody().toString().startsWith("message "), true, "body"));
+    }
+
+    private static void receiveAndDelete(Bench bench) {
+        bench.send(numbered(10));
+        ServiceBusReceiverClient receiver = bench.deletingReceiver();
+        equal(ids(exactly(receiver, 10)), idsUpTo(10), "received");
+        receiver.close();
+        empty(bench.receiver());
+    }
+
+    private static void complete(Bench bench) {
+        bench.send(numbered(5));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        exactly(receiver, 5).forEach(receiver::complete);
+        receiver.close();
+        ServiceBusReceiverClient other = bench.receiver();
+        empty(other);
+        equal(other.peekMessages(10).stream().count(), 0L, "peeked");
+    }
+
+    private static void abandon(Bench bench) {
+        bench.send(message("again", "m"));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        for (long attempt = 0; attempt < 3; attempt++) {
+            ServiceBusReceivedMessage message = one(receiver);
+            equal(message.getDeliveryCount(), attempt, "delivery count");
+            receiver.abandon(message);
+        }
+        ServiceBusReceivedMessage message = one(receiver);
+        equal(message.getDeliveryCount(), 3L, "delivery count");
+        receiver.complete(message);
+    }
+
+    /** Sends a message, settles it with changed properties, and looks at it again. */
+    private static ServiceBusReceivedMessage changed(
+        Bench bench,
+        BiConsumer<ServiceBusReceiverClient, ServiceBusReceivedMessage> settle,
+        BiFunction<ServiceBusReceiverClient, Long, ServiceBusReceivedMessage> again) {
+        ServiceBusMessage sent = new ServiceBusMessage("x");
+        sent.getApplicationProperties().putAll(Map.of("kept", "yes", "replaced", "old"));
+        bench.send(sent);
+        ServiceBusReceiverClient receiver = bench.receiver();
+        ServiceBusReceivedMessage message = one(receiver);
+        settle.accept(receiver, message);
+        ServiceBusReceivedMessage next = again.apply(receiver, message.getSequenceNumber());
+        equal(next.getApplicationProperties().get("kept"), "yes", "what was not changed");
+        equal(next.getApplicationProperties().get("replaced"), "new", "what was replaced");
+        equal(next.getApplicationProperties().get("added"), 5L, "what was added");
+        equal(next.getBody().toString(), "x", "body");
+        return next;
+    }
+
+    private static void abandonWithProperties(Bench bench) {
+        AbandonOptions options = new AbandonOptions().setPropertiesToModify(CHANGES);
+        ServiceBusReceivedMessage next =
+            changed(bench, (receiver, message) -> receiver.abandon(message, options), (receiver, number) -> one(receiver));
+        equal(next.getDeliveryCount(), 1L, "delivery count");
+    }
+
+    private static void deferWithProperties(Bench bench) {
+        DeferOptions options = new DeferOptions().setPropertiesToModify(CHANGES);
+        changed(bench, (receiver, message) -> receiver.defer(message, options), ServiceBusReceiverClient::receiveDeferredMessage);
+    }
+
+    private static void deadLetterWithProperties(Bench bench) {
+        DeadLetterOptions options =
+            new DeadLetterOptions().setDeadLetterReason("r").setDeadLetterErrorDescription("d").setPropertiesToModify(CHANGES);
+        ServiceBusReceivedMessage dead =
+            changed(bench, (receiver, message) -> receiver.deadLetter(message, options), (receiver, number) -> one(bench.deadLetters()));
+        equal(dead.getDeadLetterReason(), "r", "reason");
+    }
+
+    private static void deferAndFetch(Bench bench) {
+        bench.send(new ServiceBusMessage("later").setPartitionKey("k"), new ServiceBusMessage("later still").setPartitionKey("k"));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        List<ServiceBusReceivedMessage> deferred = exactly(receiver, 2);
+        deferred.forEach(receiver::defer);
+        empty(receiver);
+        List<Long> numbers = deferred.stream().map(ServiceBusReceivedMessage::getSequenceNumber).toList();
+        List<ServiceBusReceivedMessage> fetched = receiver.receiveDeferredMessageBatch(numbers).stream().toList();
+        equal(fetched.stream().map(message -> message.getBody().toString()).toList(), List.of("later", "later still"), "fetched");
+        fetched.forEach(receiver::complete);
+        equal(bench.receiver().peekMessages(10).stream().count(), 0L, "peeked");
+    }
+
+    private static void deadLetter(Bench bench) {
+        bench.send(message("spoilt", "m"));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        receiver.deadLetter(
+            one(receiver), new DeadLetterOptions().setDeadLetterReason("no good").setDeadLetterErrorDescription("it cannot be read"));
+        empty(receiver);
+        ServiceBusReceiverClient letters = bench.deadLetters();
+        ServiceBusReceivedMessage dead = one(letters);
+        equal(dead.getBody().toString(), "spoilt", "body");
+        equal(dead.getDeadLetterReason(), "no good", "reason");
+        equal(dead.getDeadLetterErrorDescription(), "it cannot be read", "description");
+        letters.complete(dead);
+        empty(letters);
+    }
+
+    private static void peekPages(Bench bench) {
+        bench.send(numbered(30));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        List<ServiceBusReceivedMessage> seen = new ArrayList<>();
+        while (true) {
+            List<ServiceBusReceivedMessage> page = receiver.peekMessages(7).stream().toList();
+            if (page.isEmpty()) {
+                break;
+            }
+            seen.addAll(page);
+            equal(page.size() <= 7 && seen.size() <= 30, true, "paging shows each message once");
+        }
+        equal(ids(seen), idsUpTo(30), "peeked");
+        equal(ids(exactly(receiver, 30)), idsUpTo(30), "received afterwards");
+    }
+
+    private static void renewLock(Bench bench) {
+        Duration lock = Duration.ofSeconds(Long.parseLong(System.getenv("PARTIBUS_LOCK_SHORT_S")));
+        bench.send(message("slow work", "m"));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        ServiceBusReceivedMessage message = one(receiver);
+        OffsetDateTime first = message.getLockedUntil();
+        sleep(lock.multipliedBy(7).dividedBy(10));
+        OffsetDateTime renewed = receiver.renewMessageLock(message);
+        equal(renewed.isBefore(first.plus(lock.dividedBy(2))), false, "renewed from " + first + " to " + renewed);
+        sleep(lock.dividedBy(2));
+        receiver.complete(message);
+        empty(receiver);
+    }
+
+    private static void maxDeliveryCount(Bench bench) {
+        bench.send(message("poison", "m"));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        for (long attempt = 0; attempt < 2; attempt++) {
+            ServiceBusReceivedMessage message = one(receiver);
+            equal(message.getDeliveryCount(), attempt, "delivery count");
+            receiver.abandon(message);
+        }
+        empty(receiver);
+        equal(one(bench.deadLetters()).getDeadLetterReason(), "MaxDeliveryCountExceeded", "reason");
+    }
+
+    private static void timeToLive(Bench bench) {
+        bench.send(new ServiceBusMessage("brief").setTimeToLive(Duration.ofSeconds(1)));
+        sleep(Duration.ofMillis(1200));
+        empty(bench.receiver());
+        equal(one(bench.deadLetters()).getDeadLetterReason(), "TTLExpiredException", "reason");
+    }
+
+    private static void largeMessage(Bench bench) {
+        int[] sizes = {1, 65_535, 262_144, 900_000};
+        for (int size : sizes) {
+            bench.send(new ServiceBusMessage(BinaryData.fromBytes(filled(size))).setMessageId(Integer.toString(size)));
+        }
+        for (ServiceBusReceivedMessage message : exactly(bench.deletingReceiver(), sizes.length)) {
+            byte[] expected = filled(Integer.parseInt(message.getMessageId()));
+            equal(Arrays.equals(message.getBody().toBytes(), expected), true, message.getMessageId());
+        }
+    }
+
+    private static byte[] filled(int size) {
+        byte[] bytes = new byte[size];
+        Arrays.fill(bytes, (byte) (size % 251));
+        return bytes;
+    }
+
+    private static void messageTooLarge(Bench bench) {
+        ServiceBusException refused = refusal(() -> bench.send(new ServiceBusMessage(BinaryData.fromBytes(new byte[2_000_000]))));
+        equal(refused.getReason(), ServiceBusFailureReason.MESSAGE_SIZE_EXCEEDED, refused.toString());
+        bench.send(message("small", "m"));
+        one(bench.receiver());
+    }
+
+    private static void unknownQueue(Bench bench) {
+        ServiceBusException refused = refusal(() -> bench.send(message("x", "m")));
+        equal(refused.getReason(), ServiceBusFailureReason.MESSAGING_ENTITY_NOT_FOUND, refused.toString());
+    }
+
+    private static void wrongKey(Bench bench) {
+        ServiceBusException refused = refusal(() -> bench.send(message("x", "m")));
+        equal(refused.getReason(), ServiceBusFailureReason.UNAUTHORIZED, refused.toString());
+    }
+
+    private static ServiceBusException refusal(Runnable action) {
+        try {
+            action.run();
+        } catch (ServiceBusException refused) {
+            return refused;
+        }
+        throw new AssertionError("no error");
+    }
+
+    private static void sleep(Duration duration) {
+        try {
+            Thread.sleep(duration.toMillis());
+        } catch (InterruptedException stopped) {
+            throw new AssertionError(stopped);
+        }
+    }
+}

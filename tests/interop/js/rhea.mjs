@@ -1,0 +1,280 @@
+// rhea, a plain AMQP 1.0 client that knows nothing of Service Bus, against the running broker.
+import assert from "node:assert/strict";
+import rhea from "rhea";
+import { connect, decode, lockTokens, openReceiver, openSender, outcomes, rejection, request, sequenceNumbers } from "./amqp.mjs";
+import { lockShortMs, run, sleep } from "./harness.mjs";
+
+const { types, message } = rhea;
+const BATCH_FORMAT = 0x80013700;
+const SETTLED = { snd_settle_mode: 1, rcv_settle_mode: 0 };
+
+// A scenario with a connection of its own, closed afterwards.
+const withConnection = (scenario) => async (queue) => {
+  const connection = await connect();
+  try {
+    await scenario(connection, queue);
+  } finally {
+    connection.close();
+  }
+};
+
+const numbered = (count) => Array.from({ length: count }, (_, number) => ({ message_id: `id-${number}`, body: `message ${number}` }));
+const ids = (found) => found.map((each) => (each.message ?? each).message_id).sort();
+const count = (found) => found.message.delivery_count ?? 0;
+
+async function send(connection, queue, ...messages) {
+  await (await openSender(connection, queue)).send(...messages);
+}
+
+// Send one message, settle its delivery with `outcome`, and give the receiver and the broker's own outcome.
+async function settleOne(connection, queue, outcome) {
+  await send(connection, queue, { message_id: "m", body: "x", application_properties: { kept: "yes", replaced: "old" } });
+  const receiver = await openReceiver(connection, queue);
+  const [found] = await receiver.receive(1);
+  assert.equal(count(found), 0);
+  const answer = await receiver.settle(found.delivery, outcome);
+  return { receiver, answer, found };
+}
+
+async function assertEmpty(receiver) {
+  assert.deepEqual(ids(await receiver.drain(10)), []);
+}
+
+const scenarios = {
+  "send-one": async (connection, queue) => {
+    await send(connection, queue, { message_id: "m", subject: "s", body: { a: 1 }, application_properties: { k: "v" }, message_annotations: { "x-mine": 1 } });
+    const receiver = await openReceiver(connection, queue);
+    const [{ message: found, delivery }] = await receiver.receive(1);
+    assert.deepEqual([found.message_id, found.subject, found.body, found.application_properties], ["m", "s", { a: 1 }, { k: "v" }]);
+    assert.equal(found.message_annotations["x-mine"], 1);
+    assert.ok(found.message_annotations["x-opt-sequence-number"] !== undefined);
+    assert.equal(delivery.tag.length, 16);
+    await receiver.settle(delivery, outcomes.accepted());
+    await assertEmpty(receiver);
+  },
+  "send-many": async (connection, queue) => {
+    await send(connection, queue, ...numbered(500));
+    const receiver = await openReceiver(connection, queue);
+    const found = await receiver.receive(500);
+    found.forEach(({ delivery }) => delivery.accept());
+    assert.deepEqual(ids(found), ids(numbered(500)));
+    await assertEmpty(receiver);
+  },
+  "send-batch": async (connection, queue) => {
+    const sender = await openSender(connection, queue);
+    const batch = message.encode({ body: message.data_sections(numbered(50).map((each) => message.encode(each))) });
+    assert.equal((await sender.offer(batch, BATCH_FORMAT)).outcome, "accepted");
+    const found = await (await openReceiver(connection, queue)).receive(50);
+    assert.deepEqual(ids(found), ids(numbered(50)));
+    assert.ok(found.every(({ message: { body } }) => body.startsWith("message ")));
+  },
+  "receive-settled": async (connection, queue) => {
+    await send(connection, queue, ...numbered(10));
+    const receiver = await openReceiver(connection, queue, SETTLED);
+    const found = await receiver.receive(10);
+    assert.ok(found.every(({ delivery }) => delivery.remote_settled));
+    await receiver.close();
+    await assertEmpty(await openReceiver(connection, queue));
+  },
+  "accepted": async (connection, queue) => {
+    const { receiver, answer } = await settleOne(connection, queue, outcomes.accepted());
+    assert.ok(message.is_accepted(answer), JSON.stringify(answer));
+    await assertEmpty(receiver);
+  },
+  "released": async (connection, queue) => {
+    const { receiver, answer } = await settleOne(connection, queue, outcomes.released());
+    assert.ok(message.is_released(answer), JSON.stringify(answer));
+    const [again] = await receiver.receive(1);
+    assert.equal(count(again), 0, "a released message counts no delivery");
+    again.delivery.accept();
+  },
+  "rejected": async (connection, queue) => {
+    const { receiver, answer } = await settleOne(connection, queue, outcomes.rejected({ condition: "app:bad", description: "it is bad" }));
+    assert.ok(message.is_rejected(answer), JSON.stringify(answer));
+    assert.ok(!answer.error, "a refusal is what an error would mean");
+    await assertEmpty(receiver);
+    const [dead] = await (await openReceiver(connection, `${queue}/$DeadLetterQueue`)).receive(1);
+    assert.equal(dead.message.message_id, "m");
+  },
+  "modified-failed": async (connection, queue) => {
+    const { receiver, answer } = await settleOne(connection, queue, outcomes.modified({ delivery_failed: true }));
+    assert.ok(message.is_modified(answer), JSON.stringify(answer));
+    const [again] = await receiver.receive(1);
+    assert.equal(count(again), 1);
+    again.delivery.accept();
+  },
+  // Given back, and the clients that leave delivery-failed out mean a failed delivery (AMQP contract 6.1).
+  "modified-plain": async (connection, queue) => {
+    const { receiver, answer } = await settleOne(connection, queue, outcomes.modified({ undeliverable_here: false }));
+    assert.ok(message.is_modified(answer), JSON.stringify(answer));
+    const [again] = await receiver.receive(1);
+    assert.equal(count(again), 1);
+    again.delivery.accept();
+  },
+  "modified-not-failed": async (connection, queue) => {
+    const { receiver, answer } = await settleOne(connection, queue, outcomes.modified({ delivery_failed: false }));
+    assert.ok(message.is_modified(answer), JSON.stringify(answer));
+    const [again] = await receiver.receive(1);
+    assert.equal(again.message.message_id, "m");
+    again.delivery.accept();
+  },
+  "modified-undeliverable-here": async (connection, queue) => {
+    const { receiver, answer, found } = await settleOne(connection, queue, outcomes.modified({ undeliverable_here: true }));
+    assert.ok(message.is_modified(answer), JSON.stringify(answer));
+    await assertEmpty(receiver);
+    const number = found.message.message_annotations["x-opt-sequence-number"];
+    const { statusCode } = await request(connection, queue, "com.microsoft:receive-by-sequence-number", {
+      "sequence-numbers": sequenceNumbers(number),
+      "receiver-settle-mode": types.wrap_uint(0),
+    });
+    assert.equal(statusCode, 200, "it was deferred");
+  },
+  "modified-annotations": async (connection, queue) => {
+    const changes = types.wrap_symbolic_map({ replaced: "new", added: "too" });
+    const { receiver } = await settleOne(connection, queue, outcomes.modified({ delivery_failed: true, message_annotations: changes }));
+    const [again] = await receiver.receive(1);
+    assert.deepEqual({ ...again.message.application_properties }, { kept: "yes", replaced: "new", added: "too" });
+  },
+  "dead-letter-queue": async (connection, queue) => {
+    const { receiver } = await settleOne(connection, queue, outcomes.rejected());
+    const dead = await openReceiver(connection, `${queue}/$deadletterqueue`);
+    const [first] = await dead.receive(1);
+    await dead.settle(first.delivery, outcomes.released());
+    const [second] = await dead.receive(1);
+    await dead.settle(second.delivery, outcomes.accepted());
+    await assertEmpty(dead);
+    await assertEmpty(receiver);
+  },
+  "drain": async (connection, queue) => {
+    const receiver = await openReceiver(connection, queue);
+    assert.equal((await receiver.drain(10)).length, 0);
+    await send(connection, queue, ...numbered(3));
+    const found = await receiver.drain(10);
+    assert.deepEqual(ids(found), ids(numbered(3)));
+    found.forEach(({ delivery }) => delivery.accept());
+    assert.equal((await receiver.drain(5)).length, 0);
+    await send(connection, queue, ...numbered(2));
+    assert.equal((await receiver.receive(2)).length, 2, "credit counts from where the drain left it");
+  },
+  "credit-one-by-one": async (connection, queue) => {
+    await send(connection, queue, ...numbered(20));
+    const receiver = await openReceiver(connection, queue);
+    const seen = [];
+    for (let number = 0; number < 20; number++) {
+      const [found] = await receiver.receive(1);
+      assert.equal(receiver.found.length, 0, "no more than the credit");
+      seen.push(found);
+      found.delivery.accept();
+    }
+    assert.deepEqual(ids(seen), ids(numbered(20)));
+  },
+  "detach-and-attach-again": async (connection, queue) => {
+    await send(connection, queue, ...numbered(5));
+    for (let round = 0; round < 5; round++) {
+      const receiver = await openReceiver(connection, queue, { name: "the same name" });
+      const [found] = await receiver.receive(1);
+      await receiver.settle(found.delivery, outcomes.accepted());
+      await receiver.close();
+    }
+    await assertEmpty(await openReceiver(connection, queue));
+  },
+  "multi-frame-messages": async (_, queue) => {
+    const small = await connect({ max_frame_size: 4096 });
+    try {
+      for (const size of [4_000, 100_000, 1_000_000]) {
+        await send(small, queue, { message_id: String(size), body: message.data_section(Buffer.alloc(size, 7)) });
+        const receiver = await openReceiver(small, queue);
+        const [{ message: found, delivery }] = await receiver.receive(1);
+        assert.ok(found.body.content.equals(Buffer.alloc(size, 7)), String(size));
+        await receiver.settle(delivery, outcomes.accepted());
+      }
+    } finally {
+      small.close();
+    }
+  },
+  "message-too-large": async (connection, queue) => {
+    const sender = await openSender(connection, queue);
+    assert.ok(sender.link.remote.attach.max_message_size > 0, "the limit is told");
+    const { outcome, error } = await sender.offer({ body: message.data_section(Buffer.alloc(2_000_000)) });
+    assert.equal(outcome, "rejected");
+    assert.equal(error?.condition, "amqp:link:message-size-exceeded", outcome);
+    await send(connection, queue, { body: "small" });
+    await (await openReceiver(connection, queue)).receive(1);
+  },
+  "unknown-queue": async (connection, queue) => {
+    assert.equal((await rejection(openSender(connection, queue))).condition, "amqp:not-found");
+    assert.equal((await rejection(openReceiver(connection, queue))).condition, "amqp:not-found");
+  },
+  "wrong-key": async () => {
+    const error = await rejection(connect({ password: "not the key" }));
+    assert.match(String(error), /auth|sasl|denied|Failed/i);
+  },
+  "peek-pages": async (connection, queue) => {
+    await send(connection, queue, ...numbered(20));
+    const seen = [];
+    for (let from = 1; ; ) {
+      const page = await request(connection, queue, "com.microsoft:peek-message", {
+        "from-sequence-number": types.wrap_long(from),
+        "message-count": types.wrap_int(6),
+      });
+      if (page.statusCode === 204) break;
+      assert.equal(page.statusCode, 200);
+      seen.push(...page.body.messages.map((each) => decode(each.message)));
+      assert.ok(seen.length <= 20, "paging shows a message twice");
+      from = Number(seen.at(-1).message_annotations["x-opt-sequence-number"]) + 1;
+    }
+    assert.deepEqual(ids(seen), ids(numbered(20)));
+  },
+  "renew-lock": async (connection, queue) => {
+    await send(connection, queue, { message_id: "m", body: "slow work" });
+    const receiver = await openReceiver(connection, queue);
+    const [{ message: found, delivery }] = await receiver.receive(1);
+    const first = Number(found.message_annotations["x-opt-locked-until"]);
+    await sleep(lockShortMs * 0.7);
+    const { statusCode, body } = await request(connection, queue, "com.microsoft:renew-lock", { "lock-tokens": lockTokens(delivery.tag) });
+    assert.equal(statusCode, 200);
+    assert.ok(Number(body.expirations[0]) >= first + lockShortMs * 0.6, `${first} renewed to ${body.expirations[0]}`);
+    await sleep(lockShortMs * 0.5);
+    assert.ok(message.is_accepted(await receiver.settle(delivery, outcomes.accepted())));
+    const lost = await request(connection, queue, "com.microsoft:renew-lock", { "lock-tokens": lockTokens(delivery.tag) });
+    assert.deepEqual([lost.statusCode, String(lost.errorCondition)], [410, "com.microsoft:message-lock-lost"]);
+  },
+  "defer-and-fetch": async (connection, queue) => {
+    const { found } = await settleOne(connection, queue, outcomes.modified({ undeliverable_here: true, delivery_failed: true }));
+    const number = found.message.message_annotations["x-opt-sequence-number"];
+    const fetch = () =>
+      request(connection, queue, "com.microsoft:receive-by-sequence-number", {
+        "sequence-numbers": sequenceNumbers(number),
+        "receiver-settle-mode": types.wrap_uint(1),
+      });
+    const { statusCode, body } = await fetch();
+    assert.equal(statusCode, 200);
+    assert.equal(decode(body.messages[0].message).message_id, "m");
+    const settled = await request(connection, queue, "com.microsoft:update-disposition", {
+      "disposition-status": "completed",
+      "lock-tokens": types.wrap_array([body.messages[0]["lock-token"]], 0x98),
+    });
+    assert.equal(settled.statusCode, 200);
+    const gone = await fetch();
+    assert.deepEqual([gone.statusCode, String(gone.errorCondition)], [404, "com.microsoft:message-not-found"]);
+  },
+  "update-disposition": async (connection, queue) => {
+    await send(connection, queue, ...numbered(3));
+    const receiver = await openReceiver(connection, queue);
+    const [completed, abandoned, dead] = await receiver.receive(3);
+    for (const [found, status] of [[completed, "completed"], [abandoned, "abandoned"], [dead, "suspended"]]) {
+      const { statusCode } = await request(connection, queue, "com.microsoft:update-disposition", {
+        "disposition-status": status,
+        "lock-tokens": lockTokens(found.delivery.tag),
+      });
+      assert.equal(statusCode, 200, status);
+    }
+    const again = await receiver.drain(10);
+    assert.deepEqual([ids(again), count(again[0])], [[abandoned.message.message_id], 1]);
+    const [letter] = await (await openReceiver(connection, `${queue}/$DeadLetterQueue`)).receive(1);
+    assert.equal(letter.message.message_id, dead.message.message_id);
+  },
+};
+
+for (const [name, scenario] of Object.entries(scenarios)) scenarios[name] = withConnection(scenario);
+await run(scenarios);

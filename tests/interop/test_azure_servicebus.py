@@ -1,0 +1,56 @@
+"""The official Python client, unchanged, against the running broker: sync, aio, and the release before."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+from tests.interop import scenarios
+from tests.interop.azure_clients import Client, connect
+from tests.interop.azure_scenarios import SCENARIOS, Bench
+from tests.interop.programs import CACHE, HERE, Report, build, is_newer, run_program
+from tests.support.broker_process import KEY, REPOSITORY, BrokerProcess
+
+WITHIN_S = 40
+PREVIOUS_RELEASE = "7.14.3"
+"""Still in wide use, and pickier: it fails on performatives without their trailing nulls."""
+
+
+@pytest.mark.parametrize(
+    ("client", "scenario"), [(client, name) for client in ("python-sync", "python-aio") for name in scenarios.CLIENTS[client]]
+)
+async def test_the_python_client(broker: BrokerProcess, client: str, scenario: str) -> None:
+    """Each scenario passes with the sync and the aio client."""
+
+    def connect_with(key: str = KEY, **options: Any) -> Client:
+        return connect(client, broker.addresses.connection_string(key=key), **options)
+
+    async with asyncio.timeout(WITHIN_S), connect_with() as connected:
+        await SCENARIOS[scenario](Bench(connected, scenarios.queue_name(client, scenario), connect_with))
+
+
+def test_every_scenario_is_written_and_every_written_scenario_is_run() -> None:
+    """No scenario is forgotten on either side."""
+    assert set(SCENARIOS) == set(scenarios.CLIENTS["python-sync"])
+
+
+@pytest.fixture(scope="session")
+def previous_release(broker: BrokerProcess) -> Report:
+    """The earlier release, in a folder of its own: the shared environment has the current one."""
+    folder = CACHE / f"azure-servicebus-{PREVIOUS_RELEASE}"
+    if not is_newer(folder / "azure" / "servicebus" / "__init__.py", []):
+        build(
+            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), f"azure-servicebus=={PREVIOUS_RELEASE}"],
+            HERE,
+        )
+    path = {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
+    command = [sys.executable, "-m", "tests.interop.azure_previous", PREVIOUS_RELEASE]
+    return run_program(command, REPOSITORY, f"python-{PREVIOUS_RELEASE}", broker.addresses, path)
+
+
+@pytest.mark.parametrize("scenario", scenarios.CLIENTS[f"python-{PREVIOUS_RELEASE}"])
+def test_the_release_before_does_the_round_trip(previous_release: Report, scenario: str) -> None:
+    previous_release.check(scenario)

@@ -1,0 +1,90 @@
+"""Few messages and many receivers: whoever asks gets the message at once, whichever connection's cache holds it (design.md section 6).
+
+Eight connections ask in turn for one message. Each of them is a client of its own; the time is taken at the client, from granting
+credit until the message is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from proton import Delivery, Message
+from proton.utils import BlockingConnection
+
+from tests.interop.proton_client import Receiver, connected
+from tests.interop.scenarios import LOW_VOLUME
+from tests.support.broker_process import BrokerProcess
+
+CONNECTIONS = 8
+REPETITIONS = 1_000
+WITHIN_MS = 50.0
+
+
+@pytest.fixture
+def connections(broker: BrokerProcess) -> Iterator[list[BlockingConnection]]:
+    """Eight connections for receiving, and a last one for sending."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(connected(broker.addresses)) for _ in range(CONNECTIONS + 1)]
+
+
+def report(waits_ms: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """Print the percentiles, and fail if any wait was too long."""
+    ordered = sorted(waits_ms)
+    shares = {f"p{share}": round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 2) for share in (50, 90, 99)}
+    with capsys.disabled():
+        print(f" {len(ordered)} waits, ms: {shares}, max {ordered[-1]:.2f} ", end="")
+    late = [wait for wait in ordered if wait > WITHIN_MS]
+    assert not late, f"{len(late)} of {len(ordered)} waits took over {WITHIN_MS} ms, the longest {ordered[-1]:.1f} ms; {shares}"
+
+
+def timed(receiver: Receiver, outcome: int) -> float:
+    """Ask for one message, settle it, and give the milliseconds from asking until it was there."""
+    asked_at = time.perf_counter()
+    (received,) = receiver.receive()
+    waited_ms = (time.perf_counter() - asked_at) * 1000
+    receiver.settle(received, outcome)
+    return waited_ms
+
+
+def test_one_message_goes_to_whoever_asks_in_turn(connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]) -> None:
+    """One message, given back each time, asked for by the next connection."""
+    queue = LOW_VOLUME[0]
+    receivers = [Receiver(connection, queue) for connection in connections[:CONNECTIONS]]
+    connections[-1].create_sender(queue).send(Message(id="the only one"))
+    waits = [timed(receivers[number % CONNECTIONS], Delivery.RELEASED) for number in range(REPETITIONS)]
+    report(waits, capsys)
+
+
+def test_a_message_in_another_connections_cache_is_recalled_for_whoever_asks(
+    connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sixteen messages, one per partition: the first to ask is offered them all and takes one; then the others ask in turn."""
+    queue = LOW_VOLUME[1]
+    receivers = [Receiver(connection, queue) for connection in connections[:CONNECTIONS]]
+    sender = connections[-1].create_sender(queue)
+    waits: list[float] = []
+    while len(waits) < REPETITIONS:
+        for number in range(16):
+            sender.send(Message(id=f"id-{number}"))
+        waits += [timed(receivers[number % CONNECTIONS], Delivery.ACCEPTED) for number in range(16)]
+        receivers.append(receivers.pop(0))
+    report(waits, capsys)
+
+
+def test_a_message_reaches_one_of_the_receivers_that_wait(
+    connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A receiver that asked before there was anything gets the message when it comes; those that asked and gave up do not keep it."""
+    queue = LOW_VOLUME[2]
+    receivers = [Receiver(connection, queue) for connection in connections[:CONNECTIONS]]
+    sender = connections[-1].create_sender(queue)
+    waits = []
+    for number in range(REPETITIONS // 10):
+        asking = receivers[number % CONNECTIONS]
+        assert asking.drain(5) == [], "there is nothing yet"
+        sender.send(Message(id=f"id-{number}"))
+        waits.append(timed(receivers[(number + 1) % CONNECTIONS], Delivery.ACCEPTED))
+    report(waits, capsys)

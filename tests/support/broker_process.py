@@ -1,0 +1,199 @@
+"""The real broker as a process of its own: start it, find its ports, kill it, start it again on the same data.
+
+Answers for the life of the process and for its log; knows nothing of what a test does with it. Every wait is bounded, and what
+goes wrong carries the broker's own log with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
+"""The emulator's key, which its documentation spells out: it protects nothing."""
+LOG_LINES_KEPT = 20_000
+READY_WITHIN_S = 30.0
+STOPS_WITHIN_S = 15.0
+
+
+class BrokerDied(Exception):
+    """The broker did not come up, or went down by itself. The text ends with its log."""
+
+
+@dataclass(slots=True, frozen=True)
+class Addresses:
+    """Where a broker listens: ports on 127.0.0.1."""
+
+    amqp_port: int
+    amqps_port: int
+    http_port: int
+
+    def connection_string(self, host: str = "127.0.0.1", key_name: str = KEY_NAME, key: str = KEY) -> str:
+        """The emulator's connection string (AMQP contract 1.4). The Go client insists on the host `localhost`."""
+        return f"Endpoint=sb://{host}:{self.amqp_port};SharedAccessKeyName={key_name};SharedAccessKey={key};UseDevelopmentEmulator=true;"
+
+    @property
+    def amqp_url(self) -> str:
+        """For plain AMQP clients."""
+        return f"amqp://127.0.0.1:{self.amqp_port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+
+def queue(name: str, **properties: object) -> dict[str, object]:
+    """One entry of the configuration's `Queues`; the service's default delivery count, not the emulator's three."""
+    return {"Name": name, "Properties": {"MaxDeliveryCount": 10, **properties}}
+
+
+def configuration(queues: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """A whole configuration in the emulator's shape (HTTP contract 5.4)."""
+    namespace = {"Name": "sbemulatorns", "Queues": list(queues), "Topics": []}
+    return {"UserConfig": {"Namespaces": [namespace], "Logging": {"Type": "Console"}}}
+
+
+class BrokerProcess:
+    """`python -m broker serve` on a folder of its own.
+
+    `folder` takes the configuration and the data. Ports are chosen by the system at the first start and kept for the next ones, so
+    that a client finds a restarted broker where it was.
+    """
+
+    def __init__(self, folder: Path, queues: Sequence[Mapping[str, object]], *, environment: Mapping[str, str] | None = None) -> None:
+        self._folder = folder
+        self._environment = dict(environment or {})
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._log: deque[str] = deque(maxlen=LOG_LINES_KEPT)
+        self._addresses: Addresses | None = None
+        self.data_dir = folder / "data"
+        self.config_path = folder / "config.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config_path.write_text(json.dumps(configuration(queues), indent=1), encoding="utf-8")
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where the broker listens, or last listened."""
+        assert self._addresses is not None, "the broker was never started"
+        return self._addresses
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What the broker wrote, the last lines of it, over all starts."""
+        return "\n".join(self._log)
+
+    def log_tail(self, lines: int = 40) -> str:
+        """The end of the log."""
+        return "\n".join(list(self._log)[-lines:])
+
+    def start(self) -> Addresses:
+        """Start the broker and wait until it is ready. Raises `BrokerDied`."""
+        assert self._process is None, "the broker is running already"
+        ports = self._addresses or Addresses(0, 0, 0)
+        command = [sys.executable, "-m", "broker", "serve", "--config", str(self.config_path), "--data-dir", str(self.data_dir)]
+        command += ["--host", "127.0.0.1", "--amqp-port", str(ports.amqp_port), "--amqps-port", str(ports.amqps_port)]
+        command += ["--http-port", str(ports.http_port), "--log-format", "json"]
+        self._ready.clear()
+        self._process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read_log, args=(self._process,), name="broker-log", daemon=True)
+        self._reader.start()
+        if not self._ready.wait(READY_WITHIN_S) or self._process.poll() is not None:
+            status = self._process.poll()
+            self.kill()
+            raise BrokerDied(f"the broker was not ready within {READY_WITHIN_S} s (exit status {status}):\n{self.log_tail()}")
+        return self.addresses
+
+    def restart(self) -> Addresses:
+        """Kill the broker if it still runs, and start it on the same data and ports."""
+        self.kill()
+        return self.start()
+
+    def kill(self) -> None:
+        """End it at once, as `kill -9` does. Nothing happens if it is not running."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> int | None:
+        """Ask it to stop, wait until it has, and give its exit status; None if it was not running."""
+        return self._end(signal.SIGTERM)
+
+    def check_alive(self) -> None:
+        """Raise `BrokerDied` if the broker has gone down by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            raise BrokerDied(f"the broker ended by itself with status {self._process.poll()}:\n{self.log_tail()}")
+
+    def _end(self, how: signal.Signals) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        if process.poll() is None:
+            process.send_signal(how)
+        try:
+            status = process.wait(STOPS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOPS_WITHIN_S)
+            raise BrokerDied(f"the broker did not stop within {STOPS_WITHIN_S} s:\n{self.log_tail()}") from None
+        finally:
+            if self._reader is not None:
+                self._reader.join(STOPS_WITHIN_S)
+            if process.stdout is not None:
+                process.stdout.close()
+        return status
+
+    def _read_log(self, process: subprocess.Popen[str]) -> None:
+        """Keep the log and look for the line that names the ports; at its end wake whoever waits."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._log.append(line.rstrip())
+            if "server.ready" in line:
+                self._note_addresses(line)
+        self._ready.set()
+
+    def _note_addresses(self, line: str) -> None:
+        try:
+            entry: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError:
+            return
+        if entry.get("event") == "server.ready":
+            self._addresses = Addresses(*(port_of(str(entry.get(name, ""))) for name in ("amqp", "amqps", "http")))
+            self._ready.set()
+
+    def __enter__(self) -> BrokerProcess:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.terminate()
+
+
+def port_of(address: str) -> int:
+    """The port of "host:port"; 0 where there is none."""
+    _, _, port = address.rpartition(":")
+    return int(port) if port.isdigit() else 0
