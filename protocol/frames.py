@@ -1,0 +1,166 @@
+"""AMQP frames where proton does not look, or writes too little (AMQP 1.0 §2.3): both ends of the engine's byte stream.
+
+    size  4 bytes, of the whole frame    doff  1, where the body begins, in units of 4
+    type  1, 0 for AMQP                  2 bytes of channel         body: performative, then a transfer's payload
+
+*In*: proton drops a transfer's message-format, the mark of a Service Bus batch. `BatchFrameFinder` cuts the stream so that the
+frame of each such transfer ends a piece of its own. Frames are followed from header to header, so that the same bytes
+inside a payload mean nothing; a performative is looked into only where the format's bytes occur at all.
+
+*Out*: proton leaves trailing nulls off performatives (§1.4), and azure-servicebus up to 7.14.3 fails on what is not there.
+`pad_performatives` puts them back, for the connections that need it.
+
+Frames too large or malformed are proton's to refuse: it closes the connection with the standard's error. Here they only end
+the search.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from protocol.codec import DecodeError, decode
+from protocol.sections import elements, skip
+
+BATCH_MESSAGE_FORMAT = b"\x80\x01\x37\x00"
+"""0x80013700 (AMQP contract, appendix B)."""
+
+_HEAD_BYTES_MAX = 2048
+"""Of a frame that comes in parts, what is kept to look for the format: header, extended header and the first four fields."""
+
+_U32 = struct.Struct(">I")
+_PROTOCOL_HEADER_BYTES = 8
+
+
+class BatchFrameFinder:
+    """Finds the transfers of batch format in one connection's incoming stream, protocol header included."""
+
+    def __init__(self) -> None:
+        self._head = b""  # the begin of a frame that has not come whole
+        self._missing: int | None = None  # bytes of it that are still to come; None while its size is not known
+        self._at_start = True
+        self._lost = False
+
+    def pieces(self, data: bytes) -> list[tuple[bytes, bool]]:
+        """The data in order, cut: True with a piece that ends with a transfer of batch format and completes no other frame."""
+        if self._lost:
+            return [(data, False)]
+        found: list[tuple[bytes, bool]] = []
+        begin = 0
+        if self._head:
+            begin, is_batch = self._continue(data)
+            if is_batch:
+                found.append((data[:begin], True))
+        offset, taken = begin, begin if found else 0
+        size, looks = len(data), BATCH_MESSAGE_FORMAT in data
+        while size - offset >= 4:
+            frame_bytes = _U32.unpack_from(data, offset)[0]
+            if self._at_start:
+                self._at_start = False
+                if data.startswith(b"AMQP", offset):
+                    frame_bytes = _PROTOCOL_HEADER_BYTES
+            if frame_bytes < 8:
+                self._lost = True
+                break
+            end = offset + frame_bytes
+            if end > size:
+                break
+            if looks and _is_batch_transfer(data[offset:end]):
+                if taken < offset:
+                    found.append((data[taken:offset], False))
+                found.append((data[offset:end], True))
+                taken = end
+            offset = end
+        if offset < size and not self._lost:
+            self._head = data[offset : offset + _HEAD_BYTES_MAX]
+            self._missing = end - size if size - offset >= 4 else None
+        if taken < size:
+            found.append((data[taken:] if taken else data, False))
+        return found
+
+    def _continue(self, data: bytes) -> tuple[int, bool]:
+        """How much of the data belongs to the frame begun before, and whether that completes a transfer of batch format."""
+        head = self._head + data[: max(0, _HEAD_BYTES_MAX - len(self._head))]
+        if self._missing is None:
+            if len(head) < 4:
+                self._head = head
+                return len(data), False
+            frame_bytes = _U32.unpack_from(head)[0]
+            if self._at_start:
+                self._at_start = False
+                if head.startswith(b"AMQP"):
+                    frame_bytes = _PROTOCOL_HEADER_BYTES
+            if frame_bytes < 8:
+                self._lost = True
+                return len(data), False
+            self._missing = frame_bytes - len(self._head)
+        if self._missing > len(data):
+            self._missing -= len(data)
+            self._head = head
+            return len(data), False
+        rest, known = self._missing, len(self._head) + self._missing
+        self._head, self._missing = b"", None
+        return rest, BATCH_MESSAGE_FORMAT in head and _is_batch_transfer(head[:known])
+
+
+def _is_batch_transfer(frame: bytes) -> bool:
+    """Whether the frame, of which the begin is enough, is a transfer (§2.7.5) of batch format."""
+    try:
+        body = 4 * frame[4]
+        if frame[5] != 0 or body < 8:
+            return False
+        if frame[body : body + 3] == b"\x00\x53\x14":
+            value = body + 3
+        else:
+            if frame[body] != 0:
+                return False
+            descriptor, value = decode(frame, body + 1)
+            if descriptor not in (0x14, "amqp:transfer:list"):
+                return False
+        if frame[value] not in (0xC0, 0xD0):
+            return False
+        count, place = elements(frame, value)
+        if count < 4:
+            return False
+        for _ in range(3):  # handle, delivery-id, delivery-tag
+            place = skip(frame, place)
+        return frame[place : place + 5] == b"\x70" + BATCH_MESSAGE_FORMAT
+    except (IndexError, struct.error, DecodeError):
+        return False
+
+
+_FIELDS = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
+"""How many fields each performative has (§2.7): open, begin, attach, flow, transfer, disposition, detach, end, close."""
+
+
+def pad_performatives(outgoing: bytes) -> bytes:
+    """The same frames, each performative with all its fields, nulls at the end where they were left off.
+
+    `outgoing` is whole frames as proton writes them (descriptors as smallulong), the protocol header possibly before them.
+    Transfers are padded as well: the client that needs this takes the payload for the twelfth field. A frame grows by a
+    few bytes, which may carry a full one beyond the peer's max-frame-size; that client does not check it.
+    """
+    offset = _PROTOCOL_HEADER_BYTES if outgoing.startswith(b"AMQP") else 0
+    padded = [outgoing[:offset]]
+    while offset < len(outgoing):
+        end = offset + _U32.unpack_from(outgoing, offset)[0]
+        padded.append(_pad_frame(outgoing[offset:end]))
+        offset = end
+    return b"".join(padded)
+
+
+def _pad_frame(frame: bytes) -> bytes:
+    if len(frame) < 12 or frame[8:10] != b"\x00\x53" or frame[10] not in _FIELDS:
+        return frame  # an empty frame: a sign of life
+    count, first = elements(frame, 11)
+    lacking = _FIELDS[frame[10]] - count
+    if lacking <= 0:
+        return frame
+    end = skip(frame, 11)
+    fields = frame[first:end] + b"\x40" * lacking
+    size = len(fields)
+    if size < 255:
+        listed = bytes((0xC0, size + 1, count + lacking)) + fields
+    else:
+        listed = b"\xd0" + _U32.pack(size + 4) + _U32.pack(count + lacking) + fields
+    body = frame[8:11] + listed + frame[end:]
+    return _U32.pack(8 + len(body)) + frame[4:8] + body

@@ -1,0 +1,125 @@
+"""The server's side of the SASL exchange (AMQP 1.0 §5.3), sans-IO: bytes of the client in, a `Step` out.
+
+    client  AMQP 3 1 0 0                 sasl-init(mechanism, initial-response)   AMQP 0 1 0 0, open …
+    server  AMQP 3 1 0 0, mechanisms                                              sasl-outcome
+
+Proton's own server offers ANONYMOUS and EXTERNAL only; the official clients want MSSBCBS (.NET) and PLAIN as well. Every
+mechanism but PLAIN leaves the client without rights until it puts a token (`$cbs`), so none of them is verified here.
+What follows sasl-init belongs to the AMQP layer and is handed on: clients that pipeline send their open at once. A client
+that skips SASL is taken as anonymous; one that asks for another protocol is told ours and refused (§2.2).
+
+Bounds: frames of at most 512 bytes (§5.3.1), so nothing here grows with what a client sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.codec import Array, DecodeError, Described, Symbol, UByte, ULong, decode_all, encode
+
+SASL_HEADER, AMQP_HEADER = b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00"
+MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
+FRAME_BYTES_MAX = 512
+"""MIN-MAX-FRAME-SIZE, which no SASL frame may exceed."""
+
+_SASL_FRAME = 1
+_SASL_MECHANISMS, _SASL_INIT, _SASL_OUTCOME = 0x40, 0x41, 0x44
+_OK, _AUTH = 0, 1  # sasl-code (§5.3.3.6)
+_ARRAY_OF_SYMBOLS = 0xA3
+
+
+@dataclass(slots=True)
+class Step:
+    """What came of some bytes."""
+
+    outputs: list[bytes] = field(default_factory=list)
+    """To be written one by one: rhea stalls on an outcome that shares a write with the AMQP header and open."""
+    done: bool = False
+    """The exchange is over and the client let in."""
+    failed: bool = False
+    """The exchange is over: write the outputs and close. `reason` is for the log."""
+    reason: str = ""
+    rest: bytes = b""
+    """Once done: what belongs to the AMQP layer."""
+
+
+class SaslServer:
+    """One connection's exchange. Not to be used any more once a step is done or failed."""
+
+    def __init__(self, verify_plain: Callable[[str, str], bool], mechanisms: tuple[str, ...] = MECHANISMS) -> None:
+        """`verify_plain` is given user and password of SASL PLAIN and says whether they let the client in."""
+        self._verify_plain = verify_plain
+        self._mechanisms = mechanisms
+        self._buffer = b""
+        self._header_seen = False
+        self.mechanism: str | None = None
+        """What the client chose; None if it skipped SASL or has not come so far."""
+
+    def receive(self, data: bytes) -> Step:
+        """Take bytes of the client."""
+        self._buffer += data
+        step = Step()
+        if not self._header_seen:
+            self._read_header(step)
+        if self._header_seen and not (step.done or step.failed):
+            try:
+                self._read_init(step)
+            except DecodeError as error:
+                self._fail(step, f"malformed SASL frame: {error}")
+        return step
+
+    def _read_header(self, step: Step) -> None:
+        head = self._buffer[:8]
+        if head == AMQP_HEADER:
+            step.done, step.rest, self._buffer = True, self._buffer, b""
+        elif head == SASL_HEADER:
+            self._header_seen, self._buffer = True, self._buffer[8:]
+            offer = Array(_ARRAY_OF_SYMBOLS, [Symbol(mechanism) for mechanism in self._mechanisms])
+            step.outputs.append(SASL_HEADER + _frame(_SASL_MECHANISMS, [offer]))
+        elif not (SASL_HEADER.startswith(head) or AMQP_HEADER.startswith(head)):
+            step.outputs.append(SASL_HEADER)
+            self._fail(step, f"unknown protocol header {head!r}")
+
+    def _read_init(self, step: Step) -> None:
+        if len(self._buffer) < 8:
+            return
+        size, data_offset, frame_type = int.from_bytes(self._buffer[:4], "big"), 4 * self._buffer[4], self._buffer[5]
+        if not 8 <= data_offset <= size <= FRAME_BYTES_MAX or frame_type != _SASL_FRAME:
+            raise DecodeError(f"frame of {size} bytes, its body at {data_offset}, type {frame_type}")
+        if len(self._buffer) < size:
+            return
+        init = decode_all(self._buffer[data_offset:size])
+        if not isinstance(init, Described) or init.descriptor not in (_SASL_INIT, "amqp:sasl-init:list"):
+            raise DecodeError("no sasl-init")
+        fields = init.value if isinstance(init.value, list) else []
+        mechanism, response = [*fields, None, None][:2]
+        if not isinstance(mechanism, str) or not isinstance(response, bytes | None):
+            raise DecodeError("sasl-init without a mechanism, or its initial-response is no binary")
+        self.mechanism = str(mechanism)
+        refusal = self._judge(self.mechanism, response or b"")
+        step.outputs.append(_frame(_SASL_OUTCOME, [UByte(_AUTH if refusal else _OK)]))
+        if refusal:
+            self._fail(step, refusal)
+        else:
+            step.done, step.rest, self._buffer = True, self._buffer[size:], b""
+
+    def _judge(self, mechanism: str, response: bytes) -> str:
+        """Why the client is not let in; empty if it is."""
+        if mechanism not in self._mechanisms:
+            return f"unknown mechanism {mechanism!r:.40}"
+        if mechanism != "PLAIN":
+            return ""
+        try:
+            _, user, password = response.decode().split("\0")
+        except ValueError:  # also: no UTF-8
+            return "malformed PLAIN response"
+        return "" if self._verify_plain(user, password) else "PLAIN: unknown user or wrong password"
+
+    def _fail(self, step: Step, reason: str) -> None:
+        step.failed, step.reason, self._buffer = True, reason, b""
+
+
+def _frame(descriptor: int, fields: list[object]) -> bytes:
+    body = encode(Described(ULong(descriptor), fields))
+    return (8 + len(body)).to_bytes(4, "big") + bytes((2, _SASL_FRAME, 0, 0)) + body
