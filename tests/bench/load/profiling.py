@@ -6,6 +6,7 @@ comparable: the sampler takes its share of the machine.
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from pathlib import Path
 SAMPLES_PER_S = 200
 TOP = 40
 STOPS_WITHIN_S = 30.0
+_LINE = re.compile(r":\d+\)$")
+"""Where in a function a sample was taken: left out, so that its samples add up."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,7 +59,7 @@ def top_functions(raw: str) -> str:
     whole: Counter[str] = Counter()
     for line in raw.splitlines():
         stack, _, samples = line.rpartition(" ")
-        frames = stack.split(";")
+        frames = [_LINE.sub(")", frame) for frame in stack.split(";")]
         own[frames[-1]] += int(samples)
         for frame in set(frames):
             whole[frame] += int(samples)
