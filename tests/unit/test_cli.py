@@ -1,0 +1,82 @@
+"""The command line, as a process: what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.config import Settings, variable_of
+
+
+def partibus(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PARTIBUS_")}
+    return subprocess.run(
+        [sys.executable, "-m", "broker", *arguments],
+        env={**kept, "COLUMNS": "200", "NO_COLOR": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_version_is_printed() -> None:
+    done = partibus("--version")
+    assert (done.returncode, done.stdout.split()[0]) == (0, "partibus")
+
+
+def test_help_shows_examples_variables_and_defaults() -> None:
+    done = partibus("serve", "--help")
+    assert done.returncode == 0
+    for text in (
+        "partibus serve --config docker/config.json",
+        "PARTIBUS_AMQP_PORT",
+        "5672",
+        "Endpoint=sb://localhost",
+        "partibus settings",
+    ):
+        assert text in done.stdout
+
+
+def test_every_setting_is_listed_and_no_value_in_effect() -> None:
+    done = partibus("settings", PARTIBUS_SAS_KEY="a-secret-key")
+    assert done.returncode == 0
+    assert all(variable_of(name) in done.stdout for name in Settings.model_fields)
+    assert "a-secret-key" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--amqps-port", "99999"], {}, "PARTIBUS_AMQPS_PORT: Input should be less than or equal to 65535 (got '99999')"),
+        ([], {"PARTIBUS_FSYNC": "often"}, "PARTIBUS_FSYNC: Input should be 'always', 'interval' or 'never' (got 'often')"),
+        (["--config", "missing.json"], {}, "missing.json: cannot be read"),
+        (["--log-format", "colourful"], {}, "--log-format"),
+        (["--amqp-port", "many"], {}, "--amqp-port"),
+        (["--no-such-option"], {}, "--no-such-option"),
+    ],
+)
+def test_wrong_settings_end_with_code_2_and_say_what_is_wrong(arguments: list[str], environment: dict[str, str], message: str) -> None:
+    done = partibus("serve", *arguments, **environment)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_configuration_file_ends_with_code_2_and_names_file_field_and_reason(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"UserConfig": {"Namespaces": [{"Name": "n", "Queues": [{"Name": "q", "Properties": {"LockDuration": "PT9M"}}]}]}}')
+    done = partibus("serve", "--data-dir", str(tmp_path / "data"), PARTIBUS_CONFIG=str(path))
+    assert done.returncode == 2
+    assert f"{path}: UserConfig.Namespaces[0].Queues[0].Properties.LockDuration: The supplied lock time" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_asking_for_the_health_of_a_broker_that_is_not_there_ends_with_code_1() -> None:
+    done = partibus("health", "--url", "http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("partibus: http://127.0.0.1:1: ")
