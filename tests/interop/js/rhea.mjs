@@ -1,8 +1,8 @@
 // rhea, a plain AMQP 1.0 client that knows nothing of Service Bus, against the running broker.
 import assert from "node:assert/strict";
 import rhea from "rhea";
-import { connect, decode, lockTokens, openReceiver, openSender, outcomes, rejection, request, sequenceNumbers } from "./amqp.mjs";
-import { lockShortMs, run, sleep } from "./harness.mjs";
+import { connect, decode, lockTokens, openReceiver, openSender, outcomes, request, sequenceNumbers } from "./amqp.mjs";
+import { lockShortMs, rejection, run, sleep } from "./harness.mjs";
 
 const { types, message } = rhea;
 const BATCH_FORMAT = 0x80013700;
