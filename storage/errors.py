@@ -11,10 +11,19 @@ class StorageError(Exception):
 
 
 class CommitFailed(StorageError):
-    """A write or a sync failed: the log is unusable from here on and wants to be opened anew (durability rule 4).
+    """A write or a sync failed, and what of it reached the disk is not known (durability rule 4).
 
-    Nothing of the failed commit will ever be read again once the log has been reopened.
+    A log is unusable from here on and wants to be claimed anew; once it has been, nothing of the failed commit is ever
+    read again. A document of the catalogue may be the old or the new one after a restart.
     """
+
+
+class DiskFailed(StorageError):
+    """The disk refused something that is no commit: to list, to open, to read. What is stored is as it was."""
+
+
+class UnknownFormat(StorageError):
+    """A file was written by a version of the format that this program does not know; it was not touched."""
 
 
 class DiskFull(StorageError):

@@ -13,10 +13,11 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 Position = NewType("Position", int)
-"""A logical byte position in one log; never reused, also not after a restart or a failed commit that was refused."""
+"""A logical byte position in one log. Once a frame is durable, its position never means anything else, also not after a
+restart; a position whose commit failed may be given to another, which its epoch and the digest chain tell apart."""
 
 FRAME_HEADER_BYTES = 64
 """Bytes in front of the first record of a frame (`storage/record.py` draws them)."""
@@ -55,9 +56,8 @@ class Commit:
         return bool(self.parts)
 
 
-@dataclass(slots=True, frozen=True)
-class Record:
-    """One record as it is replayed or fetched."""
+class Record(NamedTuple):
+    """One record as it is replayed or fetched. A tuple, for a replay makes one for each record of the log."""
 
     kind: int
     version: int
@@ -74,7 +74,18 @@ class Frame:
     data: bytes
     """The whole frame, header included: `data[offset:offset + size]` is what `Commit.add` and `Record.offset` speak of."""
 
-    def records(self) -> list[Record]: ...
+    def records(self) -> list[Record]:
+        """The records of the commit, in order."""
+        view = memoryview(self.data)
+        records: list[Record] = []
+        offset, end = FRAME_HEADER_BYTES, len(view)
+        while offset < end:
+            length, kind, version, _ = RECORD_HEADER.unpack_from(view, offset)
+            offset += RECORD_HEADER_BYTES
+            records.append(Record(kind, version, offset, view[offset : offset + length]))
+            offset += length
+        assert offset == end, "the records of a verified frame fill it"
+        return records
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,7 +97,10 @@ class Checkpoint:
 
 
 class Log(Protocol):
-    """One partition's log. Owned by one task; only `append` and `fetch` may be under way at the same time."""
+    """One partition's log. Owned by one task.
+
+    One `append`, any number of `fetch`, and one of `save_checkpoint` and `trim` may be under way at the same time.
+    """
 
     @property
     def end(self) -> Position:
@@ -95,6 +109,13 @@ class Log(Protocol):
     @property
     def start(self) -> Position:
         """The lowest position that was not trimmed."""
+
+    @property
+    def trim_points(self) -> Sequence[Position]:
+        """Ascending, above `start`: the positions at which `trim` gives room back; between them it waits for the next.
+
+        What a few live records keep in front of the first one can be appended again, and then trimmed (compaction).
+        """
 
     async def claim(self, epoch: int | None = None) -> int:
         """Open the log and become its owner; gives the epoch, higher than any before (epoch given: that one).
@@ -107,26 +128,31 @@ class Log(Protocol):
         """The newest whole checkpoint, or None."""
 
     def replay(self, since: Position) -> AsyncIterator[Frame]:
-        """Every frame from `since` (a frame's position) to the end, in order, verified. Raises CorruptRecord."""
+        """Every frame from `since` (a frame's position, or `end`) on, in order, verified. Raises CorruptRecord, DiskFailed."""
 
     def begin(self) -> Commit:
         """A new, empty commit that will stand at `end`."""
 
-    async def append(self, commit: Commit) -> None:
+    async def append(self, commit: Commit, urgent: bool = False) -> None:
         """Make the commit durable. Only one at a time; `end` moves when it is.
 
+        `urgent` commits (settlements: what gives room back in the end) may use the room kept in reserve for a full disk
+        (durability rule 6). A commit that has begun is carried to its end also when the caller is cancelled.
         Raises CommitFailed (the log must be claimed anew, which gives up what this commit may have left on disk),
         DiskFull (nothing happened), Fenced.
         """
 
     async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
-        """The frames that stand at these positions, verified. Raises CorruptRecord."""
+        """The frames that stand at these positions, in the order asked for, verified. Raises CorruptRecord, DiskFailed."""
 
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep the checkpoint durably in place of the one before. Raises StorageError; the old one stays then."""
 
     async def trim(self, position: Position) -> None:
-        """Nothing below `position` will be read again: whole segments below it are deleted."""
+        """Nothing below `position` will be read again: what lies below the last trim point up to it is given back.
+
+        What a replay from the newest checkpoint would read is kept in any case.
+        """
 
     async def close(self) -> None:
         """Finish what is under way and release the files. The log may be claimed again."""

@@ -1,0 +1,134 @@
+"""Catalogue: a durable set of named small documents, such as the broker's entities and settings.
+
+Each document is a file of its own, replaced as a whole or not at all. All numbers are little endian.
+
+    offset  size  field
+         0     8  magic "PbDocmnt"
+         8     4  CRC-32C of everything behind
+        12     2  format version, 1
+        14     2  length of the name in bytes
+        16     4  length of the document in bytes
+        20     …  name, UTF-8
+         …     …  document
+
+The file's name begins with that of the document, as far as it is plain, and goes on with a digest of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from hashlib import blake2b
+from pathlib import Path
+
+from storage.disk import TEMPORARY_SUFFIX, Disk, disk_error, make_directories, publish
+from storage.errors import CommitFailed, CorruptRecord, UnknownFormat
+from storage.record import crc32c
+from storage.threads import run_to_end
+
+FORMAT_VERSION = 1
+DOCUMENT_SUFFIX = ".document"
+NAME_BYTES_MAX = 65_535
+
+_MAGIC = b"PbDocmnt"
+_HEAD = struct.Struct("<8sI")
+_TAIL = struct.Struct("<HHI")
+_NAME_AT = _HEAD.size + _TAIL.size
+
+
+class Catalogue:
+    """The documents in one folder, whose parent exists. One caller at a time; the others wait."""
+
+    def __init__(self, directory: Path, disk: Disk) -> None:
+        self._directory = directory
+        self._disk = disk
+        self._turn = asyncio.Lock()
+
+    async def load_all(self) -> dict[str, bytes]:
+        """All documents by name; removes what a crash has left half done.
+
+        Raises CorruptRecord, which names the file, UnknownFormat, DiskFailed.
+        """
+        async with self._turn:
+            return await run_to_end(None, self._load_all)
+
+    async def put(self, name: str, document: bytes) -> None:
+        """Keep the document in place of the one of that name; durable when it returns.
+
+        Raises DiskFull (nothing happened), CommitFailed (after a restart it may be the old one or the new one).
+        """
+        async with self._turn:
+            await run_to_end(None, lambda: self._put(name, document))
+
+    async def delete(self, name: str) -> None:
+        """Remove the document, if there is one; durable when it returns. Raises CommitFailed."""
+        async with self._turn:
+            await run_to_end(None, lambda: self._delete(name))
+
+    def _load_all(self) -> dict[str, bytes]:
+        documents: dict[str, bytes] = {}
+        try:
+            for file_name in sorted(self._disk.names(self._directory)):
+                path = self._directory / file_name
+                if file_name.endswith(TEMPORARY_SUFFIX):
+                    self._disk.remove(path)
+                elif file_name.endswith(DOCUMENT_SUFFIX):
+                    name, document = _decode(self._read(path), path)
+                    documents[name] = document
+        except OSError as error:
+            raise disk_error(error, self._directory) from error
+        return documents
+
+    def _read(self, path: Path) -> bytes:
+        fd = self._disk.open_read(path)
+        try:
+            return self._disk.read(fd, self._disk.size(fd), 0)
+        finally:
+            self._disk.close(fd)
+
+    def _put(self, name: str, document: bytes) -> None:
+        try:
+            make_directories(self._disk, self._directory.parent, [self._directory.name])
+        except OSError as error:
+            raise CommitFailed(f"{self._directory}: {error.strerror}") from error
+        fd = publish(self._disk, self._directory / file_name_of(name), _encode(name, document))
+        self._disk.close(fd)
+
+    def _delete(self, name: str) -> None:
+        try:
+            self._disk.remove(self._directory / file_name_of(name))
+            self._disk.sync_directory(self._directory)
+        except FileNotFoundError:
+            return  # there is no folder yet
+        except OSError as error:
+            raise CommitFailed(f"{self._directory}: {error.strerror}") from error
+
+
+def file_name_of(name: str) -> str:
+    """The file that holds the document of this name."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
+    return f"{plain}-{blake2b(name.encode(), digest_size=16).hexdigest()}{DOCUMENT_SUFFIX}"
+
+
+def _encode(name: str, document: bytes) -> list[bytes]:
+    encoded = name.encode()
+    assert len(encoded) <= NAME_BYTES_MAX
+    rest = _TAIL.pack(FORMAT_VERSION, len(encoded), len(document)) + encoded + document
+    return [_HEAD.pack(_MAGIC, crc32c(rest)), rest]
+
+
+def _decode(data: bytes, path: Path) -> tuple[str, bytes]:
+    if len(data) < _NAME_AT:
+        raise CorruptRecord(str(path), len(data), "the document is cut off")
+    magic, crc = _HEAD.unpack_from(data)
+    if magic != _MAGIC or crc != crc32c(data[_HEAD.size :]):
+        raise CorruptRecord(str(path), 0, "the document's checksum does not match")
+    version, name_length, length = _TAIL.unpack_from(data, _HEAD.size)
+    if version != FORMAT_VERSION:
+        raise UnknownFormat(f"{path}: document format version {version} is not known, only {FORMAT_VERSION}")
+    name = data[_NAME_AT : _NAME_AT + name_length].decode()
+    document = data[_NAME_AT + name_length :]
+    if len(document) != length or path.name != file_name_of(name):
+        raise CorruptRecord(str(path), 0, f"the file is not the document {name!r} that it says it is")
+    return name, document

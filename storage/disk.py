@@ -1,0 +1,219 @@
+"""Disk: the few things storage does with files. The only file that opens, writes, syncs, renames and removes them.
+
+`LocalDisk` is one system call per method, so that a test's disk can refuse each of them, or remember what was synced
+(`tests/support/faulty_disk.py`, `tests/support/recording_disk.py`). What they make together is below the classes:
+`write_all`, and `publish`, the only way in which a file appears under its final name.
+
+Rules of the Linux file systems that everything here stands on:
+- data is durable once `sync` returned, not before, and not at all if it failed: a failed sync marks the pages clean, so
+  that a second one succeeds without having written anything. It is never repeated on the same file (durability rule 4);
+- a new, renamed or removed name is durable once `sync_directory` returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from storage.errors import CommitFailed, DiskFailed, DiskFull, StorageError
+
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Ends the name of a file that is not published yet; whoever finds one after a crash may remove it."""
+
+_IOV_MAX = 1024
+"""Buffers per write (Linux: UIO_MAXIOV)."""
+
+
+class Disk(Protocol):
+    """Files by descriptor, directories by path. Every method blocks, and raises OSError."""
+
+    def names(self, directory: Path) -> list[str]:
+        """The names in a directory, in no order; none if it does not exist."""
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory whose parent exists; nothing if it is there."""
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory and all in it; nothing if it is not there."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the directory's names durable."""
+
+    def create(self, path: Path) -> int:
+        """Open a new, empty file for writing and reading; one of that name is emptied."""
+
+    def open_write(self, path: Path) -> int:
+        """Open an existing file for writing and reading."""
+
+    def open_read(self, path: Path) -> int:
+        """Open an existing file for reading."""
+
+    def close(self, fd: int) -> None:
+        """Close what `create`, `open_write`, `open_read` or `lock` gave."""
+
+    def size(self, fd: int) -> int:
+        """The file's size in bytes."""
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Up to `size` bytes at `offset`; fewer only at the file's end."""
+
+    def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
+        """Write the buffers one after the other at `offset`; gives how many bytes were written, which may be too few."""
+
+    def sync(self, fd: int) -> None:
+        """Make the file's bytes and size durable."""
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut the file off."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file or directory another name in its directory, in place of what bears it."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; nothing if it is not there."""
+
+    def lock(self, path: Path) -> int:
+        """Open a file, made if need be, that no other process has locked; BlockingIOError if one has."""
+
+
+class LocalDisk:
+    """The machine's own file system."""
+
+    def names(self, directory: Path) -> list[str]:
+        try:
+            return os.listdir(directory)
+        except FileNotFoundError:
+            return []
+
+    def make_directory(self, path: Path) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o750)
+
+    def remove_tree(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def create(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+
+    def open_write(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def open_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
+        return os.pwritev(fd, buffers[:_IOV_MAX], offset)
+
+    def sync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def lock(self, path: Path) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+
+def write_all(disk: Disk, fd: int, buffers: Sequence[bytes], offset: int) -> None:
+    """Write every byte of the buffers at `offset`; a short write goes on where it stopped. Raises OSError."""
+    length = sum(map(len, buffers))
+    written = disk.write(fd, buffers, offset)
+    if written == length:
+        return
+    rest = memoryview(b"".join(buffers))
+    while written < length:
+        more = disk.write(fd, [bytes(rest[written:])], offset + written)
+        if more <= 0:
+            raise OSError(errno.EIO, "a write took no bytes")
+        written += more
+
+
+def publish(disk: Disk, path: Path, buffers: Sequence[bytes]) -> int:
+    """Make a file appear at `path`, whole and durable or not at all; gives its descriptor, still open for writing.
+
+    Raises DiskFull if nothing happened, CommitFailed if the name may or may not be durable.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    fd = -1
+    try:
+        fd = disk.create(temporary)
+        write_all(disk, fd, buffers, 0)
+        disk.sync(fd)
+        disk.rename(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            disk.remove(temporary)
+        close_quietly(disk, fd)
+        raise commit_error(error, path) from error
+    try:
+        disk.sync_directory(path.parent)
+    except OSError as error:
+        close_quietly(disk, fd)
+        raise CommitFailed(f"{path}: its directory could not be synced: {error.strerror}") from error
+    return fd
+
+
+def make_directories(disk: Disk, root: Path, names: Iterable[str]) -> None:
+    """Make `root/name/name/…` durably; `root` exists. Raises OSError."""
+    directory = root
+    for name in names:
+        parent, directory = directory, directory / name
+        disk.make_directory(directory)
+        disk.sync_directory(parent)
+
+
+def close_quietly(disk: Disk, fd: int) -> None:
+    """Close a descriptor whose content does not matter any more; -1 is none."""
+    if fd >= 0:
+        with contextlib.suppress(OSError):
+            disk.close(fd)
+
+
+def commit_error(error: OSError, path: Path) -> StorageError:
+    """What a failed write or sync means, provided that nothing of it is kept when the disk was full."""
+    if error.errno in FULL_ERRNOS:
+        return DiskFull(f"{path}: {error.strerror}")
+    return CommitFailed(f"{path}: {error.strerror}")
+
+
+def disk_error(error: OSError, path: Path) -> DiskFailed:
+    """What a failure of anything that is no commit means."""
+    return DiskFailed(f"{path}: {error.strerror}")

@@ -1,0 +1,68 @@
+"""Reading single frames of a log by position: neighbours with one read, each frame verified. Blocking; for a thread."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from storage.disk import Disk
+from storage.errors import CorruptRecord
+from storage.log import FRAME_HEADER_BYTES, Frame, Position
+from storage.open_files import OpenFiles
+from storage.record import FrameCodec, crc32c
+from storage.segment import Segment
+
+GAP_BYTES_MAX = 64 << 10
+"""Positions this close are read at once: copying so much from memory costs about as much as another call."""
+RUN_BYTES_MAX = 1 << 20
+"""What is read at once, at most, but for a larger frame."""
+
+
+def fetch_frames(
+    disk: Disk, files: OpenFiles, segments: Sequence[Segment], codec: FrameCodec, end: Position, positions: Sequence[Position]
+) -> list[Frame]:
+    """The frames at these positions of a log that ends at `end`. Raises CorruptRecord, OSError."""
+    wanted = sorted(set(positions))
+    assert wanted[0] >= segments[0].base and wanted[-1] < end, "only what is in the log is fetched"
+    bases = [segment.base for segment in segments]
+    found: dict[Position, Frame] = {}
+    first = 0
+    while first < len(wanted):
+        place = bisect_right(bases, wanted[first]) - 1
+        segment = segments[place]
+        limit = segments[place + 1].base if place + 1 < len(segments) else end
+        last = first
+        while last + 1 < len(wanted) and _joins(wanted, first, last, limit):
+            last += 1
+        run = wanted[first : last + 1]
+        with files.reading(segment.path) as fd:
+            chunk = disk.read(fd, min(run[-1] - run[0] + GAP_BYTES_MAX, limit - run[0]), segment.offset_of(run[0]))
+            for position in run:
+                found[position] = _frame(disk, fd, segment, codec, limit, chunk, position - run[0], position)
+        first = last + 1
+    return [found[position] for position in positions]
+
+
+def _joins(wanted: list[Position], first: int, last: int, limit: Position) -> bool:
+    """Whether the position behind `last` is read together with the run that began at `first`."""
+    following = wanted[last + 1]
+    return following < limit and following - wanted[last] <= GAP_BYTES_MAX and following - wanted[first] < RUN_BYTES_MAX
+
+
+def _frame(
+    disk: Disk, fd: int, segment: Segment, codec: FrameCodec, limit: Position, chunk: bytes, begin: int, position: Position
+) -> Frame:  # fmt: skip
+    """The frame that begins at `begin` in the chunk, the rest of it read if need be."""
+    offset = segment.offset_of(position)
+    header = codec.parse_header(chunk[begin : begin + FRAME_HEADER_BYTES])
+    if header is None or header.position != position:
+        raise CorruptRecord(str(segment.path), offset, "no frame header")
+    size = FRAME_HEADER_BYTES + header.body_length
+    data = chunk[begin : begin + size]
+    if len(data) < size and position + size <= limit:
+        data += disk.read(fd, size - len(data), offset + len(data))
+    if len(data) < size:
+        raise CorruptRecord(str(segment.path), offset, "the frame is cut off")
+    if crc32c(data[FRAME_HEADER_BYTES:]) != header.body_crc:
+        raise CorruptRecord(str(segment.path), offset, "the frame's checksum does not match")
+    return Frame(position, data)

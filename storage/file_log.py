@@ -1,0 +1,434 @@
+"""FileLog: `Log` on local files. Knows which segment a position is in, and when a log may be written to.
+
+Invariants:
+- `end` moves when a commit's job has ended well, also if its caller was cancelled meanwhile; positions below it are read,
+  nothing else is (durability rules 1 to 3);
+- after CommitFailed everything is refused until `claim`, which goes on in a new segment (durability rule 4);
+- after DiskFull nothing has changed (durability rule 6);
+- all segments but the active one are durable as a whole.
+
+What runs in a thread is a method of a job or a function given to `run_to_end`; all else runs in the event loop. `_turn` lets
+one job at a time near the active segment, `_housekeeping` one of checkpoint and trim near the older files; who wants
+both takes `_housekeeping` first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from storage.checkpoint import StoredCheckpoint, checkpoint_paths, newest_checkpoint, write_checkpoint
+from storage.committer import Committer
+from storage.disk import Disk, disk_error, make_directories
+from storage.errors import CommitFailed, CorruptRecord, DiskFull
+from storage.fetch import fetch_frames
+from storage.log import Checkpoint, Commit, Frame, Position
+from storage.open_files import OpenFiles
+from storage.record import Chain, after
+from storage.recovery import OpenLog, claim_log, reclaim_log
+from storage.reserve import Reserve
+from storage.scan import FrameScanner
+from storage.segment import SEGMENT_HEADER_BYTES, ActiveSegment
+from storage.threads import run_to_end
+
+Fsync = Literal["always", "interval", "never"]
+
+RECENT_CHAINS = 1024
+"""So many commits after a position, a checkpoint taken there still tells recovery what the next frame must be."""
+
+DEAD_BYTES_MIN = 1 << 20
+"""An active segment with more than this in it is given back when all of it was trimmed."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True, frozen=True)
+class Shared:
+    """What the logs of one store share."""
+
+    root: Path
+    disk: Disk
+    committer: Committer
+    executor: Executor
+    """For everything but commits."""
+    files: OpenFiles
+    reserve: Reserve
+    fsync: Fsync
+    segment_bytes_max: int
+    make_salt: Callable[[], bytes]
+    prepare: Callable[[], Awaitable[None]]
+    """Awaited before the first file is touched."""
+    unsynced: Callable[[FileLog], None]
+    """Called when a commit was acknowledged that wants to be synced later."""
+    reserve_released: Callable[[], None]
+    """Called when the reserve was found released."""
+
+
+class _State(enum.Enum):
+    UNCLAIMED = "unclaimed"
+    OPEN = "open"
+    FAILED = "failed"
+
+
+class FileLog:
+    """The log of one partition on local files; made by `FileLogStore.log`. See `storage.log.Log`."""
+
+    def __init__(self, shared: Shared, directory: Path, entity: str, partition: int) -> None:
+        self._shared = shared
+        self._directory = directory
+        self._entity = entity
+        self._partition = partition
+        self._state = _State.UNCLAIMED
+        self._opened: OpenLog | None = None
+        self._recent: deque[Chain] = deque(maxlen=RECENT_CHAINS)
+        self._turn = asyncio.Lock()
+        self._housekeeping = asyncio.Lock()
+
+    # --- where it begins and ends ---
+
+    @property
+    def end(self) -> Position:
+        return self._known().tail.position
+
+    @property
+    def start(self) -> Position:
+        return self._known().segments[0].base
+
+    @property
+    def trim_points(self) -> Sequence[Position]:
+        return [segment.base for segment in self._known().segments[1:]]
+
+    def _known(self) -> OpenLog:
+        assert self._opened is not None, "the log was claimed"
+        return self._opened
+
+    def _open(self) -> OpenLog:
+        """The log, if it may be used. Raises CommitFailed."""
+        if self._state is _State.FAILED:
+            raise CommitFailed(f"{self._directory}: an earlier commit failed, and the log was not claimed since")
+        assert self._state is _State.OPEN, "the log was claimed"
+        return self._known()
+
+    # --- claim and close ---
+
+    async def claim(self, epoch: int | None = None) -> int:
+        await self._shared.prepare()
+        async with self._housekeeping, self._turn:
+            if self._state is _State.OPEN:
+                await self._close_files()
+            try:
+                await run_to_end(self._shared.executor, lambda: self._claim(epoch))
+            finally:
+                self._mind_the_reserve()
+            opened = self._known()
+            self._state = _State.OPEN
+            self._recent.clear()
+            self._recent.append(opened.tail)
+            _log.info("log.claimed", directory=str(self._directory), epoch=opened.epoch, position=opened.tail.position)
+            return opened.epoch
+
+    def _claim(self, epoch: int | None) -> None:
+        """In a thread. Claiming writes a little: on a full disk it may take the reserve (durability rule 6)."""
+        try:
+            self._claim_once(epoch)
+        except DiskFull:
+            self._shared.reserve.release()
+            self._claim_once(epoch)
+
+    def _claim_once(self, epoch: int | None) -> None:
+        shared = self._shared
+        try:
+            if self._state is _State.FAILED:
+                opened = self._known()
+                shared.files.forget(opened.active.segment.path)
+                reclaim_log(shared.disk, opened, epoch)
+                return
+            make_directories(shared.disk, shared.root, [self._directory.parent.name, self._directory.name])
+            self._opened = claim_log(shared.disk, self._directory, self._entity, self._partition, epoch, shared.make_salt())
+        except OSError as error:
+            raise disk_error(error, self._directory) from error
+
+    async def close(self) -> None:
+        async with self._housekeeping, self._turn:
+            if self._opened is not None:
+                await self._close_files()
+
+    async def _close_files(self) -> None:
+        """Sync what is not synced yet and close. A log that failed keeps what it knows for the next claim."""
+        opened = self._known()
+        try:
+            if self._state is _State.OPEN and opened.durable < opened.tail.position:
+                await self._shared.committer.run(_Sync(self, opened))
+        finally:
+            failed = self._state is _State.FAILED
+            if not failed:
+                self._state, self._opened = _State.UNCLAIMED, None
+            await run_to_end(self._shared.executor, lambda: self._release_files(opened, failed))
+
+    def _release_files(self, opened: OpenLog, failed: bool) -> None:
+        if failed:
+            opened.active.abandon()
+        else:
+            opened.active.close()
+        for segment in opened.segments:
+            self._shared.files.forget(segment.path)
+
+    # --- commits ---
+
+    def begin(self) -> Commit:
+        return Commit(self._open().tail.position)
+
+    async def append(self, commit: Commit, urgent: bool = False) -> None:
+        async with self._turn:
+            opened = self._open()
+            assert commit.start == opened.tail.position and commit.parts, "one commit at a time, and not an empty one"
+            if not urgent and not self._shared.reserve.held:
+                self._shared.reserve_released()
+                raise DiskFull(f"{self._directory}: what room there is serves settlements")
+            await self._shared.committer.run(_Append(self, opened, commit, urgent))
+
+    async def sync(self) -> None:
+        """Make what was acknowledged unsynced durable; a failure shows at the next append. For `fsync: interval`."""
+        async with self._turn:
+            opened = self._opened
+            if self._state is _State.OPEN and opened is not None and opened.durable < opened.tail.position:
+                try:
+                    await self._shared.committer.run(_Sync(self, opened))
+                except CommitFailed as error:
+                    _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
+
+    def _committed(self, opened: OpenLog, tail: Chain, durable: bool) -> None:
+        """A frame was written. Called by its job, in the event loop."""
+        opened.tail = tail
+        self._recent.append(tail)
+        if durable:
+            opened.durable = tail.position
+        else:
+            self._shared.unsynced(self)
+
+    def _ended(self, error: Exception | None) -> None:
+        """A job has ended. Called by it, in the event loop."""
+        if error is not None and not isinstance(error, DiskFull):
+            self._state = _State.FAILED
+            _log.error("log.failed", directory=str(self._directory), position=self._known().tail.position, error=str(error))
+        self._mind_the_reserve()
+
+    def _mind_the_reserve(self) -> None:
+        if not self._shared.reserve.held:
+            self._shared.reserve_released()
+
+    # --- reading ---
+
+    async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
+        if not positions:
+            return []
+        opened, shared = self._open(), self._shared
+        segments, end = tuple(opened.segments), opened.tail.position
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(
+                shared.executor, fetch_frames, shared.disk, shared.files, segments, opened.codec, end, positions
+            )  # fmt: skip
+        except OSError as error:
+            raise disk_error(error, self._directory) from error
+
+    async def replay(self, since: Position) -> AsyncIterator[Frame]:
+        opened, shared = self._open(), self._shared
+        segments, tail = tuple(opened.segments), opened.tail
+        assert segments[0].base <= since <= tail.position, "only what is in the log is replayed"
+        loop = asyncio.get_running_loop()
+        for number, segment in enumerate(segments):
+            behind = segments[number + 1].header.chain if number + 1 < len(segments) else tail
+            if behind.position <= since:
+                continue
+            start = segment.header.chain if since <= segment.base else Chain(since, 0, None)
+            try:
+                with shared.files.reading(segment.path) as fd:
+                    scanner = FrameScanner(shared.disk, fd, segment, opened.codec, start, behind.position)
+                    while frames := await loop.run_in_executor(shared.executor, scanner.frames):
+                        for frame in frames:
+                            yield frame
+            except OSError as error:
+                raise disk_error(error, segment.path) from error
+            if scanner.chain != behind:
+                why = scanner.why or "the frames do not lead to those behind them"
+                raise CorruptRecord(str(segment.path), segment.offset_of(scanner.chain.position), why)
+
+    # --- checkpoints and trimming ---
+
+    async def load_checkpoint(self) -> Checkpoint | None:
+        opened, shared = self._open(), self._shared
+        first = opened.segments[0]
+
+        def load() -> StoredCheckpoint | None:
+            paths = checkpoint_paths(self._directory, shared.disk.names(self._directory))
+            return newest_checkpoint(shared.disk, paths, first.header.salt, first.base)
+
+        try:
+            stored = await asyncio.get_running_loop().run_in_executor(shared.executor, load)
+        except OSError as error:
+            raise disk_error(error, self._directory) from error
+        return stored.checkpoint if stored else None
+
+    async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        async with self._housekeeping:
+            opened, shared = self._open(), self._shared
+            assert opened.segments[0].base <= checkpoint.position <= opened.tail.position, "a checkpoint of this log"
+            chain = self._chain_at(checkpoint.position)
+            if opened.durable < checkpoint.position:
+                await self.sync()  # a checkpoint never stands behind the end of what is durable
+                self._open()
+            salt = opened.segments[0].header.salt
+            stored = StoredCheckpoint(checkpoint, chain, opened.epoch, self._partition, salt)
+
+            def save() -> None:
+                try:
+                    write_checkpoint(shared.disk, self._directory, stored)
+                except DiskFull:
+                    shared.reserve.release()  # without a checkpoint no segment is ever given back (durability rule 6)
+                    write_checkpoint(shared.disk, self._directory, stored)
+                opened.checkpoint_position = checkpoint.position
+
+            try:
+                await run_to_end(shared.executor, save)
+            finally:
+                self._mind_the_reserve()
+
+    def _chain_at(self, position: Position) -> Chain:
+        """The place, with the digest of the frame before it if that is still known."""
+        for chain in reversed(self._recent):
+            if chain.position == position:
+                return chain
+        for segment in self._known().segments:
+            if segment.base == position:
+                return segment.header.chain
+        return Chain(position, 0, None)
+
+    async def trim(self, position: Position) -> None:
+        async with self._housekeeping:
+            opened, shared = self._open(), self._shared
+            if opened.checkpoint_position is None:
+                return
+            limit = min(position, opened.checkpoint_position)
+            if limit >= opened.tail.position and opened.active.used >= DEAD_BYTES_MIN:
+                await self._roll(limit)
+            while len(opened.segments) > 1 and opened.segments[1].base <= limit:
+                path = opened.segments[0].path
+                shared.files.forget(path)
+
+                def remove(path: Path = path) -> None:
+                    shared.disk.remove(path)
+                    shared.disk.sync_directory(self._directory)  # oldest first, one by one: a gap is always damage
+                    del opened.segments[0]
+
+                try:
+                    await run_to_end(shared.executor, remove)
+                except OSError as error:
+                    raise disk_error(error, path) from error
+
+    async def _roll(self, limit: Position) -> None:
+        """Begin a new segment if nothing was appended behind `limit`."""
+        async with self._turn:
+            opened = self._open()
+            if opened.tail.position <= limit:
+                await self._shared.committer.run(_Roll(self, opened))
+
+
+class _Job:
+    """What the committer does for a log; the log's turn is held until `finish` was called."""
+
+    __slots__ = ("_log", "_opened", "_rolled")
+
+    def __init__(self, log: FileLog, opened: OpenLog) -> None:
+        self._log = log
+        self._opened = opened
+        self._rolled: ActiveSegment | None = None
+
+    @property
+    def _active(self) -> ActiveSegment:
+        return self._rolled or self._opened.active
+
+    def _roll(self) -> None:
+        """Begin a new segment at the end. In a thread."""
+        opened = self._opened
+        if opened.durable < opened.tail.position:
+            opened.active.sync()  # all but the active segment are durable
+        header = opened.active.segment.header._replace(epoch=opened.epoch, chain=opened.tail)
+        self._rolled = ActiveSegment.begin(self._log._shared.disk, opened.directory, header)
+        opened.active.close()
+
+    def finish(self, error: Exception | None) -> None:
+        if self._rolled is not None:
+            opened = self._opened
+            opened.active = self._rolled
+            opened.segments.append(self._rolled.segment)
+            opened.durable = self._rolled.segment.base
+        self._log._ended(error)
+
+
+class _Append(_Job):
+    """Write one frame, and sync it if it is to be durable before it is acknowledged."""
+
+    __slots__ = ("_after", "_frame", "_urgent")
+
+    def __init__(self, log: FileLog, opened: OpenLog, commit: Commit, urgent: bool) -> None:
+        super().__init__(log, opened)
+        self._urgent = urgent
+        body = b"".join(commit.parts)
+        header = opened.codec.header(body, opened.tail, opened.durable, opened.epoch)
+        self._frame = [header, body]
+        self._after = after(opened.tail.position, opened.tail.sequence, header, len(body))
+
+    def run(self) -> None:
+        try:
+            self._write()
+        except DiskFull:
+            if not self._urgent:
+                raise
+            self._log._shared.reserve.release()  # durability rule 6
+            self._write()
+        if self._log._shared.fsync == "always":
+            self._active.sync()  # durability rule 1
+
+    def _write(self) -> None:
+        bytes_max = self._log._shared.segment_bytes_max
+        used = self._active.used
+        if used > SEGMENT_HEADER_BYTES and used + len(self._frame[0]) + len(self._frame[1]) > bytes_max and self._rolled is None:
+            self._roll()
+        self._active.write(self._frame, fill_until=bytes_max)
+
+    def finish(self, error: Exception | None) -> None:
+        super().finish(error)
+        if error is None:
+            self._log._committed(self._opened, self._after, durable=self._log._shared.fsync == "always")
+
+
+class _Sync(_Job):
+    """Sync what was acknowledged unsynced."""
+
+    __slots__ = ()
+
+    def run(self) -> None:
+        self._opened.active.sync()
+
+    def finish(self, error: Exception | None) -> None:
+        super().finish(error)
+        if error is None:
+            self._opened.durable = self._opened.tail.position
+
+
+class _Roll(_Job):
+    """Begin a new segment, for all that is in the active one was trimmed."""
+
+    __slots__ = ()
+
+    def run(self) -> None:
+        self._roll()

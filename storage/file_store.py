@@ -1,0 +1,208 @@
+"""FileLogStore: all logs of a broker below one folder, and what they share.
+
+    <root>/lock                           held by the process that uses the folder
+    <root>/reserve                        room for settlements on a full disk (`reserve.py`)
+    <root>/logs/<entity>/<partition>/     segments and checkpoints of one log; the entity's name is percent-encoded
+    <root>/logs/<entity>#deleted/         an entity whose deletion was cut short: removed at the next start
+
+No log's file is opened before the log is claimed: ten thousand idle entities are ten thousand names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from storage.committer import Committer
+from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories
+from storage.errors import DiskFailed
+from storage.file_log import FileLog, Fsync, Shared
+from storage.open_files import OpenFiles
+from storage.reserve import Reserve
+from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
+from storage.threads import run_to_end
+
+LOGS_DIRECTORY = "logs"
+DELETED_SUFFIX = "#deleted"
+"""No percent-encoded name holds a `#`."""
+NAME_BYTES_MAX = 240
+"""Of an entity's percent-encoded name; file systems allow 255, and the suffix wants room."""
+
+
+class FileLogStore:
+    """Logs on local files. See `storage.log.LogStore`. Used from one event loop.
+
+    fsync: `always` syncs a commit before it is acknowledged, `interval` some time after, `never` leaves it to the system;
+    a segment that is full, a log that is closed, and what a checkpoint stands on are synced in any case.
+    fsync_interval_ms: how long after, at most, but for the sync itself.
+    segment_bytes_max: a segment is not filled beyond it, but for a single larger frame.
+    committer_threads, worker_threads: the former write and sync commits, the latter do all else.
+    open_files_max: descriptors kept open for reading.
+    reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk, 0 for none, and how often it is tried to
+    take it again once it was given up.
+    make_salt: 16 random bytes for each new log.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        disk: Disk | None = None,
+        *,
+        fsync: Fsync = "always",
+        fsync_interval_ms: int = 50,
+        segment_bytes_max: int = 64 << 20,
+        committer_threads: int = 4,
+        worker_threads: int = 4,
+        open_files_max: int = 256,
+        reserve_bytes: int = 4 << 20,
+        reserve_retry_ms: int = 1_000,
+        make_salt: Callable[[], bytes] = lambda: os.urandom(SALT_BYTES),
+    ) -> None:
+        self._root = root
+        self._disk: Disk = LocalDisk() if disk is None else disk
+        self._fsync_interval_ms = fsync_interval_ms
+        self._reserve_retry_ms = reserve_retry_ms
+        self._executor = ThreadPoolExecutor(worker_threads, thread_name_prefix="storage-work")
+        self._shared = Shared(
+            root=root / LOGS_DIRECTORY,
+            disk=self._disk,
+            committer=Committer(committer_threads),
+            executor=self._executor,
+            files=OpenFiles(self._disk, open_files_max),
+            reserve=Reserve(self._disk, root / "reserve", reserve_bytes),
+            fsync=fsync,
+            segment_bytes_max=segment_bytes_max,
+            make_salt=make_salt,
+            prepare=self._prepare,
+            unsynced=self._sync_later,
+            reserve_released=self._hold_reserve_later,
+        )
+        self._logs: dict[tuple[str, int], FileLog] = {}
+        self._preparing = asyncio.Lock()
+        self._lock_fd = -1
+        self._unsynced: set[FileLog] = set()
+        self._syncing: asyncio.Task[None] | None = None
+        self._holding: asyncio.Task[None] | None = None
+
+    def log(self, entity: str, partition: int) -> FileLog:
+        """See `LogStore.log`; the same object each time. Raises ValueError if the name is empty or too long to be stored."""
+        log = self._logs.get((entity, partition))
+        if log is None:
+            directory = self._directory(entity) / f"{partition:04x}"
+            log = self._logs[entity, partition] = FileLog(self._shared, directory, entity, partition)
+        return log
+
+    def _directory(self, entity: str) -> Path:
+        name = quote(entity, safe=" ")
+        if name.startswith("."):
+            name = f"%2E{name[1:]}"
+        if not name or len(name) > NAME_BYTES_MAX or len(entity.encode()) > ENTITY_BYTES_MAX:
+            raise ValueError(f"an entity's identifier has 1 to {ENTITY_BYTES_MAX} bytes, {NAME_BYTES_MAX} when percent-encoded: {entity!r}")
+        return self._shared.root / name
+
+    async def entities(self) -> list[str]:
+        """The identifiers of all entities that have logs, so that those nobody knows any more can be deleted."""
+        await self._prepare()
+        names = await run_to_end(self._executor, lambda: self._disk.names(self._shared.root))
+        return sorted(unquote(name) for name in names)
+
+    async def delete(self, entity: str) -> None:
+        await self._prepare()
+        for key in [key for key in self._logs if key[0] == entity]:
+            del self._logs[key]
+        directory = self._directory(entity)
+        await run_to_end(self._executor, lambda: self._delete(directory))
+
+    def _delete(self, directory: Path) -> None:
+        """Rename the entity's folder, durably, and then take the time to remove it."""
+        logs, deleted = directory.parent, directory.with_name(directory.name + DELETED_SUFFIX)
+        try:
+            if directory.name in self._disk.names(logs):
+                self._disk.remove_tree(deleted)
+                self._disk.rename(directory, deleted)
+            self._disk.sync_directory(logs)
+            self._disk.remove_tree(deleted)
+        except OSError as error:
+            raise disk_error(error, directory) from error
+
+    async def close(self) -> None:
+        for task in (self._syncing, self._holding):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        await self._shared.committer.close()
+        self._executor.shutdown()
+        self._shared.files.close()
+        close_quietly(self._disk, self._lock_fd)
+        self._lock_fd = -1
+
+    # --- before the first file is touched ---
+
+    async def _prepare(self) -> None:
+        """Make the folders, lock them, remove what a crash left, take the reserve. Raises DiskFailed."""
+        if self._lock_fd >= 0:
+            return
+        async with self._preparing:
+            if self._lock_fd < 0:
+                await run_to_end(self._executor, self._prepare_folder)
+                if not self._shared.reserve.held:
+                    self._hold_reserve_later()
+
+    def _prepare_folder(self) -> None:
+        disk, fd = self._disk, -1
+        try:
+            _make_root(disk, self._root)
+            make_directories(disk, self._root, [LOGS_DIRECTORY])
+            fd = disk.lock(self._root / "lock")
+            for name in disk.names(self._shared.root):
+                if name.endswith(DELETED_SUFFIX):
+                    disk.remove_tree(self._shared.root / name)
+        except BlockingIOError as error:
+            raise DiskFailed(f"{self._root}: another process uses this folder") from error
+        except OSError as error:
+            close_quietly(disk, fd)
+            raise disk_error(error, self._root) from error
+        self._shared.reserve.hold()
+        self._lock_fd = fd
+
+    # --- in the background ---
+
+    def _sync_later(self, log: FileLog) -> None:
+        """Sync the log within the interval (`fsync: interval`)."""
+        if self._shared.fsync != "interval":
+            return
+        self._unsynced.add(log)
+        if self._syncing is None:
+            self._syncing = asyncio.create_task(self._sync_unsynced(), name="storage-sync")
+
+    async def _sync_unsynced(self) -> None:
+        while self._unsynced:
+            await asyncio.sleep(self._fsync_interval_ms / 1_000)
+            logs, self._unsynced = self._unsynced, set()
+            await asyncio.gather(*(log.sync() for log in logs))
+        self._syncing = None
+
+    def _hold_reserve_later(self) -> None:
+        """Try to take the reserve again, until there is room."""
+        if self._holding is None:
+            self._holding = asyncio.create_task(self._hold_reserve(), name="storage-reserve")
+
+    async def _hold_reserve(self) -> None:
+        while not self._shared.reserve.held:
+            await asyncio.sleep(self._reserve_retry_ms / 1_000)
+            await run_to_end(self._executor, self._shared.reserve.hold)
+        self._holding = None
+
+
+def _make_root(disk: Disk, root: Path) -> None:
+    """Make a folder and those above it, durably."""
+    try:
+        disk.make_directory(root)
+    except FileNotFoundError:
+        _make_root(disk, root.parent)
+        disk.make_directory(root)
+    disk.sync_directory(root.parent)

@@ -1,0 +1,126 @@
+"""One frame, byte by byte: a commit as it stands in a segment. Pure; knows no files.
+
+A frame is a header of 64 bytes and the records of one commit. All numbers are little endian.
+
+    offset  size  field
+         0     4  magic "PbF1"
+         4     4  header CRC-32C: of the log's salt (16 bytes), then of the bytes 8 … 63
+         8     4  body CRC-32C: of the records
+        12     4  body length in bytes
+        16     8  position: where in the log this frame stands
+        24     8  sequence: the number of the frame, from 0, without a gap
+        32     8  durable: up to here the log was known to be on stable storage when this frame was written
+        40     4  epoch of the owner that wrote it
+        44     2  partition
+        46     2  zero
+        48    16  digest of the frame before: BLAKE2b-128 of its 64 header bytes; zeros for the first frame of a log
+        64     …  records, one after the other:
+
+         0     4  body length in bytes
+         4     1  kind
+         5     1  version
+         6     2  zero
+         8     …  body
+
+The header has a CRC of its own, so that its length can be believed and the next frame found when the body is damaged.
+It begins with a salt that never leaves the log's files, so that no message can carry something that passes for a frame
+(`recovery.py` looks for frames in the remains of a torn write). The digest covers the header, which holds the body's
+CRC: a frame proves everything before it. `durable` tells a torn tail from damage: what a frame that is whole calls
+durable cannot have been torn by a crash.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from typing import NamedTuple
+
+import google_crc32c
+
+from storage.log import FRAME_HEADER_BYTES, Position
+
+MAGIC = b"PbF1"
+DIGEST_BYTES = 16
+NO_DIGEST = bytes(DIGEST_BYTES)
+BODY_BYTES_MAX = 1 << 30
+"""No commit is larger; a length above it is damage."""
+
+_CHECKED_BYTES = 8
+"""Magic and header CRC, in front of what the header CRC covers."""
+_HEAD = struct.Struct("<4sI")
+_TAIL = struct.Struct("<IIQQQIHH16s")
+assert _HEAD.size == _CHECKED_BYTES and _CHECKED_BYTES + _TAIL.size == FRAME_HEADER_BYTES
+
+crc32c = google_crc32c.value
+_extend = google_crc32c.extend
+
+
+class Chain(NamedTuple):
+    """A place between two frames: what the next frame must be."""
+
+    position: Position
+    sequence: int
+    before: bytes | None
+    """The digest of the frame before; None if it is not known, then the next frame's word is taken for it and `sequence`."""
+
+
+CHAIN_START = Chain(Position(0), 0, NO_DIGEST)
+"""Where the first frame of a log stands."""
+
+
+class FrameHeader(NamedTuple):
+    """What a frame's header says; its own CRC was checked, the body's was not."""
+
+    body_crc: int
+    body_length: int
+    position: Position
+    sequence: int
+    durable: Position
+    epoch: int
+    partition: int
+    before: bytes
+
+
+class FrameCodec:
+    """Frames of one log: its salt and its partition go into each of them."""
+
+    __slots__ = ("_seed", "partition")
+
+    def __init__(self, salt: bytes, partition: int) -> None:
+        self._seed: int = crc32c(salt)
+        self.partition = partition
+
+    def header(self, body: bytes, chain: Chain, durable: Position, epoch: int) -> bytes:
+        """The 64 bytes in front of `body`, for a frame that stands at `chain`."""
+        assert chain.before is not None and len(body) <= BODY_BYTES_MAX
+        tail = _TAIL.pack(crc32c(body), len(body), chain.position, chain.sequence, durable, epoch, self.partition, 0, chain.before)
+        return _HEAD.pack(MAGIC, _extend(self._seed, tail)) + tail
+
+    def parse_header(self, header: bytes) -> FrameHeader | None:
+        """What 64 bytes say as a frame header of this log, or None if they are none."""
+        if len(header) != FRAME_HEADER_BYTES or not header.startswith(MAGIC):
+            return None
+        tail = header[_CHECKED_BYTES:]
+        if _HEAD.unpack_from(header)[1] != _extend(self._seed, tail):
+            return None
+        body_crc, body_length, position, sequence, durable, epoch, partition, _, before = _TAIL.unpack(tail)
+        if partition != self.partition or body_length > BODY_BYTES_MAX:
+            return None
+        return FrameHeader(body_crc, body_length, position, sequence, durable, epoch, partition, before)
+
+
+def digest_of(header: bytes) -> bytes:
+    """The digest that the frame after the one with this header carries."""
+    return blake2b(header, digest_size=DIGEST_BYTES).digest()
+
+
+def follows(chain: Chain, header: FrameHeader) -> bool:
+    """Whether the frame is the one that must stand at `chain`."""
+    if header.position != chain.position:
+        return False
+    return chain.before is None or (header.before == chain.before and header.sequence == chain.sequence)
+
+
+def after(position: Position, sequence: int, header: bytes, body_length: int) -> Chain:
+    """The place behind the frame that stands there and has these header bytes."""
+    return Chain(Position(position + FRAME_HEADER_BYTES + body_length), sequence + 1, digest_of(header))

@@ -1,0 +1,240 @@
+"""Claiming a log that is on disk: which files it consists of, where it ends, what a crash or a failed commit left behind.
+
+Invariants (durability rules 4 and 5):
+- a segment ends where the next one begins; what an older one holds behind that is void and never read;
+- in the last segment the end is behind the last whole frame. Zeros behind it are room not used yet. Anything else is the
+  torn tail of a commit that nobody was told of: it is given up and reported;
+- unless something whole (a later frame, a checkpoint) says that this place was durable once. Then it is damage,
+  and nothing is changed: CorruptRecord;
+- every claim begins a new segment, and never writes to one that another owner wrote. The frames of which it is not known
+  that they are durable are written again into the new segment: a sync that failed may have left them in memory alone,
+  where they read well until the power goes, and syncing that file again would write nothing;
+- nothing is changed before it is known that the claim's epoch is good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import structlog
+
+from storage.checkpoint import StoredCheckpoint, checkpoint_paths, newest_checkpoint
+from storage.disk import TEMPORARY_SUFFIX, Disk
+from storage.errors import CorruptRecord, Fenced
+from storage.log import FRAME_HEADER_BYTES, Position
+from storage.record import CHAIN_START, Chain, FrameCodec
+from storage.scan import FrameScanner, durable_witness, is_zero
+from storage.segment import (
+    SEGMENT_HEADER_BYTES,
+    SEGMENT_SUFFIX,
+    ActiveSegment,
+    Segment,
+    SegmentHeader,
+    decode_segment_header,
+    segment_name,
+)
+
+_log = structlog.get_logger()
+
+
+REWRITTEN_BYTES_MAX = 256 << 10
+"""A last segment with no more than this is written again as a whole, so that many restarts do not make many files."""
+
+
+@dataclass(slots=True)
+class OpenLog:
+    """A claimed log: all that `FileLog` needs to go on."""
+
+    directory: Path
+    segments: list[Segment]
+    """In order of their positions; the last one is active."""
+    active: ActiveSegment
+    codec: FrameCodec
+    tail: Chain
+    durable: Position
+    """Everything below is on stable storage."""
+    epoch: int
+    checkpoint_position: Position | None
+    """The newest checkpoint's."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Tail:
+    """What is at the end of the last segment."""
+
+    chain: Chain
+    epoch: int
+    durable: Position
+    """From here to the end nothing proves that the bytes are more than pages in memory."""
+
+
+def claim_log(disk: Disk, directory: Path, entity: str, partition: int, epoch: int | None, salt: bytes) -> OpenLog:
+    """Become the owner of the log in `directory`, which exists; `salt` is for a new one. Durable when it returns.
+
+    Raises CorruptRecord, Fenced, CommitFailed, DiskFull, UnknownFormat, OSError.
+    """
+    names = disk.names(directory)
+    segments, void = _live_segments(_read_segments(disk, directory, names, entity, partition))
+    checkpoints = checkpoint_paths(directory, names)
+    if not segments:
+        if checkpoints:
+            raise CorruptRecord(str(checkpoints[0]), 0, "there is a checkpoint but no segment")
+        _remove_leftovers(disk, directory, names, void)
+        header = SegmentHeader(entity, partition, 1 if epoch is None else epoch, salt, CHAIN_START)
+        active = ActiveSegment.begin(disk, directory, header)
+        codec = FrameCodec(salt, partition)
+        return OpenLog(directory, [active.segment], active, codec, CHAIN_START, CHAIN_START.position, header.epoch, None)
+
+    codec = FrameCodec(segments[0].header.salt, partition)
+    checkpoint = newest_checkpoint(disk, checkpoints, segments[0].header.salt, segments[0].base)
+    tail = _find_tail(disk, segments[-1], codec, checkpoint)
+    epoch = _next_epoch(directory, tail.epoch, epoch)
+    _remove_leftovers(disk, directory, names, void)
+    active, chain = _begin_segment(disk, directory, segments, codec, tail.chain, tail.durable, epoch)
+    checkpoint_position = checkpoint.checkpoint.position if checkpoint else None
+    return OpenLog(directory, segments, active, codec, chain, chain.position, epoch, checkpoint_position)
+
+
+def reclaim_log(disk: Disk, log: OpenLog, epoch: int | None) -> None:
+    """Go on with a log after a failed commit, in a new segment; nothing of that commit is ever read (durability rule 4).
+
+    What its owner knows is better than what could be read from its files. Raises as `claim_log`.
+    """
+    log.epoch = epoch = _next_epoch(log.directory, log.epoch, epoch)
+    log.active.abandon()
+    log.active, log.tail = _begin_segment(disk, log.directory, log.segments, log.codec, log.tail, log.durable, epoch)
+    log.durable = log.tail.position
+
+
+def _next_epoch(directory: Path, last: int, wanted: int | None) -> int:
+    if wanted is not None and wanted <= last:
+        raise Fenced(f"{directory}: epoch {wanted} is not above {last}")
+    return last + 1 if wanted is None else wanted
+
+
+def _read_segments(disk: Disk, directory: Path, names: list[str], entity: str, partition: int) -> list[tuple[Segment, int]]:
+    """The segments, in order of base and epoch, with the sizes of their files."""
+    found: list[tuple[Segment, int]] = []
+    for name in sorted(name for name in names if name.endswith(SEGMENT_SUFFIX)):
+        path = directory / name
+        fd = disk.open_read(path)
+        try:
+            header = decode_segment_header(disk.read(fd, SEGMENT_HEADER_BYTES, 0), path)
+            found.append((Segment(path, header), disk.size(fd)))
+        finally:
+            disk.close(fd)
+        if (header.entity, header.partition, segment_name(header)) != (entity, partition, name):
+            raise CorruptRecord(str(path), 0, f"the segment is {segment_name(header)} of partition {header.partition} of {header.entity!r}")
+        if header.salt != found[0][0].header.salt:
+            raise CorruptRecord(str(path), 0, "the segment belongs to another log")
+    return found
+
+
+def _live_segments(found: list[tuple[Segment, int]]) -> tuple[list[Segment], list[Segment]]:
+    """Those that hold a part of the log, checked for gaps, and those whose successor left nothing of them."""
+    live: list[Segment] = []
+    void: list[Segment] = []
+    for (segment, size), (successor, _) in pairwise(found):
+        if successor.header.epoch < segment.header.epoch:
+            raise CorruptRecord(str(successor.path), 0, "the segment before it has a higher epoch")
+        if successor.base == segment.base:
+            void.append(segment)
+            continue
+        if segment.offset_of(successor.base) > size:
+            raise CorruptRecord(str(segment.path), size, f"the segment ends before {successor.path.name} begins")
+        live.append(segment)
+    live.extend(segment for segment, _ in found[-1:])
+    return live, void
+
+
+def _remove_leftovers(disk: Disk, directory: Path, names: list[str], void: list[Segment]) -> None:
+    """Remove what no reader heeds: files that were never published, and void segments."""
+    paths = [directory / name for name in names if name.endswith(TEMPORARY_SUFFIX)] + [segment.path for segment in void]
+    with contextlib.suppress(OSError):
+        for path in paths:
+            disk.remove(path)
+
+
+def _find_tail(disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredCheckpoint | None) -> _Tail:
+    """Read the last segment to its end, from the checkpoint on if that is possible."""
+    start, epoch, witness = last.header.chain, last.header.epoch, Position(0)
+    fd = disk.open_read(last.path)
+    try:
+        size = disk.size(fd)
+        if checkpoint is not None:
+            witness = checkpoint.chain.position
+            epoch = max(epoch, checkpoint.epoch)
+            if checkpoint.chain.before is not None and last.base <= witness <= last.position_at(size):
+                start = checkpoint.chain
+        scanner = FrameScanner(disk, fd, last, codec, start, last.position_at(size))
+        while scanner.frames():
+            pass
+        end = scanner.chain.position
+        offset = last.offset_of(end)
+        clean = is_zero(disk, fd, offset)
+        if not clean:
+            witness = max(witness, durable_witness(disk, fd, last, codec, offset))
+    finally:
+        disk.close(fd)
+    if witness > end:
+        raise CorruptRecord(str(last.path), offset, scanner.why or "the end of the log is missing")
+    if not clean:
+        _log.warning("log.tail_cut", path=str(last.path), offset=offset, position=end, bytes=size - offset, why=scanner.why)
+    durable = max(scanner.last.durable, start.position) if scanner.last else end
+    return _Tail(scanner.chain, epoch, Position(durable))
+
+
+def _begin_segment(
+    disk: Disk, directory: Path, segments: list[Segment], codec: FrameCodec, tail: Chain, durable: Position, epoch: int
+) -> tuple[ActiveSegment, Chain]:  # fmt: skip
+    """Begin the new owner's segment with a copy of what may not be durable; gives it, and where the log ends now."""
+    last = segments[-1]
+    fd = disk.open_read(last.path)
+    try:
+        begin = last.header.chain
+        if tail.position - begin.position > REWRITTEN_BYTES_MAX:
+            begin = tail if durable == tail.position else _chain_at(disk, fd, last, codec, durable)
+        scanner = FrameScanner(disk, fd, last, codec, begin, tail.position)
+        copied: list[bytes] = []
+        while frames := scanner.frames():
+            copied.extend(frame.data for frame in frames)
+    finally:
+        disk.close(fd)
+    end = scanner.chain
+    if end.position < durable:
+        raise CorruptRecord(str(last.path), last.offset_of(end.position), scanner.why)
+    if end.position < tail.position:  # possible where commits are acknowledged unsynced: `fsync` is `interval` or `never`
+        _log.error("log.unsynced_lost", path=str(last.path), position=end.position, bytes=tail.position - end.position, why=scanner.why)
+
+    header = last.header._replace(epoch=epoch, chain=begin)
+    active = ActiveSegment.begin(disk, directory, header, copied)
+    if begin.position == last.base:
+        segments[-1] = active.segment
+        with contextlib.suppress(OSError):  # void already: its successor has its base
+            disk.remove(last.path)
+    else:
+        segments.append(active.segment)
+        _cut_void(disk, last, begin.position)
+    return active, end
+
+
+def _chain_at(disk: Disk, fd: int, segment: Segment, codec: FrameCodec, position: Position) -> Chain:
+    """The place in front of the frame that stands at `position`, by that frame's own word."""
+    offset = segment.offset_of(position)
+    header = codec.parse_header(disk.read(fd, FRAME_HEADER_BYTES, offset))
+    if header is None or header.position != position:
+        raise CorruptRecord(str(segment.path), offset, "no frame header")
+    return Chain(position, header.sequence, header.before)
+
+
+def _cut_void(disk: Disk, segment: Segment, end: Position) -> None:
+    """Give back the room behind a segment's end; if the disk does not let us, it is void all the same."""
+    with contextlib.suppress(OSError):
+        fd = disk.open_write(segment.path)
+        try:
+            disk.truncate(fd, segment.offset_of(end))
+        finally:
+            disk.close(fd)

@@ -1,0 +1,201 @@
+"""One segment: a file of a log, its name, its header, and the writing at its end. Knows nothing of other segments.
+
+A segment is a header of 256 bytes and the frames from position `base` on. All numbers are little endian.
+
+    offset  size  field
+         0     8  magic "PbSegmnt"
+         8     4  CRC-32C of the bytes 12 … 255
+        12     2  format version, 1
+        14     2  partition
+        16     4  epoch of the owner that began the segment
+        20     2  length of the entity's name in bytes
+        22     2  zero
+        24     8  base: the position of the first frame; the segment before ends here, whatever else it holds
+        32     8  sequence of the first frame
+        40    16  digest of the frame before the first one
+        56    16  salt: random, the same in all segments of a log
+        72   184  the entity's generation identifier, UTF-8, filled up with zeros
+       256     …  frames (`record.py`), then zeros
+
+Its name is `<base>-<epoch>.segment`, in hexadecimal. Of two segments with one base that of the higher epoch counts.
+
+The file is filled with zeros ahead of its frames, in steps that double while the log is busy: a sync that changes neither
+the size nor the extents of a file spares the file system a journal commit. Measured (ext4, 16 files of 32 KiB a round,
+4 threads): 1.05 ms and 0.70 ms of CPU a round, 1.5 ms and 0.95 ms without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from storage.disk import FULL_ERRNOS, Disk, close_quietly, commit_error, publish, write_all
+from storage.errors import CommitFailed, CorruptRecord, UnknownFormat
+from storage.log import Position
+from storage.record import Chain, crc32c
+
+FORMAT_VERSION = 1
+SEGMENT_HEADER_BYTES = 256
+SALT_BYTES = 16
+SEGMENT_SUFFIX = ".segment"
+ENTITY_BYTES_MAX = 184
+
+FILL_STEP_BYTES_MIN = 16 << 10
+"""The first step, so that ten thousand logs with a message or two stay small."""
+FILL_STEP_BYTES_MAX = 512 << 10
+"""Larger steps gain nothing more (measured), and make one commit wait longer."""
+
+_MAGIC = b"PbSegmnt"
+_HEAD = struct.Struct("<8sI")
+_TAIL = struct.Struct("<HHIHHQQ16s16s184s")
+assert _HEAD.size + _TAIL.size == SEGMENT_HEADER_BYTES
+
+_ZEROS = bytes(FILL_STEP_BYTES_MAX)
+
+
+class SegmentHeader(NamedTuple):
+    """What a segment says of itself."""
+
+    entity: str
+    partition: int
+    epoch: int
+    salt: bytes
+    chain: Chain
+    """Where the segment begins: its base, and what its first frame must be."""
+
+
+@dataclass(slots=True, frozen=True)
+class Segment:
+    """One file of a log."""
+
+    path: Path
+    header: SegmentHeader
+
+    @property
+    def base(self) -> Position:
+        """The position of the first frame."""
+        return self.header.chain.position
+
+    def offset_of(self, position: Position) -> int:
+        """Where in the file a position is."""
+        return SEGMENT_HEADER_BYTES + position - self.base
+
+    def position_at(self, offset: int) -> Position:
+        """The position of a byte of the file."""
+        return Position(self.base + offset - SEGMENT_HEADER_BYTES)
+
+
+def segment_name(header: SegmentHeader) -> str:
+    """The file name of the segment with this header."""
+    return f"{header.chain.position:016x}-{header.epoch:08x}{SEGMENT_SUFFIX}"
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    """The first 256 bytes of a segment."""
+    entity = header.entity.encode()
+    position, sequence, before = header.chain
+    assert before is not None and len(entity) <= ENTITY_BYTES_MAX and len(header.salt) == SALT_BYTES
+    tail = _TAIL.pack(
+        FORMAT_VERSION, header.partition, header.epoch, len(entity), 0, position, sequence, before, header.salt, entity
+    )  # fmt: skip
+    return _HEAD.pack(_MAGIC, crc32c(tail)) + tail
+
+
+def decode_segment_header(data: bytes, path: Path) -> SegmentHeader:
+    """What the first 256 bytes say. Raises CorruptRecord, or UnknownFormat for a version that came later."""
+    if len(data) < SEGMENT_HEADER_BYTES:
+        raise CorruptRecord(str(path), len(data), "the segment header is cut off")
+    magic, crc = _HEAD.unpack_from(data)
+    tail = data[_HEAD.size : SEGMENT_HEADER_BYTES]
+    if magic != _MAGIC or crc != crc32c(tail):
+        raise CorruptRecord(str(path), 0, "the segment header's checksum does not match")
+    version, partition, epoch, entity_length, _, position, sequence, before, salt, entity = _TAIL.unpack(tail)
+    if version != FORMAT_VERSION:
+        raise UnknownFormat(f"{path}: segment format version {version} is not known, only {FORMAT_VERSION}")
+    chain = Chain(Position(position), sequence, before)
+    return SegmentHeader(entity[:entity_length].decode(), partition, epoch, salt, chain)
+
+
+class ActiveSegment:
+    """The segment that is written to. Used by one thread at a time; after CommitFailed not at all."""
+
+    __slots__ = ("_disk", "_fd", "_fill_step", "_filled", "segment", "used")
+
+    def __init__(self, disk: Disk, segment: Segment, fd: int, used: int, filled: int) -> None:
+        self._disk = disk
+        self._fd = fd
+        self._filled = filled
+        self._fill_step = FILL_STEP_BYTES_MIN
+        self.segment = segment
+        self.used = used
+        """The file's bytes up to the end of the last whole frame."""
+
+    @classmethod
+    def begin(cls, disk: Disk, directory: Path, header: SegmentHeader, frames: Sequence[bytes] = ()) -> ActiveSegment:
+        """Begin a new segment, durably, which holds these frames. Raises DiskFull (nothing happened), CommitFailed."""
+        segment = Segment(directory / segment_name(header), header)
+        fd = publish(disk, segment.path, [encode_segment_header(header), *frames])
+        used = SEGMENT_HEADER_BYTES + sum(map(len, frames))
+        return cls(disk, segment, fd, used, filled=used)
+
+    def write(self, frame: list[bytes], fill_until: int) -> None:
+        """Write a frame behind the last one, and zeros behind it as far as `fill_until` allows; it is not durable yet.
+
+        Raises DiskFull, and then nothing of it is kept, or CommitFailed.
+        """
+        try:
+            self._write(frame, fill_until)
+        except OSError as error:
+            if error.errno in FULL_ERRNOS:
+                self._undo()  # durability rule 6
+            raise commit_error(error, self.segment.path) from error
+
+    def _write(self, frame: list[bytes], fill_until: int) -> None:
+        length = sum(map(len, frame))
+        end = self.used + length
+        if end <= self._filled:
+            write_all(self._disk, self._fd, frame, self.used)
+        else:
+            zeros = max(0, min(self._fill_step, fill_until - end))
+            try:
+                write_all(self._disk, self._fd, [*frame, _ZEROS[:zeros]] if zeros else frame, self.used)
+            except OSError as error:
+                if error.errno not in FULL_ERRNOS or not zeros:
+                    raise
+                self._undo()
+                zeros = 0
+                write_all(self._disk, self._fd, frame, self.used)  # the frame alone may still fit
+            self._filled = end + zeros
+            self._fill_step = min(self._fill_step * 2, FILL_STEP_BYTES_MAX)
+        self.used = end
+
+    def _undo(self) -> None:
+        """Cut off what a write to a full disk has left. Raises CommitFailed: then only a new segment makes it void."""
+        try:
+            self._disk.truncate(self._fd, self.used)
+        except OSError as error:
+            raise CommitFailed(f"{self.segment.path}: what a full disk left could not be undone: {error.strerror}") from error
+        self._filled = self.used
+
+    def sync(self) -> None:
+        """Make all frames durable. Raises CommitFailed; it is never tried again on this file (durability rule 4)."""
+        try:
+            self._disk.sync(self._fd)
+        except OSError as error:
+            raise CommitFailed(f"{self.segment.path}: sync failed: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Cut off the zeros and close the file. Whatever fails here changes nothing that is durable."""
+        if self._filled > self.used:
+            with contextlib.suppress(OSError):
+                self._disk.truncate(self._fd, self.used)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file as it is: what stands behind its last durable frame is made void by the next segment."""
+        fd, self._fd = self._fd, -1
+        close_quietly(self._disk, fd)
