@@ -1,0 +1,54 @@
+"""The `$cbs` node: clients put tokens that say what they may do (AMQP contract 2).
+
+A token is told by its text, not by the type it is announced with: the Python SDK says `jwt` for a SAS token, too. Its expiry
+is the token's own, never the request's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from broker.errors import Reason, Refused
+from broker.frontend.addresses import audience_path
+from broker.frontend.answers import status_of
+from broker.frontend.request_node import Request, Response
+from protocol.codec import Int, Symbol
+
+if TYPE_CHECKING:
+    from broker.frontend.connection import Connection
+
+log = structlog.get_logger("cbs")
+
+
+class CbsNode:
+    """Puts the claims of one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def respond(self, request: Request) -> Response:
+        """Answer put-token with 202, or with what is wrong; dashed keys, and the status an int (contract, rule 2)."""
+        try:
+            self._put_token(request)
+        except Refused as why:
+            status, condition = status_of(why.reason)
+            log.info("cbs.refused", peer=self._connection.peer, reason=why.description)
+            return Response(
+                {"status-code": Int(status), "status-description": why.description, "error-condition": Symbol(condition)},
+            )
+        return Response({"status-code": Int(202), "status-description": "Accepted"})
+
+    def _put_token(self, request: Request) -> None:
+        operation = request.properties.get("operation")
+        if operation != "put-token":
+            raise Refused(Reason.NOT_IMPLEMENTED, f"'{operation}' is not an operation of $cbs; put-token is.")
+        audience, token = request.properties.get("name"), request.body
+        if not isinstance(audience, str) or not isinstance(token, str):
+            raise Refused(Reason.ARGUMENT, "put-token needs the application property 'name' and the token as an amqp-value string.")
+        services = self._connection.services
+        claim = services.authorizer.verify_token(token, services.clock.now_ms())
+        if not claim.covers_path(audience_path(audience)):
+            raise Refused(Reason.UNAUTHORIZED, f"InvalidAudience: the token is for '{claim.path}', not for '{audience}'.")
+        self._connection.put_claim(audience, claim)

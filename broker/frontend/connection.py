@@ -1,0 +1,507 @@
+"""One connection: events of the engine go to the link they belong to; what the links say goes out, once per turn.
+
+Answers for the SASL exchange, the open, the claims a client has put (`$cbs`) or logged in with (PLAIN), the bounds on links,
+sessions and bytes under way, idle time-outs, and the writing: links change the engine and call `flush_soon`, and one write
+per turn of the event loop carries everything that came together.
+
+Knows the socket only as a `Wire`. Runs in the event loop; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import structlog
+
+from broker.clock import Clock
+from broker.config import Settings
+from broker.errors import Reason, Refused
+from broker.frontend.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddress, parse_address
+from broker.frontend.answers import error_of
+from broker.frontend.cbs import CbsNode
+from broker.frontend.incoming_link import IncomingLink
+from broker.frontend.management import ManagementNode
+from broker.frontend.outgoing_link import OutgoingLink
+from broker.frontend.receive_cache import ReceiveCache
+from broker.frontend.request_node import RequestLink, RequestNode, ResponseLink
+from broker.metrics import Metrics
+from broker.namespace import Namespace, not_found_text
+from broker.queue import Queue
+from broker.security import Authorizer, Claim
+from protocol.engine import Engine, Link
+from protocol.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    CreditGranted,
+    DeliveriesUpdated,
+    ErrorCondition,
+    Event,
+    LinkAttached,
+    LinkDetached,
+    MessagesReceived,
+    MessageTooLarge,
+)
+from protocol.frames import pad_performatives
+from protocol.sasl import SaslServer
+
+log = structlog.get_logger("connection")
+
+SERVER_PROPERTIES = {"product": "Partibus"}
+SESSION_KEY_BYTES_MAX = 512
+
+
+class Wire(Protocol):
+    """The stream below: a TCP or TLS transport of asyncio, or a WebSocket made to look like one."""
+
+    def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class Inflight:
+    """Bytes received and not yet acknowledged, over all connections. Over the bound, whoever sends is not read from."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self._waiting: set[Connection] = set()
+
+    def add(self, connection: Connection, size: int) -> None:
+        self.bytes += size
+        if self.bytes > self.bytes_max:
+            self._waiting.add(connection)
+            connection.hold_reading("total")
+
+    def remove(self, size: int) -> None:
+        self.bytes -= size
+        if self._waiting and self.bytes <= self.bytes_max // 2:
+            waiting, self._waiting = self._waiting, set()
+            for connection in waiting:
+                connection.release_reading("total")
+
+    def forget(self, connection: Connection) -> None:
+        self._waiting.discard(connection)
+
+
+class Services:
+    """What every connection is given: the broker's parts, made once."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        namespace: Namespace,
+        authorizer: Authorizer,
+        clock: Clock,
+        metrics: Metrics,
+        spawn: Callable[..., asyncio.Task[None]],
+        message_id: Callable[[], str],
+    ) -> None:
+        self.settings, self.namespace, self.authorizer = settings, namespace, authorizer
+        self.clock, self.metrics, self.spawn, self.message_id = clock, metrics, spawn, message_id
+        self.inflight = Inflight(settings.total_inflight_bytes_max)
+        self.connections: set[Connection] = set()
+        self._alone = asyncio.Event()
+        self._alone.set()
+
+    def joined(self, connection: Connection) -> None:
+        """A client has connected."""
+        self.connections.add(connection)
+        self._alone.clear()
+        self.metrics.connections_opened.inc()
+        self.metrics.active_connections.set(len(self.connections))
+
+    def left(self, connection: Connection) -> None:
+        """It is gone."""
+        self.connections.discard(connection)
+        self.inflight.forget(connection)
+        self.metrics.connections_closed.inc()
+        self.metrics.active_connections.set(len(self.connections))
+        if not self.connections:
+            self._alone.set()
+
+    async def wait_until_alone(self) -> None:
+        """Return when no client is connected."""
+        await self._alone.wait()
+
+
+class Connection:
+    """One client's connection. Owned by the event loop."""
+
+    def __init__(self, wire: Wire, services: Services, peer: str) -> None:
+        self.wire, self.services, self.peer = wire, services, peer
+        settings = services.settings
+        self.engine = Engine(
+            container_id=services.namespace.name,
+            max_frame_bytes=settings.frame_bytes_max,
+            channel_max=settings.sessions_per_connection_max - 1,
+            idle_timeout_ms=2 * settings.idle_timeout_ms,
+        )
+        self.cache = ReceiveCache(settings.receive_cache_messages, settings.receive_cache_bytes)
+        self.container_id = ""
+        self.writable = True
+        """The peer reads what it is sent; False from the wire's high-water mark to its low-water mark."""
+        self.output_room = settings.output_buffer_bytes_max
+        """How many bytes links may still hand to the engine before the next write."""
+        self.claims: dict[str, Claim] = {}
+        """By the audience they were put for; "" is who logged in with SASL PLAIN."""
+        self._loop = asyncio.get_running_loop()
+        self._sasl: SaslServer | None = SaslServer(self._verify_plain)
+        self._nodes: dict[tuple[int, str], RequestNode] = {}
+        self._pads_frames = False
+        self._flush_is_due = False
+        self._hungry: set[OutgoingLink] = set()
+        self._holds: set[str] = set()
+        self._inflight_bytes = 0
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._claim_timer: asyncio.TimerHandle | None = None
+        self._open_timer: asyncio.TimerHandle | None = self._loop.call_later(
+            settings.connection_open_timeout_ms / 1000, self._open_timed_out
+        )
+        services.joined(self)
+
+    # --- from the wire ----------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the client."""
+        if self._closed:
+            return
+        if self._sasl is not None:
+            data = self._authenticate(data)
+            if not data:
+                return
+        self._dispatch(self.engine.receive(data))
+        self.flush_soon()
+
+    def eof_received(self) -> None:
+        """The client closed its end."""
+        if not self._closed:
+            self._dispatch(self.engine.receive_eof())
+            self.flush_soon()
+
+    def connection_lost(self) -> None:
+        """The socket is gone: give back what the client held unseen, forget the rest."""
+        if self._closed:
+            return
+        self._closed = True
+        self.services.left(self)
+        for timer in (self._tick_timer, self._claim_timer, self._open_timer):
+            if timer is not None:
+                timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        for link in self.engine.links():
+            link.gone = True
+            if link.context is not None:
+                link.context.detached()
+        self.engine.free()
+
+    def pause_writing(self) -> None:
+        """The client does not read fast enough."""
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self.writable = True
+        if self._closed:
+            return
+        for link in self.engine.links():
+            if isinstance(link.context, OutgoingLink | ResponseLink):
+                link.context.credit_granted()
+        self.flush_soon()
+
+    # --- to the wire ------------------------------------------------------------------------------------------------
+
+    def flush_soon(self) -> None:
+        """Write what the engine has to say, at the end of this turn of the event loop."""
+        if not self._flush_is_due and not self._closed:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._closed:
+            return
+        chunks = self.engine.output()
+        if chunks:
+            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            self.wire.write(pad_performatives(data) if self._pads_frames else data)
+            # Writing uses up credit, and proton says so.
+            events = self.engine.take_events()
+            if events:
+                self._dispatch(events)
+        self.output_room = self.services.settings.output_buffer_bytes_max
+        if self._hungry and self.writable:
+            hungry, self._hungry = self._hungry, set()
+            for link in hungry:
+                link.credit_granted()
+        if self.engine.finished:
+            self.wire.close()
+        elif self._tick_timer is None:
+            self._tick()
+
+    def _tick(self) -> None:
+        self._tick_timer = None
+        if self._closed or self._sasl is not None:
+            return
+        now_ms = int(self._loop.time() * 1000)
+        due_ms = self.engine.tick(now_ms)
+        events = self.engine.take_events()
+        if events:
+            self._dispatch(events)
+        self.flush_soon()
+        if due_ms:
+            self._tick_timer = self._loop.call_later(max(due_ms - now_ms, 1) / 1000, self._tick)
+
+    def sent(self, link: OutgoingLink, size: int) -> None:
+        """A link has handed so many bytes to the engine. It is served again after the write if there was no room for more."""
+        self.output_room -= size
+        if self.output_room <= 0:
+            self._hungry.add(link)
+        self.flush_soon()
+
+    # --- bounds -----------------------------------------------------------------------------------------------------
+
+    def took(self, size: int) -> None:
+        """So many bytes of messages wait for their outcome."""
+        self._inflight_bytes += size
+        self.services.inflight.add(self, size)
+        if self._inflight_bytes > self.services.settings.connection_inflight_bytes_max:
+            self.hold_reading("connection")
+
+    def finished_with(self, size: int) -> None:
+        """So many bytes have got it."""
+        self._inflight_bytes -= size
+        self.services.inflight.remove(size)
+        if "connection" in self._holds and self._inflight_bytes <= self.services.settings.connection_inflight_bytes_max // 2:
+            self.release_reading("connection")
+
+    def hold_reading(self, why: str) -> None:
+        """Read no more from the socket until `release_reading` was called for the same reason."""
+        if not self._holds and not self._closed:
+            self.wire.pause_reading()
+        self._holds.add(why)
+
+    def release_reading(self, why: str) -> None:
+        """The reason is gone."""
+        if why in self._holds:
+            self._holds.discard(why)
+            if not self._holds and not self._closed:
+                self.wire.resume_reading()
+
+    # --- SASL, open, close ------------------------------------------------------------------------------------------
+
+    def _authenticate(self, data: bytes) -> bytes:
+        """The SASL layer (§5.3); gives what belongs to the AMQP layer, empty while the exchange goes on."""
+        sasl = self._sasl
+        assert sasl is not None
+        step = sasl.receive(data)
+        for output in step.outputs:
+            self.wire.write(output)  # one by one: rhea stalls on an outcome that comes together with the open
+        if step.failed:
+            log.info("connection.refused", peer=self.peer, reason=step.reason)
+            self.wire.close()
+            return b""
+        if not step.done:
+            return b""
+        self._sasl = None
+        return step.rest
+
+    def _verify_plain(self, user: str, password: str) -> bool:
+        try:
+            self.claims[""] = self.services.authorizer.verify_key(user, password)
+        except Refused:
+            return False
+        return True
+
+    def _open_timed_out(self) -> None:
+        self._open_timer = None
+        log.info("connection.timed_out", peer=self.peer)
+        self.wire.abort()
+
+    def _opened(self, event: ConnectionOpened) -> None:
+        if self._open_timer is not None:
+            self._open_timer.cancel()
+            self._open_timer = None
+        self.container_id = event.container_id
+        self._pads_frames = _needs_padding(event.properties)
+        self.engine.open(SERVER_PROPERTIES)
+        settings = self.services.settings
+        if len(self.services.connections) > settings.connections_max:
+            self.close(
+                Refused(
+                    Reason.QUOTA_EXCEEDED,
+                    f"ConnectionsQuotaExceeded: there are {len(self.services.connections) - 1} connections, the maximum is "
+                    f"{settings.connections_max}.",
+                )
+            )
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Run a request beside the connection; it is cancelled when the connection is lost."""
+        task = self.services.spawn(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self, why: Refused) -> None:
+        """Close the connection with an error."""
+        self.engine.close(error_of(why))
+        self.flush_soon()
+
+    def shut_down(self) -> None:
+        """The broker stops: say so and close (§2.7.9)."""
+        if not self._closed:
+            self.engine.close(ErrorCondition("amqp:connection:forced", "The broker is shutting down. Please connect again."))
+            self.flush_soon()
+
+    # --- claims -----------------------------------------------------------------------------------------------------
+
+    def put_claim(self, audience: str, claim: Claim) -> None:
+        """A token was put for an audience; it takes the place of the one before (AMQP contract 2.7)."""
+        if audience not in self.claims and len(self.claims) >= 1_000:
+            raise Refused(Reason.QUOTA_EXCEEDED, "1000 tokens are the maximum for a connection.")
+        self.claims[audience] = claim
+        self._watch_claims()
+
+    def authorize(self, path: str, right: str) -> None:
+        """Raises Refused(UNAUTHORIZED) unless a claim that has not run out permits it."""
+        now_ms = self.services.clock.now_ms()
+        for claim in self.claims.values():
+            if claim.covers(path, right) and (claim.expires_at_ms is None or claim.expires_at_ms > now_ms):
+                return
+        raise Refused(
+            Reason.UNAUTHORIZED,
+            f"Unauthorized access. '{right}' claim(s) are required to perform this operation. Resource: 'sb://"
+            f"{self.services.namespace.name}/{path}'.",
+        )
+
+    def _watch_claims(self) -> None:
+        if self._claim_timer is not None:
+            self._claim_timer.cancel()
+            self._claim_timer = None
+        ends_ms = [claim.expires_at_ms for claim in self.claims.values() if claim.expires_at_ms is not None]
+        if ends_ms:
+            # Tokens may be valid for years, and the loop's timers for days only.
+            delay_ms = min(max(min(ends_ms) - self.services.clock.now_ms(), 0) + 1, 86_400_000)
+            self._claim_timer = self._loop.call_later(delay_ms / 1000, self._claims_ran_out)
+
+    def _claims_ran_out(self) -> None:
+        """Links whose permission has ended are closed (design.md section 8)."""
+        self._claim_timer = None
+        now_ms = self.services.clock.now_ms()
+        self.claims = {
+            audience: claim for audience, claim in self.claims.items() if claim.expires_at_ms is None or claim.expires_at_ms > now_ms
+        }
+        for link in self.engine.links():
+            if isinstance(link.context, IncomingLink | OutgoingLink) and not link.gone:
+                try:
+                    self.authorize(link.context.queue.name, link.context.RIGHT)
+                except Refused:
+                    self.close_link(
+                        link, Refused(Reason.UNAUTHORIZED, "ExpiredToken: the token of this link has expired. Please put another.")
+                    )
+        self._watch_claims()
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case MessagesReceived(link=link) | MessageTooLarge(link=link) if link.context is not None and not link.gone:
+                    link.context.received(event)
+                case DeliveriesUpdated(link=link) if link.context is not None and not link.gone:
+                    link.context.updated(event)
+                case CreditGranted(link=link) if link.context is not None and not link.gone:
+                    link.context.credit_granted()
+                case LinkAttached(link=link):
+                    self._attach(link)
+                case LinkDetached(link=link):
+                    if link.context is not None:
+                        link.context.detached()
+                case ConnectionOpened():
+                    self._opened(event)
+                case ConnectionClosed(error=error):
+                    if error is not None:
+                        log.info("connection.closed", peer=self.peer, condition=error.condition, description=error.description)
+                case _:  # of a link that was refused or closed: the peer had not heard of it yet
+                    pass
+
+    def close_link(self, link: Link, why: Refused) -> None:
+        """Close a link with an error; whatever it held unseen goes back."""
+        if not link.gone:
+            self.engine.close_link(link, error_of(why))
+            if link.context is not None:
+                link.context.detached()
+            self.flush_soon()
+
+    def _attach(self, link: Link) -> None:
+        try:
+            if len(self.engine.links()) > self.services.settings.links_per_connection_max:
+                raise Refused(
+                    Reason.QUOTA_EXCEEDED, f"{self.services.settings.links_per_connection_max} links are the maximum for a connection."
+                )
+            self._attach_to_node(link)
+        except Refused as why:
+            self.engine.refuse_link(link, error_of(why))
+
+    def _attach_to_node(self, link: Link) -> None:
+        if link.target_is_coordinator:
+            raise Refused(Reason.NOT_IMPLEMENTED, "Transactions are not supported by this version.")
+        text = link.target_address if link.incoming else link.source_address
+        if self.engine.source_is_dynamic(link) or self.engine.target_is_dynamic(link):
+            raise Refused(Reason.NOT_IMPLEMENTED, "Dynamic nodes are not supported: attach to an existing entity.")
+        try:
+            address = parse_address(text or "")
+        except BadAddress as error:
+            raise Refused(Reason.ARGUMENT, str(error)) from error
+        if address.node:
+            self._attach_to_request_node(link, address)
+            return
+        queue = self.services.namespace.find(address.entity)
+        self.authorize(address.entity, "Send" if link.incoming else "Listen")  # before existence: names are not to be probed
+        if queue is None:
+            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.services.namespace.name}/{address.entity}"))
+        if link.incoming:
+            IncomingLink.attach(self, link, queue, address.subqueue)
+        else:
+            OutgoingLink.attach(self, link, queue, address.subqueue)
+
+    def _attach_to_request_node(self, link: Link, address: Address) -> None:
+        """A request/response pair meets in a node of its own, per AMQP session (AMQP contract 2.1, 7.1)."""
+        key = (id(link.session), f"{address.entity}/{address.subqueue}/{address.node}".casefold())
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = RequestNode(self._handler(address), lambda: self._nodes.pop(key, None))
+        if link.incoming:
+            RequestLink.attach(self, link, node)
+        else:
+            ResponseLink.attach(self, link, node)
+
+    def _handler(self, address: Address) -> CbsNode | ManagementNode:
+        if address.node == NODE_CBS:
+            return CbsNode(self)
+        assert address.node == NODE_MANAGEMENT
+        queue: Queue | None = self.services.namespace.find(address.entity)
+        try:
+            self.authorize(address.entity, "Listen")
+        except Refused:
+            self.authorize(address.entity, "Send")
+        if queue is None:
+            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.services.namespace.name}/{address.entity}"))
+        return ManagementNode(self, queue, address.subqueue)
+
+
+def _needs_padding(properties: dict[str, object]) -> bool:
+    """Whether the client cannot read performatives without their trailing nulls: azure-servicebus up to 7.14 (lessons, 1)."""
+    if "python" not in str(properties.get("product", "")).casefold():
+        return False
+    try:
+        major, minor = (int(part) for part in str(properties.get("version", "")).split(".")[:2])
+    except ValueError:
+        return False
+    return (major, minor) < (7, 15)

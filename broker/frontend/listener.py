@@ -1,0 +1,141 @@
+"""Socket bytes ↔ connection: asyncio's transports, and WebSockets made to look like them (AMQP contract 1.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import structlog
+from aiohttp import WSMsgType, web
+
+from broker.frontend.connection import Connection, Services
+
+log = structlog.get_logger("listener")
+
+
+class StreamProtocol(asyncio.Protocol):
+    """One TCP or TLS connection."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._connection: Connection | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(high=self._services.settings.output_buffer_bytes_max)
+        self._connection = Connection(transport, self._services, _peer(transport.get_extra_info("peername")))
+
+    def data_received(self, data: bytes) -> None:
+        assert self._connection is not None
+        self._connection.data_received(data)
+
+    def eof_received(self) -> bool:
+        assert self._connection is not None
+        self._connection.eof_received()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._connection is not None:
+            self._connection.connection_lost()
+            self._connection = None
+
+    def pause_writing(self) -> None:
+        assert self._connection is not None
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        assert self._connection is not None
+        self._connection.resume_writing()
+
+
+def _peer(name: object) -> str:
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unknown"
+
+
+class WebSocketWire:
+    """A WebSocket as a `Wire`: AMQP bytes in binary messages, cut anywhere. One task writes, and tells when it falls behind."""
+
+    def __init__(self, websocket: web.WebSocketResponse, buffer_bytes_max: int) -> None:
+        self._websocket = websocket
+        self._buffer_bytes_max = buffer_bytes_max
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._wake = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._closing = False
+        self.connection: Connection | None = None
+
+    def write(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        self._wake.set()
+        if self._waiting_bytes > self._buffer_bytes_max and self.connection is not None:
+            self.connection.pause_writing()
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake.set()
+        self._may_read.set()
+
+    def abort(self) -> None:
+        self._waiting.clear()
+        self.close()
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    async def write_all(self) -> None:
+        """Write until the wire is closed; a message for each gathering of bytes."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            waiting, self._waiting = self._waiting, []
+            size, self._waiting_bytes = self._waiting_bytes, 0
+            if waiting:
+                await self._websocket.send_bytes(b"".join(waiting))
+                if size > self._buffer_bytes_max and self.connection is not None:
+                    self.connection.resume_writing()
+            if self._closing and not self._waiting:
+                await self._websocket.close()
+                return
+
+    async def read_all(self, connection: Connection) -> None:
+        """Read until the client closes, or sends what is not binary."""
+        while not self._closing:
+            message = await self._websocket.receive()
+            if message.type is not WSMsgType.BINARY:
+                return
+            connection.data_received(message.data)
+            await self._may_read.wait()
+
+
+async def serve_websocket(services: Services, websocket: web.WebSocketResponse, request: web.Request) -> None:
+    """Serve one AMQP connection over an accepted WebSocket, until either side ends it."""
+    wire = WebSocketWire(websocket, services.settings.output_buffer_bytes_max)
+    connection = wire.connection = Connection(wire, services, request.remote or "unknown")
+    writer = asyncio.create_task(wire.write_all(), name="websocket.write")
+    reader = asyncio.create_task(wire.read_all(connection), name="websocket.read")
+    try:
+        done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+        if reader in done and not writer.done():
+            wire.close()
+            async with asyncio.timeout(services.settings.shutdown_timeout_ms / 1000):
+                await writer
+    except TimeoutError:
+        log.info("websocket.write_timed_out", peer=connection.peer)
+    finally:
+        connection.connection_lost()
+        for task in (writer, reader):
+            task.cancel()
+        for ended in await asyncio.gather(writer, reader, return_exceptions=True):
+            if isinstance(ended, Exception) and not isinstance(ended, ConnectionError | TimeoutError):
+                log.error("websocket.failed", peer=connection.peer, error=repr(ended))

@@ -1,0 +1,236 @@
+"""The `$management` node of an entity: peek, renew lock, receive by sequence number, update disposition (AMQP contract 7).
+
+Responses carry camel-case keys, the status an int, the condition a symbol (contract, rule 3). Every request gets a response, also
+one that nobody foresaw, for the official clients wait without end.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
+from broker.errors import Reason, Refused
+from broker.frontend.annotations import deliverables, peeked_messages
+from broker.frontend.answers import status_of
+from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost
+from broker.frontend.request_node import Request, Response
+from broker.operations import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Locked,
+    LockToken,
+    Operation,
+    Peek,
+    Peeked,
+    ReceiveDeferred,
+    Renewed,
+    RenewLocks,
+    Settled,
+    partition_of,
+)
+from broker.queue import Queue, ask
+from broker.router import PartitionHandle
+from protocol.codec import Array, Int, Symbol, Timestamp, TypeCode
+
+if TYPE_CHECKING:
+    from broker.frontend.connection import Connection
+
+log = structlog.get_logger("management")
+
+PEEK_MESSAGES_MAX = 250
+TOKENS_MAX = 4_000
+RECEIVE_AND_DELETE, PEEK_LOCK = 0, 1
+NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"})
+
+
+class ManagementNode:
+    """Serves the requests of one connection about one subqueue."""
+
+    def __init__(self, connection: Connection, queue: Queue, subqueue: str) -> None:
+        self._connection, self._queue, self._subqueue = connection, queue, subqueue
+        self._operations: dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]] = {
+            "com.microsoft:peek-message": ("Listen", self._peek),
+            "com.microsoft:renew-lock": ("Listen", self._renew_lock),
+            "com.microsoft:receive-by-sequence-number": ("Listen", self._receive_by_sequence_number),
+            "com.microsoft:update-disposition": ("Listen", self._update_disposition),
+        }
+
+    async def respond(self, request: Request) -> Response:
+        """Carry out one request."""
+        name = request.properties.get("operation")
+        try:
+            right, operation = self._operations.get(str(name), (None, None))
+            if right is None or operation is None:
+                raise Refused(Reason.NOT_IMPLEMENTED, f"The operation '{name}' is not supported by this version.")
+            self._connection.authorize(self._queue.name, right)
+            if not isinstance(request.body, dict):
+                raise Refused(Reason.ARGUMENT, f"The operation '{name}' needs a map as body.")
+            self._queue.accessed_at_ms = self._connection.services.clock.now_ms()
+            return await operation({str(key): value for key, value in request.body.items()})
+        except Refused as why:
+            self._queue.meter.refused(why.reason, 1)
+            return _refusal(why)
+        except Exception:
+            log.exception("management.failed", operation=name, entity=self._queue.name)
+            return _refusal(Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged."))
+
+    async def _peek(self, body: dict[str, Any]) -> Response:
+        """One page, by sequence number over all partitions: the next page begins behind the last one seen."""
+        start = _integer(body, "from-sequence-number")
+        count = min(_integer(body, "message-count"), PEEK_MESSAGES_MAX)
+        if count <= 0:
+            raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be positive.")
+        messages: list[bytes] = []
+        size_max = self._connection.services.settings.message_kb_max * 1024
+        size = 0
+        partitions = self._queue.description.partitions
+        start = max(start, 0)
+        for number in range(min(partition_of(start), partitions), partitions):
+            peeked = await ask(self._queue.router.handles[number], Peek(self._subqueue, start, count - len(messages)))
+            if isinstance(peeked, Peeked):
+                for message in peeked_messages(peeked, partitioned=partitions > 1):
+                    size += len(message)
+                    if messages and size > size_max:
+                        return _ok({"messages": [{"message": each} for each in messages]})
+                    messages.append(message)
+            if len(messages) >= count:
+                break
+        return _ok({"messages": [{"message": each} for each in messages]}) if messages else NO_CONTENT
+
+    async def _renew_lock(self, body: dict[str, Any]) -> Response:
+        tokens = _tokens(body)
+        until_ms = [0] * len(tokens)
+        for places, operation in self._by_partition(tokens, lambda group: RenewLocks(group)):
+            answer = await ask(self._handle(tokens[places[0]]), operation)
+            assert isinstance(answer, Renewed), f"{answer} is no answer to RenewLocks"
+            if answer.failures:
+                raise lock_lost()
+            for place in places:
+                until_ms[place] = answer.locked_until_ms
+        return _ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
+
+    async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
+        """Deferred messages, all or none; in a partitioned entity all of one partition (AMQP contract 10.6)."""
+        check_can_receive(self._queue)
+        numbers = _integers(body, "sequence-numbers")
+        mode = _integer(body, "receiver-settle-mode", PEEK_LOCK)
+        if not numbers:
+            raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
+        if len({partition_of(number) for number in numbers}) > 1:
+            raise Refused(Reason.NOT_ALLOWED, "The sequence numbers belong to different partitions; ask for those of one at a time.")
+        handle = self._queue.router.of_sequence_number(numbers[0])
+        locked = await ask(handle, ReceiveDeferred(self._subqueue, numbers))
+        assert isinstance(locked, Locked), f"{locked} is no answer to ReceiveDeferred"
+        if mode == RECEIVE_AND_DELETE:
+            settled = await ask(handle, Complete(locked.tokens))
+            assert isinstance(settled, Settled), f"{settled} is no answer to Complete"
+            if settled.failures:
+                raise lock_lost()
+        payloads = deliverables(locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=self._queue.description.partitions > 1)
+        return _ok(
+            {
+                "messages": [
+                    {"message": payload, "lock-token": uuid.UUID(bytes_le=token)}
+                    for payload, token in zip(payloads, locked.tokens, strict=True)
+                ]
+            }
+        )
+
+    async def _update_disposition(self, body: dict[str, Any]) -> Response:
+        tokens = _tokens(body)
+        status = body.get("disposition-status")
+        changed = body.get("properties-to-modify")
+        changes = encode_changes(changed) if isinstance(changed, dict) else None
+        meter = self._queue.meter
+        make: Callable[[list[LockToken]], Operation]
+        match status:
+            case "completed":
+                make, counter = (lambda group: Complete(group)), meter.completed_messages
+            case "abandoned":
+                make, counter = (lambda group: Abandon(group, changes)), meter.abandoned_messages
+            case "defered":  # the protocol's own spelling
+                make, counter = (lambda group: Defer(group, changes)), meter.deferred_messages
+            case "suspended":
+                reason = {DEAD_LETTER_REASON: body.get("deadletter-reason"), DEAD_LETTER_DESCRIPTION: body.get("deadletter-description")}
+                info = (changed if isinstance(changed, dict) else {}) | {key: value for key, value in reason.items() if value}
+                changes = encode_changes(info, drop_nulls=True)
+                make, counter = (lambda group: DeadLetter(group, changes)), meter.dead_lettered_messages
+            case _:
+                raise Refused(Reason.ARGUMENT, f"'{status}' is no disposition-status: completed, abandoned, defered and suspended are.")
+        for places, operation in self._by_partition(tokens, make):
+            answer = await ask(self._handle(tokens[places[0]]), operation)
+            assert isinstance(answer, Settled), f"{answer} is no answer to a settlement"
+            if answer.failures:
+                raise lock_lost()
+            counter.inc(len(places))
+        self._forget(tokens)
+        return _ok({})
+
+    def _forget(self, tokens: Sequence[LockToken]) -> None:
+        """What was delivered over a link of this connection is settled there, too."""
+        for link in self._connection.engine.links():
+            if isinstance(link.context, OutgoingLink) and link.context.queue is self._queue:
+                for token in tokens:
+                    link.context.forget(token)
+
+    def _by_partition(self, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]) -> list[tuple[list[int], Operation]]:
+        """One operation for each partition concerned, with the places of its tokens."""
+        groups: dict[bytes, list[int]] = {}
+        for place, token in enumerate(tokens):
+            groups.setdefault(token[:2], []).append(place)
+        return [(places, make([tokens[place] for place in places])) for places in groups.values()]
+
+    def _handle(self, token: LockToken) -> PartitionHandle:
+        handle = self._queue.router.of_token(token)
+        if handle is None:
+            raise lock_lost()
+        return handle
+
+
+def _ok(body: dict[str, Any]) -> Response:
+    return Response({"statusCode": Int(200), "statusDescription": "OK"}, body)
+
+
+def _refusal(why: Refused) -> Response:
+    status, condition = status_of(why.reason)
+    return Response(
+        {"statusCode": Int(status), "statusDescription": why.description, "errorCondition": Symbol(condition)},
+    )
+
+
+def _integer(body: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = body.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Refused(Reason.ARGUMENT, f"'{key}' must be an integer, not {value!r:.80}.")
+    return int(value)
+
+
+def _elements(body: dict[str, Any], key: str) -> list[Any]:
+    value = body.get(key)
+    elements = value.values if isinstance(value, Array) else value
+    if not isinstance(elements, list | tuple):
+        raise Refused(Reason.ARGUMENT, f"'{key}' must be an array.")
+    if len(elements) > TOKENS_MAX:
+        raise Refused(Reason.ARGUMENT, f"'{key}' has {len(elements)} elements; {TOKENS_MAX} are the maximum.")
+    return list(elements)
+
+
+def _integers(body: dict[str, Any], key: str) -> list[int]:
+    values = _elements(body, key)
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        raise Refused(Reason.ARGUMENT, f"'{key}' must hold integers.")
+    return [int(value) for value in values]
+
+
+def _tokens(body: dict[str, Any]) -> list[LockToken]:
+    """Lock tokens: uuids in RFC order on this node, and in GUID order as delivery tags (AMQP contract 5.3)."""
+    values = _elements(body, "lock-tokens")
+    if not values or not all(isinstance(value, uuid.UUID) for value in values):
+        raise Refused(Reason.ARGUMENT, "'lock-tokens' must hold at least one uuid, and nothing else.")
+    return [value.bytes_le for value in values]

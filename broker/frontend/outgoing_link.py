@@ -1,0 +1,472 @@
+"""The client receives: credit in, deliveries out, settlement back.
+
+Credit becomes demand at every partition (a share each), so that a message anywhere is found at once; what comes back beyond
+the credit waits on the shelf (`receive_cache.py`). Locked messages leave the shelf with their locks renewed.
+Receive-and-delete is the same with one step more: the messages are completed first, and sent, settled, when their removal
+is durable (durability rule 2).
+
+A drain asks every partition once, takes the demand back, and is answered when all have confirmed that nothing more is on
+its way (§2.6.7). Detaching is not a settlement: what the client has seen stays locked until its lock runs out; what
+it has not seen goes back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
+from broker.errors import Reason, Refused
+from broker.frontend.annotations import deliverables
+from broker.frontend.answers import error_of
+from broker.frontend.receive_cache import Shelf, split, without
+from broker.operations import (
+    Abandon,
+    Answer,
+    Complete,
+    DeadLetter,
+    Defer,
+    Demand,
+    Detach,
+    Failed,
+    Locked,
+    LockToken,
+    Recall,
+    Recalled,
+    Release,
+    RenewLocks,
+    Settled,
+    Unavailable,
+    Withdraw,
+    Withdrawn,
+    partition_of_token,
+)
+from broker.queue import Queue, next_client
+from protocol.codec import decode_all
+from protocol.engine import SETTLED, Delivery, Link
+from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
+
+if TYPE_CHECKING:
+    from broker.frontend.connection import Connection
+
+RETRY_UNAVAILABLE_S = 0.25
+"""How long to wait before asking a partition again that went down."""
+DEAD_LETTER_CONDITION = "com.microsoft:dead-letter"
+SESSION_FILTER = "com.microsoft:session-filter"
+
+
+class OutgoingLink:
+    """A link on which a client receives from a subqueue. Owned by its connection."""
+
+    RIGHT = "Listen"
+
+    @classmethod
+    def attach(cls, connection: Connection, link: Link, queue: Queue, subqueue: str) -> None:
+        """Accept the link. Raises Refused."""
+        check_can_receive(queue)
+        filtered = SESSION_FILTER in connection.engine.source_filter(link)
+        if queue.description.settings.requires_session and not subqueue:
+            if filtered:
+                raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
+            raise Refused(Reason.NOT_ALLOWED, f"It is not possible for an entity that requires sessions ('{queue.name}') to create a "
+                          "non-sessionful message receiver.")  # fmt: skip
+        if filtered:
+            raise Refused(Reason.NOT_ALLOWED, f"The entity '{queue.name}' does not require sessions: it has no session to receive from.")
+        connection.engine.accept_link(link)
+        link.context = cls(connection, link, queue, subqueue)
+
+    def __init__(self, connection: Connection, link: Link, queue: Queue, subqueue: str) -> None:
+        self.link, self.queue, self.subqueue = link, queue, subqueue
+        self._connection, self._engine = connection, connection.engine
+        self._client = next_client()
+        self._settled_mode = link.snd_settle_mode == SETTLED
+        self._handles = queue.router.handles
+        self._asked = [0] * len(self._handles)
+        """Demand of ours that each partition has not met yet."""
+        self._withdrawals = 0
+        """Answers `Withdrawn` that are still to come."""
+        self._drain_asked = False
+        self._shelf = Shelf(connection.cache)
+        self._unsettled: dict[Delivery, LockToken] = {}
+        self._settling: dict[int, tuple[Sequence[Delivery], DeliveriesUpdated]] = {}
+        """By cookie: deliveries whose settlement is on its way to the log."""
+        self._removing: dict[int, Locked] = {}
+        """By cookie: with receive-and-delete, messages whose removal is."""
+        self._removing_count = 0
+        self._cookies = 0
+        self._message_bytes = 1024
+        """A running estimate: how large one message is, to ask for no more than the shelf can hold."""
+        self._shelf_timer: asyncio.TimerHandle | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._meter = queue.meter
+        queue.watchers.add(self)
+
+    # --- credit in, demand out --------------------------------------------------------------------------------------
+
+    def credit_granted(self) -> None:
+        """The client's credit is another one, or the wire takes bytes again."""
+        if self.link.gone:
+            return
+        self._serve_from_shelf()
+        wanted = self._wanted()
+        if self._engine.draining(self.link) and self._engine.credit(self.link) > 0:
+            if not self._drain_asked:
+                self._drain_asked = True
+                if wanted > 0:
+                    self._ask(wanted)
+                self._withdraw()
+        elif wanted > 0:
+            self._ask(wanted)
+        else:
+            self._withdraw()
+        self._finish_drain()
+
+    def _wanted(self) -> int:
+        """How many messages may be handed over now."""
+        connection = self._connection
+        if not connection.writable or connection.output_room <= 0:
+            return 0
+        credit = self._engine.credit(self.link)
+        if credit <= 0:
+            return 0
+        free = connection.services.settings.unsettled_per_link_max - len(self._unsettled)
+        return min(credit, free) - self._removing_count
+
+    def _ask(self, wanted: int) -> None:
+        """See that every partition has a share of the demand; none is asked in small change."""
+        share = self._share(wanted)
+        for number, asked in enumerate(self._asked):
+            if asked * 2 < share or not asked:
+                self._demand(number, share - asked)
+
+    def _share(self, wanted: int) -> int:
+        share = -(-wanted // len(self._asked))
+        by_bytes = self._connection.services.settings.output_buffer_bytes_max // (len(self._asked) * self._message_bytes)
+        return max(min(share, by_bytes), 1)
+
+    def _demand(self, number: int, count: int) -> None:
+        self._asked[number] += count
+        self._handles[number].post(Demand(self.subqueue, count), self._client, self._answered)
+
+    def _withdraw(self) -> None:
+        """The client wants nothing now: no partition shall lock anything more for it."""
+        for number, asked in enumerate(self._asked):
+            if asked:
+                self._asked[number] = 0
+                self._withdrawals += 1
+                self._handles[number].post(Withdraw(self.subqueue), self._client, self._answered)
+
+    def _finish_drain(self) -> None:
+        if self._drain_asked and not self._withdrawals and not self._removing_count:
+            self._drain_asked = False
+            if self._engine.draining(self.link):
+                self._engine.drained(self.link)
+                self._connection.flush_soon()
+
+    # --- answers of the partitions ----------------------------------------------------------------------------------
+
+    def _answered(self, answer: Answer) -> None:
+        match answer:
+            case Locked():
+                self._locked(answer)
+            case Settled():
+                self._settled(answer)
+            case Withdrawn():
+                self._withdrawals -= 1
+                if not self.link.gone:
+                    self._finish_drain()
+            case Recall():
+                tokens = self._shelf.recall(answer.partition, answer.subqueue)
+                self._meter.receive_cache_recalls.inc(len(tokens))
+                self._handles[answer.partition].post(Recalled(answer.subqueue, tokens), self._client, self._answered)
+            case Failed():
+                self._failed(answer)
+            case Unavailable():
+                self._unavailable(answer.partition)
+            case _:  # Renewed: the lock was extended when it was handed over
+                pass
+
+    def _locked(self, locked: Locked) -> None:
+        count = len(locked.tokens)
+        self._asked[locked.partition] = max(0, self._asked[locked.partition] - count)
+        if self.link.gone:
+            self._handles[locked.partition].post(Release(locked.tokens), self._client, self._answered)
+            return
+        self._message_bytes = max(64, (self._message_bytes + sum(map(len, locked.messages)) // count) // 2)
+        rest: Locked | None = locked
+        wanted = 0
+        if not self._shelf:
+            wanted = self._wanted()
+            if wanted > 0:
+                now, rest = split(locked, wanted)
+                assert now is not None
+                self._meter.receive_cache_misses.inc(len(now.tokens))
+                self._hand_over(now)
+        if rest is not None:
+            self._keep(rest)
+            self._serve_from_shelf()
+        wanted = self._wanted()
+        if wanted > 0 and not self._drain_asked:
+            share = self._share(wanted)
+            asked = self._asked[locked.partition]
+            if asked * 2 < share or not asked:
+                self._demand(locked.partition, share - asked)
+        elif wanted <= 0:
+            self._withdraw()
+
+    # --- the shelf --------------------------------------------------------------------------------------------------
+
+    def _keep(self, locked: Locked) -> None:
+        over = self._shelf.put(locked)
+        if over is not None:
+            self._handles[over.partition].post(Release(over.tokens), self._client, self._answered)
+        self._watch_shelf()
+
+    def _serve_from_shelf(self) -> None:
+        while self._shelf and (wanted := self._wanted()) > 0:
+            self._expire_shelf()
+            locked = self._shelf.take(wanted)
+            if locked is None:
+                return
+            self._meter.receive_cache_hits.inc(len(locked.tokens))
+            duration_ms = self.queue.description.settings.lock_duration_ms
+            now_ms = self._connection.services.clock.now_ms()
+            # A lock that is nearly new is left as it is: messages pass over the shelf in passing, too.
+            if locked.locked_until_ms < now_ms + duration_ms - duration_ms // 20 and not self._settled_mode:
+                self._handles[locked.partition].post(RenewLocks(locked.tokens), self._client, self._answered)
+                locked.locked_until_ms = now_ms + duration_ms
+            self._hand_over(locked)
+
+    def _margin_ms(self) -> int:
+        """A lock that runs out this soon is not handed over: its renewal might come too late."""
+        return min(self.queue.description.settings.lock_duration_ms // 4, 5_000)
+
+    def _expire_shelf(self) -> None:
+        now_ms = self._connection.services.clock.now_ms()
+        self._release(self._shelf.expire(now_ms + self._margin_ms()))
+
+    def _watch_shelf(self) -> None:
+        """Give back, in good time, what nobody came for."""
+        until_ms = self._shelf.locked_until_ms()
+        if self._shelf_timer is None and until_ms is not None and not self.link.gone:
+            delay_ms = max(until_ms - self._margin_ms() - self._connection.services.clock.now_ms(), 10)
+            self._shelf_timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._shelf_is_due)
+
+    def _shelf_is_due(self) -> None:
+        self._shelf_timer = None
+        self._expire_shelf()
+        self._watch_shelf()
+
+    def _release(self, tokens: Sequence[LockToken]) -> None:
+        for number, group in _by_partition(tokens).items():
+            self._handles[number].post(Release(group), self._client, self._answered)
+
+    # --- deliveries out ---------------------------------------------------------------------------------------------
+
+    def _hand_over(self, locked: Locked) -> None:
+        if self._settled_mode:
+            self._cookies += 1
+            self._removing[self._cookies] = locked
+            self._removing_count += len(locked.tokens)
+            self._handles[locked.partition].post(Complete(locked.tokens, self._cookies), self._client, self._answered)
+            return
+        deliveries = self._transfer(locked)
+        self._unsettled.update(zip(deliveries, locked.tokens, strict=True))
+
+    def _transfer(self, locked: Locked) -> list[Delivery]:
+        payloads = deliverables(locked, peek_lock=not self._settled_mode, partitioned=len(self._handles) > 1)
+        size = sum(map(len, payloads))
+        deliveries = self._engine.send(self.link, locked.tokens, payloads, self._settled_mode)
+        self._meter.outgoing_messages.inc(len(payloads))
+        self._meter.outgoing_bytes.inc(size)
+        self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
+        self._connection.sent(self, size)
+        return deliveries
+
+    def _removed(self, settled: Settled, locked: Locked) -> None:
+        """Receive-and-delete: the removal is durable, so the messages may leave (durability rule 2)."""
+        self._removing_count -= len(locked.tokens)
+        if self.link.gone:
+            return
+        if settled.failures:
+            locked = without(locked, settled.failures)
+        if locked.tokens:
+            self._transfer(locked)
+        self.credit_granted()
+
+    # --- settlement back --------------------------------------------------------------------------------------------
+
+    def updated(self, event: DeliveriesUpdated) -> None:
+        """The client gave deliveries an outcome (§2.7.6). It is answered when the outcome is durable (durability rule 1)."""
+        unsettled = self._unsettled
+        known = [delivery for delivery in event.deliveries if delivery in unsettled]
+        groups: dict[int, tuple[list[Delivery], list[LockToken]]] = {}
+        for delivery in known:
+            token = unsettled.pop(delivery)
+            group = groups.get(number := token[0] << 8 | token[1])
+            if group is None:
+                group = groups[number] = ([], [])
+            group[0].append(delivery)
+            group[1].append(token)
+        if event.settled:
+            self._engine.settle(known, 0)
+        for number, (deliveries, tokens) in groups.items():
+            self._settle(number, [] if event.settled else deliveries, tokens, event)
+        if len(unsettled) + len(known) >= self._connection.services.settings.unsettled_per_link_max:
+            self.credit_granted()  # the bound had held messages back
+        self._connection.flush_soon()
+
+    def _settle(self, number: int, deliveries: Sequence[Delivery], tokens: list[LockToken], event: DeliveriesUpdated) -> None:
+        self._cookies += 1
+        cookie = self._cookies
+        operation: Complete | Abandon | Defer | DeadLetter
+        meter = self._meter
+        match event.outcome:
+            case Outcome.ACCEPTED:
+                operation = Complete(tokens, cookie)
+                meter.completed_messages.inc(len(tokens))
+            case Outcome.REJECTED:
+                operation = DeadLetter(tokens, _reason(event.error), cookie)
+                meter.dead_lettered_messages.inc(len(tokens))
+            case Outcome.MODIFIED if event.undeliverable_here:
+                operation = Defer(tokens, _changes(event.annotations), cookie)
+                meter.deferred_messages.inc(len(tokens))
+            case Outcome.MODIFIED:
+                operation = Abandon(tokens, _changes(event.annotations), cookie)
+                meter.abandoned_messages.inc(len(tokens))
+            case Outcome.RELEASED | Outcome.NONE | Outcome.RECEIVED:
+                self._handles[number].post(Release(tokens), self._client, self._answered)
+                self._engine.settle(deliveries, Outcome.RELEASED)
+                return
+            case _:
+                self._handles[number].post(Release(tokens), self._client, self._answered)
+                self._engine.reject(
+                    deliveries, error_of(Refused(Reason.NOT_IMPLEMENTED, "Transactions are not supported by this version."))
+                )
+                return
+        self._settling[cookie] = (deliveries, event)
+        self._handles[number].post(operation, self._client, self._answered)
+
+    def _settled(self, settled: Settled) -> None:
+        assert isinstance(settled.cookie, int), "cookies of this link are numbers"
+        removed = self._removing.pop(settled.cookie, None)
+        if removed is not None:
+            self._removed(settled, removed)
+            return
+        deliveries, event = self._settling.pop(settled.cookie)
+        if self.link.gone or not deliveries:
+            return
+        if settled.failures:
+            lost = error_of(lock_lost())
+            self._engine.reject([deliveries[index] for index in settled.failures], lost)
+            deliveries = [delivery for index, delivery in enumerate(deliveries) if index not in settled.failures]
+        # The same outcome as the client's, and a dead-lettering without its error (AMQP contract 6.2).
+        self._engine.settle(deliveries, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here)
+        self._connection.flush_soon()
+
+    def _failed(self, failed: Failed) -> None:
+        if not isinstance(failed.cookie, int):
+            return
+        removed = self._removing.pop(failed.cookie, None)
+        if removed is not None:
+            self._removing_count -= len(removed.tokens)
+            return
+        deliveries, _ = self._settling.pop(failed.cookie)
+        if not self.link.gone:
+            self._engine.reject(deliveries, error_of(Refused(failed.reason, failed.description)))
+            self._connection.flush_soon()
+
+    def forget(self, token: LockToken) -> None:
+        """The message was settled another way (`$management`): settle it here, too (AMQP contract 6.2)."""
+        for delivery, held in self._unsettled.items():
+            if held == token:
+                del self._unsettled[delivery]
+                self._engine.settle([delivery], Outcome.ACCEPTED)
+                self._connection.flush_soon()
+                return
+
+    # --- partitions that go down ------------------------------------------------------------------------------------
+
+    def _unavailable(self, number: int) -> None:
+        """Locks and demand in the partition are void. Ask again in a while."""
+        self._asked[number] = 0
+        self._shelf.recall(number, self.subqueue)
+        if self._retry_timer is None and not self.link.gone:
+            self._retry_timer = asyncio.get_running_loop().call_later(RETRY_UNAVAILABLE_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self.credit_granted()
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def received(self, event: Any) -> None:
+        """A client cannot send here: the engine takes no transfer on an outgoing link."""
+        raise AssertionError("a transfer on an outgoing link")
+
+    def detached(self) -> None:
+        """The link is gone: unseen messages go back at once, the others when their locks run out."""
+        for timer in (self._shelf_timer, self._retry_timer):
+            if timer is not None:
+                timer.cancel()
+        self._shelf_timer = self._retry_timer = None
+        self.queue.watchers.discard(self)
+        unseen = _by_partition([token for chunk in self._shelf.clear() for token in chunk.tokens])
+        self._meter.receive_cache_returns.inc(sum(map(len, unseen.values())))
+        for number, handle in enumerate(self._handles):
+            handle.post(Detach(unseen.get(number, ())), self._client, self._answered)
+        self._unsettled.clear()
+
+    def queue_changed(self) -> None:
+        """Other settings: the queue may not hand out messages any more."""
+        try:
+            check_can_receive(self.queue)
+        except Refused as why:
+            self._connection.close_link(self.link, why)
+
+    def queue_ended(self, why: Refused) -> None:
+        """The queue was deleted."""
+        self._connection.close_link(self.link, why)
+
+
+def _reason(error: ErrorCondition | None) -> bytes | None:
+    """Why a message is dead-lettered, as changed application properties (AMQP contract 6.1, 5.5)."""
+    if error is None:
+        return None
+    info = _map(error.info)
+    if error.condition != DEAD_LETTER_CONDITION and DEAD_LETTER_REASON not in info:
+        info |= {DEAD_LETTER_REASON: error.condition, DEAD_LETTER_DESCRIPTION: error.description or None}
+    return encode_changes(info, drop_nulls=True)
+
+
+def _changes(annotations: bytes) -> bytes | None:
+    """Properties to modify at abandon and defer: they become application properties (AMQP contract 6.1)."""
+    return encode_changes(_map(annotations))
+
+
+def _map(encoded: bytes) -> dict[Any, Any]:
+    value = decode_all(encoded) if encoded else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _by_partition(tokens: Sequence[LockToken]) -> dict[int, list[LockToken]]:
+    groups: dict[int, list[LockToken]] = {}
+    for token in tokens:
+        groups.setdefault(partition_of_token(token), []).append(token)
+    return groups
+
+
+def lock_lost() -> Refused:
+    """The refusal of a settlement that came too late."""
+    return Refused(
+        Reason.LOCK_LOST,
+        "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue.",
+    )
+
+
+def check_can_receive(queue: Queue) -> None:
+    """Raises Refused(ENTITY_DISABLED) when the queue's status does not let messages out."""
+    status = queue.description.settings.status
+    if not status.can_receive:
+        raise Refused(Reason.ENTITY_DISABLED, f"Entity '{queue.name}' is disabled for receiving: its status is {status.value}.")

@@ -1,0 +1,144 @@
+"""Locked messages waiting for credit: bounded per connection, recalled by their partitions, returned at close.
+
+A receive request fans out to all partitions; what comes back beyond the link's credit waits on the link's *shelf* and
+answers its next requests without a fan-out (design.md section 6). All shelves of a connection share one bound in messages and
+bytes. Nothing on a shelf was seen by a client: giving it back counts no delivery. Pure: no engine, no loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
+
+from broker.operations import Locked, LockToken
+
+
+class ReceiveCache:
+    """The bound that all shelves of one connection share."""
+
+    __slots__ = ("bytes", "bytes_max", "messages", "messages_max")
+
+    def __init__(self, messages_max: int, bytes_max: int) -> None:
+        self.messages_max, self.bytes_max = messages_max, bytes_max
+        self.messages = 0
+        self.bytes = 0
+
+
+class Shelf:
+    """What one link holds ready, in the order in which it came."""
+
+    __slots__ = ("_cache", "_chunks")
+
+    def __init__(self, cache: ReceiveCache) -> None:
+        self._cache = cache
+        self._chunks: deque[Locked] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    def put(self, locked: Locked) -> Locked | None:
+        """Keep messages as far as there is room; gives what there is no room for, to be released."""
+        cache = self._cache
+        room = min(cache.messages_max - cache.messages, len(locked.tokens))
+        size = 0
+        for index in range(room):
+            size += len(locked.messages[index])
+            if cache.bytes + size > cache.bytes_max:
+                size -= len(locked.messages[index])
+                room = index
+                break
+        kept, rest = split(locked, room)
+        if kept is not None:
+            cache.messages += room
+            cache.bytes += size
+            self._chunks.append(kept)
+        return rest
+
+    def take(self, count: int) -> Locked | None:
+        """The oldest messages, up to `count`, all of one chunk; None when the shelf is empty."""
+        if not self._chunks or count <= 0:
+            return None
+        taken, rest = split(self._chunks.popleft(), count)
+        if rest is not None:
+            self._chunks.appendleft(rest)
+        assert taken is not None, "no chunk on a shelf is empty"
+        self._left(taken)
+        return taken
+
+    def recall(self, partition: int, subqueue: str) -> list[LockToken]:
+        """Take everything of a partition off the shelf."""
+        return self._drop(lambda chunk: chunk.partition == partition and chunk.subqueue == subqueue)
+
+    def expire(self, until_ms: int) -> list[LockToken]:
+        """Take off what is locked until `until_ms` or less."""
+        return self._drop(lambda chunk: chunk.locked_until_ms <= until_ms)
+
+    def clear(self) -> Iterator[Locked]:
+        """Take everything off."""
+        while self._chunks:
+            chunk = self._chunks.popleft()
+            self._left(chunk)
+            yield chunk
+
+    def locked_until_ms(self) -> int | None:
+        """When the first lock on the shelf runs out."""
+        return min((chunk.locked_until_ms for chunk in self._chunks), default=None)
+
+    def _drop(self, dropped: Callable[[Locked], bool]) -> list[LockToken]:
+        tokens: list[LockToken] = []
+        kept: deque[Locked] = deque()
+        for chunk in self._chunks:
+            if dropped(chunk):
+                tokens.extend(chunk.tokens)
+                self._left(chunk)
+            else:
+                kept.append(chunk)
+        self._chunks = kept
+        return tokens
+
+    def _left(self, chunk: Locked) -> None:
+        self._cache.messages -= len(chunk.tokens)
+        self._cache.bytes -= sum(map(len, chunk.messages))
+
+
+def split(locked: Locked, count: int) -> tuple[Locked | None, Locked | None]:
+    """The first `count` messages, and the others; None for an empty part."""
+    total = len(locked.tokens)
+    if count >= total:
+        return locked, None
+    if count <= 0:
+        return None, locked
+    return _part(locked, 0, count), _part(locked, count, total)
+
+
+def without(locked: Locked, places: Container[int]) -> Locked:
+    """The messages but for those at `places`."""
+    kept = [index for index in range(len(locked.tokens)) if index not in places]
+    return replace(
+        locked,
+        tokens=[locked.tokens[index] for index in kept],
+        sequence_numbers=[locked.sequence_numbers[index] for index in kept],
+        enqueued_at_ms=[locked.enqueued_at_ms[index] for index in kept],
+        delivery_counts=[locked.delivery_counts[index] for index in kept],
+        expires_at_ms=[locked.expires_at_ms[index] for index in kept],
+        messages=[locked.messages[index] for index in kept],
+        changed=[locked.changed[index] for index in kept],
+    )
+
+
+def _part(locked: Locked, start: int, stop: int) -> Locked:
+    return Locked(
+        locked.partition,
+        locked.subqueue,
+        locked.tokens[start:stop],
+        locked.sequence_numbers[start:stop],
+        locked.enqueued_at_ms[start:stop],
+        locked.delivery_counts[start:stop],
+        locked.expires_at_ms[start:stop],
+        locked.messages[start:stop],
+        locked.changed[start:stop],
+        locked.locked_until_ms,
+        locked.deferred,
+        locked.cookie,
+    )

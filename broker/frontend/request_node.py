@@ -1,0 +1,234 @@
+"""Request/response over a pair of links: the pattern of `$cbs` and `$management` (AMQP contract 2.1, 7.1).
+
+A node is shared by the links of one AMQP session that name the same address. A response goes to the link whose target
+address is the request's reply-to, else to the link of that name, else to the only one there is (contract, rule 4). The
+correlation-id repeats the request's message-id with its type (rule 2), for anything else leaves the official clients waiting.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.errors import Reason, Refused
+from broker.frontend.answers import error_of
+from protocol.codec import DecodeError, Described, ULong, decode, encode
+from protocol.engine import SETTLED, Delivery, Link
+from protocol.events import DeliveriesUpdated, MessagesReceived, MessageTooLarge
+
+if TYPE_CHECKING:
+    from broker.frontend.connection import Connection
+
+REQUEST_BYTES_MAX = 4 * 1024 * 1024
+REQUEST_CREDIT = 100
+RESPONSES_WAITING_MAX = 1_000
+PROPERTIES, APPLICATION_PROPERTIES, VALUE = 0x73, 0x74, 0x77
+MESSAGE_ID, REPLY_TO = 0, 4  # places in the properties list (§3.2.4)
+
+
+@dataclass(slots=True)
+class Request:
+    """A request as it was sent."""
+
+    message_id: Any
+    reply_to: str | None
+    properties: dict[str, Any]
+    """Application properties."""
+    body: Any
+    """The amqp-value; None without one."""
+
+
+@dataclass(slots=True)
+class Response:
+    """What goes back."""
+
+    properties: dict[str, Any] = field(default_factory=dict)
+    """Application properties, the status among them."""
+    body: Any = None
+
+
+class Handler(Protocol):
+    """What a node does with its requests."""
+
+    async def respond(self, request: Request) -> Response:
+        """Carry the request out. Never raises but for cancellation: a request without a response blocks its client for ever."""
+
+
+class RequestNode:
+    """The meeting point of request and response links. Owned by its connection."""
+
+    def __init__(self, handler: Handler, on_empty: Callable[[], object]) -> None:
+        self._handler, self._on_empty = handler, on_empty
+        self._responders: list[ResponseLink] = []
+        self._links = 0
+
+    def join(self, link: RequestLink | ResponseLink) -> None:
+        """A link attaches to the node."""
+        self._links += 1
+        if isinstance(link, ResponseLink):
+            self._responders.append(link)
+
+    def leave(self, link: RequestLink | ResponseLink) -> None:
+        """It is gone."""
+        self._links -= 1
+        if isinstance(link, ResponseLink):
+            self._responders.remove(link)
+        if not self._links:
+            self._on_empty()
+
+    async def serve(self, request: Request) -> None:
+        """Carry out one request and send the response where it belongs."""
+        response = await self._handler.respond(request)
+        responder = self._responder(request.reply_to)
+        if responder is not None:
+            responder.send(encode_response(response, request.message_id))
+
+    def _responder(self, reply_to: str | None) -> ResponseLink | None:
+        if reply_to:
+            by_target = {responder.link.target_address: responder for responder in self._responders}
+            by_name = {responder.link.name: responder for responder in self._responders}
+            found = by_target.get(reply_to) or by_name.get(reply_to)
+            if found is not None:
+                return found
+        return self._responders[-1] if self._responders else None
+
+
+class RequestLink:
+    """The client sends requests."""
+
+    @classmethod
+    def attach(cls, connection: Connection, link: Link, node: RequestNode) -> None:
+        """Accept the link."""
+        connection.engine.accept_link(link, max_message_bytes=REQUEST_BYTES_MAX)
+        link.context = cls(connection, link, node)
+
+    def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
+        self.link = link
+        self._connection, self._node = connection, node
+        node.join(self)
+        connection.engine.grant(link, REQUEST_CREDIT)
+
+    def received(self, event: MessagesReceived | MessageTooLarge) -> None:
+        """Requests, each accepted as a transfer at once and answered by a message of its own."""
+        engine = self._connection.engine
+        if isinstance(event, MessageTooLarge):
+            refusal = Refused(Reason.MESSAGE_TOO_LARGE, f"The request has {event.size} bytes; {REQUEST_BYTES_MAX} are the maximum.")
+            self._refuse([] if event.settled else [event.delivery], refusal)
+            return
+        for index, payload in enumerate(event.payloads):
+            own = event.deliveries[index : index + 1]
+            try:
+                request = decode_request(payload)
+            except DecodeError as error:
+                self._refuse(own, Refused(Reason.DECODE, f"The request is malformed: {error}."))
+                continue
+            engine.accept(own)
+            # Credit comes back with the response, so that a client that floods requests is held back.
+            self._connection.spawn(self._serve(request), name=f"request {request.properties.get('operation')}")
+        self._connection.flush_soon()
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            await self._node.serve(request)
+        finally:
+            if not self.link.gone:
+                self._connection.engine.grant(self.link, 1)
+                self._connection.flush_soon()
+
+    def _refuse(self, deliveries: list[Delivery], why: Refused) -> None:
+        self._connection.engine.reject(deliveries, error_of(why))
+        self._connection.engine.grant(self.link, 1)
+        self._connection.flush_soon()
+
+    def credit_granted(self) -> None:
+        """Nothing to say."""
+
+    def detached(self) -> None:
+        """The link is gone; responses that are still made have the other link to go to."""
+        self._node.leave(self)
+
+
+class ResponseLink:
+    """The client receives responses, in the order in which they were made."""
+
+    @classmethod
+    def attach(cls, connection: Connection, link: Link, node: RequestNode) -> None:
+        """Accept the link."""
+        connection.engine.accept_link(link)
+        link.context = cls(connection, link, node)
+
+    def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
+        self.link = link
+        self._connection, self._node = connection, node
+        self._waiting: deque[bytes] = deque()
+        self._tags = 0
+        node.join(self)
+
+    def send(self, payload: bytes) -> None:
+        """Send a response, now or when there is credit for it."""
+        if self.link.gone:
+            return
+        if len(self._waiting) >= RESPONSES_WAITING_MAX:
+            self._connection.close_link(
+                self.link,
+                Refused(Reason.QUOTA_EXCEEDED, f"{RESPONSES_WAITING_MAX} responses wait for credit on this link; no more are kept."),
+            )
+            return
+        self._waiting.append(payload)
+        self.credit_granted()
+
+    def credit_granted(self) -> None:
+        """Send what waits, as far as the credit goes."""
+        engine = self._connection.engine
+        while self._waiting and engine.credit(self.link) > 0:
+            self._tags += 1
+            settled = self.link.snd_settle_mode == SETTLED
+            engine.send(self.link, [self._tags.to_bytes(8, "big")], [self._waiting.popleft()], settled)
+        if engine.draining(self.link):
+            engine.drained(self.link)
+        self._connection.flush_soon()
+
+    def updated(self, event: DeliveriesUpdated) -> None:
+        """The client settles a response: that is all there is to it."""
+        self._connection.engine.settle(event.deliveries, event.outcome)
+        self._connection.flush_soon()
+
+    def detached(self) -> None:
+        """The link is gone, and with it the responses that wait."""
+        self._waiting.clear()
+        self._node.leave(self)
+
+
+def decode_request(payload: bytes) -> Request:
+    """A request message (§3.2). Raises DecodeError."""
+    request = Request(None, None, {}, None)
+    offset = 0
+    while offset < len(payload):
+        section, offset = decode(payload, offset)
+        if not isinstance(section, Described):
+            raise DecodeError("a section is not a described value")
+        match section.descriptor, section.value:
+            case int(code), list(fields) if code == PROPERTIES:
+                request.message_id = fields[MESSAGE_ID] if fields else None
+                reply_to = fields[REPLY_TO] if len(fields) > REPLY_TO else None
+                request.reply_to = reply_to if isinstance(reply_to, str) else None
+            case int(code), dict(entries) if code == APPLICATION_PROPERTIES:
+                request.properties = {str(key): value for key, value in entries.items()}
+            case int(code), value if code == VALUE:
+                request.body = value
+            case _:
+                pass
+    return request
+
+
+def encode_response(response: Response, correlation_id: Any) -> bytes:
+    """A response message: properties with the correlation-id, application properties, amqp-value."""
+    return b"".join(
+        (
+            encode(Described(ULong(PROPERTIES), [None, None, None, None, None, correlation_id])),
+            encode(Described(ULong(APPLICATION_PROPERTIES), response.properties)),
+            encode(Described(ULong(VALUE), response.body)),
+        )
+    )

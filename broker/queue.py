@@ -1,0 +1,165 @@
+"""A queue at work: its description, its partitions, its router, and who has to hear when it changes.
+
+Partitions come to life when they are first used: a queue that nobody touches is its description and little more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from broker.entities import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, QueueDescription
+from broker.entity_meter import EntityMeter
+from broker.errors import Refused
+from broker.operations import Answer, ClientId, Detach, Failed, Operation, Sink, SubqueueCounts, Update
+from broker.router import PartitionHandle, Router
+
+
+class Partition(PartitionHandle, Protocol):
+    """What a queue needs of a partition's task beyond its mailbox."""
+
+    @property
+    def health(self) -> str:
+        """Its state, as people read it."""
+
+    def counts(self) -> dict[str, SubqueueCounts]:
+        """What it holds, by subqueue, as far as it is open."""
+
+    async def opened(self) -> None:
+        """Return once the log was opened, or could not be."""
+
+    async def stop(self) -> None:
+        """Finish the commit under way, close the log. Safe to call twice."""
+
+
+class Watcher(Protocol):
+    """A link, or whoever else serves clients of the queue."""
+
+    def queue_changed(self) -> None:
+        """The description is another one: check whether what is under way is still permitted."""
+
+    def queue_ended(self, why: Refused) -> None:
+        """The queue is gone."""
+
+
+class _Sleeping:
+    """A partition that nobody has used yet."""
+
+    __slots__ = ("_number", "_queue")
+    available = True
+
+    def __init__(self, queue: Queue, number: int) -> None:
+        self._queue, self._number = queue, number
+
+    def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
+        self._queue.partition(self._number).post(operation, client, sink)
+
+
+class Queue:
+    """A queue at work. Owned by the event loop."""
+
+    SUBQUEUES = (MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER)
+
+    def __init__(self, description: QueueDescription, meter: EntityMeter, start_partition: Callable[[Queue, int], Partition]) -> None:
+        self.description = description
+        self.meter = meter
+        self.accessed_at_ms: int | None = None
+        """When a client last sent, received or peeked; set by the links."""
+        self.watchers: set[Watcher] = set()
+        self._start_partition = start_partition
+        self._partitions: dict[int, Partition] = {}
+        self._handles: list[PartitionHandle] = [_Sleeping(self, number) for number in range(description.partitions)]
+        self.router = Router(self._handles)
+
+    @property
+    def name(self) -> str:
+        return self.description.name
+
+    def partition(self, number: int) -> Partition:
+        """A partition, brought to life if it was not."""
+        partition = self._partitions.get(number)
+        if partition is None:
+            partition = self._partitions[number] = self._start_partition(self, number)
+            self._handles[number] = partition
+        return partition
+
+    async def opened(self) -> None:
+        """Return once every partition was opened, or could not be."""
+        await asyncio.gather(*(self.partition(number).opened() for number in range(self.description.partitions)))
+
+    @property
+    def available(self) -> bool:
+        """All partitions are, as far as anybody knows."""
+        return all(handle.available for handle in self._handles)
+
+    def health(self) -> list[str]:
+        """Each partition's state, by number."""
+        return [
+            self._partitions[number].health if number in self._partitions else "closed" for number in range(self.description.partitions)
+        ]
+
+    def counts(self) -> dict[str, SubqueueCounts]:
+        """What all partitions together hold, by subqueue."""
+        total: dict[str, SubqueueCounts] = {}
+        for partition in self._partitions.values():
+            for subqueue, counts in partition.counts().items():
+                sum_ = total.setdefault(subqueue, SubqueueCounts())
+                sum_.active += counts.active
+                sum_.locked += counts.locked
+                sum_.deferred += counts.deferred
+                sum_.scheduled += counts.scheduled
+                sum_.bytes += counts.bytes
+        return total
+
+    async def update(self, description: QueueDescription) -> None:
+        """Work with another description from now on; returns when every open partition does."""
+        self.description = description
+        await asyncio.gather(*(ask(partition, Update()) for partition in self._partitions.values()))
+        for watcher in list(self.watchers):
+            watcher.queue_changed()
+
+    async def stop(self) -> None:
+        """Stop the partitions that were used."""
+        await asyncio.gather(*(partition.stop() for partition in self._partitions.values()))
+
+    async def end(self, why: Refused) -> None:
+        """The queue is deleted: tell who is attached, and stop."""
+        for watcher in list(self.watchers):
+            watcher.queue_ended(why)
+        await self.stop()
+
+
+_clients = iter(range(1, 1 << 62))
+
+
+def next_client() -> ClientId:
+    """A number for one more client of partitions, unique in this process."""
+    return ClientId(next(_clients))
+
+
+async def ask(handle: PartitionHandle, operation: Operation) -> Answer:
+    """Post one operation and wait for its answer. For the rare ways: the hot one registers a sink and never waits.
+
+    Raises Refused where the answer is `Failed`.
+    """
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def sink(answer: Answer) -> None:
+        if not future.done():
+            future.set_result(answer)
+
+    client = next_client()
+    handle.post(operation, client, sink)
+    try:
+        answer = await future
+    finally:
+        handle.post(Detach(), client, sink)
+    if isinstance(answer, Failed):
+        raise Refused(answer.reason, answer.description)
+    return answer
+
+
+async def ask_all(handles: Sequence[PartitionHandle], operation: Operation) -> list[Answer]:
+    """The same operation to several partitions at once."""
+    return list(await asyncio.gather(*(ask(handle, operation) for handle in handles)))

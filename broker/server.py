@@ -1,0 +1,226 @@
+"""Where the parts are put together: one process, one event loop, one TaskGroup; and the order of starting and stopping.
+
+Starting: catalogue, namespace, entities of the configuration file, then the sockets; `server.ready` names their addresses.
+Stopping (SIGTERM, Ctrl-C): no new connections; every client is told and disconnected; every partition finishes its commit,
+leaves a checkpoint and closes its log; the committer's threads end last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import resource
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+import uvloop
+
+from broker.clock import Clock, SystemClock
+from broker.config import Settings
+from broker.config_file import ConfigFile
+from broker.entities import QueueDescription
+from broker.entity_meter import EntityMeter
+from broker.errors import Refused
+from broker.frontend.connection import Services
+from broker.frontend.listener import StreamProtocol, serve_websocket
+from broker.http.server import HttpServer
+from broker.metrics import Metrics
+from broker.namespace import Namespace
+from broker.partition.payloads import PayloadBudget
+from broker.partition.task import PartitionTask
+from broker.queue import Queue
+from broker.security import Authorizer
+from broker.stored_message import MessageIds
+from broker.tls import server_context, tls_files
+from storage.catalogue import Catalogue
+from storage.disk import Disk, LocalDisk
+from storage.file_store import FileLogStore
+
+log = structlog.get_logger("server")
+
+BACKLOG = 4096
+CLOSE_TIMEOUT_S = 2.0
+"""How long clients have to answer our close when the broker stops."""
+DESCRIPTORS_WANTED = 65_536
+GC_THRESHOLDS = (50_000, 20, 100)
+"""Collections walk every object there is, and waiting messages are many: with Python's defaults they take a tenth of the time."""
+
+
+def run(settings: Settings, file: ConfigFile | None) -> None:
+    """Run the broker until it is told to stop. Raises OSError where it cannot listen, WrongCertificate."""
+    _raise_descriptor_limit()
+    uvloop.run(Broker(settings, file).run())
+
+
+class Broker:
+    """One broker. Tests run it in their own event loop, over another disk and clock."""
+
+    def __init__(self, settings: Settings, file: ConfigFile | None = None, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
+        self.settings, self.file = settings, file
+        self.clock = clock or SystemClock()
+        self.metrics = Metrics()
+        self.addresses: dict[str, str] = {}
+        """What is listened on, once it is: amqp, amqps, http → "host:port"."""
+        self.ready = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._serving = False
+        disk = disk or LocalDisk()
+        self.store = FileLogStore(
+            settings.data_dir / "logs",
+            disk,
+            fsync=settings.fsync,
+            fsync_interval_ms=settings.fsync_interval_ms,
+            segment_bytes_max=settings.segment_bytes,
+            committer_threads=settings.committer_threads,
+        )
+        self._payloads = PayloadBudget(settings.payload_memory_bytes)
+        self.namespace = Namespace(
+            settings.namespace,
+            catalogue=Catalogue(settings.data_dir / "catalogue", disk),
+            store=self.store,
+            clock=self.clock,
+            make_queue=self._make_queue,
+            partitions_default=settings.partitions_default,
+            entities_max=settings.entities_max,
+        )
+        rules = settings.authorization_rules() + (file.authorization_rules if file else ())
+        self.authorizer = Authorizer(rules, self.namespace.rules_of)
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def stop(self) -> None:
+        """Begin to stop."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`, or a signal."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: a test
+                loop.add_signal_handler(number, self.stop)
+        gc.set_threshold(*GC_THRESHOLDS)
+        async with asyncio.TaskGroup() as self._tasks:
+            try:
+                await self._serve()
+            finally:
+                await self.namespace.close()
+                await self.store.close()
+        log.info("server.stopped")
+
+    async def _serve(self) -> None:
+        settings = self.settings
+        await self.namespace.load()
+        await self._apply_file()
+        tls = server_context(tls_files(settings, self.clock.now_ms()))
+        services = Services(
+            settings=settings,
+            namespace=self.namespace,
+            authorizer=self.authorizer,
+            clock=self.clock,
+            metrics=self.metrics,
+            spawn=self._spawn,
+            message_id=MessageIds(),
+        )
+        http = HttpServer(
+            settings,
+            self.namespace,
+            self.authorizer,
+            self.metrics,
+            self.clock,
+            tls,
+            lambda: self._serving,
+            lambda websocket, request: serve_websocket(services, websocket, request),
+        )
+        loop = asyncio.get_running_loop()
+        listeners = []
+        assert self._tasks is not None
+        http_task: asyncio.Task[None] | None = None
+        try:
+            for name, port, context in (("amqp", settings.amqp_port, None), ("amqps", settings.amqps_port, tls)):
+                if port is None:
+                    continue
+                listener = await loop.create_server(
+                    lambda: StreamProtocol(services), settings.host, port, ssl=context, backlog=BACKLOG, start_serving=False
+                )
+                listeners.append(listener)
+                self.addresses[name] = _address(listener.sockets[0].getsockname())
+            self.addresses["http"] = _address((await http.start())[0])
+            http_task = self._tasks.create_task(http.run(), name="http")
+            for listener in listeners:
+                await listener.start_serving()
+            gc.collect()
+            gc.freeze()  # what is here now stays: the collector need not look at it again
+            self._serving = True
+            log.info("server.ready", namespace=self.namespace.name, **self.addresses)
+            self.ready.set()
+            await self._stop.wait()
+        finally:
+            log.info("server.stopping", connections=len(services.connections))
+            self._serving = False
+            for listener in listeners:
+                listener.close()
+            for connection in list(services.connections):
+                connection.shut_down()
+            await _until_gone(services, settings.shutdown_timeout_ms / 1000)
+            if http_task is not None:
+                await http.stop()
+
+    async def _apply_file(self) -> None:
+        """Entities of the configuration file: created where they are missing, brought up to date where they differ."""
+        for spec in self.file.queues if self.file else ():
+            existing = self.namespace.find_queue(spec.name)
+            if existing is None:
+                await self.namespace.create_queue(spec.name, spec.settings, spec.partitions)
+            elif existing.settings != spec.settings:
+                try:
+                    await self.namespace.update_queue(spec.name, spec.settings)
+                except Refused as why:
+                    log.warning("config.not_applied", entity=spec.name, reason=why.description)
+
+    # --- parts that are made as they are needed ---------------------------------------------------------------------
+
+    def _make_queue(self, description: QueueDescription) -> Queue:
+        return Queue(description, EntityMeter(self.metrics, description.name), self._start_partition)
+
+    def _start_partition(self, queue: Queue, number: int) -> PartitionTask:
+        raise AssertionError
+
+    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        assert self._tasks is not None, "the broker runs"
+        return self._tasks.create_task(_loudly(work, name), name=name)
+
+
+async def _loudly(work: Coroutine[Any, Any, None], name: str) -> None:
+    """What one request breaks ends that request, not the broker."""
+    try:
+        await work
+    except Exception:
+        log.exception("task.failed", task=name)
+
+
+async def _until_gone(services: Services, timeout_s: float) -> None:
+    """Wait for the clients to close their ends; those that do not are cut off."""
+    for action in (lambda connection: None, lambda connection: connection.wire.abort()):
+        for connection in list(services.connections):
+            action(connection)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(timeout_s, CLOSE_TIMEOUT_S)):
+                await services.wait_until_alone()
+
+
+def _address(name: tuple[Any, ...]) -> str:
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{host}:{name[1]}"
+
+
+def _raise_descriptor_limit() -> None:
+    """Connections and segments are file descriptors: take what the system gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(DESCRIPTORS_WANTED, hard) if hard != resource.RLIM_INFINITY else DESCRIPTORS_WANTED
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            log.debug("descriptors.raised", limit=wanted, before=soft, platform=sys.platform)

@@ -1,0 +1,590 @@
+"""One AMQP 1.0 connection, server side, sans-IO: bytes in → events; calls → bytes out.
+
+Drives proton's C engine through its cffi surface, and is the only file of the broker that names `cproton_ffi`: a Python
+wrapper object per delivery would cost more than everything else together. python-qpid-proton is pinned, and
+`tests/unit/test_engine_surface.py` fails loudly when an upgrade changes what is used here.
+
+What proton leaves to us: the SASL exchange (`protocol/sasl.py`, in front of the engine), and a transfer's message-format,
+which it drops (§2.7.5): `protocol/frames.py` finds the frames of Service Bus batches, and each is pushed on its own, so that
+the delivery which then appears is known to be one.
+
+Invariants: no event is lost or reordered; a delivery is settled at most once; nothing that belongs to a link is touched after
+its `LinkDetached`. Knows no sockets, no tasks and no clock (`tick` is given the time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NewType
+
+from cproton_ffi import ffi, lib
+
+from protocol import codec
+from protocol.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    CreditGranted,
+    DeliveriesUpdated,
+    ErrorCondition,
+    Event,
+    LinkAttached,
+    LinkDetached,
+    MessagesReceived,
+    MessageTooLarge,
+    Outcome,
+)
+from protocol.frames import BatchFrameFinder
+
+Delivery = NewType("Delivery", object)
+"""A delivery of the engine: opaque, hashable, to be given back to it."""
+
+PRODUCT = "partibus"
+LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
+NULL = ffi.NULL
+SETTLED, MIXED = 1, 2
+"""Sender settle modes (§2.8.2)."""
+
+# Bound once: an attribute of `lib` costs as much as the call behind it.
+_collector_peek, _collector_pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
+_event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
+_readable, _partial, _pending = lib.pn_delivery_readable, lib.pn_delivery_partial, lib.pn_delivery_pending
+_remote_settled, _remote_state = lib.pn_delivery_settled, lib.pn_delivery_remote_state
+_recv, _advance, _settle, _update = lib.pn_link_recv, lib.pn_link_advance, lib.pn_delivery_settle, lib.pn_delivery_update
+_send, _delivery, _memmove, _unpack = lib.pn_link_send, lib.pn_delivery, ffi.memmove, ffi.unpack
+_push, _pending_output, _peek_output, _pop_output = (
+    lib.pn_transport_push,
+    lib.pn_transport_pending,
+    lib.pn_transport_peek,
+    lib.pn_transport_pop,
+)
+_PN_DELIVERY = lib.PN_DELIVERY
+
+
+class Session:
+    """An AMQP session (§2.5), as far as links share something in it."""
+
+    __slots__ = ("batches", "pn")
+
+    def __init__(self, pn: Any) -> None:
+        self.pn = pn
+        self.batches: set[Any] = set()
+        """Deliveries of batch format whose last frame has not come yet."""
+
+
+class Link:
+    """A link as the peer attached it (§2.7.3). `context` belongs to whoever serves the link."""
+
+    __slots__ = (
+        "context",
+        "gone",
+        "incoming",
+        "max_message_bytes",
+        "name",
+        "pn",
+        "rcv_settle_mode",
+        "session",
+        "snd_settle_mode",
+        "source_address",
+        "target_address",
+        "target_is_coordinator",
+    )
+
+    def __init__(self, pn: Any, session: Session, incoming: bool) -> None:
+        self.pn = pn
+        self.session = session
+        self.incoming = incoming
+        """The peer sends on it; otherwise it receives."""
+        self.name = _text(lib.pn_link_name(pn)) or ""
+        source, target = lib.pn_link_remote_source(pn), lib.pn_link_remote_target(pn)
+        self.source_address = _text(lib.pn_terminus_get_address(source))
+        self.target_address = _text(lib.pn_terminus_get_address(target))
+        self.target_is_coordinator = lib.pn_terminus_get_type(target) == lib.PN_COORDINATOR
+        self.snd_settle_mode = int(lib.pn_link_remote_snd_settle_mode(pn))
+        self.rcv_settle_mode = int(lib.pn_link_remote_rcv_settle_mode(pn))
+        self.max_message_bytes = 0
+        """The largest message taken from the peer; set by `accept_link`."""
+        self.gone = False
+        """Detached: neither the link nor its deliveries may be touched."""
+        self.context: Any = None
+
+
+class Engine:
+    """The AMQP layer of one connection, after SASL."""
+
+    def __init__(self, *, container_id: str, max_frame_bytes: int, channel_max: int, idle_timeout_ms: int) -> None:
+        """`idle_timeout_ms` is how long the peer may be silent before it is given up; half of it is announced (§2.4.5)."""
+        self._connection = lib.pn_connection()
+        self._transport = lib.pn_transport()
+        self._collector = lib.pn_collector()
+        lib.pn_transport_set_server(self._transport)
+        lib.pn_connection_collect(self._connection, self._collector)
+        lib.pn_connection_set_container(self._connection, container_id.encode())
+        lib.pn_transport_set_max_frame(self._transport, max_frame_bytes)
+        lib.pn_transport_set_channel_max(self._transport, channel_max)
+        lib.pn_transport_set_idle_timeout(self._transport, idle_timeout_ms)
+        lib.pn_transport_bind(self._transport, self._connection)
+        self._finder = BatchFrameFinder()
+        self._links: dict[Any, Link] = {}
+        self._sessions: dict[Any, Session] = {}
+        self._events: list[Event] = []
+        self._closed_reported = False
+        self._freed = False
+        self._handlers: dict[int, Callable[[Any], None]] = {
+            lib.PN_LINK_FLOW: self._on_flow,
+            lib.PN_LINK_REMOTE_OPEN: self._on_attach,
+            lib.PN_LINK_REMOTE_CLOSE: lambda event: self._on_detach(event, closed=True),
+            lib.PN_LINK_REMOTE_DETACH: lambda event: self._on_detach(event, closed=False),
+            lib.PN_SESSION_REMOTE_OPEN: lambda event: lib.pn_session_open(lib.pn_event_session(event)),
+            lib.PN_SESSION_REMOTE_CLOSE: self._on_end,
+            lib.PN_CONNECTION_REMOTE_OPEN: self._on_open,
+            lib.PN_CONNECTION_REMOTE_CLOSE: self._on_close,
+            lib.PN_TRANSPORT_ERROR: self._on_transport_error,
+            lib.PN_TRANSPORT_CLOSED: self._on_transport_closed,
+        }
+
+    # --- bytes ------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take what arrived from the peer; gives the events it makes, in order."""
+        for piece, is_batch in self._finder.pieces(data):
+            if not self._feed(piece, is_batch):
+                break
+        return self.take_events()
+
+    def _feed(self, piece: bytes, is_batch: bool) -> bool:
+        offset, size = 0, len(piece)
+        while offset < size:
+            pushed = _push(self._transport, piece[offset:] if offset else piece, size - offset)
+            if pushed <= 0:  # closed, or broken: proton has said so in an event
+                self._pump(is_batch)
+                return False
+            offset += pushed
+            self._pump(is_batch)
+        return True
+
+    def receive_eof(self) -> list[Event]:
+        """The peer closed its end of the socket."""
+        if not self._freed:
+            lib.pn_transport_close_tail(self._transport)
+            self._pump(False)
+        return self.take_events()
+
+    def output(self) -> list[bytes]:
+        """What is to be written to the peer now, in order; empty when there is nothing."""
+        chunks: list[bytes] = []
+        transport = self._transport
+        while (pending := _pending_output(transport)) > 0:
+            buffer = _buffer(pending)
+            count = _peek_output(transport, buffer, pending)
+            chunks.append(_unpack(buffer, count))
+            _pop_output(transport, count)
+        return chunks
+
+    def take_events(self) -> list[Event]:
+        """The events that have gathered (writing makes some, too: credit that was used up)."""
+        self._pump(False)
+        events, self._events = self._events, []
+        return events
+
+    def tick(self, now_ms: int) -> int:
+        """Keep time (§2.4.5): may produce output or a `ConnectionClosed`. Gives when to tick next, 0 for never. Monotonic clock."""
+        return int(lib.pn_transport_tick(self._transport, now_ms))
+
+    @property
+    def finished(self) -> bool:
+        """Both directions are closed: the socket may be."""
+        return self._freed or bool(lib.pn_transport_closed(self._transport)) or _pending_output(self._transport) < 0
+
+    @property
+    def remote_max_frame_bytes(self) -> int:
+        """What the peer announced in its open."""
+        return int(lib.pn_transport_get_remote_max_frame(self._transport))
+
+    def free(self) -> None:
+        """Give the memory back. No call may follow; every link is gone."""
+        if self._freed:
+            return
+        self._freed = True
+        for link in self._links.values():
+            link.gone = True
+        self._links.clear()
+        lib.pn_transport_unbind(self._transport)
+        lib.pn_collector_release(self._collector)
+        lib.pn_connection_release(self._connection)
+        lib.pn_decref(self._connection)
+        lib.pn_decref(self._transport)
+        lib.pn_collector_free(self._collector)
+
+    # --- connection -------------------------------------------------------------------------------------------------
+
+    def open(self, properties: dict[Any, Any] | None = None) -> None:
+        """Answer the peer's open (§2.7.1)."""
+        if properties:
+            _put(lib.pn_connection_properties(self._connection), codec.encode(properties))
+        lib.pn_connection_open(self._connection)
+
+    def close(self, error: ErrorCondition | None = None) -> None:
+        """Close the connection, with an error or without (§2.7.9)."""
+        if not lib.pn_connection_state(self._connection) & LOCAL_OPEN_STATES:
+            lib.pn_connection_open(self._connection)
+        if error is not None:
+            _set_condition(lib.pn_connection_condition(self._connection), error)
+        lib.pn_connection_close(self._connection)
+
+    # --- links ------------------------------------------------------------------------------------------------------
+
+    def links(self) -> list[Link]:
+        """All links that are attached."""
+        return list(self._links.values())
+
+    def link_properties(self, link: Link) -> dict[str, Any]:
+        """The peer's attach properties; keys as text."""
+        return _fields(lib.pn_link_remote_properties(link.pn))
+
+    def source_filter(self, link: Link) -> dict[str, Any]:
+        """The filter set of the peer's source (§3.5.8); keys as text."""
+        return _fields(lib.pn_terminus_filter(lib.pn_link_remote_source(link.pn)))
+
+    def source_is_dynamic(self, link: Link) -> bool:
+        """The peer asks for a node to be made for it (§3.5.3)."""
+        return bool(lib.pn_terminus_is_dynamic(lib.pn_link_remote_source(link.pn)))
+
+    def target_is_dynamic(self, link: Link) -> bool:
+        """As `source_is_dynamic`, for the target (§3.5.4)."""
+        return bool(lib.pn_terminus_is_dynamic(lib.pn_link_remote_target(link.pn)))
+
+    def accept_link(
+        self, link: Link, *, max_message_bytes: int = 0, properties: dict[Any, Any] | None = None, source_filter: bytes = b""
+    ) -> None:
+        """Answer the peer's attach with source, target and both settle modes as they were sent (contract, rule 5).
+
+        `max_message_bytes` is announced, and held, on incoming links; `source_filter` (an encoded map) replaces the echo.
+        """
+        pn = link.pn
+        lib.pn_terminus_copy(lib.pn_link_source(pn), lib.pn_link_remote_source(pn))
+        lib.pn_terminus_copy(lib.pn_link_target(pn), lib.pn_link_remote_target(pn))
+        if source_filter:
+            _put(lib.pn_terminus_filter(lib.pn_link_source(pn)), source_filter)
+        lib.pn_link_set_snd_settle_mode(pn, link.snd_settle_mode)
+        lib.pn_link_set_rcv_settle_mode(pn, link.rcv_settle_mode)
+        if properties:
+            _put(lib.pn_link_properties(pn), codec.encode(properties))
+        if max_message_bytes:
+            link.max_message_bytes = max_message_bytes
+            lib.pn_link_set_max_message_size(pn, max_message_bytes)
+        lib.pn_link_open(pn)
+
+    def refuse_link(self, link: Link, error: ErrorCondition) -> None:
+        """Answer with an attach without source and target, and at once a closing detach (§2.6.3; contract, rule 6)."""
+        lib.pn_link_set_snd_settle_mode(link.pn, link.snd_settle_mode)
+        lib.pn_link_set_rcv_settle_mode(link.pn, link.rcv_settle_mode)
+        lib.pn_link_open(link.pn)
+        self.close_link(link, error)
+
+    def close_link(self, link: Link, error: ErrorCondition) -> None:
+        """Close an attached link with an error (§2.6.6); it is gone for us, whatever the peer still sends on it."""
+        if link.gone:
+            return
+        _set_condition(lib.pn_link_condition(link.pn), error)
+        lib.pn_link_close(link.pn)
+        link.gone = True
+
+    # --- incoming links ---------------------------------------------------------------------------------------------
+
+    def grant(self, link: Link, credit: int) -> None:
+        """Let the peer send `credit` more messages (§2.6.7)."""
+        lib.pn_link_flow(link.pn, credit)
+
+    def accept(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle incoming deliveries as accepted (§3.4.2). Consecutive ones go out as one disposition."""
+        accepted = lib.PN_ACCEPTED
+        for delivery in deliveries:
+            _update(delivery, accepted)
+            _settle(delivery)
+
+    def reject(self, deliveries: Sequence[Delivery], error: ErrorCondition | None) -> None:
+        """Settle deliveries as rejected (§3.4.3), with all three fields of the error (contract, rule 7), or bare."""
+        for delivery in deliveries:
+            if error is not None:
+                _set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
+            _update(delivery, lib.PN_REJECTED)
+            _settle(delivery)
+
+    # --- outgoing links ---------------------------------------------------------------------------------------------
+
+    def credit(self, link: Link) -> int:
+        """How many messages the peer takes now, those handed to `send` deducted."""
+        return int(lib.pn_link_credit(link.pn))
+
+    def draining(self, link: Link) -> bool:
+        """The peer wants what there is, and the rest of its credit back (§2.6.7)."""
+        return bool(lib.pn_link_get_drain(link.pn))
+
+    def drained(self, link: Link) -> None:
+        """There is nothing more now: give the credit back."""
+        lib.pn_link_drained(link.pn)
+
+    def send(self, link: Link, tags: Sequence[bytes], payloads: Sequence[bytes], settled: bool) -> list[Delivery]:
+        """Send whole messages, within the credit. `tags` are delivery tags of up to 32 bytes, unique among unsettled ones."""
+        pn, tag_struct, tag_bytes = link.pn, _tag, _tag_bytes
+        deliveries = []
+        for tag, payload in zip(tags, payloads, strict=True):
+            size = len(tag)
+            _memmove(tag_bytes, tag, size)
+            tag_struct.size = size
+            delivery = _delivery(pn, tag_struct[0])
+            _send(pn, payload, len(payload))
+            _advance(pn)
+            if settled:
+                _settle(delivery)
+            else:
+                deliveries.append(delivery)
+        return deliveries
+
+    def settle(self, deliveries: Sequence[Delivery], outcome: int, *, failed: bool = False, undeliverable_here: bool = False) -> None:
+        """Settle outgoing deliveries with an outcome: an answer to the peer's own (contract, rule 10)."""
+        for delivery in deliveries:
+            if outcome == Outcome.MODIFIED:
+                local = lib.pn_delivery_local(delivery)
+                lib.pn_disposition_set_failed(local, failed)
+                lib.pn_disposition_set_undeliverable(local, undeliverable_here)
+            if outcome:
+                _update(delivery, outcome)
+            _settle(delivery)
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _pump(self, is_batch: bool) -> None:
+        collector, handlers = self._collector, self._handlers
+        while event := _collector_peek(collector):
+            kind = _event_type(event)
+            if kind == _PN_DELIVERY:
+                self._on_delivery(_event_delivery(event), is_batch)
+            elif handler := handlers.get(kind):
+                handler(event)
+            _collector_pop(collector)
+
+    def _on_delivery(self, delivery: Any, is_batch: bool) -> None:
+        link = self._links.get(_delivery_link(delivery))
+        if link is None or link.gone:
+            return
+        if link.incoming:
+            self._on_transfer(link, delivery, is_batch)
+        else:
+            self._on_disposition(link, delivery)
+
+    def _on_transfer(self, link: Link, delivery: Any, is_batch: bool) -> None:
+        pn = link.pn
+        if not _readable(delivery):
+            if lib.pn_delivery_aborted(delivery):
+                _settle(delivery)
+            return
+        size = _pending(delivery)
+        settled = bool(_remote_settled(delivery))
+        if link.max_message_bytes and size > link.max_message_bytes:
+            # Settled now, even if more is to come: proton throws the rest of it away unseen (§2.7.5).
+            _advance(pn)
+            self._events.append(MessageTooLarge(link, delivery, size, settled))
+            return
+        if _partial(delivery):
+            if is_batch:
+                link.session.batches.add(delivery)
+            return
+        if size:
+            buffer = _buffer(size)
+            _recv(pn, buffer, size)
+            payload = _unpack(buffer, size)
+        else:
+            payload = b""
+        _advance(pn)
+        if not is_batch and link.session.batches:
+            is_batch = delivery in link.session.batches
+        if is_batch:
+            link.session.batches.discard(delivery)
+        if settled:
+            _settle(delivery)
+        events = self._events
+        last = events[-1] if events else None
+        if type(last) is MessagesReceived and last.link is link and last.settled is settled and not (is_batch or last.batch):
+            last.payloads.append(payload)
+            if not settled:
+                last.deliveries.append(delivery)
+        else:
+            events.append(MessagesReceived(link, [] if settled else [delivery], [payload], settled, is_batch))
+
+    def _on_disposition(self, link: Link, delivery: Any) -> None:
+        outcome, settled = int(_remote_state(delivery)), bool(_remote_settled(delivery))
+        if outcome in (Outcome.NONE, Outcome.RECEIVED) and not settled:
+            return
+        events = self._events
+        last = events[-1] if events else None
+        update = DeliveriesUpdated(link, [delivery], outcome, settled)
+        if outcome == Outcome.REJECTED:
+            update.error = _condition(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
+        elif outcome == Outcome.MODIFIED:
+            remote = lib.pn_delivery_remote(delivery)
+            update.failed = bool(lib.pn_disposition_is_failed(remote))
+            update.undeliverable_here = bool(lib.pn_disposition_is_undeliverable(remote))
+            update.annotations = _encoded(lib.pn_disposition_annotations(remote))
+        if type(last) is DeliveriesUpdated and _same_update(last, update):
+            last.deliveries.append(Delivery(delivery))
+        else:
+            events.append(update)
+
+    def _on_flow(self, event: Any) -> None:
+        link = self._links.get(lib.pn_event_link(event))
+        if link is None or link.gone or link.incoming:
+            return
+        events = self._events
+        if not (events and type(events[-1]) is CreditGranted and events[-1].link is link):
+            events.append(CreditGranted(link))
+
+    def _on_attach(self, event: Any) -> None:
+        pn = lib.pn_event_link(event)
+        if pn in self._links:
+            error = ErrorCondition("amqp:session:handle-in-use", "a link of this name is attached in this session already")
+            self.close(error)
+            self._report_closed(error)
+            return
+        link = Link(pn, self._session(lib.pn_link_session(pn)), bool(lib.pn_link_is_receiver(pn)))
+        self._links[pn] = link
+        self._events.append(LinkAttached(link))
+
+    def _session(self, pn: Any) -> Session:
+        session = self._sessions.get(pn)
+        if session is None:
+            session = self._sessions[pn] = Session(pn)
+        return session
+
+    def _on_detach(self, event: Any, *, closed: bool) -> None:
+        pn = lib.pn_event_link(event)
+        link = self._links.pop(pn, None)
+        if link is None:
+            return
+        error = _condition(lib.pn_link_remote_condition(pn))
+        if not link.gone:
+            link.gone = True
+            self._events.append(LinkDetached(link, closed, error))
+            if closed:
+                lib.pn_link_close(pn)
+            else:
+                lib.pn_link_detach(pn)
+        lib.pn_link_free(pn)
+
+    def _on_end(self, event: Any) -> None:
+        session = lib.pn_event_session(event)
+        error = _condition(lib.pn_session_remote_condition(session))
+        for pn, link in list(self._links.items()):
+            if link.session.pn == session:
+                del self._links[pn]
+                if not link.gone:
+                    link.gone = True
+                    self._events.append(LinkDetached(link, True, error))
+        self._sessions.pop(session, None)
+        lib.pn_session_close(session)
+        lib.pn_session_free(session)
+
+    def _on_open(self, event: Any) -> None:
+        connection = self._connection
+        self._events.append(
+            ConnectionOpened(
+                _text(lib.pn_connection_remote_container(connection)) or "",
+                _text(lib.pn_connection_remote_hostname(connection)) or "",
+                _fields(lib.pn_connection_remote_properties(connection)),
+            )
+        )
+
+    def _on_close(self, event: Any) -> None:
+        self._report_closed(_condition(lib.pn_connection_remote_condition(self._connection)))
+        lib.pn_connection_close(self._connection)
+
+    def _on_transport_error(self, event: Any) -> None:
+        self._report_closed(_condition(lib.pn_transport_condition(self._transport)))
+
+    def _on_transport_closed(self, event: Any) -> None:
+        self._report_closed(None)
+
+    def _report_closed(self, error: ErrorCondition | None) -> None:
+        if not self._closed_reported:
+            self._closed_reported = True
+            self._events.append(ConnectionClosed(error))
+
+
+def _same_update(one: DeliveriesUpdated, other: DeliveriesUpdated) -> bool:
+    return (
+        one.link is other.link
+        and one.outcome == other.outcome
+        and one.settled is other.settled
+        and one.failed is other.failed
+        and one.undeliverable_here is other.undeliverable_here
+        and one.annotations == other.annotations
+        and one.error == other.error
+    )
+
+
+# --- C values -----------------------------------------------------------------------------------------------------------
+
+_scratch = ffi.new("char[]", 64 * 1024)
+_scratch_bytes = 64 * 1024
+SCRATCH_BYTES_KEPT = 1024 * 1024
+_tag_bytes = ffi.new("char[]", 32)
+_tag = ffi.new("pn_bytes_t *")
+_tag.start = _tag_bytes
+
+
+def _buffer(size: int) -> Any:
+    """A buffer of at least `size` bytes, good until the next call: the engine runs in one thread and never nests."""
+    global _scratch, _scratch_bytes
+    if size <= _scratch_bytes:
+        return _scratch
+    buffer = ffi.new("char[]", size)
+    if size <= SCRATCH_BYTES_KEPT:
+        _scratch, _scratch_bytes = buffer, size
+    return buffer
+
+
+def _text(value: Any) -> str | None:
+    return None if not value else ffi.string(value).decode("utf-8", "replace")
+
+
+def _encoded(data: Any) -> bytes:
+    """What a pn_data holds, encoded; empty when it holds nothing."""
+    if not data or (size := lib.pn_data_encoded_size(data)) <= 0:
+        return b""
+    buffer = ffi.new("char[]", size)
+    count = lib.pn_data_encode(data, buffer, size)
+    return _unpack(buffer, count) if count > 0 else b""
+
+
+def _put(data: Any, encoded: bytes) -> None:
+    lib.pn_data_clear(data)
+    lib.pn_data_decode(data, encoded, len(encoded))
+
+
+def _fields(data: Any) -> dict[str, Any]:
+    """A map keyed by symbols (§3.2.7 `fields`), with text keys; empty for anything else."""
+    encoded = _encoded(data)
+    if not encoded:
+        return {}
+    try:
+        value, _ = codec.decode(encoded)
+    except codec.DecodeError:
+        return {}
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+
+
+def _condition(pn: Any) -> ErrorCondition | None:
+    if not pn or not lib.pn_condition_is_set(pn):
+        return None
+    name = _text(lib.pn_condition_get_name(pn)) or ""
+    return ErrorCondition(name, _text(lib.pn_condition_get_description(pn)) or "", _encoded(lib.pn_condition_info(pn)))
+
+
+_DEFAULT_INFO = codec.encode({codec.Symbol("product"): PRODUCT})
+
+
+def _set_condition(pn: Any, error: ErrorCondition) -> None:
+    """All three fields: an error of two hangs the Python SDK, and proton drops an empty map (contract, rule 7)."""
+    lib.pn_condition_set_name(pn, error.condition.encode())
+    lib.pn_condition_set_description(pn, error.description.encode() or b" ")
+    _put(lib.pn_condition_info(pn), error.info or _DEFAULT_INFO)

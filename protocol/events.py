@@ -1,0 +1,123 @@
+"""What the engine reports: one event per batch, never one per message where several arrived together.
+
+An event is valid until the engine is called again: the deliveries it carries stay so until they are settled or their
+link is gone (`Link.gone`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protocol.engine import Delivery, Link
+
+
+class Outcome(enum.IntEnum):
+    """Delivery states by descriptor (AMQP 1.0 §3.4, §4.5.8)."""
+
+    NONE = 0
+    RECEIVED = 0x23
+    ACCEPTED = 0x24
+    REJECTED = 0x25
+    RELEASED = 0x26
+    MODIFIED = 0x27
+    TRANSACTIONAL = 0x34
+
+
+@dataclass(slots=True)
+class ErrorCondition:
+    """An AMQP error (§2.8.14)."""
+
+    condition: str
+    description: str = ""
+    info: bytes = b""
+    """An encoded AMQP map, or empty."""
+
+
+@dataclass(slots=True)
+class ConnectionOpened:
+    """The peer's open arrived (§2.7.1); it waits for `Engine.open`."""
+
+    container_id: str
+    hostname: str
+    properties: dict[str, Any]
+
+
+@dataclass(slots=True)
+class ConnectionClosed:
+    """The peer closed the connection (§2.7.9), or broke the protocol, or said nothing for too long; `error` says which."""
+
+    error: ErrorCondition | None
+
+
+@dataclass(slots=True)
+class LinkAttached:
+    """The peer attached a link (§2.7.3); it waits for `Engine.accept_link` or `Engine.refuse_link`."""
+
+    link: Link
+
+
+@dataclass(slots=True)
+class LinkDetached:
+    """A link is gone: detached or closed by the peer (§2.7.7), or its session ended. Its deliveries may not be touched."""
+
+    link: Link
+    closed: bool
+    error: ErrorCondition | None
+
+
+@dataclass(slots=True)
+class CreditGranted:
+    """A receiving peer's flow arrived, or credit was used: `Engine.credit(link)` and `Engine.draining(link)` tell (§2.6.7)."""
+
+    link: Link
+
+
+@dataclass(slots=True)
+class MessagesReceived:
+    """Whole messages from a sending peer, in order; the lists run in parallel (§2.7.5)."""
+
+    link: Link
+    deliveries: list[Delivery]
+    payloads: list[bytes]
+    settled: bool
+    """All of them were sent settled: nobody waits for an outcome."""
+    batch: bool
+    """The message format is Service Bus's batch (0x80013700); such a delivery always comes alone."""
+
+
+@dataclass(slots=True)
+class MessageTooLarge:
+    """A delivery outgrew the link's max-message-size (§2.7.3); what comes of it further is thrown away."""
+
+    link: Link
+    delivery: Delivery
+    size: int
+    settled: bool
+
+
+@dataclass(slots=True)
+class DeliveriesUpdated:
+    """A receiving peer gave outgoing deliveries a state (§2.7.6): the same for all of them."""
+
+    link: Link
+    deliveries: list[Delivery]
+    outcome: int
+    settled: bool
+    """The peer has settled already; no answer is wanted."""
+    error: ErrorCondition | None = None
+    """With REJECTED."""
+    failed: bool = False
+    """With MODIFIED: delivery-failed; False also where it was left out, which the engine cannot tell apart."""
+    undeliverable_here: bool = False
+    """With MODIFIED."""
+    annotations: bytes = b""
+    """With MODIFIED: message-annotations, an encoded AMQP map, or empty."""
+
+
+Event = (
+    ConnectionOpened | ConnectionClosed | LinkAttached | LinkDetached | CreditGranted | MessagesReceived | MessageTooLarge
+    | DeliveriesUpdated
+)  # fmt: skip
