@@ -1,0 +1,73 @@
+# Two commands do everything: `make run` and `make test`. Each installs what it needs into .venv first.
+# PYTHON picks the interpreter the environment is made with (3.11 or later).
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(VENV)/.stamp-run
+DEV := $(VENV)/.stamp-dev
+CHECKED := broker protocol storage tests tools
+KEY := SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo format lint types test check crash interop fuzz bench image clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+$(BIN)/python:
+	tools/make-venv.sh "$(PYTHON)" $(VENV)
+
+$(RUN): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(RUN) $@
+
+setup: $(DEV) ## the environment for development
+
+run: $(RUN) ## the broker with the sample configuration; ARGS="--amqp-port 0 …" adds options
+	@echo 'AMQP           Endpoint=sb://localhost;$(KEY)'
+	@echo 'administration Endpoint=sb://localhost:5300;$(KEY)'
+	$(BIN)/partibus serve --config docker/config.json --data-dir data $(ARGS)
+
+demo: $(DEV) ## while `make run` runs: send and receive with the Azure SDK, and see the partitions
+	$(BIN)/python tools/demo.py $(ARGS)
+
+format: $(DEV) ## ruff rewrites the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(DEV) ## ruff only looks
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(DEV) ## mypy --strict
+	$(BIN)/mypy
+
+test: $(DEV) ## every test; ARGS="-k name" picks some
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types test ## what CI runs
+
+crash: $(DEV) ## kill -9 under load, all 50 rounds (make test runs 10)
+	PARTIBUS_CRASH_ROUNDS=50 $(BIN)/python -m pytest tests/crash $(ARGS)
+
+interop: $(DEV) ## unchanged clients of other makers against the broker
+	$(BIN)/python -m pytest tests/interop $(ARGS)
+
+fuzz: $(DEV) ## hostile bytes, for as long as you like: ARGS="--seconds 600"
+	$(BIN)/python -m tests.fuzz.run $(ARGS)
+
+bench: $(DEV) ## the figures of docs/benchmarks.md, one line of JSON each
+	$(BIN)/python -m tests.bench.run $(ARGS)
+
+image: ## the container image
+	docker build --tag partibus:latest .
+
+clean: ## everything that was made; the data folder stays
+	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/js/node_modules
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
