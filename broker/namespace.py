@@ -76,7 +76,11 @@ class Namespace:
             description = decode_description(content)
             assert document == description.generation, f"catalogue document {document} holds {description.generation}"
             self._queues[key_of(description.name)] = self._make_queue(description)
-        await self._store.retain({queue.description.generation for queue in self._queues.values()})
+        known = {queue.description.generation for queue in self._queues.values()}
+        for generation in await self._store.entities():
+            if generation not in known:
+                await self._store.delete(generation)
+                log.info("entity.cleared", generation=generation)
 
     # --- looking up -------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Broker:
         self._serving = False
         disk = disk or LocalDisk()
         self.store = FileLogStore(
-            settings.data_dir / "logs",
+            settings.data_dir,
             disk,
             fsync=settings.fsync,
             fsync_interval_ms=settings.fsync_interval_ms,

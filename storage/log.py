@@ -164,6 +164,9 @@ class LogStore(Protocol):
     def log(self, entity: str, partition: int) -> Log:
         """The log of one partition of an entity (`entity` is its generation identifier). Touches no file until claimed."""
 
+    async def entities(self) -> list[str]:
+        """The identifiers of all entities that have logs."""
+
     async def delete(self, entity: str) -> None:
         """Delete all logs of an entity, durably. They must be closed."""
 
