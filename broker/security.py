@@ -94,7 +94,9 @@ def _token_parts(text: str) -> tuple[str, str, str, str]:
     """`sr`, `sig` and `se` as they stand in the token, and `skn` decoded."""
     if len(text) > _TOKEN_CHARACTERS_MAX:
         raise _refused(f"MalformedToken: The token has {len(text)} characters, at most {_TOKEN_CHARACTERS_MAX} are allowed.")
-    if not text[: len(_SCHEME)].casefold() == _SCHEME:
+    if any("\ud800" <= character <= "\udfff" for character in text):  # a header that is no UTF-8, as Python HTTP stacks hand it over
+        raise _refused("MalformedToken: The token is no UTF-8.")
+    if text[: len(_SCHEME)].casefold() != _SCHEME:
         raise _refused("MalformedToken: Only SAS tokens are supported ('SharedAccessSignature sr=…'); JSON web tokens are not.")
     parts: dict[str, str] = {}
     for pair in text[len(_SCHEME) :].strip().split("&"):
