@@ -40,6 +40,11 @@ class Address:
     """`NODE_CBS` or `NODE_MANAGEMENT` if it leads there, not to messages."""
 
     @property
+    def path(self) -> str:
+        """What a claim must reach for a client to be let in: a claim on an entity reaches its subqueues and its node."""
+        return "/".join(part for part in (self.entity, self.subqueue, self.node) if part)
+
+    @property
     def subscription(self) -> tuple[str, str] | None:
         """Topic and subscription, if the entity is a subscription."""
         topic, middle, name = self.entity.rpartition("/Subscriptions/")

@@ -169,15 +169,19 @@ class Connection:
     # --- from the wire ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the client."""
+        """Bytes of the client. What nobody foresaw ends this connection, loudly, and no other."""
         if self._closed:
             return
-        if self._sasl is not None:
-            data = self._authenticate(data)
-            if not data:
-                return
-        self._dispatch(self.engine.receive(data))
-        self.flush_soon()
+        try:
+            if self._sasl is not None:
+                data = self._authenticate(data)
+                if not data:
+                    return
+            self._dispatch(self.engine.receive(data))
+            self.flush_soon()
+        except Exception:
+            log.exception("connection.failed", peer=self.peer, container=self.container_id)
+            self.wire.abort()
 
     def eof_received(self) -> None:
         """The client closed its end."""
@@ -400,7 +404,7 @@ class Connection:
         for link in self.engine.links():
             if isinstance(link.context, IncomingLink | OutgoingLink) and not link.gone:
                 try:
-                    self.authorize(link.context.queue.name, link.context.RIGHT)
+                    self.authorize(link.context.path, link.context.RIGHT)
                 except Refused:
                     self.close_link(
                         link, Refused(Reason.UNAUTHORIZED, "ExpiredToken: the token of this link has expired. Please put another.")
@@ -463,13 +467,13 @@ class Connection:
             self._attach_to_request_node(link, address)
             return
         queue = self.services.namespace.find(address.entity)
-        self.authorize(address.entity, "Send" if link.incoming else "Listen")  # before existence: names are not to be probed
+        self.authorize(address.path, "Send" if link.incoming else "Listen")  # before existence: names are not to be probed
         if queue is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.services.namespace.name}/{address.entity}"))
         if link.incoming:
-            IncomingLink.attach(self, link, queue, address.subqueue)
+            IncomingLink.attach(self, link, queue, address)
         else:
-            OutgoingLink.attach(self, link, queue, address.subqueue)
+            OutgoingLink.attach(self, link, queue, address)
 
     def _attach_to_request_node(self, link: Link, address: Address) -> None:
         """A request/response pair meets in a node of its own, per AMQP session (AMQP contract 2.1, 7.1)."""
@@ -488,12 +492,12 @@ class Connection:
         assert address.node == NODE_MANAGEMENT
         queue: Queue | None = self.services.namespace.find(address.entity)
         try:
-            self.authorize(address.entity, "Listen")
+            self.authorize(address.path, "Listen")
         except Refused:
-            self.authorize(address.entity, "Send")
+            self.authorize(address.path, "Send")
         if queue is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.services.namespace.name}/{address.entity}"))
-        return ManagementNode(self, queue, address.subqueue)
+        return ManagementNode(self, queue, address)
 
 
 def _needs_padding(properties: dict[str, object]) -> bool:

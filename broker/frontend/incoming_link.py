@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from broker.entities import MAIN
 from broker.errors import Reason, Refused
+from broker.frontend.addresses import Address
 from broker.frontend.answers import error_of
 from broker.frontend.batch import split
 from broker.operations import Answer, Failed, Send, Sent
@@ -32,19 +33,19 @@ class IncomingLink:
     RIGHT = "Send"
 
     @classmethod
-    def attach(cls, connection: Connection, link: Link, queue: Queue, subqueue: str) -> None:
+    def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
         """Accept the link and grant its first credit. Raises Refused."""
-        if subqueue != MAIN:
+        if address.subqueue != MAIN:
             raise Refused(Reason.NOT_ALLOWED, "Messages cannot be sent to a dead-letter queue.")
         check_can_send(queue)
         size_max = queue.description.settings.max_message_size_kb * 1024
         connection.engine.accept_link(
             link, max_message_bytes=size_max, properties={Symbol("com.microsoft:max-message-batch-size"): ULong(size_max)}
         )
-        link.context = cls(connection, link, queue)
+        link.context = cls(connection, link, queue, address.path)
 
-    def __init__(self, connection: Connection, link: Link, queue: Queue) -> None:
-        self.link, self.queue = link, queue
+    def __init__(self, connection: Connection, link: Link, queue: Queue, path: str) -> None:
+        self.link, self.queue, self.path = link, queue, path
         self._connection = connection
         self._client = next_client()
         self._window = connection.services.settings.link_credit

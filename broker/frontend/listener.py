@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from typing import cast
 
 import structlog
 from aiohttp import WSMsgType, web
@@ -22,13 +23,13 @@ class StreamProtocol(asyncio.Protocol):
         self._connection: Connection | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        sock = transport.get_extra_info("socket")
+        stream = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses of asyncio's
+        sock = stream.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=self._services.settings.output_buffer_bytes_max)
-        self._connection = Connection(transport, self._services, _peer(transport.get_extra_info("peername")))
+        stream.set_write_buffer_limits(high=self._services.settings.output_buffer_bytes_max)
+        self._connection = Connection(stream, self._services, _peer(stream.get_extra_info("peername")))
 
     def data_received(self, data: bytes) -> None:
         assert self._connection is not None

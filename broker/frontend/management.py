@@ -14,6 +14,7 @@ import structlog
 
 from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.errors import Reason, Refused
+from broker.frontend.addresses import Address
 from broker.frontend.annotations import deliverables, peeked_messages
 from broker.frontend.answers import status_of
 from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost
@@ -52,8 +53,8 @@ NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"
 class ManagementNode:
     """Serves the requests of one connection about one subqueue."""
 
-    def __init__(self, connection: Connection, queue: Queue, subqueue: str) -> None:
-        self._connection, self._queue, self._subqueue = connection, queue, subqueue
+    def __init__(self, connection: Connection, queue: Queue, address: Address) -> None:
+        self._connection, self._queue, self._subqueue, self._path = connection, queue, address.subqueue, address.path
         self._operations: dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]] = {
             "com.microsoft:peek-message": ("Listen", self._peek),
             "com.microsoft:renew-lock": ("Listen", self._renew_lock),
@@ -68,7 +69,7 @@ class ManagementNode:
             right, operation = self._operations.get(str(name), (None, None))
             if right is None or operation is None:
                 raise Refused(Reason.NOT_IMPLEMENTED, f"The operation '{name}' is not supported by this version.")
-            self._connection.authorize(self._queue.name, right)
+            self._connection.authorize(self._path, right)
             if not isinstance(request.body, dict):
                 raise Refused(Reason.ARGUMENT, f"The operation '{name}' needs a map as body.")
             self._queue.accessed_at_ms = self._connection.services.clock.now_ms()

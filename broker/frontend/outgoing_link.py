@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.errors import Reason, Refused
+from broker.frontend.addresses import Address
 from broker.frontend.annotations import deliverables
 from broker.frontend.answers import error_of
 from broker.frontend.receive_cache import Shelf, split, without
@@ -62,11 +63,11 @@ class OutgoingLink:
     RIGHT = "Listen"
 
     @classmethod
-    def attach(cls, connection: Connection, link: Link, queue: Queue, subqueue: str) -> None:
+    def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
         """Accept the link. Raises Refused."""
         check_can_receive(queue)
         filtered = SESSION_FILTER in connection.engine.source_filter(link)
-        if queue.description.settings.requires_session and not subqueue:
+        if queue.description.settings.requires_session and not address.subqueue:
             if filtered:
                 raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
             raise Refused(Reason.NOT_ALLOWED, f"It is not possible for an entity that requires sessions ('{queue.name}') to create a "
@@ -74,10 +75,10 @@ class OutgoingLink:
         if filtered:
             raise Refused(Reason.NOT_ALLOWED, f"The entity '{queue.name}' does not require sessions: it has no session to receive from.")
         connection.engine.accept_link(link)
-        link.context = cls(connection, link, queue, subqueue)
+        link.context = cls(connection, link, queue, address)
 
-    def __init__(self, connection: Connection, link: Link, queue: Queue, subqueue: str) -> None:
-        self.link, self.queue, self.subqueue = link, queue, subqueue
+    def __init__(self, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+        self.link, self.queue, self.subqueue, self.path = link, queue, address.subqueue, address.path
         self._connection, self._engine = connection, connection.engine
         self._client = next_client()
         self._settled_mode = link.snd_settle_mode == SETTLED
