@@ -22,7 +22,7 @@ import struct
 from hashlib import blake2b
 from pathlib import Path
 
-from storage.disk import TEMPORARY_SUFFIX, Disk, disk_error, make_directories, publish
+from storage.disk import TEMPORARY_SUFFIX, Disk, close_quietly, disk_error, make_directories, publish
 from storage.errors import CommitFailed, CorruptRecord, UnknownFormat
 from storage.record import crc32c
 from storage.threads import run_to_end
@@ -93,7 +93,7 @@ class Catalogue:
         except OSError as error:
             raise CommitFailed(f"{self._directory}: {error.strerror}") from error
         fd = publish(self._disk, self._directory / file_name_of(name), _encode(name, document))
-        self._disk.close(fd)
+        close_quietly(self._disk, fd)
 
     def _delete(self, name: str) -> None:
         try:

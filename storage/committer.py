@@ -1,38 +1,53 @@
-"""Group commit over many logs: what is submitted together is written and synced by a few threads, several files each.
+"""Group commit over many logs: what is submitted in one turn of the event loop is synced together.
 
-Jobs submitted in one turn of the event loop, or while all threads are busy, are handed to the threads in batches: one
-hop to a thread and one back for several files, for with the event loop busy each hop costs more than the write. A job's failure is
-its own. The caller sees to it that no two jobs of one file are under way at once.
+A job is one file's share. Where it can be sure not to wait, it writes at once, in the event loop, and its file is synced by
+the disk's `SyncQueue`: all files of the turn with one system call, and no thread. What may wait (a file that grows, a new
+segment) and everything on a disk without such a queue goes to a few threads, several files each, for with the event loop
+busy each hop to a thread and back costs more than the write.
 
-A job that was submitted is carried to its end and its `finish` called, also when the caller is cancelled meanwhile:
-what a thread has begun to write cannot be taken back.
+A job's failure is its own. The caller sees to it that no two jobs of one file are under way at once. A job that was
+submitted is carried to its end and its `finish` called, also when the caller is cancelled meanwhile: what was begun cannot be
+taken back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import threading
 from collections import deque
+from itertools import count
 from typing import Protocol
 
+from storage.disk import Disk, SyncQueue
+
 FILES_PER_BATCH_MAX = 4
-"""A batch's files are synced one after the other; the commits behind them wait."""
+"""A thread's files are synced one after the other; the commits behind them wait."""
+
+NEEDS_THREAD = -1
+ENDED = -2
 
 
 class Job(Protocol):
     """One file's share of a round."""
 
+    def begin(self) -> int:
+        """Do what does not wait, in the event loop: gives the file to sync, or ENDED, or NEEDS_THREAD. May raise."""
+
     def run(self) -> None:
-        """Do it; called in a thread. What it raises is raised to the caller of `Committer.run`."""
+        """Do what `begin` did not, and sync, in a thread. May raise."""
+
+    def sync_error(self, error: OSError) -> Exception:
+        """What it means that the sync of the file which `begin` gave has failed."""
 
     def finish(self, error: Exception | None) -> None:
-        """Take note of how `run` ended; called in the event loop, in any case, before the caller goes on."""
+        """Take note of how the job ended; called in the event loop, in any case, before the caller goes on."""
 
 
 class _Entry:
-    """A job on its way. Its fields but `error` (the thread's) are owned by the event loop."""
+    """A job on its way. Its fields but `error` (a thread's, while it has the job) are owned by the event loop."""
 
     __slots__ = ("done", "ended", "error", "job")
 
@@ -44,24 +59,29 @@ class _Entry:
 
 
 class Committer:
-    """A few threads that write and sync. Used from one event loop."""
+    """Writes and syncs. Used from one event loop."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, disk: Disk, threads: int) -> None:
+        self._disk = disk
         self._threads_max = threads
         self._threads: list[threading.Thread] = []
         self._idle = threads
         self._waiting: deque[_Entry] = deque()
         self._batches: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
         self._dispatch_due = False
+        self._sync_queue: SyncQueue | None = None
+        self._sync_queue_sought = False
+        self._numbers = count(1)
+        self._to_sync: list[tuple[int, int]] = []
+        self._syncing: dict[int, _Entry] = {}
 
     async def run(self, job: Job) -> None:
-        """Have a thread run the job. Raises what it raises."""
+        """Carry the job out. Raises what it raises."""
         loop = asyncio.get_running_loop()
+        if not self._sync_queue_sought:
+            self._seek_sync_queue(loop)
         entry = _Entry(job, loop.create_future())
-        self._waiting.append(entry)
-        if not self._dispatch_due:
-            self._dispatch_due = True
-            loop.call_soon(self._dispatch, loop)
+        self._begin(loop, entry)
         try:
             await entry.ended
         except asyncio.CancelledError:
@@ -73,9 +93,40 @@ class Committer:
         if entry.error is not None:
             raise entry.error
 
+    def _begin(self, loop: asyncio.AbstractEventLoop, entry: _Entry) -> None:
+        """Begin a job here, or leave all of it to a thread."""
+        try:
+            fd = entry.job.begin() if self._sync_queue is not None else NEEDS_THREAD
+        except Exception as error:
+            entry.error = error
+            fd = ENDED
+        if fd == ENDED:
+            self._end(entry)
+            return
+        if fd == NEEDS_THREAD:
+            self._waiting.append(entry)
+        else:
+            number = next(self._numbers)
+            self._syncing[number] = entry
+            self._to_sync.append((number, fd))
+        self._dispatch_soon(loop)
+
+    def _end(self, entry: _Entry) -> None:
+        entry.done = True
+        entry.job.finish(entry.error)
+        if not entry.ended.done():
+            entry.ended.set_result(None)
+
+    def _dispatch_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Dispatch when everybody who can go on now has submitted what they have."""
+        if not self._dispatch_due:
+            self._dispatch_due = True
+            loop.call_soon(self._dispatch, loop)
+
     def _dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give what waits to the idle threads, in even shares."""
         self._dispatch_due = False
+        if self._to_sync:
+            self._submit_syncs()
         waiting = self._waiting
         while waiting and self._idle:
             share = min(FILES_PER_BATCH_MAX, -(-len(waiting) // self._idle))
@@ -83,6 +134,32 @@ class Committer:
             if len(self._threads) < self._threads_max - self._idle:
                 self._start_thread(loop)
             self._batches.put([waiting.popleft() for _ in range(share)])
+
+    # --- by the disk's queue ---
+
+    def _seek_sync_queue(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._sync_queue_sought = True
+        self._sync_queue = self._disk.sync_queue()
+        if self._sync_queue is not None:
+            loop.add_reader(self._sync_queue.ready_fd, self._syncs_ended)
+
+    def _submit_syncs(self) -> None:
+        """Sync the files of this turn; those the queue does not take, a thread will."""
+        assert self._sync_queue is not None
+        syncs, self._to_sync = self._to_sync, []
+        accepted = self._sync_queue.submit(syncs)
+        for number, _ in syncs[accepted:]:
+            self._waiting.append(self._syncing.pop(number))
+
+    def _syncs_ended(self) -> None:
+        assert self._sync_queue is not None
+        for number, errno in self._sync_queue.ended():
+            entry = self._syncing.pop(number)
+            if errno:
+                entry.error = entry.job.sync_error(OSError(errno, os.strerror(errno)))
+            self._end(entry)
+
+    # --- by threads ---
 
     def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         thread = threading.Thread(target=self._work, args=(loop,), name=f"storage-commit-{len(self._threads)}", daemon=True)
@@ -96,24 +173,25 @@ class Committer:
                     entry.job.run()
                 except Exception as error:  # the outermost frame of the job: its owner makes a state of it
                     entry.error = error
-            loop.call_soon_threadsafe(self._finished, loop, batch)
+            loop.call_soon_threadsafe(self._batch_ended, loop, batch)
 
-    def _finished(self, loop: asyncio.AbstractEventLoop, batch: list[_Entry]) -> None:
+    def _batch_ended(self, loop: asyncio.AbstractEventLoop, batch: list[_Entry]) -> None:
         self._idle += 1
         for entry in batch:
-            entry.done = True
-            entry.job.finish(entry.error)
-            if not entry.ended.done():
-                entry.ended.set_result(None)
-        if self._waiting and not self._dispatch_due:
-            self._dispatch_due = True
-            loop.call_soon(self._dispatch, loop)  # behind the callers that go on now and may submit at once
+            self._end(entry)
+        if self._waiting:
+            self._dispatch_soon(loop)
 
     async def close(self) -> None:
-        """Stop the threads; no job is under way."""
-        assert not self._waiting and self._idle == self._threads_max, "every log is closed before"
+        """Release threads and queue; no job is under way."""
+        assert not self._waiting and not self._syncing and self._idle == self._threads_max, "every log is closed before"
         for _ in self._threads:
             self._batches.put(None)
         for thread in self._threads:
             thread.join()
         self._threads.clear()
+        if self._sync_queue is not None:
+            asyncio.get_running_loop().remove_reader(self._sync_queue.ready_fd)
+            self._sync_queue.close()
+            self._sync_queue = None
+        self._sync_queue_sought = False

@@ -8,6 +8,7 @@ Rules of the Linux file systems that everything here stands on:
 - data is durable once `sync` returned, not before, and not at all if it failed: a failed sync marks the pages clean, so
   that a second one succeeds without having written anything. It is never repeated on the same file (durability rule 4);
 - a new, renamed or removed name is durable once `sync_directory` returned.
+`sync_queue` and `read_cached` spare the event loop's thread a hop where the system can (`kernel_sync.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from pathlib import Path
 from typing import Protocol
 
 from storage.errors import CommitFailed, DiskFailed, DiskFull, StorageError
+from storage.kernel_sync import open_sync_queue
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file that is not published yet; whoever finds one after a crash may remove it."""
+
+_READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+"""preadv2's flag to read only what is in memory (Linux 4.14)."""
 
 _IOV_MAX = 1024
 """Buffers per write (Linux: UIO_MAXIOV)."""
@@ -65,6 +70,9 @@ class Disk(Protocol):
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes at `offset`; fewer only at the file's end."""
 
+    def read_cached(self, fd: int, size: int, offset: int) -> bytes:
+        """`size` bytes at `offset` that are in memory already; BlockingIOError if they are not, or nobody can tell."""
+
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
         """Write the buffers one after the other at `offset`; gives how many bytes were written, which may be too few."""
 
@@ -82,6 +90,29 @@ class Disk(Protocol):
 
     def lock(self, path: Path) -> int:
         """Open a file, made if need be, that no other process has locked; BlockingIOError if one has."""
+
+    def sync_queue(self) -> SyncQueue | None:
+        """A way to sync without a thread that waits, if there is one."""
+
+
+class SyncQueue(Protocol):
+    """Syncs that run by themselves. Nothing here blocks."""
+
+    @property
+    def ready_fd(self) -> int:
+        """Readable while there are ended syncs to be heard of."""
+
+    def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
+        """Begin syncs, each a number of the caller's and a file descriptor; gives how many were begun, from the first on.
+
+        The others were not tried at all.
+        """
+
+    def ended(self) -> list[tuple[int, int]]:
+        """The syncs that have ended since: their numbers, each with its errno, 0 if it went well."""
+
+    def close(self) -> None:
+        """No sync is under way."""
 
 
 class LocalDisk:
@@ -126,6 +157,20 @@ class LocalDisk:
     def read(self, fd: int, size: int, offset: int) -> bytes:
         return os.pread(fd, size, offset)
 
+    def read_cached(self, fd: int, size: int, offset: int) -> bytes:
+        if not _READ_NOWAIT:
+            raise BlockingIOError
+        buffer = bytearray(size)
+        try:
+            got = os.preadv(fd, [buffer], offset, _READ_NOWAIT)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                raise BlockingIOError from error
+            raise
+        if got < size:
+            raise BlockingIOError
+        return bytes(buffer)
+
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
         return os.pwritev(fd, buffers[:_IOV_MAX], offset)
 
@@ -150,6 +195,9 @@ class LocalDisk:
             os.close(fd)
             raise
         return fd
+
+    def sync_queue(self) -> SyncQueue | None:
+        return open_sync_queue()
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[bytes], offset: int) -> None:

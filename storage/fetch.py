@@ -1,11 +1,13 @@
-"""Reading single frames of a log by position: neighbours with one read, each frame verified. Blocking; for a thread."""
+"""Reading single frames of a log by position: neighbours with one read, each frame verified.
+
+The reading itself is the caller's: `Disk.read` waits and is for a thread, `Disk.read_cached` does not.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from storage.disk import Disk
 from storage.errors import CorruptRecord
 from storage.log import FRAME_HEADER_BYTES, Frame, Position
 from storage.open_files import OpenFiles
@@ -17,9 +19,12 @@ GAP_BYTES_MAX = 64 << 10
 RUN_BYTES_MAX = 1 << 20
 """What is read at once, at most, but for a larger frame."""
 
+Read = Callable[[int, int, int], bytes]
+"""File descriptor, size, offset: `Disk.read` or `Disk.read_cached`."""
+
 
 def fetch_frames(
-    disk: Disk, files: OpenFiles, segments: Sequence[Segment], codec: FrameCodec, end: Position, positions: Sequence[Position]
+    read: Read, files: OpenFiles, segments: Sequence[Segment], codec: FrameCodec, end: Position, positions: Sequence[Position]
 ) -> list[Frame]:
     """The frames at these positions of a log that ends at `end`. Raises CorruptRecord, OSError."""
     wanted = sorted(set(positions))
@@ -36,9 +41,9 @@ def fetch_frames(
             last += 1
         run = wanted[first : last + 1]
         with files.reading(segment.path) as fd:
-            chunk = disk.read(fd, min(run[-1] - run[0] + GAP_BYTES_MAX, limit - run[0]), segment.offset_of(run[0]))
+            chunk = read(fd, min(run[-1] - run[0] + GAP_BYTES_MAX, limit - run[0]), segment.offset_of(run[0]))
             for position in run:
-                found[position] = _frame(disk, fd, segment, codec, limit, chunk, position - run[0], position)
+                found[position] = _frame(read, fd, segment, codec, limit, chunk, position - run[0], position)
         first = last + 1
     return [found[position] for position in positions]
 
@@ -50,7 +55,7 @@ def _joins(wanted: list[Position], first: int, last: int, limit: Position) -> bo
 
 
 def _frame(
-    disk: Disk, fd: int, segment: Segment, codec: FrameCodec, limit: Position, chunk: bytes, begin: int, position: Position
+    read: Read, fd: int, segment: Segment, codec: FrameCodec, limit: Position, chunk: bytes, begin: int, position: Position
 ) -> Frame:  # fmt: skip
     """The frame that begins at `begin` in the chunk, the rest of it read if need be."""
     offset = segment.offset_of(position)
@@ -60,7 +65,7 @@ def _frame(
     size = FRAME_HEADER_BYTES + header.body_length
     data = chunk[begin : begin + size]
     if len(data) < size and position + size <= limit:
-        data += disk.read(fd, size - len(data), offset + len(data))
+        data += read(fd, size - len(data), offset + len(data))
     if len(data) < size:
         raise CorruptRecord(str(segment.path), offset, "the frame is cut off")
     if crc32c(data[FRAME_HEADER_BYTES:]) != header.body_crc:

@@ -26,7 +26,7 @@ from typing import Literal
 import structlog
 
 from storage.checkpoint import StoredCheckpoint, checkpoint_paths, newest_checkpoint, write_checkpoint
-from storage.committer import Committer
+from storage.committer import ENDED, NEEDS_THREAD, Committer
 from storage.disk import Disk, disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFull
 from storage.fetch import fetch_frames
@@ -132,7 +132,7 @@ class FileLog:
             self._state = _State.OPEN
             self._recent.clear()
             self._recent.append(opened.tail)
-            _log.info("log.claimed", directory=str(self._directory), epoch=opened.epoch, position=opened.tail.position)
+            _log.debug("log.claimed", directory=str(self._directory), epoch=opened.epoch, position=opened.tail.position)
             return opened.epoch
 
     def _claim(self, epoch: int | None) -> None:
@@ -232,11 +232,13 @@ class FileLog:
             return []
         opened, shared = self._open(), self._shared
         segments, end = tuple(opened.segments), opened.tail.position
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(
-                shared.executor, fetch_frames, shared.disk, shared.files, segments, opened.codec, end, positions
-            )  # fmt: skip
+            try:
+                return fetch_frames(shared.disk.read_cached, shared.files, segments, opened.codec, end, positions)
+            except BlockingIOError:  # it wants the disk: that is for a thread to wait for
+                return await asyncio.get_running_loop().run_in_executor(
+                    shared.executor, fetch_frames, shared.disk.read, shared.files, segments, opened.codec, end, positions
+                )
         except OSError as error:
             raise disk_error(error, self._directory) from error
 
@@ -365,6 +367,9 @@ class _Job:
         self._rolled = ActiveSegment.begin(self._log._shared.disk, opened.directory, header)
         opened.active.close()
 
+    def sync_error(self, error: OSError) -> Exception:
+        return self._active.sync_error(error)
+
     def finish(self, error: Exception | None) -> None:
         if self._rolled is not None:
             opened = self._opened
@@ -377,31 +382,45 @@ class _Job:
 class _Append(_Job):
     """Write one frame, and sync it if it is to be durable before it is acknowledged."""
 
-    __slots__ = ("_after", "_frame", "_urgent")
+    __slots__ = ("_after", "_frame", "_size", "_urgent", "_written")
 
     def __init__(self, log: FileLog, opened: OpenLog, commit: Commit, urgent: bool) -> None:
         super().__init__(log, opened)
         self._urgent = urgent
+        self._written = False
         body = b"".join(commit.parts)
         header = opened.codec.header(body, opened.tail, opened.durable, opened.epoch)
         self._frame = [header, body]
+        self._size = len(header) + len(body)
         self._after = after(opened.tail.position, opened.tail.sequence, header, len(body))
 
-    def run(self) -> None:
+    def begin(self) -> int:
+        active, bytes_max = self._active, self._log._shared.segment_bytes_max
+        if not active.has_room(self._size) or active.used + self._size > bytes_max:
+            return NEEDS_THREAD
         try:
-            self._write()
+            active.write(self._frame, fill_until=bytes_max)
         except DiskFull:
-            if not self._urgent:
-                raise
-            self._log._shared.reserve.release()  # durability rule 6
-            self._write()
+            return NEEDS_THREAD  # a file system that copies on write: `run` finds a way, or says so
+        self._written = True
+        return active.fd if self._log._shared.fsync == "always" else ENDED
+
+    def run(self) -> None:
+        if not self._written:
+            try:
+                self._write()
+            except DiskFull:
+                if not self._urgent:
+                    raise
+                self._log._shared.reserve.release()  # durability rule 6
+                self._write()
         if self._log._shared.fsync == "always":
             self._active.sync()  # durability rule 1
 
     def _write(self) -> None:
         bytes_max = self._log._shared.segment_bytes_max
         used = self._active.used
-        if used > SEGMENT_HEADER_BYTES and used + len(self._frame[0]) + len(self._frame[1]) > bytes_max and self._rolled is None:
+        if used > SEGMENT_HEADER_BYTES and used + self._size > bytes_max and self._rolled is None:
             self._roll()
         self._active.write(self._frame, fill_until=bytes_max)
 
@@ -416,8 +435,11 @@ class _Sync(_Job):
 
     __slots__ = ()
 
+    def begin(self) -> int:
+        return self._active.fd
+
     def run(self) -> None:
-        self._opened.active.sync()
+        self._active.sync()
 
     def finish(self, error: Exception | None) -> None:
         super().finish(error)
@@ -429,6 +451,9 @@ class _Roll(_Job):
     """Begin a new segment, for all that is in the active one was trimmed."""
 
     __slots__ = ()
+
+    def begin(self) -> int:
+        return NEEDS_THREAD
 
     def run(self) -> None:
         self._roll()

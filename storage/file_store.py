@@ -70,7 +70,7 @@ class FileLogStore:
         self._shared = Shared(
             root=root / LOGS_DIRECTORY,
             disk=self._disk,
-            committer=Committer(committer_threads),
+            committer=Committer(self._disk, committer_threads),
             executor=self._executor,
             files=OpenFiles(self._disk, open_files_max),
             reserve=Reserve(self._disk, root / "reserve", reserve_bytes),
@@ -97,7 +97,7 @@ class FileLogStore:
         return log
 
     def _directory(self, entity: str) -> Path:
-        name = quote(entity, safe=" ")
+        name = quote(entity, safe="")
         if name.startswith("."):
             name = f"%2E{name[1:]}"
         if not name or len(name) > NAME_BYTES_MAX or len(entity.encode()) > ENTITY_BYTES_MAX:
@@ -108,7 +108,7 @@ class FileLogStore:
         """The identifiers of all entities that have logs, so that those nobody knows any more can be deleted."""
         await self._prepare()
         names = await run_to_end(self._executor, lambda: self._disk.names(self._shared.root))
-        return sorted(unquote(name) for name in names)
+        return sorted(unquote(name) for name in names if not name.endswith(DELETED_SUFFIX))
 
     async def delete(self, entity: str) -> None:
         await self._prepare()

@@ -142,6 +142,15 @@ class ActiveSegment:
         used = SEGMENT_HEADER_BYTES + sum(map(len, frames))
         return cls(disk, segment, fd, used, filled=used)
 
+    @property
+    def fd(self) -> int:
+        """The open file, for a sync queue."""
+        return self._fd
+
+    def has_room(self, length: int) -> bool:
+        """Whether so much is written over zeros already there: that waits for nothing but memory."""
+        return self.used + length <= self._filled
+
     def write(self, frame: list[bytes], fill_until: int) -> None:
         """Write a frame behind the last one, and zeros behind it as far as `fill_until` allows; it is not durable yet.
 
@@ -186,7 +195,11 @@ class ActiveSegment:
         try:
             self._disk.sync(self._fd)
         except OSError as error:
-            raise CommitFailed(f"{self.segment.path}: sync failed: {error.strerror}") from error
+            raise self.sync_error(error) from error
+
+    def sync_error(self, error: OSError) -> CommitFailed:
+        """What a failed sync means, full disk or not."""
+        return CommitFailed(f"{self.segment.path}: sync failed: {error.strerror}")
 
     def close(self) -> None:
         """Cut off the zeros and close the file. Whatever fails here changes nothing that is durable."""
