@@ -32,7 +32,10 @@ def configure_logging(log_format: LogFormat | None, level: LogLevel) -> None:
         cache_logger_on_first_use=False,
     )
     if console:
-        last: list[structlog.typing.Processor] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        # Plain traces: the pretty ones print local variables, and keys are among those.
+        last: list[structlog.typing.Processor] = [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        ]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)

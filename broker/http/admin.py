@@ -15,7 +15,7 @@ from aiohttp import web
 
 from broker.clock import Clock
 from broker.config import Settings
-from broker.entities import QueueDescription, QueueSettings
+from broker.entities import QueueDescription, QueueSettings, key_of
 from broker.errors import Reason, Refused
 from broker.http.atom import (
     ENTRY_TYPE,
@@ -114,7 +114,7 @@ class Administration:
             raise Refused(Reason.ENTITY_NOT_FOUND, f"Entity '{name}' was not found.")
         settings = read_queue(description, self._defaults, previous.settings if updating and previous else None, self._clock.now_ms())
         settings = self._keep_creation_times(settings, previous)
-        self._check_forwarding(request, claim, settings)
+        self._check_forwarding(request, claim, name, settings)
         if updating:
             return await self._entry_response(request, await self._namespace.update_queue(name, settings), 200)
         return await self._entry_response(request, await self._namespace.create_queue(name, settings), 201)
@@ -179,7 +179,7 @@ class Administration:
             raise HttpRefusal(401, 40100, f"Manage,{action} claims required for this operation.")
         raise HttpRefusal(401, 40100, f"Authorization failed for specified action: Manage,{action}.")
 
-    def _check_forwarding(self, request: web.Request, claim: Claim, settings: QueueSettings) -> None:
+    def _check_forwarding(self, request: web.Request, claim: Claim, name: str, settings: QueueSettings) -> None:
         """The caller needs Manage on a destination too, by the same token or by a second one (HTTP contract 1.4)."""
         for target, header in (
             (settings.forward_to, "ServiceBusSupplementaryAuthorization"),
@@ -193,7 +193,7 @@ class Administration:
                     target, MANAGE
                 ):
                     raise HttpRefusal(401, 40100, f"Manage on the forwarding destination '{target}' is required, in the header {header}.")
-            if self._namespace.find_queue(target) is None:
+            if self._namespace.find_queue(target) is None and key_of(target) != key_of(name):  # itself: refused by the namespace
                 raise HttpRefusal(400, 40400, "The auto forwarding destination entity does not exist.")
 
     # --- bodies ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,135 @@
+"""The HTTP port on a real socket, with the real namespace, catalogue and authorizer, over partitions that hold what a test says.
+
+For tests of the HTTP port alone; `broker_process.py` runs the whole broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+from aiohttp import web
+
+from broker.clock import Clock, SystemClock
+from broker.config import Settings, load_settings
+from broker.entities import QueueDescription
+from broker.entity_meter import EntityMeter
+from broker.http.server import HttpServer
+from broker.metrics import Metrics
+from broker.namespace import Namespace
+from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts, Update, Updated
+from broker.queue import Queue
+from broker.security import Authorizer
+from broker.tls import TlsFiles, server_context, tls_files
+from storage.catalogue import Catalogue
+from storage.disk import LocalDisk
+from storage.file_store import FileLogStore
+from tests.support.sas import sas_token
+
+
+@dataclass(slots=True)
+class StillPartition:
+    """A partition at rest: it says what a test tells it to say."""
+
+    health: str = "serving"
+    available: bool = True
+    held: dict[str, SubqueueCounts] = field(default_factory=dict)
+
+    def counts(self) -> dict[str, SubqueueCounts]:
+        return self.held
+
+    async def opened(self) -> None:
+        return None
+
+    async def stop(self) -> None:
+        return None
+
+    def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
+        assert isinstance(operation, Update | Detach), f"a partition at rest is asked for {operation}"
+        if isinstance(operation, Update):
+            sink(Updated(operation.cookie))
+
+
+@dataclass(slots=True)
+class HttpStack:
+    """A running HTTP port and what stands behind it."""
+
+    settings: Settings
+    namespace: Namespace
+    metrics: Metrics
+    server: HttpServer
+    files: TlsFiles
+    port: int
+    session: aiohttp.ClientSession
+    partition: StillPartition
+    """The first partition of every queue; the others are empty."""
+    serving: list[bool]
+    """Whether the broker says that it serves; a list of one, for tests to change."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def ask(
+        self, method: str, path: str, body: bytes | None = None, *, token: str | None = "", headers: dict[str, str] | None = None
+    ) -> tuple[int, str, dict[str, str]]:
+        """Status, text and headers. `token` is made for the whole namespace unless given; None sends none."""
+        sent = dict(headers or {})
+        if token is not None:
+            sent["Authorization"] = token or sas_token(f"https://127.0.0.1:{self.port}")
+        async with self.session.request(method, self.url + path, data=body, headers=sent) as response:
+            return response.status, await response.text(), dict(response.headers)
+
+
+@asynccontextmanager
+async def http_stack(folder: Path, *, clock: Clock | None = None, **given: object) -> AsyncIterator[HttpStack]:
+    """Run the port on a free port of 127.0.0.1 until the end of the block."""
+    settings = load_settings(**{"data_dir": folder / "data", "http_port": 0, "shutdown_timeout_ms": 1_000, **given})
+    (folder / "data").mkdir(exist_ok=True)
+    clock, metrics, partition, serving = clock or SystemClock(), Metrics(), StillPartition(), [True]
+
+    def make_queue(description: QueueDescription) -> Queue:
+        meter = EntityMeter(metrics, description.name)
+        return Queue(description, meter, lambda _, number: cast(Any, partition if number == 0 else StillPartition()))
+
+    store = FileLogStore(
+        settings.data_dir / "logs",
+        LocalDisk(),
+        fsync=settings.fsync,
+        fsync_interval_ms=settings.fsync_interval_ms,
+        segment_bytes_max=settings.segment_bytes,
+        committer_threads=1,
+    )
+    namespace = Namespace(
+        settings.namespace,
+        catalogue=Catalogue(settings.data_dir / "catalogue", LocalDisk()),
+        store=store,
+        clock=clock,
+        make_queue=make_queue,
+        partitions_default=settings.partitions_default,
+        entities_max=settings.entities_max,
+    )
+    await namespace.load()
+    files = tls_files(settings, SystemClock().now_ms())
+    authorizer = Authorizer(settings.authorization_rules(), namespace.rules_of)
+    server = HttpServer(settings, namespace, authorizer, metrics, clock, server_context(files), lambda: serving[0], _echo)
+    ((_, port),) = await server.start()
+    running = asyncio.create_task(server.run(), name="http")
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+            yield HttpStack(settings, namespace, metrics, server, files, port, session, partition, serving)
+    finally:
+        await server.stop()
+        await running
+        await store.close()
+
+
+async def _echo(websocket: web.WebSocketResponse, request: web.Request) -> None:
+    async for message in websocket:
+        if message.type is aiohttp.WSMsgType.BINARY:
+            await websocket.send_bytes(message.data)
