@@ -135,9 +135,11 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
     flags = priority = ttl_ms = 0
     if ends[HEADER] - values[HEADER] > 1:  # many clients send it empty
         flags, priority, ttl_ms = _header(payload, values[HEADER], ends[HEADER])
-    annotations = _NONE
+    annotations, annotation_pairs, partition_key, scheduled_ms = _NO_ANNOTATIONS
     if ends[MESSAGE_ANNOTATIONS] - values[MESSAGE_ANNOTATIONS] > 3:
-        annotations = _Annotations(payload, values[MESSAGE_ANNOTATIONS], ends[MESSAGE_ANNOTATIONS])
+        annotations, annotation_pairs, partition_key, scheduled_ms = _annotations(
+            payload, values[MESSAGE_ANNOTATIONS], ends[MESSAGE_ANNOTATIONS]
+        )
     if ends[APPLICATION_PROPERTIES]:
         _check_application_properties(payload, values[APPLICATION_PROPERTIES], ends[APPLICATION_PROPERTIES])
 
@@ -153,21 +155,20 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
     else:
         places, has_message_id = [0], False
 
-    partition_key = annotations.partition_key
     if session_id is not None and partition_key is not None and session_id != partition_key:
         raise Refused(
             Reason.NOT_ALLOWED,
             f"The partition-key '{partition_key}' differs from the session-id '{session_id}': where both are set they must be the same.",
         )
-    head = HEAD.pack(VERSION, flags, priority, ttl_ms, annotations.pairs, len(annotations.data))
+    head = HEAD.pack(VERSION, flags, priority, ttl_ms, annotation_pairs, len(annotations))
     if has_message_id and sections.in_order:
-        data = b"".join((head, annotations.data, payload[begins[PROPERTIES] :]))
+        data = b"".join((head, annotations, payload[begins[PROPERTIES] :]))
     else:
         properties = (
             payload[begins[PROPERTIES] : properties_end] if has_message_id else _with_message_id(payload, places, fallback_message_id())
         )
-        data = b"".join((head, annotations.data, properties, _behind_properties(payload, sections)))
-    return StoredMessage(data, ttl_ms or None, session_id, partition_key, annotations.scheduled_enqueue_time_ms)
+        data = b"".join((head, annotations, properties, _behind_properties(payload, sections)))
+    return StoredMessage(data, ttl_ms or None, session_id, partition_key, scheduled_ms)
 
 
 def _header(payload: bytes, value: int, end: int) -> tuple[int, int, int]:
@@ -197,49 +198,43 @@ def _uint(payload: bytes, place: int) -> int:
     raise DecodeError("header.ttl is no uint")
 
 
-class _Annotations:
-    """What is kept of a sender's message annotations."""
+_Annotations = tuple[bytes, int, str | None, int | None]
+"""What is kept of a sender's annotations, the number of their pairs, partition-key, scheduled time in milliseconds."""
 
-    __slots__ = ("data", "pairs", "partition_key", "scheduled_enqueue_time_ms")
+_NO_ANNOTATIONS: _Annotations = (b"", 0, None, None)
 
-    def __init__(self, payload: bytes, value: int, end: int) -> None:
-        self.data = b""
-        self.partition_key: str | None = None
-        self.scheduled_enqueue_time_ms: int | None = None
-        dropped = 0
-        places = pairs(payload, value, end)
-        kept_from = places[0]
-        for at_key, at_value, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
-            key = text_bytes(payload, at_key)
-            if key is None or not key.startswith(b"x-opt-"):
-                continue
-            if key in BROKER_ANNOTATIONS:
-                self.data += payload[kept_from:at_key]
-                kept_from = behind
-                dropped += 1
-            elif payload[at_value] != _NULL:
-                self._read(payload, key, at_value)
-        self.pairs = len(places) // 2 - dropped
-        self.data += payload[kept_from:end]
 
-    def _read(self, payload: bytes, key: bytes, at_value: int) -> None:
-        if key == b"x-opt-partition-key":
-            self.partition_key = _key(payload, at_value, "partition-key")
+def _annotations(payload: bytes, value: int, end: int) -> _Annotations:
+    places = pairs(payload, value, end)
+    count = len(places) // 2
+    kept, kept_from = b"", places[0]
+    partition_key = scheduled_ms = None
+    for at_key, at_value, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
+        key = text_bytes(payload, at_key)
+        if key is None or not key.startswith(b"x-opt-"):
+            continue
+        if key in BROKER_ANNOTATIONS:
+            kept += payload[kept_from:at_key]
+            kept_from = behind
+            count -= 1
+        elif payload[at_value] == _NULL:
+            continue
+        elif key == b"x-opt-partition-key":
+            partition_key = _key(payload, at_value, "partition-key")
         elif key == b"x-opt-via-partition-key":
             _key(payload, at_value, "via-partition-key")
         elif key == b"x-opt-scheduled-enqueue-time":
             if payload[at_value] != 0x83:
                 raise Refused(Reason.ARGUMENT, "The annotation x-opt-scheduled-enqueue-time is no timestamp.")
-            self.scheduled_enqueue_time_ms = _I64.unpack_from(payload, at_value + 1)[0]
-
-
-_NONE = _Annotations(b"\xc1\x01\x00", 0, 3)
+            scheduled_ms = _I64.unpack_from(payload, at_value + 1)[0]
+    return kept + payload[kept_from:end], count, partition_key, scheduled_ms
 
 
 def _key(payload: bytes, place: int, name: str) -> str:
-    if payload[place] not in (0xA1, 0xB1):
+    encoded = text_bytes(payload, place)
+    if encoded is None or payload[place] == 0xA3 or payload[place] == 0xB3:
         raise Refused(Reason.ARGUMENT, f"The {name} is no string.")
-    text = (text_bytes(payload, place) or b"").decode()
+    text = encoded.decode()
     if len(text) > KEY_CHARACTERS_MAX:
         raise Refused(Reason.ARGUMENT, f"The {name} has {len(text)} characters, at most {KEY_CHARACTERS_MAX} are allowed.")
     return text

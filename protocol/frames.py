@@ -5,7 +5,7 @@
 
 *In*: proton drops a transfer's message-format, the mark of a Service Bus batch. `BatchFrameFinder` cuts the stream so that the
 frame of each such transfer ends a piece of its own. Frames are followed from header to header, so that the same bytes
-inside a payload mean nothing; a performative is looked into only where the format's bytes occur at all.
+inside a payload mean nothing; a performative is looked into only where the format's bytes occur near the frame's begin.
 
 *Out*: proton leaves trailing nulls off performatives (§1.4), and azure-servicebus up to 7.14.3 fails on what is not there.
 `pad_performatives` puts them back, for the connections that need it.
@@ -24,8 +24,14 @@ from protocol.sections import elements, skip
 BATCH_MESSAGE_FORMAT = b"\x80\x01\x37\x00"
 """0x80013700 (AMQP contract, appendix B)."""
 
-_HEAD_BYTES_MAX = 2048
-"""Of a frame that comes in parts, what is kept to look for the format: header, extended header and the first four fields."""
+_LOOK_BYTES = 128
+"""From the begin of a frame, where the format may stand: behind 8 bytes of header, descriptor, list head, handle, delivery-id
+and a delivery-tag of at most 32 bytes (§2.8.7), each in its longest spelling, and with room to spare."""
+
+_HEAD_BYTES_MAX = 1024 + _LOOK_BYTES
+"""The same behind the longest extended header (§2.3.1); of a frame that comes in parts, as much is kept."""
+
+_NO_EXTENDED_HEADER = 2  # data offset
 
 _U32 = struct.Struct(">I")
 _PROTOCOL_HEADER_BYTES = 8
@@ -51,7 +57,7 @@ class BatchFrameFinder:
             if is_batch:
                 found.append((data[:begin], True))
         offset, taken = begin, begin if found else 0
-        size, looks = len(data), BATCH_MESSAGE_FORMAT in data
+        size, find = len(data), data.find
         while size - offset >= 4:
             frame_bytes = _U32.unpack_from(data, offset)[0]
             if self._at_start:
@@ -64,7 +70,9 @@ class BatchFrameFinder:
             end = offset + frame_bytes
             if end > size:
                 break
-            if looks and _is_batch_transfer(data[offset:end]):
+            if (
+                find(BATCH_MESSAGE_FORMAT, offset, offset + _LOOK_BYTES) >= 0 or data[offset + 4] != _NO_EXTENDED_HEADER
+            ) and _is_batch_transfer(data[offset : min(end, offset + _HEAD_BYTES_MAX)]):
                 if taken < offset:
                     found.append((data[taken:offset], False))
                 found.append((data[offset:end], True))

@@ -17,6 +17,7 @@ from broker.frontend.annotations import deliverables
 from broker.frontend.batch import split
 from broker.operations import Locked
 from broker.stored_message import MessageIds, store
+from protocol.codec import Described, UInt, ULong, encode
 from protocol.frames import BatchFrameFinder
 from protocol.sections import find_sections
 from tests.support.amqp_messages import message
@@ -54,13 +55,8 @@ def main() -> None:
     plain = store(PLAIN, ids).data
     change = encode_changes({"DeadLetterReason": "tired"})
     envelope = message(body=[PLAIN] * BATCH_MESSAGES)
-    frame = (
-        (8 + 16 + len(PLAIN)).to_bytes(4, "big")
-        + b"\x02\x00\x00\x00"
-        + b"\x00\x53\x14\xc0\x0b\x05\x43\x43\xa0\x01t\x43\x42"
-        + PLAIN
-        + b"\x40" * 3
-    )
+    body = encode(Described(ULong(0x14), [UInt(0), UInt(1), b"tag1", UInt(0), False])) + PLAIN
+    frame = (8 + len(body)).to_bytes(4, "big") + b"\x02\x00\x00\x00" + body
     chunk, finder = frame * BATCH_MESSAGES, BatchFrameFinder()
     figures: dict[str, Callable[[], object]] = {
         "find_sections": lambda: [find_sections(PLAIN) for _ in many],

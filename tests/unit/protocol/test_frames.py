@@ -102,6 +102,7 @@ def test_a_frame_larger_than_what_is_kept_of_it_is_still_found() -> None:
     "lookalike",
     [
         transfer(SINGLE, FORMAT_BYTES),
+        transfer(SINGLE, FORMAT_BYTES, extended_header=bytes(1012)),
         transfer(None, FORMAT_BYTES),
         transfer(SINGLE, transfer(BATCH)),
         transfer(SINGLE, tag=b"\x70" + FORMAT_BYTES),
@@ -121,9 +122,12 @@ def test_the_formats_bytes_anywhere_else_mean_nothing(lookalike: bytes) -> None:
 
 
 def test_other_spellings_of_a_transfer_are_understood() -> None:
-    fields = [UInt(0), UInt(7), b"t" * 300, BATCH]
+    fields = [UInt(2**32 - 1), UInt(2**32 - 1), b"t" * 32, BATCH]
     for spelled in (Described(Symbol("amqp:transfer:list"), fields), Described(ULong(0x14), fields)):
         assert [is_batch for _, is_batch in pieces(HEADER + frame(spelled))] == [False, True]
+    longest = transfer(BATCH, tag=b"t" * 32, extended_header=bytes(1012))
+    assert [is_batch for _, is_batch in pieces(HEADER + longest)] == [False, True]
+    assert [is_batch for _, is_batch in pieces(HEADER, *(longest[at : at + 1] for at in range(len(longest))))][-1]
     wide = b"\x00\x80" + (0x14).to_bytes(8, "big") + encode(fields)
     assert pieces(HEADER + (8 + len(wide)).to_bytes(4, "big") + b"\x02\x00\x00\x00" + wide)[-1][1]
 
