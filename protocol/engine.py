@@ -276,6 +276,8 @@ class Engine:
 
     def refuse_link(self, link: Link, error: ErrorCondition) -> None:
         """Answer with an attach without source and target, and at once a closing detach (§2.6.3; contract, rule 6)."""
+        lib.pn_terminus_set_type(lib.pn_link_source(link.pn), lib.PN_UNSPECIFIED)
+        lib.pn_terminus_set_type(lib.pn_link_target(link.pn), lib.PN_UNSPECIFIED)
         lib.pn_link_set_snd_settle_mode(link.pn, link.snd_settle_mode)
         lib.pn_link_set_rcv_settle_mode(link.pn, link.rcv_settle_mode)
         lib.pn_link_open(link.pn)
