@@ -31,7 +31,7 @@ from broker.http.server import HttpServer
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.partition.payloads import PayloadBudget
-from broker.partition.task import PartitionTask
+from broker.partition.task import PartitionTask, TaskLimits
 from broker.queue import Queue
 from broker.security import Authorizer
 from broker.stored_message import MessageIds
@@ -78,6 +78,7 @@ class Broker:
             committer_threads=settings.committer_threads,
         )
         self._payloads = PayloadBudget(settings.payload_memory_bytes)
+        self._partition_limits = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes, segment_bytes=settings.segment_bytes))
         self.namespace = Namespace(
             settings.namespace,
             catalogue=Catalogue(settings.data_dir / "catalogue", disk),
@@ -186,7 +187,17 @@ class Broker:
         return Queue(description, EntityMeter(self.metrics, description.name), self._start_partition)
 
     def _start_partition(self, queue: Queue, number: int) -> PartitionTask:
-        raise AssertionError
+        partition = PartitionTask(
+            number,
+            log=self.store.log(queue.description.generation, number),
+            clock=self.clock,
+            describe=lambda: queue.description,
+            payloads=self._payloads,
+            limits=self._partition_limits,
+        )
+        assert self._tasks is not None, "the broker runs"
+        self._tasks.create_task(partition.run(), name=f"partition {queue.name}/{number}")
+        return partition
 
     def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         assert self._tasks is not None, "the broker runs"

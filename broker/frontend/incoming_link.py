@@ -78,35 +78,43 @@ class IncomingLink:
     def _send_messages(self, payloads: Sequence[bytes], deliveries: Sequence[Delivery]) -> None:
         """Messages of their own, each with its outcome: those without a key go round in runs, the others where they belong."""
         message_id = self._connection.services.message_id
+        settings = self.queue.description.settings
+        may_be_plain = not (settings.requires_session or settings.requires_duplicate_detection)
         unkeyed: list[StoredMessage] = []
         unkeyed_deliveries: list[Delivery] = []
         keyed: dict[str, tuple[PartitionHandle, list[StoredMessage], list[Delivery]]] = {}
         for index, payload in enumerate(payloads):
-            own = deliveries[index : index + 1]
             try:
                 message = store(payload, message_id)
-                key = self._key(message)
+                if may_be_plain and message.partition_key is None and message.session_id is None:
+                    key = None if message.scheduled_enqueue_time_ms is None else self._key(message)
+                else:
+                    key = self._key(message)
                 if key is None:
                     unkeyed.append(message)
-                    unkeyed_deliveries.extend(own)
+                    if deliveries:
+                        unkeyed_deliveries.append(deliveries[index])
                     continue
                 run = keyed.get(key)
                 if run is None:
                     run = keyed[key] = (self.queue.router.keyed(key), [], [])
                 run[1].append(message)
-                run[2].extend(own)
+                run[2].extend(deliveries[index : index + 1])
             except Refused as why:
-                self._refuse(own, why)
+                self._refuse(deliveries[index : index + 1], why)
         if unkeyed:
-            try:
-                runs = self.queue.router.spread(len(unkeyed))
-            except Refused as why:
-                self._refuse(unkeyed_deliveries, why)
-            else:
-                for partition, start, stop in runs:
-                    self._post(partition, unkeyed[start:stop], unkeyed_deliveries[start:stop], stop - start)
+            self._post_unkeyed(unkeyed, unkeyed_deliveries)
         for partition, messages, own in keyed.values():
             self._post(partition, messages, own, len(messages))
+
+    def _post_unkeyed(self, messages: Sequence[StoredMessage], deliveries: Sequence[Delivery]) -> None:
+        try:
+            runs = self.queue.router.spread(len(messages))
+        except Refused as why:
+            self._refuse(deliveries, why)
+            return
+        for partition, start, stop in runs:
+            self._post(partition, messages[start:stop], deliveries[start:stop], stop - start)
 
     def _send_batch(self, payload: bytes, deliveries: Sequence[Delivery]) -> None:
         """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn (AMQP contract 4.5)."""
