@@ -335,6 +335,8 @@ def _array_body(buffer: Buffer, offset: int, count: int, end: int, depth: int) -
             raise DecodeError("array elements described twice")
     decode_one = _DECODERS[code]
     offset += 1
+    if decode_one is _unknown:  # also where there is no element to fail on
+        _unknown(buffer, offset, depth)
     room = end - offset
     if count > (room if _is_wide(code) else ZERO_WIDTH_ELEMENTS_MAX):
         raise DecodeError(f"array of {count} elements in {room} bytes")

@@ -315,8 +315,8 @@ class Engine:
     # --- outgoing links ---------------------------------------------------------------------------------------------
 
     def credit(self, link: Link) -> int:
-        """How many messages the peer takes now, those handed to `send` deducted."""
-        return int(lib.pn_link_credit(link.pn))
+        """How many messages the peer takes now, those handed to `send` deducted. Not below 0, whatever delivery-count it claims."""
+        return max(int(lib.pn_link_credit(link.pn)), 0)
 
     def draining(self, link: Link) -> bool:
         """The peer wants what there is, and the rest of its credit back (§2.6.7)."""

@@ -1,0 +1,237 @@
+"""What is fuzzed: everything that reads bytes of a client before anybody knows who that is.
+
+A target takes one input and returns; it may answer with the refusals it documents, and with nothing else. What a target checks
+beyond that stands in it as an assertion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from broker.errors import Refused
+from broker.frontend.annotations import deliverables
+from broker.frontend.batch import split
+from broker.operations import Locked
+from broker.stored_message import store
+from protocol import codec
+from protocol.codec import DecodeError, decode, decode_all, encode
+from protocol.engine import Delivery, Engine, Link
+from protocol.events import (
+    ConnectionOpened,
+    CreditGranted,
+    DeliveriesUpdated,
+    ErrorCondition,
+    Event,
+    LinkAttached,
+    LinkDetached,
+    MessagesReceived,
+    MessageTooLarge,
+    Outcome,
+)
+from protocol.frames import BatchFrameFinder, pad_performatives
+from protocol.sasl import SaslServer
+from protocol.sections import find_sections
+from tests.fuzz.mutate import cuts
+
+OUTPUT_BYTES_MAX = 8 * 1024 * 1024
+"""A case is at most 64 KiB: nothing in it entitles it to an answer of this size."""
+MESSAGE = bytes.fromhex("005373c00701a1046d2d3131005375a003626f64")
+
+
+@dataclass(slots=True, frozen=True)
+class Target:
+    """One thing to fuzz."""
+
+    run: Callable[[bytes, Random], None]
+    frames: bool
+    """Its input is an AMQP stream."""
+
+
+# --- the engine, with a broker around it that does what links do ---------------------------------------------------------------
+
+
+class Peer:
+    """The least that makes an engine do everything: accepts links, grants credit, settles, sends what credit allows."""
+
+    def __init__(self, random: Random) -> None:
+        self.engine = Engine(container_id="fuzz", max_frame_bytes=16_384, channel_max=15, idle_timeout_ms=60_000)
+        self._random = random
+        self._waiting: dict[Link, list[Delivery]] = {}
+        self._sent: dict[Link, set[Delivery]] = {}
+        self._ended: set[Link] = set()
+        self._tags = 0
+        self._output_bytes = 0
+
+    def receive(self, data: bytes) -> None:
+        """A piece of the stream, and what a broker does upon it."""
+        self._serve(self.engine.receive(data))
+        self._write()
+
+    def end(self) -> None:
+        """The client hangs up, or falls silent."""
+        if self._random.random() < 0.5:
+            self._serve(self.engine.receive_eof())
+        else:
+            self.engine.tick(1)
+            self.engine.tick(1_000_000)
+            self._serve(self.engine.take_events())
+        self._write()
+        self.engine.free()
+
+    def _write(self) -> None:
+        for chunk in self.engine.output():
+            self._output_bytes += len(chunk)
+            pad_performatives(chunk)
+        assert self._output_bytes < OUTPUT_BYTES_MAX, "a small input made a large answer"
+        self._serve(self.engine.take_events())
+
+    def _serve(self, events: list[Event]) -> None:
+        engine, random = self.engine, self._random
+        for event in events:
+            match event:
+                case ConnectionOpened():
+                    engine.open({codec.Symbol("product"): "fuzz"})
+                    assert engine.remote_max_frame_bytes >= 0
+                case LinkAttached(link=link):
+                    self._attached(link)
+                case LinkDetached(link=link):
+                    assert link.gone and link not in self._ended, "a link is detached once"
+                    self._ended.add(link)
+                    self._forget(link)
+                case MessagesReceived(link=link) if not link.gone:
+                    assert link not in self._ended and len(event.deliveries) in (0, len(event.payloads))
+                    if random.random() < 0.7:
+                        engine.accept(event.deliveries)
+                    else:
+                        self._waiting[link].extend(event.deliveries)
+                    engine.grant(link, len(event.payloads))
+                case MessageTooLarge(link=link) if not link.gone:
+                    assert event.size > link.max_message_bytes
+                    if not event.settled:
+                        engine.reject([event.delivery], ErrorCondition("amqp:link:message-size-exceeded", "too large"))
+                    engine.grant(link, 1)
+                case DeliveriesUpdated(link=link) if not link.gone:
+                    known = [delivery for delivery in event.deliveries if delivery in self._sent[link]]
+                    self._sent[link].difference_update(known)
+                    engine.settle(known, 0 if event.settled else min(event.outcome, Outcome.MODIFIED), failed=event.failed)
+                case CreditGranted(link=link) if not link.gone:
+                    self._credit(link)
+                case _:
+                    pass
+
+    def _attached(self, link: Link) -> None:
+        engine, random = self.engine, self._random
+        engine.link_properties(link)
+        engine.source_filter(link)
+        if engine.source_is_dynamic(link) or engine.target_is_dynamic(link) or random.random() < 0.1:
+            engine.refuse_link(link, ErrorCondition("amqp:not-found", "no such node"))
+            return
+        self._waiting[link], self._sent[link] = [], set()
+        engine.accept_link(link, max_message_bytes=4_096 if link.incoming else 0, properties={codec.Symbol("a"): 1})
+        if link.incoming:
+            engine.grant(link, random.choice((1, 10, 1_000)))
+
+    def _credit(self, link: Link) -> None:
+        engine = self.engine
+        assert engine.credit(link) >= 0
+        count = min(engine.credit(link), self._random.choice((0, 1, 5)))
+        tags = [(self._tags + number).to_bytes(16, "big") for number in range(count)]
+        self._tags += count
+        settled = link.snd_settle_mode == 1
+        sent = engine.send(link, tags, [MESSAGE] * count, settled)
+        if link in self._sent:
+            self._sent[link].update(sent)
+        if engine.draining(link):
+            engine.drained(link)
+        waiting = [delivery for link, each in self._waiting.items() if not link.gone for delivery in each]
+        for deliveries in self._waiting.values():
+            deliveries.clear()
+        engine.reject(waiting, None)
+        if self._random.random() < 0.05:
+            engine.close_link(link, ErrorCondition("amqp:unauthorized-access", "expired"))
+            self._forget(link)
+
+    def _forget(self, link: Link) -> None:
+        self._waiting.pop(link, None)
+        self._sent.pop(link, None)
+
+
+def engine(data: bytes, random: Random) -> None:
+    peer = Peer(random)
+    for piece in cuts(data, random):
+        peer.receive(piece)
+    peer.end()
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------------
+
+
+def values(data: bytes, random: Random) -> None:
+    """A value that can be read can be written, and reads the same again."""
+    try:
+        value, end = decode(data)
+    except DecodeError:
+        return
+    assert end <= len(data)
+    written = encode(value)
+    assert encode(decode_all(written)) == written
+
+
+def message(data: bytes, random: Random) -> None:
+    """A message is refused, or can be delivered; and what is delivered is a message."""
+    try:
+        stored = store(data, lambda: "given").data
+    except Refused:
+        return
+    payload = deliverables(Locked(1, "", [b"t" * 16], [1], [2], [0], [None], [stored], [None], 3))[0]
+    find_sections(payload)
+    assert store(payload, lambda: "given").data
+
+
+def batch(data: bytes, random: Random) -> None:
+    """The messages of a batch go the way of all messages."""
+    try:
+        messages, _ = split(data)
+    except Refused:
+        return
+    for each in messages:
+        message(each, random)
+
+
+def finder(data: bytes, random: Random) -> None:
+    """Nothing is lost or added, wherever the stream was cut."""
+    found = BatchFrameFinder()
+    seen = b"".join(piece for part in cuts(data, random) for piece, _ in found.pieces(part))
+    assert seen == data
+
+
+def sasl(data: bytes, random: Random) -> None:
+    """The exchange ends, one way or the other, and what follows it comes out as it came in."""
+    server = SaslServer(lambda user, password: len(user) < 5)
+    pieces = cuts(data, random)
+    for number, piece in enumerate(pieces):
+        step = server.receive(piece)
+        assert not (step.done and step.failed)
+        if step.done:
+            rest = step.rest + b"".join(pieces[number + 1 :])
+            assert data.endswith(rest)
+        if step.done or step.failed:
+            return
+
+
+TARGETS: dict[str, Target] = {
+    "engine": Target(engine, frames=True),
+    "values": Target(values, frames=False),
+    "message": Target(message, frames=False),
+    "batch": Target(batch, frames=False),
+    "finder": Target(finder, frames=True),
+    "sasl": Target(sasl, frames=True),
+}
+
+
+def describe(data: Any) -> str:
+    """An input as a person pastes it into a test."""
+    return f"bytes.fromhex({bytes(data).hex()!r})"

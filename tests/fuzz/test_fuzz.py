@@ -1,0 +1,18 @@
+"""The short run: the corpus as it is, and so many mutations of it from a fixed seed. `make fuzz` goes on where this ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.run import fuzz
+from tests.fuzz.targets import TARGETS
+from tests.fuzz.worker import corpus_of
+
+SEED = 20_260_000
+CASES = {"engine": 2_500, "values": 10_000, "message": 10_000, "batch": 8_000, "finder": 3_000, "sasl": 5_000}
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_mutated_input_is_refused_or_understood_and_nothing_else(target: str) -> None:
+    outcome = fuzz(target, SEED, count=len(corpus_of(target)) + CASES[target])
+    assert outcome.cases == len(corpus_of(target)) + CASES[target]

@@ -1,0 +1,317 @@
+"""AMQP 1.0 frame by frame over a bare socket, so that a test can say exactly what goes over the wire, right or wrong.
+
+Frames are built and read with `protocol/codec.py` and nothing else of the broker; no AMQP library judges them on the way out. Every
+wait is bounded. Fields of a performative are given by position, as the specification lists them (§2.7).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import socket
+import struct
+import time
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote_plus
+
+from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode, encode
+from tests.support.broker_process import KEY, KEY_NAME
+
+AMQP_HEADER, SASL_HEADER, TLS_HEADER = b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"AMQP\x02\x01\x00\x00"
+OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
+SASL_MECHANISMS, SASL_INIT, SASL_OUTCOME = 0x40, 0x41, 0x44
+RECEIVED, ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x23, 0x28)
+SOURCE, TARGET, ERROR = 0x28, 0x29, 0x1D
+SENDER, RECEIVER = False, True
+"""The values of `role` (§2.8.1)."""
+BATCH_FORMAT = 0x80013700
+WAIT_S = 10.0
+_SIZE = struct.Struct(">I")
+
+
+class ConnectionEnded(Exception):
+    """The broker has closed the socket."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One frame as it was read. `code` is None for an empty one; `fields` of a performative are padded with None by `field`."""
+
+    channel: int
+    code: int | None
+    fields: list[Any]
+    payload: bytes
+
+    def field(self, place: int) -> Any:
+        """The field at this place, None if it was left out."""
+        return self.fields[place] if place < len(self.fields) else None
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------------
+
+
+def raw_frame(body: bytes, *, channel: int = 0, frame_type: int = 0, doff: int = 2, size: int | None = None) -> bytes:
+    """A frame around any bytes; `size` and `doff` may lie (§2.3.1)."""
+    extended = bytes(max(0, 4 * doff - 8))
+    length = 8 + len(extended) + len(body) if size is None else size
+    return struct.pack(">IBBH", length, doff, frame_type, channel) + extended + body
+
+
+def performative(code: int, fields: Sequence[Any]) -> bytes:
+    """A performative's bytes."""
+    return encode(Described(ULong(code), list(fields)))
+
+
+def frame(code: int, fields: Sequence[Any], payload: bytes = b"", channel: int = 0) -> bytes:
+    """A frame with a performative."""
+    return raw_frame(performative(code, fields) + payload, channel=channel)
+
+
+def sasl_frame(code: int, fields: Sequence[Any]) -> bytes:
+    """A frame of the SASL layer (§5.3.1)."""
+    return raw_frame(performative(code, fields), frame_type=1)
+
+
+def sasl_plain(user: str = KEY_NAME, password: str = KEY) -> bytes:
+    """All that a client says to log in with PLAIN, its SASL header included."""
+    return SASL_HEADER + sasl_frame(SASL_INIT, [Symbol("PLAIN"), f"\0{user}\0{password}".encode()])
+
+
+def sasl_anonymous() -> bytes:
+    """The same without an identity."""
+    return SASL_HEADER + sasl_frame(SASL_INIT, [Symbol("ANONYMOUS"), b""])
+
+
+def open_fields(container: str = "raw", max_frame_bytes: int = 65_536) -> list[Any]:
+    return [container, "127.0.0.1", UInt(max_frame_bytes), UShort(1_000), UInt(0)]
+
+
+def begin_fields(window: int = 100_000) -> list[Any]:
+    return [None, UInt(0), UInt(window), UInt(window), UInt(1_023)]
+
+
+def sender_attach(handle: int, address: str | None, name: str = "") -> list[Any]:
+    """The fields of an attach with which the client sends, unsettled."""
+    source, target = Described(ULong(SOURCE), []), Described(ULong(TARGET), [address])
+    return [name or f"sender-{handle}", UInt(handle), SENDER, UByte(0), UByte(0), source, target, None, None, UInt(0)]
+
+
+def receiver_attach(handle: int, address: str | None, name: str = "", *, settled: bool = False) -> list[Any]:
+    """The fields of an attach with which the client receives: peek-lock, or receive-and-delete when `settled`."""
+    source, target = Described(ULong(SOURCE), [address]), Described(ULong(TARGET), [])
+    return [name or f"receiver-{handle}", UInt(handle), RECEIVER, UByte(1 if settled else 0), UByte(0), source, target]
+
+
+def flow_fields(handle: int | None = None, link_delivery_count: int = 0, credit: int = 0, *, drain: bool = False) -> list[Any]:
+    """A flow's fields; with a handle, of that link (§2.7.4). Windows are as wide as they can be."""
+    session = [UInt(0), UInt(1_000_000), UInt(0), UInt(1_000_000)]
+    return session if handle is None else [*session, UInt(handle), UInt(link_delivery_count), UInt(credit), None, drain]
+
+
+def transfer_fields(
+    handle: int, number: int, *, batch: bool = False, settled: bool = False, more: bool = False, tag: bytes | None = None
+) -> list[Any]:
+    """A transfer's fields (§2.7.5); `number` is the delivery-id."""
+    return [
+        UInt(handle),
+        UInt(number),
+        _SIZE.pack(number) if tag is None else tag,
+        UInt(BATCH_FORMAT if batch else 0),
+        settled,
+        more,
+    ]
+
+
+def disposition_fields(role: bool, first: int, last: int, settled: bool, state: Any) -> list[Any]:
+    """A disposition's fields (§2.7.6)."""
+    return [role, UInt(first), UInt(last), settled, state]
+
+
+def outcome(code: int, fields: Sequence[Any] = ()) -> Described:
+    """A delivery state (§3.4)."""
+    return Described(ULong(code), list(fields))
+
+
+def condition_of(found: Frame) -> str | None:
+    """The error condition of a detach, end or close."""
+    place = {DETACH: 2, END: 0, CLOSE: 0}[found.code or 0]
+    error = found.field(place)
+    return str(error.value[0]) if isinstance(error, Described) and error.value else None
+
+
+def sas_token(audience: str, valid_s: float, key_name: str = KEY_NAME, key: str = KEY) -> str:
+    """A shared access signature (AMQP contract 2.5), valid for so many seconds; it ends on a whole second."""
+    end, where = str(int(time.time() + valid_s)), quote_plus(audience)
+    signature = b64encode(hmac.new(key.encode(), f"{where}\n{end}".encode(), hashlib.sha256).digest())
+    return f"SharedAccessSignature sr={where}&sig={quote_plus(signature)}&se={end}&skn={key_name}"
+
+
+# --- a connection -----------------------------------------------------------------------------------------------------------
+
+
+class RawConnection:
+    """A socket to the broker, and the frames that come back."""
+
+    def __init__(self, port: int, *, receive_buffer_bytes: int | None = None) -> None:
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self.socket.settimeout(WAIT_S)
+        if receive_buffer_bytes is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        self.socket.connect(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray()
+        self._numbers = itertools.count()
+
+    def __enter__(self) -> RawConnection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.socket.close()
+
+    # --- bytes
+
+    def send(self, *pieces: bytes) -> None:
+        """Write bytes. Raises ConnectionEnded if the broker has hung up."""
+        try:
+            self.socket.sendall(b"".join(pieces))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ConnectionEnded from error
+
+    def send_frame(self, code: int, fields: Sequence[Any], payload: bytes = b"", channel: int = 0) -> None:
+        """Write a frame with a performative."""
+        self.send(frame(code, fields, payload, channel))
+
+    def read_bytes(self, count: int, within_s: float = WAIT_S) -> bytes:
+        """Exactly so many bytes. Raises TimeoutError, ConnectionEnded."""
+        self._fill(count, time.monotonic() + within_s)
+        found = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return found
+
+    def _fill(self, count: int, deadline: float) -> None:
+        """Read until so many bytes are in the buffer, however many more come along."""
+        while len(self._buffer) < count:
+            self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                data = self.socket.recv(256 * 1024)
+            except ConnectionResetError as error:
+                raise ConnectionEnded from error
+            finally:
+                self.socket.settimeout(WAIT_S)
+            if not data:
+                raise ConnectionEnded
+            self._buffer += data
+
+    def buffered(self) -> bool:
+        """Whether a whole frame has been read from the socket already."""
+        return len(self._buffer) >= 4 and len(self._buffer) >= _SIZE.unpack_from(self._buffer)[0]
+
+    def read_frame(self, within_s: float = WAIT_S) -> Frame:
+        """The next frame. Raises TimeoutError, ConnectionEnded."""
+        deadline = time.monotonic() + within_s
+        while True:
+            self._fill(4, deadline)
+            size = _SIZE.unpack_from(self._buffer)[0]
+            assert size >= 8, f"the broker wrote a frame of {size} bytes"
+            self._fill(size, deadline)
+            whole = self.read_bytes(size)
+            body = whole[4 * whole[4] :]
+            channel = int.from_bytes(whole[6:8], "big")
+            if not body:
+                return Frame(channel, None, [], b"")
+            value, end = decode(body)
+            return Frame(channel, int(value.descriptor), value.value, body[end:])
+
+    def read_until(self, *codes: int, within_s: float = WAIT_S) -> Frame:
+        """The next frame of one of these performatives; others are passed over. Raises TimeoutError, ConnectionEnded."""
+        deadline = time.monotonic() + within_s
+        while True:
+            found = self.read_frame(max(deadline - time.monotonic(), 0.001))
+            if found.code in codes:
+                return found
+
+    def frames_until_end(self, within_s: float = WAIT_S) -> list[Frame]:
+        """Every frame until the broker closes the socket. Raises TimeoutError."""
+        deadline, found = time.monotonic() + within_s, []
+        while True:
+            try:
+                found.append(self.read_frame(max(deadline - time.monotonic(), 0.001)))
+            except ConnectionEnded:
+                return found
+
+    # --- steps
+
+    def log_in(self, login: bytes | None = None) -> None:
+        """SASL, by default PLAIN with the root key; leaves the stream at the AMQP header."""
+        self.send(sasl_plain() if login is None else login)
+        assert self.read_bytes(8) == SASL_HEADER
+        self.read_frame()
+        result = self.read_frame()
+        assert result.code == SASL_OUTCOME and result.field(0) == 0, f"SASL was refused: {result}"
+
+    def open(self, login: bytes | None = None, *, max_frame_bytes: int = 65_536) -> Frame:
+        """SASL, header, open; gives the broker's open."""
+        self.log_in(login)
+        self.send(AMQP_HEADER, frame(OPEN, open_fields(max_frame_bytes=max_frame_bytes)))
+        assert self.read_bytes(8) == AMQP_HEADER
+        return self.read_until(OPEN)
+
+    def begin(self, channel: int = 0, window: int = 100_000) -> None:
+        """An AMQP session on this channel (§2.5)."""
+        self.send_frame(BEGIN, begin_fields(window), channel=channel)
+        self.read_until(BEGIN)
+
+    def attach(self, fields: Sequence[Any], channel: int = 0) -> Frame:
+        """Attach a link; gives the broker's attach, or its detach if it refuses the link, or its close."""
+        self.send_frame(ATTACH, fields, channel=channel)
+        answer = self.read_until(ATTACH, CLOSE, END)
+        refused = answer.code == ATTACH and answer.field(5) is None and answer.field(6) is None
+        return self.read_until(DETACH) if refused else answer
+
+    def attach_sender(self, handle: int, address: str) -> None:
+        """A sender with credit. Raises AssertionError if the broker refuses it."""
+        answer = self.attach(sender_attach(handle, address))
+        assert answer.code == ATTACH, f"the sender was refused: {answer}"
+        self.read_until(FLOW)
+
+    def attach_receiver(self, handle: int, address: str, *, settled: bool = False) -> None:
+        """A receiver without credit. Raises AssertionError if the broker refuses it."""
+        answer = self.attach(receiver_attach(handle, address, settled=settled))
+        assert answer.code == ATTACH, f"the receiver was refused: {answer}"
+
+    def put_token(self, token: str, audience: str, channel: int = 0) -> None:
+        """Put a token on a pair of `$cbs` links of its own (AMQP contract 2). Raises AssertionError if it is refused."""
+        sends = 900 + 2 * next(self._numbers)
+        receives = sends + 1
+        assert self.attach(sender_attach(sends, "$cbs"), channel).code == ATTACH
+        self.read_until(FLOW)
+        receiver = receiver_attach(receives, "$cbs")
+        receiver[6] = Described(ULong(TARGET), ["reply"])
+        assert self.attach(receiver, channel).code == ATTACH
+        self.send_frame(FLOW, flow_fields(receives, 0, 5), channel=channel)
+        request = b"".join(
+            encode(Described(ULong(code), value))
+            for code, value in (
+                (0x73, ["request-1", None, "$cbs", None, "reply"]),
+                (0x74, {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience}),
+                (0x77, token),
+            )
+        )
+        self.send_frame(TRANSFER, transfer_fields(sends, 0, settled=True), request, channel)
+        answer = self.read_until(TRANSFER)
+        status = _application_properties(answer.payload)["status-code"]
+        assert status == 202, f"put-token was answered with {status}"
+
+
+def _application_properties(message: bytes) -> dict[str, Any]:
+    offset = 0
+    while offset < len(message):
+        section, offset = decode(message, offset)
+        if section.descriptor == 0x74:
+            return {str(key): value for key, value in section.value.items()}
+    return {}
