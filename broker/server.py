@@ -32,6 +32,7 @@ from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask, TaskLimits
+from broker.partition.upkeep import UpkeepLimits
 from broker.queue import Queue
 from broker.security import Authorizer
 from broker.stored_message import MessageIds
@@ -78,7 +79,7 @@ class Broker:
             committer_threads=settings.committer_threads,
         )
         self._payloads = PayloadBudget(settings.payload_memory_bytes)
-        self._partition_limits = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes, segment_bytes=settings.segment_bytes))
+        self._partition_limits = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes))
         self.namespace = Namespace(
             settings.namespace,
             catalogue=Catalogue(settings.data_dir / "catalogue", disk),
