@@ -23,6 +23,7 @@ from broker.config import ENVIRONMENT_PREFIX, Settings, WrongSettings, load_sett
 from broker.config_file import ConfigFile, WrongConfigFile, load_config_file
 from broker.logging import configure_logging, warn_development_key
 from broker.tls import WrongCertificate
+from storage.errors import StorageError
 
 _SERVE_EPILOG = """
 Examples:
@@ -43,6 +44,7 @@ app = typer.Typer(
     epilog="`partibus serve --help` has examples; `partibus settings` lists every setting.",
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,  # they print local variables, and keys are among those
     rich_markup_mode="markdown",
 )
 
@@ -134,10 +136,11 @@ def serve(
 
     try:
         server.run(settings, file)
-    except WrongCertificate as wrong:
-        _fail(wrong, 2)
-    except OSError as error:
-        _fail(error, 1)
+    except (OSError, WrongCertificate, StorageError, ExceptionGroup) as error:
+        cause = _cause(error)
+        if cause is None:
+            raise
+        _fail(cause, 2 if isinstance(cause, WrongCertificate) else 1)
 
 
 @app.command()
@@ -185,6 +188,13 @@ def _warn(settings: Settings, file: ConfigFile | None) -> None:
     for warning in file.warnings if file is not None else ():
         log.warning("config.without_effect", file=str(file.path) if file else None, detail=warning)
     warn_development_key(settings)
+
+
+def _cause(error: Exception) -> Exception | None:
+    """What the world or the user did, out of the groups that tasks wrap it in; None for a fault of our own."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, OSError | WrongCertificate | StorageError) else None
 
 
 def _fail(reason: object, code: int) -> NoReturn:

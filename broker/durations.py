@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import datetime
 
-import isodate
+from pydantic import TypeAdapter
 
 UNLIMITED = "P10675199DT2H48M5.4775807S"
 UNLIMITED_MS = 10_675_199 * 86_400_000
 """From here on a duration means "without limit"."""
 
+_DURATION = TypeAdapter(datetime.timedelta)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
@@ -25,16 +26,11 @@ def parse_duration(text: str) -> int | None:
     Years and months are read as 365 and 30 days: the emulator's schema permits them.
     """
     try:
-        parsed = isodate.parse_duration(text.strip())
-    except (isodate.ISO8601Error, ValueError, TypeError) as error:
+        if not text.strip().startswith("P"):  # pydantic reads clock times and negative durations too
+            raise ValueError(text)
+        milliseconds = _DURATION.validate_python(text.strip()) // _MILLISECOND
+    except ValueError as error:
         raise ValueError(f"'{text}' is not an ISO 8601 duration such as PT1M or P1DT12H") from error
-    except OverflowError:
-        return None
-    if isinstance(parsed, isodate.Duration):
-        parsed = datetime.timedelta(days=int(parsed.years * 365 + parsed.months * 30)) + parsed.tdelta
-    milliseconds = parsed // _MILLISECOND
-    if milliseconds < 0:
-        raise ValueError(f"'{text}' is a negative duration")
     return None if milliseconds >= UNLIMITED_MS else milliseconds
 
 

@@ -39,6 +39,8 @@ class Claim:
     expires_at_ms: int | None
     """Wall clock since the epoch; None for a key, which does not expire."""
     key_name: str
+    of_namespace: bool = True
+    """Whether the key is one of the namespace's rules; an entity's own key creates and lists no entities (HTTP contract 1.7)."""
 
     def covers_path(self, path: str) -> bool:
         """Whether the claim reaches the entity path, in any case: it is the claim's own, or lies below it."""
@@ -67,13 +69,14 @@ class Authorizer:
         path = audience_path(unquote_plus(resource))
         signed = f"{resource}\n{expiry}".encode()
         given = unquote(signature).encode()
-        verified = [rule for rule in self._rules(path, key_name) if _signed_by(rule, signed, given)]
-        if not verified:
+        verified = next((found for found in self._rules(path, key_name) if _signed_by(found[0], signed, given)), None)
+        if verified is None:
             raise _refused("InvalidSignature: The token has an invalid signature.")
         expires_at_ms = int(expiry) * 1000
         if expires_at_ms + grace_ms <= now_ms:
             raise _refused(f"ExpiredToken: The token expired at {expiry} (seconds since 1970), {(now_ms - expires_at_ms) // 1000} s ago.")
-        return Claim(path, verified[0].rights, expires_at_ms, key_name)
+        rule, of_namespace = verified
+        return Claim(path, rule.rights, expires_at_ms, key_name, of_namespace)
 
     def verify_key(self, key_name: str, key: str) -> Claim:
         """The claim of a rule of the namespace by its name and either of its keys (SASL PLAIN). Raises Refused(UNAUTHORIZED)."""
@@ -82,12 +85,12 @@ class Authorizer:
                 return Claim("", rule.rights, None, key_name)
         raise _refused("InvalidSignature: Unknown key name or wrong key.")
 
-    def _rules(self, path: str, key_name: str) -> Iterator[AuthorizationRule]:
-        """Rules of that name, the nearest first."""
+    def _rules(self, path: str, key_name: str) -> Iterator[tuple[AuthorizationRule, bool]]:
+        """Rules of that name, the nearest first, each with whether it is the namespace's."""
         while path:
-            yield from (rule for rule in self._entity_rules(path) if rule.key_name == key_name)
+            yield from ((rule, False) for rule in self._entity_rules(path) if rule.key_name == key_name)
             path = path.rpartition("/")[0]
-        yield from (rule for rule in self._namespace_rules if rule.key_name == key_name)
+        yield from ((rule, True) for rule in self._namespace_rules if rule.key_name == key_name)
 
 
 def _token_parts(text: str) -> tuple[str, str, str, str]:

@@ -22,7 +22,6 @@ from broker.http.atom import (
     FEED_TYPE,
     SERVICE_BUS,
     Description,
-    Element,
     Entry,
     WrongXml,
     child,
@@ -83,7 +82,7 @@ class Administration:
             case "$resources/queues":
                 return await self._list_queues(request, claim)
             case "$resources/topics":
-                self._demand(request, claim, "", _READ, "GET")
+                self._demand_namespace(request, claim, address.entity)
                 return self._feed(request, "Topics", [], None)
         match request.method:
             case "GET" | "HEAD":
@@ -105,7 +104,7 @@ class Administration:
 
     async def _put(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         updating = "If-Match" in request.headers
-        self._require(claim, name if updating else "", _WRITE)
+        self._require(claim, name, _WRITE, of_namespace=not updating)
         description = await self._read_body(request)
         if description.kind != "QueueDescription":
             raise _not_yet(description.kind)
@@ -125,7 +124,7 @@ class Administration:
         return web.Response(status=200)  # Python takes no other
 
     async def _list_queues(self, request: web.Request, claim: Claim) -> web.Response:
-        self._demand(request, claim, "", _READ, "GET")
+        self._demand_namespace(request, claim, "$Resources/queues")
         skip, count = _number(request, "$skip", 0), min(_number(request, "$top", PAGE_DEFAULT), PAGE_MAX)
         queues = self._namespace.queues()
         entries = []
@@ -137,7 +136,7 @@ class Administration:
         return self._feed(request, "Queues", entries, (skip + count, count) if count and skip + count < len(queues) else None)
 
     def _namespace_info(self, request: web.Request, claim: Claim) -> web.Response:
-        self._demand(request, claim, "", _READ, "GET")
+        self._demand_namespace(request, claim, "$namespaceinfo")
         info = top("NamespaceInfo", SERVICE_BUS, i="http://www.w3.org/2001/XMLSchema-instance")
         started = timestamp(self._started_ms)
         for name, value in (
@@ -149,14 +148,18 @@ class Administration:
             ("NamespaceType", "Messaging"),
         ):
             child(info, name, value)
-        return _xml(write_entry(self._frame(request, "$namespaceinfo", info, self._started_ms, self._started_ms)), ENTRY_TYPE)
+        # Python takes the namespace's name from the title, the others from the description.
+        name = self._namespace.name
+        entry = Entry(_url(request, "$namespaceinfo"), name, name, self._started_ms, self._started_ms, info)
+        return _xml(write_entry(entry), ENTRY_TYPE)
 
     def _topic_part(self, request: web.Request, claim: Claim, address: Address) -> web.Response:
         """Subscriptions and rules: there is no topic yet to have any."""
-        self._require(claim, address.entity, _READ if request.method in ("GET", "HEAD") else _WRITE)
+        path = "/".join((address.entity, *address.below))
+        self._require(claim, path, _READ if request.method in ("GET", "HEAD") else _WRITE)
         if request.method == "PUT":
             raise _not_yet("RuleDescription" if len(address.below) > 2 else "SubscriptionDescription")
-        raise Refused(Reason.ENTITY_NOT_FOUND, f"Entity '{'/'.join((address.entity, *address.below))}' was not found.")
+        raise Refused(Reason.ENTITY_NOT_FOUND, f"Entity '{path}' was not found.")
 
     # --- rights ------------------------------------------------------------------------------------------------------
 
@@ -166,14 +169,18 @@ class Administration:
             raise HttpRefusal(401, 40102, "MissingToken: The authorization header was not found.")
         return self._tokens.verify_token(header, self._clock.now_ms(), self._settings.sas_grace_ms)
 
-    def _demand(self, request: web.Request, claim: Claim, path: str, action: str, method: str) -> None:
-        self._require(claim, path, action)
-        if request.method not in (method, "HEAD"):
-            raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": method})
+    def _demand_namespace(self, request: web.Request, claim: Claim, path: str) -> None:
+        """For what only the namespace's keys may read."""
+        self._require(claim, path, _READ, of_namespace=True)
+        if request.method not in ("GET", "HEAD"):
+            raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET"})
 
-    def _require(self, claim: Claim, path: str, action: str) -> None:
-        """Before anything is looked up, so that names cannot be probed."""
-        if claim.covers(path, MANAGE):
+    def _require(self, claim: Claim, path: str, action: str, *, of_namespace: bool = False) -> None:
+        """Manage on the path, before anything is looked up, so that names cannot be probed.
+
+        `of_namespace`: by a key of the namespace. Its token need not reach further than the path: JavaScript signs each URL for itself.
+        """
+        if claim.covers(path, MANAGE) and (claim.of_namespace or not of_namespace):
             return
         if action == _READ:
             raise HttpRefusal(401, 40100, f"Manage,{action} claims required for this operation.")
@@ -228,10 +235,7 @@ class Administration:
 
     async def _entry(self, request: web.Request, queue: QueueDescription) -> Entry:
         description = write_queue(queue, await self._namespace.runtime(queue.name), request.host)
-        return self._frame(request, queue.name, description, queue.created_at_ms, queue.updated_at_ms)
-
-    def _frame(self, request: web.Request, name: str, description: Element, created_ms: int, updated_ms: int) -> Entry:
-        return Entry(_url(request, name), name, self._namespace.name, created_ms, updated_ms, description)
+        return Entry(_url(request, queue.name), queue.name, self._namespace.name, queue.created_at_ms, queue.updated_at_ms, description)
 
     def _feed(self, request: web.Request, title: str, entries: list[Entry], following: tuple[int, int] | None) -> web.Response:
         path = f"$Resources/{title.lower()}"

@@ -8,6 +8,10 @@ from typing import Protocol
 class Claim(Protocol):
     """What a verified token permits."""
 
+    @property
+    def of_namespace(self) -> bool:
+        """Whether it was signed with a key of the namespace, not with one of an entity."""
+
     def covers(self, path: str, right: str) -> bool:
         """Whether it gives the right ("Manage", "Send", "Listen") on the entity path; "" is the namespace."""
 

@@ -307,7 +307,6 @@ async def test_a_token_for_one_queue_manages_that_queue_and_no_other(stack: Http
     assert status == 401 and "Manage,EntityRead claims required for this operation." in text
     status, text, _ = await stack.ask("DELETE", "/other", token=token)
     assert status == 401 and "Authorization failed for specified action: Manage,EntityDelete." in text
-    assert (await stack.ask("PUT", "/new", queue_body(), token=sas_token("https://h/new")))[0] == 401
     assert (await stack.ask("GET", "/$Resources/queues", token=token))[0] == 401
 
 
@@ -329,6 +328,17 @@ async def test_a_key_of_the_queue_manages_it(stack: HttpStack) -> None:
     for key in ("k1", "k2"):
         token = sas_token("https://h/orders", key_name="own", key=key)
         assert "<QueueDescription" in (await stack.ask("GET", "/orders", token=token))[1]
+        assert (await stack.ask("PUT", "/orders", queue_body(), token=token))[0] == 401  # creating needs a key of the namespace
+        below = sas_token("https://h/orders/new", key_name="own", key=key)
+        assert (await stack.ask("PUT", "/orders/new", queue_body(), token=below))[0] == 401
+        assert (await stack.ask("PUT", "/orders", (await stack.ask("GET", "/orders"))[1].encode(), token=token, headers=UPDATE))[0] == 200
+
+
+async def test_a_token_of_the_namespaces_key_for_one_request_alone_is_enough_for_that_request(stack: HttpStack) -> None:
+    for method, path in (("PUT", "/new"), ("GET", "/$Resources/Queues"), ("GET", "/$namespaceinfo"), ("DELETE", "/new")):
+        token = sas_token(f"https://h{path}?api-version=2021-05".lower(), lower_hex=True)
+        assert (await stack.ask(method, path, queue_body() if method == "PUT" else None, token=token))[0] in (200, 201)
+        assert (await stack.ask("GET", "/$Resources/topics", token=token))[0] == 401
 
 
 # --- forwarding ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,129 @@
+// The JavaScript administration client, unchanged, over TLS. NODE_EXTRA_CA_CERTS names the broker's authority.
+import assert from "node:assert/strict";
+import { ServiceBusAdministrationClient, ServiceBusClient } from "@azure/service-bus";
+
+const connectionString = process.env.PARTIBUS_ADMIN_CONNECTION_STRING;
+const noRetries = { retryOptions: { maxRetries: 0 } };
+const client = new ServiceBusAdministrationClient(connectionString, noRetries);
+const run = `admin-js-${process.pid}-${Date.now()}`;
+
+async function codeOf(promise) {
+  const outcome = await promise.then(
+    (value) => assert.fail(`no error, but ${JSON.stringify(value)}`),
+    (error) => error,
+  );
+  return outcome.code;
+}
+
+const scenarios = {
+  "create-and-get": async (queue) => {
+    const created = await client.createQueue(queue);
+    assert.equal(created.name, queue);
+    assert.equal(created.maxDeliveryCount, 10);
+    assert.equal(created.lockDuration, "PT1M");
+    assert.equal(created.enablePartitioning, true);
+    assert.equal(created.availabilityStatus, "Available");
+    const { _response: one, ...found } = await client.getQueue(queue);
+    const { _response: other, ...expected } = created;
+    assert.deepEqual(found, expected);
+  },
+  "every-property": async (queue) => {
+    await client.createQueue(`${queue}/target`);
+    const options = {
+      lockDuration: "PT13S",
+      maxSizeInMegabytes: 3072,
+      requiresDuplicateDetection: true,
+      duplicateDetectionHistoryTimeWindow: "PT12M",
+      defaultMessageTimeToLive: "PT11H",
+      deadLetteringOnMessageExpiration: true,
+      maxDeliveryCount: 14,
+      enableBatchedOperations: false,
+      autoDeleteOnIdle: "P3D",
+      enablePartitioning: false,
+      userMetadata: "<kept> & shown",
+      status: "SendDisabled",
+      maxMessageSizeInKilobytes: 2048,
+      authorizationRules: [
+        { claimType: "SharedAccessKey", accessRights: ["Send", "Listen"], keyName: "app", primaryKey: "first", secondaryKey: "second" },
+      ],
+    };
+    const created = await client.createQueue(queue, { ...options, forwardDeadLetteredMessagesTo: `${queue}/target` });
+    for (const [name, value] of Object.entries(options).filter(([name]) => name !== "authorizationRules")) {
+      assert.deepEqual(created[name], value, name);
+    }
+    assert.ok(created.forwardDeadLetteredMessagesTo.endsWith(`/${queue}/target`));
+    const [rule] = created.authorizationRules;
+    assert.deepEqual([rule.keyName, rule.primaryKey, rule.secondaryKey], ["app", "first", "second"]);
+    assert.deepEqual([...rule.accessRights].sort(), ["Listen", "Send"]);
+  },
+  update: async (queue) => {
+    const created = await client.createQueue(queue, { userMetadata: "before" });
+    const updated = await client.updateQueue({ ...created, maxDeliveryCount: 5 });
+    assert.deepEqual([updated.maxDeliveryCount, updated.userMetadata], [5, "before"]);
+    assert.equal((await client.getQueue(queue)).maxDeliveryCount, 5);
+  },
+  "fixed-properties": async (queue) => {
+    const created = await client.createQueue(queue);
+    await assert.rejects(client.updateQueue({ ...created, enablePartitioning: false }), /Partitioning cannot be changed/);
+  },
+  errors: async (queue) => {
+    assert.equal(await codeOf(client.getQueue(queue)), "MessageEntityNotFoundError");
+    assert.equal(await codeOf(client.deleteQueue(queue)), "MessageEntityNotFoundError");
+    await client.createQueue(queue);
+    assert.equal(await codeOf(client.createQueue(queue)), "MessageEntityAlreadyExistsError");
+    assert.equal(await codeOf(client.createQueue(`${queue}-x`, { lockDuration: "PT6M" })), "ServiceError");
+    const stranger = new ServiceBusAdministrationClient(connectionString.replace(/SharedAccessKey=[^;]*/, "SharedAccessKey=wrong"), noRetries);
+    assert.equal(await codeOf(stranger.getQueue(queue)), "UnauthorizedRequestError");
+  },
+  "exists-and-delete": async (queue) => {
+    assert.equal(await client.queueExists(queue), false);
+    await client.createQueue(queue);
+    assert.equal(await client.queueExists(queue), true);
+    await client.deleteQueue(queue);
+    assert.equal(await client.queueExists(queue), false);
+  },
+  lists: async (queue) => {
+    const wanted = Array.from({ length: 103 }, (_, number) => `${queue}-${String(number).padStart(3, "0")}`);
+    for (const name of wanted) await client.createQueue(name, { enablePartitioning: false });
+    const listed = [];
+    for await (const each of client.listQueues()) listed.push(each.name);
+    assert.deepEqual(wanted.filter((name) => !listed.includes(name)), []);
+    const pages = [];
+    for await (const page of client.listQueuesRuntimeProperties().byPage({ maxPageSize: 50 })) pages.push(page.length);
+    assert.ok(pages.length >= 3 && pages[0] === 50, `pages of ${pages}`);
+    for (const name of wanted) await client.deleteQueue(name);
+  },
+  "runtime-properties": async (queue) => {
+    await client.createQueue(queue);
+    const messaging = new ServiceBusClient(process.env.PARTIBUS_CONNECTION_STRING);
+    try {
+      await messaging.createSender(queue).sendMessages(Array.from({ length: 7 }, (_, number) => ({ body: `m${number}` })));
+    } finally {
+      await messaging.close();
+    }
+    const runtime = await client.getQueueRuntimeProperties(queue);
+    assert.deepEqual([runtime.activeMessageCount, runtime.totalMessageCount, runtime.deadLetterMessageCount], [7, 7, 0]);
+    assert.ok(runtime.sizeInBytes > 0);
+    assert.ok(runtime.createdAt instanceof Date && runtime.modifiedAt instanceof Date && runtime.accessedAt instanceof Date);
+  },
+  namespace: async () => {
+    const properties = await client.getNamespaceProperties();
+    assert.deepEqual([properties.name, properties.messagingSku], ["sbemulatorns", "Premium"]);
+  },
+  topics: async (queue) => {
+    for await (const topic of client.listTopics()) assert.fail(`there is a topic ${topic.name}`);
+    await assert.rejects(client.createTopic(queue), /come in a later version/);
+  },
+};
+
+for (const scenario of process.env.PARTIBUS_SCENARIOS.split(",")) {
+  let ok = true;
+  let detail = "";
+  try {
+    await scenarios[scenario](`${run}-${scenario}`);
+  } catch (error) {
+    ok = false;
+    detail = error.stack;
+  }
+  console.log(JSON.stringify({ scenario, ok, detail }));
+}

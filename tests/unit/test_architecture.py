@@ -1,0 +1,144 @@
+"""Imports run down the table of the architecture, and each thing of the outside world has one home."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for package in ("broker", "protocol", "storage") for path in (ROOT / package).rglob("*.py"))
+
+FORBIDDEN = {
+    "protocol": ("broker", "storage", "asyncio", "socket"),
+    "storage": ("broker", "protocol"),
+    "broker.partition": ("broker.frontend", "broker.http", "protocol", "broker.router", "broker.namespace", "aiohttp"),
+    "broker.frontend": ("storage", "broker.http", "broker.partition"),
+    "broker.http": ("storage", "protocol", "broker.partition"),
+    "broker.router": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
+    "broker.operations": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
+    "broker.entities": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
+    "broker.errors": ("broker.", "protocol", "storage"),
+    "broker.config": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
+}
+"""Who must not import what; a name stands for itself and everything below it."""
+
+READS_THE_TIME = {"time", "time_ns", "now", "utcnow", "today", "monotonic", "monotonic_ns"}
+WRITES_FILES = {
+    "open",
+    "fsync",
+    "fdatasync",
+    "replace",
+    "rename",
+    "unlink",
+    "remove",
+    "rmdir",
+    "mkdir",
+    "write_bytes",
+    "write_text",
+    "ftruncate",
+}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def writes_files(path: Path) -> bool:
+    """Calls of `os` and `shutil` that change a file, the built-in `open`, and paths' own `write_…`."""
+    return any(
+        (where in ("os", "shutil") and name in WRITES_FILES) or (where, name) == ("", "open") or name in ("write_bytes", "write_text")
+        for where, name in calls_of(path)
+    )
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module_of(path)} imports relatively, in line {node.lineno}"
+            names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def below(name: str, parent: str) -> bool:
+    return name == parent or name.startswith(parent.rstrip(".") + ".")
+
+
+def calls_of(path: Path) -> set[tuple[str, str]]:
+    """Calls as (what is called on, name): ("os", "fsync"), ("", "open")."""
+    calls = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute):
+                calls.add((ast.unparse(node.func.value), node.func.attr))
+            elif isinstance(node.func, ast.Name):
+                calls.add(("", node.func.id))
+    return calls
+
+
+@pytest.mark.parametrize("part", FORBIDDEN)
+def test_imports_run_down_only(part: str) -> None:
+    wrong = [
+        f"{module_of(path)} imports {name}"
+        for path in SOURCES
+        if below(module_of(path), part)
+        for name in sorted(imports_of(path))
+        if any(below(name, forbidden) for forbidden in FORBIDDEN[part])
+    ]
+    assert wrong == []
+
+
+def homes(of: object) -> list[str]:
+    assert callable(of)
+    return [module_of(path) for path in SOURCES if of(path)]
+
+
+def test_only_the_engine_names_protons_c_core() -> None:
+    assert homes(lambda path: any(below(name, "cproton_ffi") or below(name, "cproton") for name in imports_of(path))) == ["protocol.engine"]
+
+
+def test_only_the_clock_reads_the_time_of_day() -> None:
+    def reads(path: Path) -> bool:
+        clocks = ("time", "datetime", "date")
+        return any(name in READS_THE_TIME and (where.split(".")[-1] in clocks or not where) for where, name in calls_of(path))
+
+    assert homes(reads) == ["broker.clock"]
+
+
+def test_only_the_disk_writes_files_of_the_storage_and_outside_it_only_certificates_are_written() -> None:
+    assert homes(writes_files) == ["broker.tls", "storage.disk"]
+
+
+def test_only_the_frontends_answers_word_an_amqp_condition_of_the_service() -> None:
+    def words(path: Path) -> bool:
+        return any(isinstance(node, ast.Constant) and node.value == "com.microsoft:message-lock-lost" for node in ast.walk(tree_of(path)))
+
+    assert homes(words) == ["broker.frontend.answers"]
+
+
+def test_every_module_says_what_it_answers_for() -> None:
+    assert [module_of(path) for path in SOURCES if not ast.get_docstring(tree_of(path)) and path.read_text(encoding="utf-8").strip()] == []
+
+
+def test_files_have_one_purpose_and_fewer_than_700_lines() -> None:
+    assert [module_of(path) for path in SOURCES if len(path.read_text(encoding="utf-8").splitlines()) >= 700] == []
+
+
+def test_nothing_is_left_undone() -> None:
+    marks = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error")
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if "node_modules" not in path.parts]
+    found = [
+        f"{path.relative_to(ROOT)}: {mark}" for path in (*SOURCES, *tests) for mark in marks if mark in path.read_text(encoding="utf-8")
+    ]
+    assert found == []
