@@ -1,0 +1,98 @@
+"""One batch while it is handled: its time, its commit, its answers, and what the commit's failing on a full disk would undo.
+
+Plain data of the state machine (`state.py`) for the task (`task.py`). An answer may have *holes*: messages that are not in memory,
+to be read from the log before the answer is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.errors import Reason
+from broker.operations import Answer, ClientId, Failed, Locked, Peeked
+from broker.partition.subqueue import Lease, Reference
+from storage.log import Commit, Frame, Position
+
+Hole = tuple[list[bytes], Sequence[Reference]]
+"""The messages of an answer, empty where they are missing, and their references."""
+
+
+class Grant:
+    """A `Locked` answer that may still grow while its batch lasts."""
+
+    __slots__ = ("answer", "client", "lease", "open")
+
+    def __init__(self, client: ClientId, lease: Lease, answer: Locked) -> None:
+        self.client, self.lease, self.answer = client, lease, answer
+        self.open = True
+        """More may be added: the client has not withdrawn since."""
+
+
+class Batch:
+    """Made by `Partition.begin`, complete after `Partition.finish`."""
+
+    __slots__ = ("answers", "commit", "first_sent", "granted_bytes", "grants", "has_sent", "holes", "marks", "now_ms", "open_grants",
+                 "passing")  # fmt: skip
+
+    def __init__(self, commit: Commit, now_ms: int, first_sent: int) -> None:
+        self.commit = commit
+        self.now_ms = now_ms
+        self.answers: list[tuple[ClientId, Answer]] = []
+        """In the order in which they were decided; to be released once the commit is durable."""
+        self.holes: list[Hole] = []
+        self.has_sent = False
+        """There are new messages in the commit: it is not urgent."""
+        self.first_sent = first_sent
+        """The sequence number of the first of them."""
+        self.marks: list[tuple[int, bytes]] = []
+        """Kinds and bodies of all other records."""
+        self.grants: list[Grant] = []
+        self.open_grants: dict[tuple[ClientId, int], Grant] = {}
+        """By client and subqueue."""
+        self.granted_bytes = 0
+        self.passing: list[Reference] = []
+        """References to new messages for which there is no room in memory beyond the batch."""
+
+    @property
+    def missing(self) -> list[Position]:
+        """The frames that `fill` needs, ascending."""
+        return sorted(
+            {
+                reference.frame.position
+                for messages, references in self.holes
+                for message, reference in zip(messages, references, strict=True)
+                if not message and reference.size
+            }
+        )
+
+    def fill(self, frames: Sequence[Frame]) -> None:
+        """Put messages read from the log into the holes."""
+        data = {frame.position: frame.data for frame in frames}
+        for messages, references in self.holes:
+            for index, reference in enumerate(references):
+                if not messages[index] and reference.size:
+                    messages[index] = data[reference.frame.position][reference.offset : reference.offset + reference.size]
+
+    def give_up_holes(self, reason: Reason, why: str) -> None:
+        """The messages cannot be read: who asked for certain ones is refused; locks are void, the partition goes down."""
+        holes = {id(messages) for messages, _ in self.holes}
+        answers: list[tuple[ClientId, Answer]] = []
+        for client, answer in self.answers:
+            if not isinstance(answer, Locked | Peeked) or id(answer.messages) not in holes:
+                answers.append((client, answer))
+            elif isinstance(answer, Peeked) or answer.deferred:
+                answers.append((client, Failed(reason, why, answer.cookie)))
+        self.answers = answers
+
+
+def fill_locked(answer: Locked, lease: Lease) -> None:
+    """Write the columns of a `Locked` answer, once per batch; messages that are not in memory are empty."""
+    references = lease.references
+    nonce = lease.nonce.to_bytes(8, "big")
+    answer.sequence_numbers = numbers = [reference.sequence_number for reference in references]
+    answer.tokens = [number.to_bytes(8, "big") + nonce for number in numbers]
+    answer.enqueued_at_ms = [reference.enqueued_at_ms for reference in references]
+    answer.delivery_counts = [reference.delivery_count for reference in references]
+    answer.expires_at_ms = [reference.expires_at_ms for reference in references]
+    answer.changed = [reference.changed for reference in references]
+    answer.messages = [reference.payload for reference in references]

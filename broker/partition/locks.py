@@ -1,0 +1,159 @@
+"""The locks of a partition: leases, their tokens, their ends. Pure; volatile: a restart forgets all of them.
+
+A lock token is 16 bytes, big endian: the message's sequence number, then the lease's nonce: the log's epoch (4 bytes) and a
+count (4 bytes). The epoch is new whenever the log was opened, so no token of an earlier life opens anything.
+
+Messages locked together share a `Lease`: one object, one timer and one nonce for all of them. A lock is over at the very
+millisecond it was promised to end, whether its timer has fired or not.
+
+Invariants: a reference is locked if and only if its `lease` is set, and then it is in that lease's `references`; `left` counts
+those; a lease with none left is forgotten at once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+from broker.errors import Reason
+from broker.operations import LockToken
+from broker.partition.demand import DemandBook
+from broker.partition.subqueue import Lease, Reference, Subqueue
+from broker.partition.timers import TimerWheel
+
+TOKEN_BYTES = 16
+_NO_TOKEN = bytes(TOKEN_BYTES)
+_WORDS = struct.Struct(">QQ")
+
+Unlocked = list[tuple[Subqueue, list[Reference]]]
+"""Messages whose locks are gone, by subqueue."""
+
+
+class Locks:
+    """All leases of one partition. Owned by its state machine."""
+
+    def __init__(self, subqueues: Sequence[Subqueue], books: Sequence[DemandBook], epoch: int, first_nonce: int, tick_ms: int) -> None:
+        self.nonce = first_nonce
+        """How many leases were made in this epoch."""
+        self._subqueues, self._books = subqueues, books
+        self._epoch = epoch & 0xFFFFFFFF
+        self._leases: dict[int, Lease] = {}
+        self._ids = 0
+        self._ends = TimerWheel(tick_ms, self._leases.__contains__)
+
+    def new_lease(self, subqueue: Subqueue, until_ms: int) -> Lease:
+        """A lease with a nonce of its own. It counts once it is started."""
+        self.nonce += 1
+        assert self.nonce < 1 << 32, "an epoch has room for four billion leases"
+        return self._make(subqueue, self._epoch << 32 | self.nonce, until_ms)
+
+    def start(self, lease: Lease) -> None:
+        """The lease holds something, and ends at its time."""
+        self._leases[lease.id] = lease
+        self._ends.add(lease.until_ms, lease.id)
+
+    def next_due_ms(self) -> int | None:
+        """When the next lease runs out."""
+        return self._ends.next_due_ms()
+
+    def unlock(self, tokens: Sequence[LockToken], now_ms: int, failures: dict[int, Reason] | None = None) -> Unlocked:
+        """End the locks behind tokens; `failures` gets the places of those that were gone already."""
+        if not tokens:
+            return []
+        if any(len(token) != TOKEN_BYTES for token in tokens):
+            tokens = [token if len(token) == TOKEN_BYTES else _NO_TOKEN for token in tokens]
+        words = struct.unpack(f">{2 * len(tokens)}Q", b"".join(tokens))
+        unlocked: dict[int, list[Reference]] = {}
+        find = self._subqueues[0].references.get
+        latest: Lease | None = None
+        group: list[Reference] = []
+        for index, (number, nonce) in enumerate(zip(words[::2], words[1::2], strict=True)):
+            reference = find(number) or self._find_elsewhere(number)
+            lease = reference.lease if reference is not None else None
+            if reference is None or lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
+                if failures is not None:
+                    failures[index] = Reason.LOCK_LOST
+                continue
+            if lease is not latest:
+                latest = lease
+                group = unlocked.setdefault(lease.subqueue.number, [])
+            reference.lease = None
+            group.append(reference)
+            lease.left -= 1
+            if not lease.left:
+                self._end(lease)
+        groups = [(self._subqueues[number], each) for number, each in unlocked.items()]
+        for subqueue, each in groups:
+            subqueue.unlock(each)
+        return groups
+
+    def renew(self, tokens: Sequence[LockToken], now_ms: int, until_ms: int) -> dict[int, Reason]:
+        """Let the locks behind tokens end at another time; gives the places of those that were gone already."""
+        failures: dict[int, Reason] = {}
+        renewed: dict[int, Lease] = {}
+        for index, token in enumerate(tokens):
+            number, nonce = _WORDS.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
+            reference = self._subqueues[0].references.get(number) or self._find_elsewhere(number)
+            old = reference.lease if reference is not None else None
+            if reference is None or old is None or old.nonce != nonce or old.until_ms <= now_ms:
+                failures[index] = Reason.LOCK_LOST
+                continue
+            new = renewed.get(old.id)
+            if new is None:
+                new = renewed[old.id] = self._make(old.subqueue, nonce, until_ms)
+                renewed[new.id] = new  # a token named twice is renewed once
+                self.start(new)
+                self._books[old.subqueue.number].renewed(old, new)
+            if new is not old:
+                old.subqueue.renew(reference, new)
+                if not old.left:
+                    self._end(old)
+        return failures
+
+    def run_out(self, now_ms: int) -> Iterator[tuple[Subqueue, list[Reference]]]:
+        """End the leases whose time has come."""
+        for ids in self._ends.expire(now_ms):
+            for id in ids:
+                lease = self._leases.get(id)
+                if lease is not None:
+                    references = [reference for reference in lease.references if reference.lease is lease]
+                    self.take_back(lease, references)
+                    yield lease.subqueue, references
+
+    def take_back(self, lease: Lease, references: Sequence[Reference]) -> None:
+        """End the locks of some messages of a lease."""
+        for reference in references:
+            reference.lease = None
+        lease.subqueue.unlock(references)
+        lease.left -= len(references)
+        if not lease.left:
+            self._end(lease)
+
+    def check(self) -> None:
+        """Assert the invariants above."""
+        held: dict[int, int] = {}
+        for subqueue in self._subqueues:
+            for reference in subqueue.references.values():
+                lease = reference.lease
+                if lease is not None:
+                    assert self._leases.get(lease.id) is lease and lease.subqueue is subqueue and reference in lease.references
+                    held[lease.id] = held.get(lease.id, 0) + 1
+        assert held == {id: lease.left for id, lease in self._leases.items()}
+        self._ends.check(lease.until_ms for lease in self._leases.values())
+
+    def _make(self, subqueue: Subqueue, nonce: int, until_ms: int) -> Lease:
+        self._ids += 1
+        return Lease(self._ids, nonce, subqueue, None, until_ms)
+
+    def _end(self, lease: Lease) -> None:
+        del self._leases[lease.id]
+        self._ends.cancel(lease.until_ms)
+        self._books[lease.subqueue.number].ended(lease)
+
+    def _find_elsewhere(self, number: int) -> Reference | None:
+        """A message of another subqueue than the main one. (A number is in one subqueue; topics will put theirs into the nonce.)"""
+        for subqueue in self._subqueues[1:]:
+            reference = subqueue.references.get(number)
+            if reference is not None:
+                return reference
+        return None

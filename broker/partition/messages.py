@@ -1,0 +1,307 @@
+"""What a partition durably knows: its messages and counters, a fold over the records of its log. Pure.
+
+`apply…` is what a record does, at replay and when it is appended alike. Knows nothing of clients, locks, or the time.
+
+A replay needs nothing from before `Log.start`, and no checkpoint. The log is trimmed only below the oldest frame that holds a
+live message, and below a COUNTERS record. So of each live message the replay meets the ENQUEUED or RELOCATED record where
+it stands, and every later record about it. A record about a message of no kept frame is passed over: either the
+message was removed later, or a RELOCATED record with its whole state follows. Such numbers are lower than the first
+one that is replayed as ENQUEUED; an unknown number above that is a contradiction, and ends the replay. A checkpoint only
+makes the replay shorter: it holds the same fold up to its position (`snapshot.py`).
+
+Each live reference is counted in the frame that holds its bytes. `_frames` holds the frames in the order of the log;
+dead ones leave it when they reach the front, so the front says how far the log may be trimmed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat
+
+from broker.changed_properties import merge_changes
+from broker.entities import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
+from broker.errors import Reason, Refused
+from broker.operations import PARTITION_SHIFT
+from broker.partition import records
+from broker.partition.payloads import PayloadBudget
+from broker.partition.records import Counters, Enqueued, Mark, Relocated, UnreadableRecord
+from broker.partition.subqueue import DEFERRED, READY, Reference, StoredFrame, Subqueue
+from broker.partition.timers import TimerWheel
+from storage.log import Commit, Frame, Position
+
+SUBQUEUES = (MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER)
+"""By the number that records give them."""
+
+
+class Messages:
+    """The messages of one partition. Owned by its state machine."""
+
+    def __init__(self, number: int, payloads: PayloadBudget, tick_ms: int) -> None:
+        self.main = Subqueue(0, MAIN)
+        self._tick_ms = tick_ms
+        self.subqueues = [self.main, *(Subqueue(index, name) for index, name in enumerate(SUBQUEUES) if index)]
+        self.next_number = number << PARTITION_SHIFT | 1
+        """The sequence number that the next message gets."""
+        self.latest_enqueued_ms = 0
+        self.payloads = payloads.share()
+        self._by_name = {subqueue.name: subqueue for subqueue in self.subqueues}
+        self._frames: deque[StoredFrame] = deque()
+        self._first_replayed: int | None = None
+
+    def find(self, name: str) -> Subqueue:
+        """A subqueue by its name. Raises Refused(ENTITY_NOT_FOUND)."""
+        subqueue = self._by_name.get(name)
+        if subqueue is None:
+            raise Refused(Reason.ENTITY_NOT_FOUND, f"There is no subqueue '{name}'.")
+        return subqueue
+
+    @property
+    def live_bytes(self) -> int:
+        """The size of all messages."""
+        return sum(subqueue.bytes for subqueue in self.subqueues)
+
+    @property
+    def count(self) -> int:
+        """How many messages there are."""
+        return sum(len(subqueue.references) for subqueue in self.subqueues)
+
+    def first_live(self) -> Position | None:
+        """The oldest frame that holds a live message; None when there is none. Nothing below will be read again."""
+        frames = self._frames
+        while frames and not frames[0].live:
+            frames.popleft()
+        return frames[0].position if frames else None
+
+    def oldest_frames(self, count: int) -> list[Position]:
+        """The oldest frames that hold live messages."""
+        self.first_live()
+        oldest: list[Position] = []
+        for frame in self._frames:
+            if len(oldest) == count:
+                break
+            if frame.live:
+                oldest.append(frame.position)
+        return oldest
+
+    def live_frames(self) -> list[StoredFrame]:
+        """All frames that hold live messages, in the order of the log."""
+        return [frame for frame in self._frames if frame.live]
+
+    def adopt_frames(self, frames: Iterable[StoredFrame]) -> None:
+        """The frames of a checkpoint, in the order of the log."""
+        assert not self._frames
+        self._frames.extend(frames)
+
+    # --- what records do --------------------------------------------------------------------------------------------
+
+    def apply_enqueued(self, position: Position, enqueued: Enqueued, messages: Sequence[bytes] | None = None) -> bool:
+        """New messages in the main subqueue; False if there is no room in memory for their bodies beyond this batch."""
+        first, enqueued_ms, sizes, expiries, offset = enqueued
+        count = len(sizes)
+        assert first >= self.next_number, "sequence numbers never come back"
+        size = sum(sizes)
+        keep = messages is not None and self.payloads.take(size)
+        frame = self._frame_at(position)
+        frame.live += count
+        numbers = range(first, first + count)
+        expiry_column: Iterable[int | None] = repeat(None) if expiries is None else [each or None for each in expiries]
+        references = list(
+            map(
+                Reference,
+                numbers,
+                repeat(frame),
+                accumulate(sizes[:-1], initial=offset),
+                sizes,
+                repeat(enqueued_ms),
+                expiry_column,
+                messages if messages is not None else repeat(b"", count),
+            )
+        )
+        # The numbers that the references hold are the dictionary's keys, too: one object for both.
+        self.main.append(references, [reference.sequence_number for reference in references], size)
+        if expiries is not None:
+            self._add_expiries(first, expiries)
+        self.next_number = first + count
+        self.latest_enqueued_ms = enqueued_ms
+        return keep or messages is None
+
+    def apply_mark(self, mark: Mark) -> None:
+        """One thing that happens to some messages of a subqueue; none of them is locked."""
+        subqueue = self.subqueues[mark.subqueue]
+        if mark.kind == records.REMOVED:
+            self.forget(subqueue.remove(mark.sequence_numbers))
+            return
+        references = [subqueue.references[number] for number in mark.sequence_numbers]
+        if mark.changed is not None:
+            for reference in references:
+                reference.changed = merge_changes(reference.changed, mark.changed)
+        if mark.kind == records.RETURNED or mark.counts_delivery:
+            for reference in references:
+                reference.delivery_count += 1
+        if mark.kind == records.DEFERRED:
+            subqueue.defer(references)
+        elif mark.kind == records.MOVED:
+            target = self.subqueues[mark.target]
+            for reference in subqueue.remove(mark.sequence_numbers):
+                reference.state = READY
+                target.insert(reference)
+
+    def apply_counters(self, counters: Counters) -> None:
+        """Numbers and times go on from there."""
+        assert counters.next_sequence_number >= self.next_number
+        self.next_number, self.latest_enqueued_ms = counters
+
+    def apply_relocated(self, position: Position, relocated: Relocated) -> None:
+        """Messages stand somewhere else from now on. At a replay they may be unknown: then this is all that is known of them."""
+        frame = self._frame_at(position)
+        frame.live += len(relocated.sequence_numbers)
+        offset = relocated.messages_offset
+        for number, enqueued_ms, expires_ms, size, deliveries, subqueue_number, state, changed in zip(*relocated[:-1], strict=True):
+            subqueue = self.subqueues[subqueue_number]
+            reference = subqueue.references.get(number)
+            if reference is None:
+                reference = Reference(number, frame, offset, size, enqueued_ms, expires_ms or None)
+                reference.delivery_count, reference.state, reference.changed = deliveries, state, changed
+                subqueue.references[number] = reference  # the order is made at the end of the replay
+            else:
+                assert reference.size == size and reference.delivery_count == deliveries and reference.state == state
+                reference.frame.live -= 1
+                reference.frame, reference.offset = frame, offset
+            offset += size
+
+    def _add_expiries(self, first: int, expiries: Sequence[int]) -> None:
+        wheel = self.main.expiry
+        if wheel is None:
+            return  # while replaying
+        if len(set(expiries)) == 1:
+            wheel.add_all(expiries[0], range(first, first + len(expiries)))
+            return
+        for number, expires_ms in enumerate(expiries, first):
+            if expires_ms:
+                wheel.add(expires_ms, number)
+
+    def _frame_at(self, position: Position) -> StoredFrame:
+        if not self._frames or self._frames[-1].position != position:
+            self._frames.append(StoredFrame(position))
+        return self._frames[-1]
+
+    def forget(self, removed: Iterable[Reference]) -> None:
+        """These references are gone, and with them, where they were the last, the messages."""
+        in_memory = 0
+        for reference in removed:
+            reference.frame.live -= 1
+            in_memory += len(reference.payload)
+        if in_memory:
+            self.payloads.give(in_memory)
+
+    def cut(self, first: int) -> None:
+        """Undo the latest `apply_enqueued`: all messages from `first` on never were. Their frame is the last one."""
+        self.forget(self.main.cut(first))
+        self.next_number = first
+        assert self._frames and not self._frames[-1].live
+        self._frames.pop()
+
+    # --- replay -----------------------------------------------------------------------------------------------------
+
+    def replay(self, frame: Frame) -> None:
+        """Apply all records of a frame. Raises UnreadableRecord."""
+        for record in frame.records():
+            match record.kind:
+                case records.ENQUEUED:
+                    enqueued = records.read_enqueued(record)
+                    if self._first_replayed is None:
+                        self._first_replayed = enqueued.first
+                    self.apply_enqueued(frame.position, _shared(enqueued))
+                case records.REMOVED | records.RETURNED | records.DEFERRED | records.MOVED:
+                    mark = records.read_mark(record)
+                    known = self._known(mark)
+                    if known:
+                        self.apply_mark(mark._replace(sequence_numbers=known))
+                case records.COUNTERS:
+                    self.apply_counters(records.read_counters(record))
+                case records.RELOCATED:
+                    self.apply_relocated(frame.position, records.read_relocated(record))
+                case _:
+                    raise UnreadableRecord(f"record kind {record.kind} is unknown to this release")
+
+    def finish_replay(self) -> None:
+        """Everything was replayed: bring the references into order, and watch the time."""
+        self.main.expiry = TimerWheel(self._tick_ms, self.main.references.__contains__)
+        for subqueue in self.subqueues:
+            subqueue.rebuild()
+
+    def _known(self, mark: Mark) -> Sequence[int]:
+        if max(mark.subqueue, mark.target) >= len(self.subqueues):
+            raise UnreadableRecord(f"a record speaks of subqueue {max(mark.subqueue, mark.target)}, which is unknown to this release")
+        references = self.subqueues[mark.subqueue].references
+        known = [number for number in mark.sequence_numbers if number in references]
+        if len(known) < len(mark.sequence_numbers) and self._first_replayed is not None:
+            unknown = max(number for number in mark.sequence_numbers if number not in references)
+            if unknown >= self._first_replayed:
+                raise UnreadableRecord(f"a record speaks of message {unknown}, which is not there")
+        return known
+
+    # --- compaction -------------------------------------------------------------------------------------------------
+
+    def relocate(self, frames: Sequence[Frame], commit: Commit) -> Relocated | None:
+        """Append all live messages of these frames to a commit. To be given to `apply_relocated` once it is durable."""
+        found: list[tuple[Subqueue, Reference]] = []
+        messages: list[bytes] = []
+        for frame in frames:
+            for subqueue, reference in self._living_in(frame):
+                found.append((subqueue, reference))
+                messages.append(frame.data[reference.offset : reference.offset + reference.size])
+        if not found:
+            return None
+        references = [reference for _, reference in found]
+        relocated = Relocated(
+            [reference.sequence_number for reference in references],
+            [reference.enqueued_at_ms for reference in references],
+            [reference.expires_at_ms or 0 for reference in references],
+            [reference.size for reference in references],
+            [reference.delivery_count for reference in references],
+            [subqueue.number for subqueue, _ in found],
+            [reference.state for reference in references],
+            [reference.changed for reference in references],
+            0,
+        )
+        return relocated._replace(messages_offset=records.add_relocated(commit, relocated, messages))
+
+    def _living_in(self, frame: Frame) -> Iterable[tuple[Subqueue, Reference]]:
+        for record in frame.records():
+            numbers: Sequence[int] = ()
+            if record.kind == records.ENQUEUED:
+                enqueued = records.read_enqueued(record)
+                numbers = range(enqueued.first, enqueued.first + len(enqueued.sizes))
+            elif record.kind == records.RELOCATED:
+                numbers = records.read_relocated(record).sequence_numbers
+            for number in numbers:
+                for subqueue in self.subqueues:
+                    reference = subqueue.references.get(number)
+                    if reference is not None and reference.frame.position == frame.position:
+                        yield subqueue, reference
+
+    def check(self) -> None:
+        """Assert that frames and memory agree with the references."""
+        live: dict[int, int] = {}
+        in_memory = 0
+        for subqueue in self.subqueues:
+            subqueue.check()
+            for reference in subqueue.references.values():
+                assert reference.state in (READY, DEFERRED) and reference.sequence_number < self.next_number
+                assert len(reference.payload) in (0, reference.size)
+                live[id(reference.frame)] = live.get(id(reference.frame), 0) + 1
+                in_memory += len(reference.payload)
+        assert in_memory == self.payloads.used
+        assert {id(frame): frame.live for frame in self._frames if frame.live} == live
+        positions = [frame.position for frame in self._frames]
+        assert positions == sorted(set(positions))
+
+
+def _shared(enqueued: Enqueued) -> Enqueued:
+    """The same with one number object for all equal sizes and expiries: a table read back makes one each."""
+    numbers: dict[int, int] = {}
+    sizes = [numbers.setdefault(each, each) for each in enqueued.sizes]
+    expiries = enqueued.expires_at_ms
+    return enqueued._replace(sizes=sizes, expires_at_ms=None if expiries is None else [numbers.setdefault(each, each) for each in expiries])

@@ -1,0 +1,232 @@
+"""The records of a partition's log: kinds, versions, bytes. Encodes and decodes; knows nothing of state or files.
+
+All numbers are little endian. A table is one number per message, in the order of the messages. Sequence numbers are the
+full 64 bits. A subqueue is its number: 0 main, 1 dead-letter, 2 transfer dead-letter. Times are milliseconds since the
+Unix epoch; 0 as expiry means never. Every body begins as drawn here (version 1 of each kind):
+
+    1 ENQUEUED: messages that were sent, in the main subqueue     5 MOVED: from a subqueue to another one
+    2 REMOVED: a reference is gone                                6 COUNTERS: what must survive when all before is trimmed
+    3 RETURNED: a delivery failed, the message stays              7 RELOCATED: whole messages, stored here from now on
+    4 DEFERRED: set aside
+
+    ENQUEUED                                     REMOVED, RETURNED, DEFERRED, MOVED
+    offset  size  field                          offset  size  field
+         0     8  first sequence number               0     2  subqueue
+         8     8  enqueued at                         2     2  subqueue it moves to (MOVED; else 0)
+        16     4  messages n                          4     2  flags: 1 = a failed delivery is counted (MOVED)
+        20     2  flags: 1 = expiries follow          6     2  zero
+        22     2  zero                                8     4  messages n
+        24    4n  sizes                              12     4  size c of the changed properties, 0 for none
+      (then   8n  expiries)                          16    8n  sequence numbers
+         …     …  the stored messages                 …     c  changed properties, an encoded AMQP map
+
+    RELOCATED                                    COUNTERS
+    offset  size  field                          offset  size  field
+         0     4  messages n                          0     8  next sequence number
+         4     4  zero                                8     8  latest enqueued time
+         8    8n  sequence numbers
+         …    8n  enqueued at
+         …    8n  expiries
+         …    4n  sizes
+         …    4n  delivery counts
+         …    4n  sizes of the changed properties
+         …    2n  subqueues
+         …    2n  states (`subqueue.READY`, `subqueue.DEFERRED`)
+         …     …  changed properties, one after the other
+         …     …  the stored messages
+
+A record that cannot be read (a kind or version of a later release, tables that do not fit) is an `UnreadableRecord`.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from storage.log import Commit, Record
+
+ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED = range(1, 8)
+VERSION = 1
+
+_HAS_EXPIRIES = 1
+_COUNTS_DELIVERY = 1
+
+_ENQUEUED = struct.Struct("<QQIHH")
+_MARK = struct.Struct("<HHHHII")
+_COUNTERS = struct.Struct("<QQ")
+_RELOCATED = struct.Struct("<II")
+
+assert array("Q").itemsize == 8 and array("I").itemsize == 4 and array("H").itemsize == 2
+
+
+class UnreadableRecord(Exception):
+    """A whole, verified record that this release does not understand."""
+
+
+class Enqueued(NamedTuple):
+    """Messages with consecutive sequence numbers."""
+
+    first: int
+    enqueued_at_ms: int
+    sizes: Sequence[int]
+    expires_at_ms: Sequence[int] | None
+    """None when no message expires."""
+    messages_offset: int
+    """Where the first message's bytes begin, counted from the frame's start; the others follow."""
+
+
+class Mark(NamedTuple):
+    """One thing that happens to some messages of a subqueue."""
+
+    kind: int
+    subqueue: int
+    sequence_numbers: Sequence[int]
+    changed: bytes | None = None
+    target: int = 0
+    counts_delivery: bool = False
+
+
+class Counters(NamedTuple):
+    """What a partition must know when every older record is gone."""
+
+    next_sequence_number: int
+    latest_enqueued_at_ms: int
+
+
+class Relocated(NamedTuple):
+    """Messages with all that is known of them."""
+
+    sequence_numbers: Sequence[int]
+    enqueued_at_ms: Sequence[int]
+    expires_at_ms: Sequence[int]
+    sizes: Sequence[int]
+    delivery_counts: Sequence[int]
+    subqueues: Sequence[int]
+    states: Sequence[int]
+    changed: Sequence[bytes | None]
+    messages_offset: int
+
+
+def table(code: str, values: Iterable[int]) -> bytes:
+    """Numbers as a table; `code` is the array type: Q 8 bytes, I 4, H 2."""
+    numbers = array(code, values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def read_table(code: str, view: memoryview, offset: int, count: int) -> tuple[array[int], int]:
+    """A table of `count` numbers, and the offset behind it. Raises UnreadableRecord when it does not fit."""
+    numbers: array[int] = array(code)
+    end = offset + count * numbers.itemsize
+    if end > len(view):
+        raise UnreadableRecord(f"a table of {count} numbers ends at byte {end} of {len(view)}")
+    numbers.frombytes(view[offset:end])
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers, end
+
+
+def add_enqueued(
+    commit: Commit, first: int, enqueued_at_ms: int, sizes: Sequence[int], expiries: Sequence[int] | None, messages: Sequence[bytes]
+) -> int:
+    """Append an ENQUEUED record; gives the offset of the first message from the frame's start."""
+    flags = 0 if expiries is None else _HAS_EXPIRIES
+    head = _ENQUEUED.pack(first, enqueued_at_ms, len(sizes), flags, 0) + table("I", sizes)
+    if expiries is not None:
+        head += table("Q", expiries)
+    return commit.add(ENQUEUED, [head, *messages], VERSION) + len(head)
+
+
+def read_enqueued(record: Record) -> Enqueued:
+    """Decode an ENQUEUED record."""
+    first, enqueued_at_ms, count, flags, _ = _head(_ENQUEUED, record)
+    sizes, end = read_table("I", record.body, _ENQUEUED.size, count)
+    expiries: array[int] | None = None
+    if flags & _HAS_EXPIRIES:
+        expiries, end = read_table("Q", record.body, end, count)
+    _fits(record, end + sum(sizes))
+    return Enqueued(first, enqueued_at_ms, sizes, expiries, record.offset + end)
+
+
+def encode_mark(mark: Mark) -> bytes:
+    """The body of a REMOVED, RETURNED, DEFERRED or MOVED record."""
+    changed = mark.changed or b""
+    flags = _COUNTS_DELIVERY if mark.counts_delivery else 0
+    head = _MARK.pack(mark.subqueue, mark.target, flags, 0, len(mark.sequence_numbers), len(changed))
+    return head + table("Q", mark.sequence_numbers) + changed
+
+
+def read_mark(record: Record) -> Mark:
+    """Decode a REMOVED, RETURNED, DEFERRED or MOVED record."""
+    subqueue, target, flags, _, count, changed_size = _head(_MARK, record)
+    numbers, end = read_table("Q", record.body, _MARK.size, count)
+    _fits(record, end + changed_size)
+    changed = bytes(record.body[end:]) if changed_size else None
+    return Mark(record.kind, subqueue, numbers, changed, target, bool(flags & _COUNTS_DELIVERY))
+
+
+def encode_counters(counters: Counters) -> bytes:
+    """The body of a COUNTERS record."""
+    return _COUNTERS.pack(*counters)
+
+
+def read_counters(record: Record) -> Counters:
+    """Decode a COUNTERS record."""
+    return Counters(*_head(_COUNTERS, record))
+
+
+def add_relocated(commit: Commit, relocated: Relocated, messages: Sequence[bytes]) -> int:
+    """Append a RELOCATED record (its own `messages_offset` is ignored); gives the offset of the first message."""
+    changed = [each or b"" for each in relocated.changed]
+    head = b"".join(
+        [
+            _RELOCATED.pack(len(relocated.sequence_numbers), 0),
+            table("Q", relocated.sequence_numbers),
+            table("Q", relocated.enqueued_at_ms),
+            table("Q", relocated.expires_at_ms),
+            table("I", relocated.sizes),
+            table("I", relocated.delivery_counts),
+            table("I", map(len, changed)),
+            table("H", relocated.subqueues),
+            table("H", relocated.states),
+            *changed,
+        ]
+    )
+    return commit.add(RELOCATED, [head, *messages], VERSION) + len(head)
+
+
+def read_relocated(record: Record) -> Relocated:
+    """Decode a RELOCATED record."""
+    body = record.body
+    count, _ = _head(_RELOCATED, record)
+    numbers, end = read_table("Q", body, _RELOCATED.size, count)
+    enqueued, end = read_table("Q", body, end, count)
+    expiries, end = read_table("Q", body, end, count)
+    sizes, end = read_table("I", body, end, count)
+    deliveries, end = read_table("I", body, end, count)
+    changed_sizes, end = read_table("I", body, end, count)
+    subqueues, end = read_table("H", body, end, count)
+    states, end = read_table("H", body, end, count)
+    _fits(record, end + sum(changed_sizes) + sum(sizes))
+    changed: list[bytes | None] = []
+    for size in changed_sizes:
+        changed.append(bytes(body[end : end + size]) if size else None)
+        end += size
+    return Relocated(numbers, enqueued, expiries, sizes, deliveries, subqueues, states, changed, record.offset + end)
+
+
+def _head(layout: struct.Struct, record: Record) -> tuple[int, ...]:
+    if record.version != VERSION:
+        raise UnreadableRecord(f"record kind {record.kind} has version {record.version}, this release reads {VERSION}")
+    if len(record.body) < layout.size:
+        raise UnreadableRecord(f"record kind {record.kind} has {len(record.body)} bytes, its head alone has {layout.size}")
+    return layout.unpack_from(record.body)
+
+
+def _fits(record: Record, size: int) -> None:
+    if size != len(record.body):
+        raise UnreadableRecord(f"record kind {record.kind} has {len(record.body)} bytes, its tables speak of {size}")

@@ -1,0 +1,541 @@
+"""The partition's state machine: checks, decides, applies. Pure: no I/O, no clock, no asyncio.
+
+The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. What an operation
+changes is appended to the commit as records and applied at once, by the same methods that replay uses; its answers are
+collected, and released by the task after the commit is durable (durability rules 1 and 2). When a commit fails the
+whole object is thrown away and made again from the log, so nothing here undoes anything, but for one case: on a full disk
+the sends of a batch are cut off again and the rest is committed alone (`undo_sends`, durability rule 6).
+
+Locks, demand and recalls are volatile; everything else is a fold over the records:
+
+    operation        record      effect
+    Send             ENQUEUED    messages at the end of the main subqueue, with the next sequence numbers
+    Complete         REMOVED     the reference is gone
+    Abandon, lock    RETURNED    delivery count + 1, available again; a deferred message stays deferred
+      expiry         MOVED       … or, at the maximum delivery count, to the dead-letter subqueue (AMQP contract 10.3)
+    Defer            DEFERRED    set aside
+    DeadLetter       MOVED       to the dead-letter subqueue; in a dead-letter subqueue an abandon
+    expiry           MOVED, or REMOVED (AMQP contract 10.4)
+    Release, Recalled, Detach    none: no client saw the message, so no delivery is counted
+
+Dead-letter subqueues know no time to live and no maximum delivery count. An expired message is never handed out; a locked one
+expires when its lock ends, a deferred one never. Everything in a batch happens at the batch's one time, and a time to live
+is at least 1 ms: so nothing that is enqueued in a batch can expire in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes, merge_changes
+from broker.entities import QueueDescription
+from broker.errors import Reason, Refused
+from broker.operations import (
+    Abandon,
+    ClientId,
+    Complete,
+    DeadLetter,
+    Defer,
+    Demand,
+    Detach,
+    Failed,
+    Locked,
+    MessageState,
+    Operation,
+    Peek,
+    Peeked,
+    Recall,
+    Recalled,
+    ReceiveDeferred,
+    Release,
+    Renewed,
+    RenewLocks,
+    Send,
+    Sent,
+    Settled,
+    SubqueueCounts,
+    Update,
+    Updated,
+    Withdraw,
+    Withdrawn,
+)
+from broker.partition import records
+from broker.partition.batch import Batch, Grant, fill_locked
+from broker.partition.demand import DemandBook, Waiter
+from broker.partition.locks import Locks
+from broker.partition.messages import Messages
+from broker.partition.records import Enqueued, Mark
+from broker.partition.subqueue import DEFERRED, Lease, Reference, Subqueue
+from storage.log import Commit, Frame, Position
+
+MIB = 1024 * 1024
+_DEAD_LETTER = 1
+"""The number of the dead-letter subqueue."""
+
+_MAX_DELIVERIES = encode_changes({
+    DEAD_LETTER_REASON: "MaxDeliveryCountExceeded",
+    DEAD_LETTER_DESCRIPTION: "Message could not be consumed after maximum delivery attempts.",
+})  # fmt: skip
+_EXPIRED = encode_changes({
+    DEAD_LETTER_REASON: "TTLExpiredException",
+    DEAD_LETTER_DESCRIPTION: "The message expired and was dead lettered.",
+})  # fmt: skip
+
+
+@dataclass(slots=True, frozen=True)
+class Bounds:
+    """What one batch may do at most; what is left is done in the next one (`has_more`)."""
+
+    granted_bytes_max: int = 4 * MIB
+    """Messages handed out, from each subqueue."""
+    peeked_bytes_max: int = MIB
+    """Messages shown in one answer; at least one is."""
+    expired_max: int = 4096
+    """Messages whose time to live is enforced."""
+    tick_ms: int = 20
+    """How exactly timers fire. That an expired lock or message is of no use any more does not depend on it."""
+
+
+class Partition:
+    """One partition of a queue. Owned by its task."""
+
+    def __init__(
+        self,
+        number: int,
+        describe: Callable[[], QueueDescription],
+        messages: Messages,
+        *,
+        epoch: int,
+        first_nonce: int = 0,
+        bounds: Bounds | None = None,
+    ) -> None:
+        """`messages` were replayed. `epoch` is the log's; `first_nonce` is 0, unless an epoch goes on with another object."""
+        self.number = number
+        self.bounds = bounds or Bounds()
+        self.messages = messages
+        self._describe = describe
+        self._description = describe()
+        self._main = messages.main
+        self._subqueues = messages.subqueues
+        self._books = [DemandBook() for _ in self._subqueues]
+        self._locks = Locks(self._subqueues, self._books, epoch, first_nonce, self.bounds.tick_ms)
+        self._overdue: deque[int] = deque()
+        """Sequence numbers whose time came, and which were not looked at yet."""
+        self._batch = Batch(Commit(Position(0)), 0, messages.next_number)
+
+    @property
+    def nonce(self) -> int:
+        """How many leases were made in this epoch."""
+        return self._locks.nonce
+
+    # --- one batch --------------------------------------------------------------------------------------------------
+
+    def begin(self, commit: Commit, now_ms: int) -> None:
+        """Start a batch at a time: do first what has fallen due."""
+        self._batch = Batch(commit, now_ms, self.messages.next_number)
+        self._run_timers()
+
+    def handle(self, client: ClientId, operation: Operation) -> None:
+        """Carry out one operation of the batch, or refuse it."""
+        try:
+            self._carry_out(client, operation)
+        except Refused as refused:
+            self._batch.answers.append((client, Failed(refused.reason, refused.description, getattr(operation, "cookie", None))))
+
+    def finish(self) -> Batch:
+        """Hand out what there is, and end the batch."""
+        batch = self._batch
+        for subqueue, book in zip(self._subqueues, self._books, strict=True):
+            batch.granted_bytes = 0  # a bound for each, so that none starves the others
+            self._serve(subqueue, book)
+            self._recall(subqueue, book)
+            for client in book.left():
+                batch.answers.append((client, Withdrawn(self.number, subqueue.name)))
+                self._close_grant(client, subqueue)
+        for grant in batch.grants:
+            self._fill(grant)
+        for reference in batch.passing:
+            reference.payload = b""
+        return batch
+
+    def undo_sends(self, commit: Commit) -> int:
+        """The disk is full: cut off what the batch has sent, and put its other records into another commit.
+
+        The senders' answers become `Failed(DISK_FULL)`; those of the others wait for the new commit. Gives how many sends.
+        """
+        batch = self._batch
+        undone = 0
+        for index, (client, answer) in enumerate(batch.answers):
+            if isinstance(answer, Sent):
+                undone += 1
+                failed = Failed(Reason.DISK_FULL, f"Partition {self.number}: the disk is full, nothing was stored.", answer.cookie)
+                batch.answers[index] = (client, failed)
+        if batch.has_sent:
+            for grant in batch.grants:
+                self._ungrant(grant)
+            self.messages.cut(batch.first_sent)
+            batch.has_sent = False
+        batch.answers = [each for each in batch.answers if not isinstance(each[1], Locked) or each[1].tokens or each[1].deferred]
+        for kind, body in batch.marks:
+            commit.add(kind, [body], records.VERSION)
+        batch.commit = commit
+        return undone
+
+    def read_ahead(self, frames: Sequence[Frame]) -> None:
+        """Keep in memory what stands in frames that were read anyway, and goes out next."""
+        data = {frame.position: frame.data for frame in frames}
+        take = self.messages.payloads.take
+        for subqueue in self._subqueues:
+            for reference in subqueue.upcoming():
+                frame = data.get(reference.frame.position)
+                if reference.payload or frame is None or not take(reference.size):
+                    break
+                reference.payload = frame[reference.offset : reference.offset + reference.size]
+
+    @property
+    def has_more(self) -> bool:
+        """Something was left for the next batch, which should come at once."""
+        if self._overdue:
+            return True
+        return any(subqueue.available and book for subqueue, book in zip(self._subqueues, self._books, strict=True))
+
+    def next_due_ms(self) -> int | None:
+        """When a batch is due although nobody asks for one."""
+        expiry = self._main.expiry
+        ends = (self._locks.next_due_ms(), expiry.next_due_ms() if expiry is not None else None)
+        return min((each for each in ends if each is not None), default=None)
+
+    def _carry_out(self, client: ClientId, operation: Operation) -> None:
+        match operation:
+            case Send():
+                self._send(client, operation)
+            case Complete():
+                self._settle(client, operation, self._remove)
+            case Demand():
+                self._demand(client, operation)
+            case Withdraw():
+                self._withdraw(client, self.messages.find(operation.subqueue))
+            case Recalled():
+                self._recalled(client, operation)
+            case Release():
+                for subqueue, references in self._locks.unlock(operation.tokens, self._batch.now_ms):
+                    self._give_back(subqueue, references)
+            case Abandon():
+                self._settle(client, operation, lambda subqueue, each: self._return(subqueue, each, operation.changed))
+            case Defer():
+                self._settle(client, operation, lambda subqueue, each: self._defer(subqueue, each, operation.changed))
+            case DeadLetter():
+                self._settle(client, operation, lambda subqueue, each: self._dead_letter(subqueue, each, operation.changed))
+            case RenewLocks():
+                failures = self._locks.renew(operation.tokens, self._batch.now_ms, self._locked_until_ms())
+                self._batch.answers.append((client, Renewed(self._locked_until_ms(), operation.cookie, failures)))
+            case Peek():
+                self._peek(client, operation)
+            case ReceiveDeferred():
+                self._receive_deferred(client, operation)
+            case Update():
+                self._description = self._describe()
+                self._batch.answers.append((client, Updated(operation.cookie)))
+            case Detach():
+                self._detach(client, operation)
+            case _:
+                assert_never(operation)
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def _send(self, client: ClientId, send: Send) -> None:
+        messages = send.messages
+        first = self.messages.next_number
+        if messages:
+            sizes = list(map(len, messages))
+            self._check_quota(sum(sizes))
+            if min(sizes) == max(sizes):
+                sizes = [sizes[0]] * len(sizes)  # one number object for all
+            enqueued_ms = max(self._batch.now_ms, self.messages.latest_enqueued_ms)
+            expiries = self._expiries(send.time_to_live_ms, len(sizes), enqueued_ms)
+            offset = records.add_enqueued(self._batch.commit, first, enqueued_ms, sizes, expiries, messages)
+            enqueued = Enqueued(first, enqueued_ms, sizes, expiries, offset)
+            if not self.messages.apply_enqueued(self._batch.commit.start, enqueued, messages):
+                self._batch.passing += map(self._main.references.__getitem__, range(first, first + len(sizes)))
+            self._batch.has_sent = True
+        self._batch.answers.append((client, Sent(first, send.cookie)))
+
+    def _check_quota(self, size: int) -> None:
+        settings = self._description.settings
+        limit = settings.max_size_mb * MIB // self._description.partitions
+        used = self.messages.live_bytes
+        if used + size > limit:
+            raise Refused(
+                Reason.QUOTA_EXCEEDED,
+                f"The maximum entity size has been reached or exceeded for Queue: '{self._description.name}', partition {self.number}. "
+                f"Size of partition in bytes: {used}, Max partition size in bytes: {limit}",
+            )
+
+    def _expiries(self, times_to_live_ms: Sequence[int | None] | None, count: int, enqueued_ms: int) -> list[int] | None:
+        """When each message expires, 0 for never; None if none does. The entity's default caps the message's own."""
+        default = self._description.settings.default_time_to_live_ms
+        if times_to_live_ms is None:
+            return None if default is None else [enqueued_ms + max(1, default)] * count
+        shared: dict[int | None, int] = {}
+        for own in set(times_to_live_ms):
+            limits = [each for each in (own, default) if each is not None]
+            shared[own] = enqueued_ms + max(1, min(limits)) if limits else 0
+        return list(map(shared.__getitem__, times_to_live_ms)) if any(shared.values()) else None
+
+    # --- demand and handing out -------------------------------------------------------------------------------------
+
+    def _demand(self, client: ClientId, demand: Demand) -> None:
+        subqueue = self.messages.find(demand.subqueue)
+        book = self._books[subqueue.number]
+        if book.is_leaving(client):
+            book.leave(client)
+            self._batch.answers.append((client, Withdrawn(self.number, subqueue.name)))
+        if demand.count > 0:
+            book.ask(client, demand.count)
+
+    def _withdraw(self, client: ClientId, subqueue: Subqueue) -> None:
+        """A drain means: what is there now, and then no more. So the demand is met first, and asked back for (§2.6.7)."""
+        book = self._books[subqueue.number]
+        self._serve(subqueue, book)
+        self._recall(subqueue, book)
+        if book.withdraw(client):
+            self._batch.answers.append((client, Withdrawn(self.number, subqueue.name)))
+        self._close_grant(client, subqueue)
+
+    def _serve(self, subqueue: Subqueue, book: DemandBook) -> None:
+        """Give what is available to those who wait, in their turns."""
+        while subqueue.available and (waiter := book.first()) is not None:
+            if not self._grant(subqueue, book, waiter, waiter.count) and self._batch.granted_bytes >= self.bounds.granted_bytes_max:
+                return
+
+    def _grant(self, subqueue: Subqueue, book: DemandBook, waiter: Waiter, count: int) -> int:
+        """Lock up to `count` messages for a waiter; gives how many. What is met expired is dealt with, too."""
+        client = waiter.client
+        room = self.bounds.granted_bytes_max - self._batch.granted_bytes
+        if room <= 0:
+            return 0
+        grant = self._batch.open_grants.get((client, subqueue.number))
+        lease = grant.lease if grant else self._new_lease(subqueue)
+        taken, expired = subqueue.take(count, room, lease, self._batch.now_ms)
+        if taken:
+            if grant is None:
+                self._locks.start(lease)
+                lease.holder = book.holder(client)
+                book.granted(lease)
+                grant = self._new_grant(client, lease)
+                self._batch.open_grants[client, subqueue.number] = grant
+            self._batch.granted_bytes += sum(reference.size for reference in taken)
+            book.served(waiter, len(taken))
+        if expired:
+            self._expire(expired)
+        return len(taken)
+
+    def _recall(self, subqueue: Subqueue, book: DemandBook) -> None:
+        if not subqueue.available:
+            self._batch.answers.extend((client, Recall(self.number, subqueue.name)) for client in book.recall())
+
+    def _recalled(self, client: ClientId, recalled: Recalled) -> None:
+        subqueue = self.messages.find(recalled.subqueue)
+        book = self._books[subqueue.number]
+        returned = self._locks.unlock(recalled.tokens, self._batch.now_ms)
+        book.recalled(client)
+        for other, references in returned:
+            self._give_back(other, references)
+        if returned:
+            book.pass_turn(client)
+            while subqueue.available and (waiter := book.latest_but(client)) is not None:
+                if not self._grant(subqueue, book, waiter, waiter.count) and self._batch.granted_bytes >= self.bounds.granted_bytes_max:
+                    return
+
+    def _detach(self, client: ClientId, detach: Detach) -> None:
+        returned = self._locks.unlock(detach.unseen, self._batch.now_ms)
+        for book in self._books:
+            book.detach(client)
+        for subqueue, references in returned:
+            self._give_back(subqueue, references)
+
+    def _receive_deferred(self, client: ClientId, receive: ReceiveDeferred) -> None:
+        subqueue = self.messages.find(receive.subqueue)
+        found: list[Reference] = []
+        for number in dict.fromkeys(receive.sequence_numbers):
+            reference = subqueue.references.get(number)
+            if reference is None or reference.state != DEFERRED or reference.lease is not None:
+                raise Refused(Reason.MESSAGE_NOT_FOUND, f"No deferred message has the sequence number {number}, or it is locked.")
+            found.append(reference)
+        lease = self._new_lease(subqueue)
+        grant = self._new_grant(client, lease, deferred=True, cookie=receive.cookie)
+        grant.open = False
+        if found:
+            subqueue.lock_deferred(found, lease)
+            self._locks.start(lease)
+
+    def _new_lease(self, subqueue: Subqueue) -> Lease:
+        return self._locks.new_lease(subqueue, self._locked_until_ms())
+
+    def _locked_until_ms(self) -> int:
+        return self._batch.now_ms + self._description.settings.lock_duration_ms
+
+    def _new_grant(self, client: ClientId, lease: Lease, deferred: bool = False, cookie: object = None) -> Grant:
+        answer = Locked(self.number, lease.subqueue.name, [], [], [], [], [], [], [], lease.until_ms, deferred, cookie)
+        grant = Grant(client, lease, answer)
+        self._batch.grants.append(grant)
+        self._batch.answers.append((client, answer))
+        return grant
+
+    def _fill(self, grant: Grant) -> None:
+        fill_locked(grant.answer, grant.lease)
+        if b"" in grant.answer.messages:
+            self._batch.holes.append((grant.answer.messages, list(grant.lease.references)))
+
+    def _close_grant(self, client: ClientId, subqueue: Subqueue) -> None:
+        grant = self._batch.open_grants.pop((client, subqueue.number), None)
+        if grant is not None:
+            grant.open = False
+
+    def _ungrant(self, grant: Grant) -> None:
+        """Take what this batch has sent out of a lease of this batch; the client waits for other messages again."""
+        batch, lease = self._batch, grant.lease
+        undone = [reference for reference in lease.references if reference.sequence_number >= batch.first_sent]
+        if not undone:
+            return
+        lease.references = [reference for reference in lease.references if reference.sequence_number < batch.first_sent]
+        self._locks.take_back(lease, undone)
+        batch.holes = [hole for hole in batch.holes if hole[0] is not grant.answer.messages]
+        self._fill(grant)
+        if grant.open:
+            self._books[lease.subqueue.number].ask(grant.client, len(undone))
+
+    # --- settling ---------------------------------------------------------------------------------------------------
+
+    def _settle(
+        self,
+        client: ClientId,
+        operation: Complete | Abandon | Defer | DeadLetter,
+        settle: Callable[[Subqueue, list[Reference]], None],
+    ) -> None:
+        failures: dict[int, Reason] = {}
+        for subqueue, references in self._locks.unlock(operation.tokens, self._batch.now_ms, failures):
+            settle(subqueue, references)
+        self._batch.answers.append((client, Settled(operation.cookie, failures)))
+
+    def _remove(self, subqueue: Subqueue, references: list[Reference]) -> None:
+        self._mark(Mark(records.REMOVED, subqueue.number, [reference.sequence_number for reference in references]))
+
+    def _return(self, subqueue: Subqueue, references: list[Reference], changed: bytes | None) -> None:
+        """A delivery has failed: back, or to the dead-letter subqueue when it was the last one allowed."""
+        if subqueue is self._main:
+            last = self._description.settings.max_delivery_count - 1
+            spent = [reference for reference in references if reference.delivery_count >= last]
+            if spent:
+                references = [reference for reference in references if reference.delivery_count < last]
+                self._move(subqueue, spent, merge_changes(changed, _MAX_DELIVERIES), counts_delivery=True)
+        if references:
+            self._mark(Mark(records.RETURNED, subqueue.number, [reference.sequence_number for reference in references], changed))
+            self._give_back(subqueue, references)
+
+    def _defer(self, subqueue: Subqueue, references: list[Reference], changed: bytes | None) -> None:
+        self._mark(Mark(records.DEFERRED, subqueue.number, [reference.sequence_number for reference in references], changed))
+
+    def _dead_letter(self, subqueue: Subqueue, references: list[Reference], changed: bytes | None) -> None:
+        if subqueue is self._main:
+            self._move(subqueue, references, changed)
+        else:
+            self._return(subqueue, references, changed)
+
+    def _move(self, subqueue: Subqueue, references: Sequence[Reference], changed: bytes | None, counts_delivery: bool = False) -> None:
+        numbers = [reference.sequence_number for reference in references]
+        self._mark(Mark(records.MOVED, subqueue.number, numbers, changed, _DEAD_LETTER, counts_delivery))
+
+    def _give_back(self, subqueue: Subqueue, references: list[Reference]) -> None:
+        """Unlocked messages are available again, but for those that expired while they were locked."""
+        subqueue.give_back(references)
+        if subqueue.expiry is not None:
+            expired = [each for each in references if each.expires_at_ms is not None and each.expires_at_ms <= self._batch.now_ms]
+            self._expire([each for each in expired if each.state != DEFERRED])
+
+    def _mark(self, mark: Mark) -> None:
+        body = records.encode_mark(mark)
+        self._batch.commit.add(mark.kind, [body], records.VERSION)
+        self._batch.marks.append((mark.kind, body))
+        self.messages.apply_mark(mark)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def _run_timers(self) -> None:
+        for subqueue, references in self._locks.run_out(self._batch.now_ms):
+            self._return(subqueue, references, None)
+        assert self._main.expiry is not None, "the messages were replayed"
+        for numbers in self._main.expiry.expire(self._batch.now_ms):
+            self._overdue.extend(numbers)
+        if self._overdue:
+            overdue = [self._overdue.popleft() for _ in range(min(len(self._overdue), self.bounds.expired_max))]
+            found = [reference for number in overdue if (reference := self._main.references.get(number)) is not None]
+            # A locked message expires when its lock ends, a deferred one never.
+            self._expire([reference for reference in found if reference.lease is None and reference.state != DEFERRED])
+
+    def _expire(self, references: list[Reference]) -> None:
+        """Available messages of the main subqueue whose time to live is over."""
+        if not references:
+            return
+        if self._description.settings.dead_lettering_on_expiration:
+            self._move(self._main, references, _EXPIRED)
+        else:
+            self._remove(self._main, references)
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def _peek(self, client: ClientId, peek: Peek) -> None:
+        """What this very batch has sent is not shown: it may still be refused (durability rule 3)."""
+        subqueue = self.messages.find(peek.subqueue)
+        found: list[Reference] = []
+        room = self.bounds.peeked_bytes_max
+        for reference in subqueue.browse(max(peek.from_sequence_number, 0)):
+            if len(found) >= peek.count or room <= 0 or (self._batch.has_sent and reference.sequence_number >= self._batch.first_sent):
+                break
+            if not self._is_overdue(subqueue, reference):
+                found.append(reference)
+                room -= reference.size
+        messages = [reference.payload for reference in found]
+        if b"" in messages:
+            self._batch.holes.append((messages, found))
+        self._batch.answers.append((
+            client,
+            Peeked(
+                [reference.sequence_number for reference in found],
+                [reference.enqueued_at_ms for reference in found],
+                [reference.delivery_count for reference in found],
+                [reference.expires_at_ms for reference in found],
+                messages,
+                [reference.changed for reference in found],
+                [MessageState.DEFERRED if reference.state == DEFERRED else MessageState.ACTIVE for reference in found],
+                peek.cookie,
+            ),
+        ))  # fmt: skip
+
+    def _is_overdue(self, subqueue: Subqueue, reference: Reference) -> bool:
+        if subqueue.expiry is None or reference.expires_at_ms is None or reference.expires_at_ms > self._batch.now_ms:
+            return False
+        return reference.lease is None and reference.state != DEFERRED
+
+    def counts(self) -> dict[str, SubqueueCounts]:
+        """How much of what each subqueue holds."""
+        return {
+            subqueue.name: SubqueueCounts(
+                active=len(subqueue.references) - subqueue.deferred,
+                locked=subqueue.locked,
+                deferred=subqueue.deferred,
+                bytes=subqueue.bytes,
+            )
+            for subqueue in self._subqueues
+        }
+
+    def check(self) -> None:
+        """Add up the whole state, between batches: assert all invariants."""
+        self.messages.check()
+        self._locks.check()
+        for subqueue, book in zip(self._subqueues, self._books, strict=True):
+            book.check()
+            assert self.has_more or not (subqueue.available and book), "messages are available while a client waits"

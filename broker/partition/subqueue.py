@@ -1,0 +1,341 @@
+"""A subqueue: references to stored messages, in order, and who holds them. Pure; knows no records, no clients, no time of its own.
+
+A *reference* is what a subqueue knows of a message; the bytes stand once in the log (`frame`, `offset`, `size`). Dead-lettering
+moves a reference from one subqueue to another. (With topics several subqueues will refer to one stored message: then
+`StoredFrame.live` counts references already, and a frame is given up when the last one goes.)
+
+A million waiting messages should fit in memory, so a reference is one object with slots and no container; numbers that many
+messages share (times, sizes, the frame) are one object for all; the order is an array of sequence numbers, 8 bytes each.
+
+Order. `_order` holds sequence numbers, ascending; numbers that left stay in it until tidied. `_next` is the place up to which
+messages were handed out. What becomes available behind that place (given back, or moved here out of order) stands in the
+heap `_returned`. So, always: an available message stands in `_order` from `_next` on, or in `_returned`; what is found in
+either may be stale or named twice, and is looked at before it is used. Numbers that came out of order stand in `_strays`
+(sorted), until the order is made anew: only peeking looks there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from broker.partition.timers import TimerWheel
+from storage.log import Position
+
+if TYPE_CHECKING:
+    from broker.partition.demand import Holder
+
+READY, DEFERRED = 0, 1
+"""A reference's durable states. A lock on top of either is volatile: `Reference.lease`."""
+
+_SLACK = 1024
+"""Below this many stale entries nothing is worth tidying."""
+
+
+class StoredFrame:
+    """A frame of the log in which messages stand that are still referred to."""
+
+    __slots__ = ("live", "position")
+
+    def __init__(self, position: Position) -> None:
+        self.position = position
+        self.live = 0
+        """References to messages in this frame, over all subqueues."""
+
+
+class Lease:
+    """Messages locked for one client at one time: they share the end of the lock and the nonce of their tokens."""
+
+    __slots__ = ("holder", "id", "left", "nonce", "references", "subqueue", "until_ms")
+
+    def __init__(self, id: int, nonce: int, subqueue: Subqueue, holder: Holder | None, until_ms: int) -> None:
+        self.id = id
+        self.nonce = nonce
+        """The second half of the lock tokens. A renewal makes another lease with the same nonce."""
+        self.subqueue = subqueue
+        self.holder = holder
+        """Whom the messages can be recalled from; None if the client asked for these very messages."""
+        self.until_ms = until_ms
+        self.references: list[Reference] = []
+        """What was locked; those whose `lease` is another one by now are not held by this one any more."""
+        self.left = 0
+        """How many it still holds."""
+
+
+class Reference:
+    """What a subqueue knows of a message."""
+
+    __slots__ = (
+        "changed",
+        "delivery_count",
+        "enqueued_at_ms",
+        "expires_at_ms",
+        "frame",
+        "lease",
+        "offset",
+        "payload",
+        "sequence_number",
+        "size",
+        "state",
+    )
+
+    def __init__(
+        self,
+        sequence_number: int,
+        frame: StoredFrame,
+        offset: int,
+        size: int,
+        enqueued_at_ms: int,
+        expires_at_ms: int | None,
+        payload: bytes = b"",
+    ) -> None:
+        self.sequence_number = sequence_number
+        self.frame = frame
+        self.offset = offset
+        self.size = size
+        self.enqueued_at_ms = enqueued_at_ms
+        self.expires_at_ms = expires_at_ms
+        self.payload = payload
+        """The stored message while it is in memory, else empty."""
+        self.delivery_count = 0
+        self.state = READY
+        self.lease: Lease | None = None
+        self.changed: bytes | None = None
+
+
+class Subqueue:
+    """The references of one subqueue. Owned by the partition's state machine."""
+
+    __slots__ = ("_next", "_order", "_returned", "_strays", "available", "bytes", "deferred", "expiry", "locked", "name", "number",
+                 "references")  # fmt: skip
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+        self.references: dict[int, Reference] = {}
+        self.expiry: TimerWheel | None = None
+        """Sequence numbers by expiry, for a subqueue that enforces the time to live."""
+        self.available = 0
+        """References that are READY and not locked."""
+        self.locked = 0
+        self.deferred = 0
+        """References that are DEFERRED, locked or not."""
+        self.bytes = 0
+        self._order: array[int] = array("Q")
+        self._next = 0
+        self._returned: list[int] = []
+        self._strays: list[int] = []
+
+    # --- coming in and leaving --------------------------------------------------------------------------------------
+
+    def append(self, references: Sequence[Reference], sequence_numbers: Sequence[int], size: int) -> None:
+        """Add new messages behind all others; `size` is the bytes of all. None of them is in `expiry` yet."""
+        assert not self._order or sequence_numbers[0] > self._order[-1], "sequence numbers never come back"
+        self.references.update(zip(sequence_numbers, references, strict=True))
+        self._order.extend(sequence_numbers)
+        self.available += len(references)
+        self.bytes += size
+
+    def insert(self, reference: Reference) -> None:
+        """Add a message wherever its sequence number belongs; it is not locked."""
+        number = reference.sequence_number
+        assert number not in self.references and reference.lease is None
+        self.references[number] = reference
+        self.bytes += reference.size
+        if not self._order or number > self._order[-1]:
+            self._order.append(number)
+        else:
+            insort(self._strays, number)
+            heapq.heappush(self._returned, number)
+        if reference.state == READY:
+            self.available += 1
+        else:
+            self.deferred += 1
+        if self.expiry is not None and reference.expires_at_ms is not None:
+            self.expiry.add(reference.expires_at_ms, number)
+
+    def remove(self, sequence_numbers: Iterable[int]) -> list[Reference]:
+        """Take out messages that are not locked."""
+        pop = self.references.pop
+        removed = [pop(number) for number in sequence_numbers]
+        size = deferred = 0
+        for reference in removed:
+            size += reference.size
+            if reference.state:
+                deferred += 1
+            if reference.expires_at_ms is not None and self.expiry is not None:
+                self.expiry.cancel(reference.expires_at_ms)
+        self.bytes -= size
+        self.deferred -= deferred
+        self.available -= len(removed) - deferred
+        self._tidy()
+        return removed
+
+    def cut(self, first: int) -> list[Reference]:
+        """Take back what was appended last, from sequence number `first` on, as if it had never come."""
+        removed = self.remove([number for number in self._order[bisect_left(self._order, first) :] if number in self.references])
+        del self._order[bisect_left(self._order, first) :]
+        self._next = min(self._next, len(self._order))
+        return removed
+
+    # --- handing out and taking back --------------------------------------------------------------------------------
+
+    def take(self, count: int, bytes_max: int, lease: Lease, now_ms: int) -> tuple[list[Reference], list[Reference]]:
+        """Lock the oldest available messages, up to `count` and, after the first one, `bytes_max`.
+
+        Gives those, and the ones that were met expired: they are left as they are, for the caller to remove.
+        """
+        taken: list[Reference] = []
+        expired: list[Reference] = []
+        order, returned, references, place = self._order, self._returned, self.references, self._next
+        end = len(order)
+        expires = self.expiry is not None
+        while count > 0 and bytes_max > 0:
+            if returned and (place >= end or returned[0] < order[place]):
+                number = heapq.heappop(returned)
+            elif place < end:
+                number = order[place]
+                place += 1
+            else:
+                break
+            reference = references.get(number)
+            if reference is None or reference.state or reference.lease is not None:
+                continue
+            if expires and reference.expires_at_ms is not None and reference.expires_at_ms <= now_ms:
+                expired.append(reference)
+                continue
+            reference.lease = lease
+            taken.append(reference)
+            count -= 1
+            bytes_max -= reference.size
+        self._next = place
+        self.available -= len(taken)
+        self._lock(taken, lease)
+        # An expired message may have been met twice; it is one message.
+        return taken, list({id(reference): reference for reference in expired}.values()) if expired else expired
+
+    def lock_deferred(self, references: Sequence[Reference], lease: Lease) -> None:
+        """Lock deferred messages that are not locked."""
+        for reference in references:
+            reference.lease = lease
+        self._lock(references, lease)
+
+    def renew(self, reference: Reference, lease: Lease) -> None:
+        """Let another lease hold a message that is locked."""
+        assert reference.lease is not None
+        reference.lease.left -= 1
+        reference.lease = lease
+        lease.references.append(reference)
+        lease.left += 1
+
+    def unlock(self, references: Sequence[Reference]) -> None:
+        """The locks are gone (`lease` was set to None). The messages want to be given back, removed or set aside next."""
+        self.locked -= len(references)
+        for reference in references:
+            if not reference.state:
+                self.available += 1
+
+    def give_back(self, references: Iterable[Reference]) -> None:
+        """Unlocked messages can be handed out again, each at its old place in the order."""
+        returned = self._returned
+        for reference in references:
+            if not reference.state:
+                heapq.heappush(returned, reference.sequence_number)
+        if len(returned) > _SLACK + 2 * len(self.references):
+            self._returned = sorted({number for number in returned if number in self.references})
+
+    def defer(self, references: Iterable[Reference]) -> None:
+        """Set unlocked messages aside: only by sequence number are they found."""
+        for reference in references:
+            if not reference.state:
+                reference.state = DEFERRED
+                self.available -= 1
+                self.deferred += 1
+
+    def _lock(self, references: Sequence[Reference], lease: Lease) -> None:
+        lease.references.extend(references)
+        lease.left += len(references)
+        self.locked += len(references)
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def browse(self, from_number: int) -> Iterator[Reference]:
+        """All references from a sequence number on, in order. The subqueue must not change meanwhile."""
+        order, strays = self._order, self._strays
+        numbers: Iterable[int] = islice(order, bisect_left(order, from_number), None)
+        if strays:
+            numbers = heapq.merge(numbers, islice(strays, bisect_left(strays, from_number), None))
+        before = -1
+        for number in numbers:
+            reference = self.references.get(number)
+            if reference is not None and number != before:
+                before = number
+                yield reference
+
+    def upcoming(self) -> Iterator[Reference]:
+        """The references that will be handed out next, about in that order. The subqueue must not change meanwhile."""
+        for number in islice(self._order, self._next, None):
+            reference = self.references.get(number)
+            if reference is not None and reference.lease is None and not reference.state:
+                yield reference
+
+    # --- order ------------------------------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Make the order and all sums anew from the references. None of them is locked."""
+        self._order = array("Q", sorted(self.references))
+        self._strays.clear()
+        self._restart()
+        references = self.references.values()
+        self.locked = 0
+        self.deferred = sum(1 for reference in references if reference.state)
+        self.available = len(references) - self.deferred
+        self.bytes = sum(reference.size for reference in references)
+        if self.expiry is not None:
+            for reference in references:
+                if reference.expires_at_ms is not None:
+                    self.expiry.add(reference.expires_at_ms, reference.sequence_number)
+
+    def _restart(self) -> None:
+        self._next = 0
+        self._returned.clear()
+
+    def _tidy(self) -> None:
+        """Drop numbers that left from the order, now and then: in front by cutting, else by making it anew."""
+        order, references = self._order, self.references
+        stale = len(order) + len(self._strays) - len(references)
+        if stale > _SLACK + len(references) // 4:
+            front = 0
+            while front < len(order) and order[front] not in references:
+                front += 1
+            if front * 2 >= stale:
+                del order[:front]
+                self._next = max(0, self._next - front)
+            else:
+                self._order = array("Q", sorted(references))
+                self._strays.clear()
+                self._restart()
+        elif len(self._strays) > _SLACK + len(order) // 4:
+            self._order = array("Q", sorted(references))
+            self._strays.clear()
+            self._restart()
+
+    def check(self) -> None:
+        """Assert that all sums and both orders agree with the references."""
+        references = self.references.values()
+        assert all(number == reference.sequence_number for number, reference in self.references.items())
+        assert self.locked == sum(1 for each in references if each.lease is not None)
+        assert self.deferred == sum(1 for each in references if each.state == DEFERRED)
+        assert self.available == sum(1 for each in references if each.state == READY and each.lease is None)
+        assert self.bytes == sum(each.size for each in references)
+        assert list(self._order) == sorted(set(self._order)) and self._strays == sorted(set(self._strays))
+        assert self.references.keys() <= {*self._order, *self._strays}, "a message that peeking does not reach"
+        reachable = {*self._order[self._next :], *self._returned}
+        assert all(each.sequence_number in reachable for each in references if each.state == READY and each.lease is None)
+        assert self._next <= len(self._order)
+        if self.expiry is not None:
+            self.expiry.check(each.expires_at_ms for each in references if each.expires_at_ms is not None)

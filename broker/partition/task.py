@@ -1,0 +1,497 @@
+"""One partition at work: mailbox → state → log → answers. Owns the state machine, the log, and the timer.
+
+While one commit runs, the next batch gathers in the mailbox. An answer leaves only after the commit behind it is durable
+(durability rule 1), and in the order in which the state machine decided. Nothing here knows what the records mean.
+
+    CLOSED ──first operation──► OPENING ──► HEALTHY ──commit failed──► RECOVERING ──► HEALTHY
+       (opened lazily)             │                                      │  ▲ └─ disk refuses: again, later and later
+                                   └──────damaged, or fenced──► FAILED ◄──┘  │
+    any of them ──stop()──► STOPPED                                          └── the log could not be opened
+
+*A failed commit* (rule 4). Whether it is on the disk is unknown, so nobody is answered before the log was claimed anew, which
+gives it up for good, or could not be claimed: then the partition is down, and nothing of it will be read before the next
+claim has given it up. All state is made again from the log; the batch and all that waits are refused, and each attached
+client is told once that its demand and its locks are void (`Unavailable`).
+
+*A full disk* (rule 6). Nothing of the commit was kept. The batch's sends are cut off and refused, the rest is committed
+alone and may use the log's reserve. Only when that is used up, too, the state is made again, as above.
+
+*FAILED* stays: a record is damaged (rule 5), another owner has the log, or we have a bug; siblings are not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from broker.clock import Clock
+from broker.entities import QueueDescription
+from broker.errors import Reason
+from broker.operations import (
+    ClientId,
+    Demand,
+    Detach,
+    Failed,
+    Operation,
+    Recalled,
+    Release,
+    Send,
+    Sink,
+    SubqueueCounts,
+    Unavailable,
+    Update,
+    Updated,
+    Withdraw,
+    Withdrawn,
+)
+from broker.partition import snapshot
+from broker.partition.batch import Batch
+from broker.partition.messages import SUBQUEUES, Messages
+from broker.partition.payloads import PayloadBudget
+from broker.partition.records import UnreadableRecord
+from broker.partition.state import MIB, Bounds, Partition
+from broker.partition.upkeep import Upkeep, UpkeepLimits
+from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
+from storage.log import Log
+
+log_output = structlog.get_logger("partition")
+
+REPLAY_SLICE_BYTES = 256 * 1024
+"""So much of the log is replayed before other tasks have a turn: about a millisecond."""
+
+
+class Health(enum.StrEnum):
+    """How a partition is."""
+
+    CLOSED = "closed"
+    OPENING = "opening"
+    HEALTHY = "healthy"
+    RECOVERING = "recovering"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(slots=True, frozen=True)
+class TaskLimits:
+    """The bounds of a partition's task, with their defaults."""
+
+    batch_operations_max: int = 1024
+    batch_bytes_max: int = 4 * MIB
+    """Messages sent in one commit; one operation may exceed it."""
+    recovery_delay_ms: int = 100
+    """After the first failure to reopen the log; doubled with each one …"""
+    recovery_delay_ms_max: int = 10_000
+    """… up to this."""
+    bounds: Bounds = field(default_factory=Bounds)
+    upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
+
+
+Waiting = tuple[ClientId, Operation, Sink]
+
+
+class PartitionTask:
+    """One partition's mailbox and what serves it. Lives in the event loop; `run` is its task."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        log: Log,
+        clock: Clock,
+        describe: Callable[[], QueueDescription],
+        payloads: PayloadBudget,
+        limits: TaskLimits | None = None,
+        on_health: Callable[[int, Health], None] | None = None,
+    ) -> None:
+        """`describe` gives the queue's description as it is now; `on_health` hears of each change, in the event loop."""
+        self.number = number
+        self._log, self._clock, self._describe, self._payloads = log, clock, describe, payloads
+        self._limits = limits or TaskLimits()
+        self._on_health = on_health
+        self._health = Health.CLOSED
+        self._mailbox: deque[Waiting] = deque()
+        self._attached: dict[ClientId, Sink] = {}
+        """Clients that have asked for messages: until they detach, answers may come at any time."""
+        self._undecided: list[Waiting] = []
+        """A batch on its way to the log. If its commit fails: refused once the log was reopened, or could not be."""
+        self._partition: Partition | None = None
+        self._upkeep: Upkeep | None = None
+        self._epoch = 0
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_ms = 0
+        self._retry_at_ms = 0
+        self._retry_delay_ms = 0
+        self._open_wanted = False
+        self._stopping = False
+        self._running = False
+        self._settled = asyncio.Event()
+        """The log was opened, or could not be."""
+        self._ended = asyncio.Event()
+        self._output = log_output.bind(entity=describe().name, partition=number)
+
+    # --- seen from outside ------------------------------------------------------------------------------------------
+
+    @property
+    def health(self) -> Health:
+        """How it is; reads as a word."""
+        return self._health
+
+    @property
+    def available(self) -> bool:
+        """It takes operations now, or will as soon as it is open."""
+        return self._health in (Health.CLOSED, Health.OPENING, Health.HEALTHY)
+
+    def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
+        """Put an operation into the mailbox. Never blocks, never drops; the answer may be that the partition is down."""
+        if self._health in (Health.FAILED, Health.STOPPED):
+            asyncio.get_running_loop().call_soon(self._refuse_for_good, (client, operation, sink))
+            return
+        self._mailbox.append((client, operation, sink))
+        self._wake.set()
+
+    def counts(self) -> dict[str, SubqueueCounts]:
+        """What each subqueue holds, as far as the partition is open; without waiting."""
+        if self._partition is None:
+            return {name: SubqueueCounts() for name in SUBQUEUES}
+        return self._partition.counts()
+
+    @property
+    def live_bytes(self) -> int:
+        """The size of all messages."""
+        return self._partition.messages.live_bytes if self._partition else 0
+
+    async def opened(self) -> None:
+        """Open the log if it was not; return once it is open, or could not be opened."""
+        if self._health in (Health.CLOSED, Health.OPENING):
+            self._open_wanted = True
+            self._wake.set()
+            await self._settled.wait()
+
+    async def stop(self) -> None:
+        """Finish what is in the mailbox, save a checkpoint, close the log. Safe to call twice."""
+        self._stopping = True
+        self._wake.set()
+        if self._running:
+            await self._ended.wait()
+        elif self._health is not Health.STOPPED:
+            await self._shut_down()
+
+    def check(self) -> None:
+        """Between two steps: assert all invariants of the state."""
+        if self._partition is not None:
+            self._partition.check()
+
+    def wake(self) -> None:
+        """Look at the clock again: it was moved by hand."""
+        self._wake.set()
+
+    # --- the task ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve the mailbox until `stop`. What goes wrong ends in a state, not in an exception."""
+        self._running = True
+        try:
+            while not self._stopping and self._health is not Health.FAILED:
+                await self._wake.wait()
+                self._wake.clear()
+                if await self.step():
+                    self._wake.set()
+                self._arm_timer()
+            await self._shut_down()
+        except asyncio.CancelledError:
+            self._become(Health.STOPPED)
+            raise
+        except Exception as error:  # a bug: this partition ends loudly, its siblings go on
+            self._output.exception("partition.bug")
+            self._fail(error)
+        finally:
+            self._running = False
+            self._cancel_timer()
+            self._settled.set()
+            self._ended.set()
+
+    async def step(self) -> bool:
+        """Do once what is to be done now: open, recover, or serve one batch. True if there is more."""
+        if self._health is Health.CLOSED:
+            self._answer_while_closed()
+            if self._mailbox or self._open_wanted:
+                self._become(Health.OPENING)
+                await self._open()
+        elif self._health is Health.RECOVERING:
+            self._refuse_waiting()
+            if self._clock.now_ms() >= self._retry_at_ms:
+                await self._open()
+        if self._health is not Health.HEALTHY:
+            return False
+        more = await self._serve()
+        return more or bool(self._mailbox) or (self._partition is not None and self._partition.has_more)
+
+    async def _serve(self) -> bool:
+        """One batch, and the log's upkeep; True if the upkeep has more to do."""
+        partition = self._partition
+        assert partition is not None
+        waiting = self._undecided = self._gather()
+        partition.begin(self._log.begin(), self._clock.now_ms())
+        for client, operation, _ in waiting:
+            partition.handle(client, operation)
+        batch = partition.finish()
+        try:
+            if batch.commit:
+                await self._commit(partition, batch)
+        except StorageError as error:
+            await self._recover(error)
+            return False
+        self._undecided = []
+        try:
+            await self._fill(partition, batch)
+        except StorageError as error:
+            # The batch is durable: it is not refused, but for what could not be read.
+            batch.give_up_holes(Reason.PARTITION_UNAVAILABLE, self._down())
+            self._release(batch, waiting)
+            await self._recover(error)
+            return False
+        self._release(batch, waiting)
+        return await self._keep_up()
+
+    def _gather(self) -> list[Waiting]:
+        """The next batch from the mailbox."""
+        mailbox, limits = self._mailbox, self._limits
+        waiting: list[Waiting] = []
+        room = limits.batch_bytes_max
+        while mailbox and len(waiting) < limits.batch_operations_max and room > 0:
+            entry = mailbox.popleft()
+            operation = entry[1]
+            waiting.append(entry)
+            if isinstance(operation, Send):
+                room -= sum(map(len, operation.messages))
+            elif isinstance(operation, Demand):
+                self._attached[entry[0]] = entry[2]
+            elif isinstance(operation, Detach):
+                self._attached.pop(entry[0], None)
+        return waiting
+
+    async def _commit(self, partition: Partition, batch: Batch) -> None:
+        try:
+            await self._log.append(batch.commit, urgent=not batch.has_sent)
+        except DiskFull:
+            if not batch.has_sent:
+                raise
+            undone = partition.undo_sends(self._log.begin())  # durability rule 6
+            self._output.warning("disk.full", refused_sends=undone)
+            if batch.commit:
+                await self._log.append(batch.commit, urgent=True)
+
+    async def _fill(self, partition: Partition, batch: Batch) -> None:
+        """Read from the log what an answer needs and the memory does not hold."""
+        missing = batch.missing
+        if missing:
+            frames = await self._log.fetch(missing)
+            batch.fill(frames)
+            partition.read_ahead(frames)
+
+    def _release(self, batch: Batch, waiting: Sequence[Waiting]) -> None:
+        """The commit is durable: the answers may leave (durability rules 1 and 2)."""
+        sinks = {client: sink for client, _, sink in waiting}
+        for client, answer in batch.answers:
+            sink = sinks.get(client) or self._attached.get(client)
+            if sink is not None:
+                sink(answer)
+
+    async def _keep_up(self) -> bool:
+        assert self._upkeep is not None
+        try:
+            return await self._upkeep.step(self._clock.now_ms())
+        except StorageError as error:
+            await self._recover(error)
+            return False
+
+    # --- opening and recovering -------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Claim the log and make the state from it. Ends HEALTHY, FAILED, or RECOVERING with another attempt to come."""
+        recovering = self._health is Health.RECOVERING
+        try:
+            self._epoch = await self._log.claim()
+            await self._load(first_nonce=0)
+        except (CorruptRecord, Fenced, UnreadableRecord) as error:
+            self._fail(error)
+        except StorageError as error:
+            limits = self._limits
+            self._retry_delay_ms = min(max(2 * self._retry_delay_ms, limits.recovery_delay_ms), limits.recovery_delay_ms_max)
+            self._retry_at_ms = self._clock.now_ms() + self._retry_delay_ms
+            self._output.warning("partition.unavailable", error=str(error), retry_ms=self._retry_delay_ms)
+            self._become(Health.RECOVERING)
+            self._refuse_waiting()
+        else:
+            self._retry_delay_ms = 0
+            self._become(Health.HEALTHY)
+            if recovering:
+                self._start_anew()
+        self._settled.set()
+
+    async def _load(self, first_nonce: int) -> None:
+        """Checkpoint, replay, order."""
+        self._discard()
+        bounds, log = self._limits.bounds, self._log
+        messages = Messages(self.number, self._payloads, bounds.tick_ms)
+        checkpoint = await log.load_checkpoint()
+        since = log.start
+        if checkpoint is not None and checkpoint.position >= since:
+            snapshot.load(messages, checkpoint.state)
+            since = checkpoint.position
+        replayed, unyielded = 0, 0
+        async for frame in log.replay(since):
+            messages.replay(frame)
+            replayed += len(frame.data)
+            unyielded += len(frame.data)
+            if unyielded >= REPLAY_SLICE_BYTES:
+                unyielded = 0
+                await asyncio.sleep(0)
+        messages.finish_replay()
+        self._partition = Partition(self.number, self._describe, messages, epoch=self._epoch, first_nonce=first_nonce, bounds=bounds)
+        self._upkeep = Upkeep(log, messages, self._limits.upkeep, self._output, checkpoint_at=since if checkpoint is not None else None)
+        self._output.debug("partition.opened", epoch=self._epoch, since=since, replayed_bytes=replayed, messages=messages.count)
+
+    async def _recover(self, error: StorageError) -> None:
+        """What was to be committed is not, or what is needed cannot be read: begin again from the log (durability rule 4)."""
+        if isinstance(error, CorruptRecord | Fenced):
+            self._fail(error)
+            return
+        self._output.error("commit.failed", error=str(error))
+        if isinstance(error, DiskFull):
+            await self._reload(error)
+            return
+        self._become(Health.RECOVERING)
+        await self._open()
+
+    async def _reload(self, full: DiskFull) -> None:
+        """Not even settlements find room. Nothing happened to the log, but the state has run ahead of it: make it again."""
+        assert self._partition is not None
+        try:
+            await self._load(self._partition.nonce)
+        except StorageError as error:
+            await self._recover(error if not isinstance(error, DiskFull) else CommitFailed(str(error)))
+        else:
+            self._start_anew(Reason.DISK_FULL, f"Partition {self.number}: {full}")
+
+    def _start_anew(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
+        """What waits is refused, all demand and all locks are void. The clients hear of it once, and may ask again."""
+        self._refuse_waiting(reason, why)
+        for sink in list(self._attached.values()):
+            sink(Unavailable(self.number))
+
+    def _refuse_waiting(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
+        waiting = [*self._undecided, *self._mailbox]
+        self._undecided = []
+        self._mailbox.clear()
+        for entry in waiting:
+            self._refuse(entry, reason, why or self._down())
+
+    def _refuse(self, entry: Waiting, reason: Reason, why: str) -> None:
+        client, operation, sink = entry
+        match operation:
+            case Demand():
+                self._attached[client] = sink  # and so hears when the partition is back
+            case Withdraw():
+                sink(Withdrawn(self.number, operation.subqueue))
+            case Detach():
+                self._attached.pop(client, None)
+            case Release() | Recalled():
+                pass
+            case _:
+                sink(Failed(reason, why, operation.cookie))
+
+    def _refuse_for_good(self, entry: Waiting) -> None:
+        """The partition does not come back."""
+        _, operation, sink = entry
+        if isinstance(operation, Demand):
+            sink(Unavailable(self.number))
+        else:
+            self._refuse(entry, Reason.PARTITION_UNAVAILABLE, self._down())
+
+    def _answer_while_closed(self) -> None:
+        """What needs no log does not open one: nobody holds or waits for anything here."""
+        if all(isinstance(operation, Withdraw | Detach | Release | Recalled | Update) for _, operation, _ in self._mailbox):
+            for entry in self._mailbox:
+                operation = entry[1]
+                if isinstance(operation, Update):
+                    entry[2](Updated(operation.cookie))
+                else:
+                    self._refuse(entry, Reason.PARTITION_UNAVAILABLE, self._down())
+            self._mailbox.clear()
+
+    def _down(self) -> str:
+        return f"Partition {self.number} is not available ({self._health}). Please try again."
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        """The partition stays down, loudly."""
+        self._output.error("partition.failed", error=str(error) or repr(error))
+        self._become(Health.FAILED)
+        self._start_anew()
+        self._attached.clear()
+        self._discard()
+        self._settled.set()
+
+    async def _shut_down(self) -> None:
+        if self._health is Health.HEALTHY:
+            while self._mailbox and self._health is Health.HEALTHY:
+                await self._serve()
+        if self._health is Health.HEALTHY and self._upkeep is not None:
+            await self._upkeep.save_checkpoint(self._clock.now_ms())
+        opened = self._health is not Health.CLOSED
+        if self._health is not Health.FAILED:
+            self._become(Health.STOPPED)
+        self._start_anew()
+        self._attached.clear()
+        self._discard()
+        if opened:
+            try:
+                await self._log.close()
+            except StorageError as error:
+                self._output.warning("log.close_failed", error=str(error))
+        self._settled.set()
+
+    def _discard(self) -> None:
+        """Forget the state; its message bodies leave the memory."""
+        if self._partition is not None:
+            self._partition.messages.payloads.close()
+        self._partition = self._upkeep = None
+
+    def _become(self, health: Health) -> None:
+        if health is not self._health:
+            self._health = health
+            if self._on_health is not None:
+                self._on_health(self.number, health)
+
+    # --- the timer --------------------------------------------------------------------------------------------------
+
+    def _arm_timer(self) -> None:
+        """Wake up when something falls due. A timer that is too early is left to fire: it is armed anew then."""
+        due_ms: int | None = None
+        if self._health is Health.RECOVERING:
+            due_ms = self._retry_at_ms
+        elif self._partition is not None:
+            due_ms = self._partition.next_due_ms()
+        if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
+            return
+        self._cancel_timer()
+        delay_ms = max(0, due_ms - self._clock.now_ms())
+        self._timer_due_ms = due_ms
+        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._wake.set()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

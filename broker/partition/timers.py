@@ -1,0 +1,106 @@
+"""A timer wheel: what falls due when. Pure; the time is an argument.
+
+Keys (integers of the owner's choice) stand in *buckets*, one per tick; a heap orders the ticks that have a bucket. Adding
+and cancelling cost O(1) however many keys wait; nothing ever scans them. A bucket keeps its keys in an array (8 bytes each:
+a million messages with a time to live cost 8 MB) and only counts what is cancelled; when most of it is, the array is
+sifted once. What comes out may therefore hold cancelled keys: the owner looks each one up.
+
+A key never comes out before its time, and at most one tick after.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Callable, Iterable
+
+_SLACK = 64
+"""Below this many entries nothing is worth tidying."""
+
+
+class _Bucket:
+    __slots__ = ("keys", "live")
+
+    def __init__(self) -> None:
+        self.keys: array[int] = array("Q")
+        self.live = 0
+
+
+class TimerWheel:
+    """Owned by the partition's state machine."""
+
+    __slots__ = ("_buckets", "_is_live", "_tick_ms", "_ticks")
+
+    def __init__(self, tick_ms: int, is_live: Callable[[int], bool]) -> None:
+        """`is_live` tells of a key that it was added and not cancelled."""
+        assert tick_ms > 0
+        self._tick_ms = tick_ms
+        self._is_live = is_live
+        self._buckets: dict[int, _Bucket] = {}
+        self._ticks: list[int] = []
+
+    def add(self, due_ms: int, key: int) -> None:
+        """Have `key` come out once `due_ms` is reached."""
+        bucket = self._bucket(due_ms)
+        bucket.keys.append(key)
+        bucket.live += 1
+
+    def add_all(self, due_ms: int, keys: Iterable[int]) -> None:
+        """The same for several keys that fall due together."""
+        bucket = self._bucket(due_ms)
+        before = len(bucket.keys)
+        bucket.keys.extend(keys)
+        bucket.live += len(bucket.keys) - before
+
+    def cancel(self, due_ms: int, count: int = 1) -> None:
+        """`count` keys with this time are not live any more. Does nothing for keys that have come out."""
+        tick = -(-due_ms // self._tick_ms)
+        bucket = self._buckets.get(tick)
+        if bucket is None:
+            return
+        bucket.live -= count
+        assert bucket.live >= 0, "more was cancelled than added"
+        if not bucket.live:
+            del self._buckets[tick]
+            self._tidy_ticks()
+        elif len(bucket.keys) > _SLACK + 2 * bucket.live:
+            bucket.keys = array("Q", filter(self._is_live, bucket.keys))
+
+    def expire(self, now_ms: int) -> list[array[int]]:
+        """Take out whatever is due; earlier ticks first. Cancelled keys may be among it."""
+        due: list[array[int]] = []
+        last = now_ms // self._tick_ms
+        while self._ticks and self._ticks[0] <= last:
+            bucket = self._buckets.pop(heapq.heappop(self._ticks), None)
+            if bucket is not None:
+                due.append(bucket.keys)
+        return due
+
+    def next_due_ms(self) -> int | None:
+        """When the next key comes out; None when none waits."""
+        while self._ticks and self._ticks[0] not in self._buckets:
+            heapq.heappop(self._ticks)
+        return self._ticks[0] * self._tick_ms if self._ticks else None
+
+    def check(self, due_ms: Iterable[int]) -> None:
+        """Assert that the live keys are exactly those with these times, as far as they have not come out."""
+        expected: dict[int, int] = {}
+        for each in due_ms:
+            tick = -(-each // self._tick_ms)
+            expected[tick] = expected.get(tick, 0) + 1
+        assert set(self._buckets) <= set(self._ticks), "a bucket that no tick leads to"
+        for tick, bucket in self._buckets.items():
+            assert bucket.live == sum(map(self._is_live, bucket.keys)) == expected.get(tick, 0), (tick, bucket.live, expected.get(tick))
+
+    def _bucket(self, due_ms: int) -> _Bucket:
+        tick = -(-due_ms // self._tick_ms)
+        bucket = self._buckets.get(tick)
+        if bucket is None:
+            bucket = self._buckets[tick] = _Bucket()
+            heapq.heappush(self._ticks, tick)
+        return bucket
+
+    def _tidy_ticks(self) -> None:
+        """Keep the heap in proportion: buckets that emptied early leave their ticks behind."""
+        if len(self._ticks) > _SLACK + 2 * len(self._buckets):
+            self._ticks = sorted(self._buckets)

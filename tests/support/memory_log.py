@@ -1,0 +1,159 @@
+"""A log in memory behind the `storage.log.Log` interface, with faults to order. A restart is another object on the same `Disk`.
+
+It keeps the promises of the real one: a commit is there as a whole or not at all, a failed one never comes back once the log was
+claimed again, positions count frame headers, and trimming gives back whole segments, but nothing that a replay from the
+newest checkpoint would read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from storage.errors import CommitFailed, CorruptRecord, DiskFull
+from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position
+
+
+@dataclass
+class Disk:
+    """What outlives a restart."""
+
+    frames: dict[int, bytes] = field(default_factory=dict)
+    """Whole frames by position, ascending."""
+    segments: list[int] = field(default_factory=lambda: [0])
+    """Where each segment begins; the last one is the active one."""
+    end: int = 0
+    epoch: int = 0
+    checkpoint: Checkpoint | None = None
+
+
+class MemoryLog:
+    """One partition's log, in memory."""
+
+    def __init__(self, disk: Disk | None = None, segment_bytes: int = 1 << 30) -> None:
+        self.disk = disk or Disk()
+        self.segment_bytes = segment_bytes
+        self.gate: asyncio.Event | None = None
+        """Set to an event, it holds every append until the event is set."""
+        self.on_append: Callable[[Commit, bool], Exception | None] = lambda commit, urgent: None
+        """Called before each append with the commit and whether it is urgent; what it gives is raised."""
+        self.on_claim: Callable[[], Exception | None] = lambda: None
+        self.on_fetch: Callable[[], Exception | None] = lambda: None
+        self.on_checkpoint: Callable[[], Exception | None] = lambda: None
+        self.appends = 0
+        self.fetches = 0
+        self.usable = False
+        self._appending = False
+
+    def fail_append(self, error: Exception, after: int = 0) -> None:
+        """Raise `error` once, from the append that comes after so many others."""
+        left = after
+
+        def fault(commit: Commit, urgent: bool) -> Exception | None:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                return None
+            self.on_append = lambda commit, urgent: None
+            return error
+
+        self.on_append = fault
+
+    def fill_disk(self, *, reserve: bool = True) -> None:
+        """From now on nothing finds room; `reserve` says whether urgent commits still do."""
+        self.on_append = lambda commit, urgent: None if urgent and reserve else DiskFull("no room")
+
+    def empty_disk(self) -> None:
+        """There is room again."""
+        self.on_append = lambda commit, urgent: None
+
+    def damage(self, position: int) -> None:
+        """The frame that stands there is not what was written."""
+        self.disk.frames[position] = b""
+
+    @property
+    def end(self) -> Position:
+        return Position(self.disk.end)
+
+    @property
+    def start(self) -> Position:
+        return Position(self.disk.segments[0])
+
+    @property
+    def trim_points(self) -> Sequence[Position]:
+        return [Position(each) for each in self.disk.segments[1:]]
+
+    async def claim(self, epoch: int | None = None) -> int:
+        error = self.on_claim()
+        if error is not None:
+            raise error
+        self.disk.epoch = self.disk.epoch + 1 if epoch is None else epoch
+        self.usable = True
+        self._write(Commit(self.end))
+        return self.disk.epoch
+
+    async def load_checkpoint(self) -> Checkpoint | None:
+        return self.disk.checkpoint
+
+    async def replay(self, since: Position) -> AsyncIterator[Frame]:
+        assert since >= self.start
+        for position in [each for each in self.disk.frames if each >= since]:
+            yield self._read(position)
+
+    def begin(self) -> Commit:
+        return Commit(self.end)
+
+    async def append(self, commit: Commit, urgent: bool = False) -> None:
+        assert self.usable and commit and commit.start == self.end and not self._appending
+        self._appending = True
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            error = self.on_append(commit, urgent)
+            if error is not None:
+                if isinstance(error, CommitFailed):
+                    self.usable = False
+                raise error
+            self.appends += 1
+            self._write(commit)
+        finally:
+            self._appending = False
+
+    async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
+        assert list(positions) == sorted(set(positions)) and positions
+        error = self.on_fetch()
+        if error is not None:
+            raise error
+        self.fetches += 1
+        return [self._read(position) for position in positions]
+
+    async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        error = self.on_checkpoint()
+        if error is not None:
+            raise error
+        assert checkpoint.position <= self.end
+        self.disk.checkpoint = checkpoint
+
+    async def trim(self, position: Position) -> None:
+        if self.disk.checkpoint is not None:
+            position = min(position, self.disk.checkpoint.position)
+        keep = max(each for each in self.disk.segments if each <= position)
+        self.disk.segments = [each for each in self.disk.segments if each >= keep]
+        self.disk.frames = {each: data for each, data in self.disk.frames.items() if each >= keep}
+
+    async def close(self) -> None:
+        self.usable = False
+
+    def _write(self, commit: Commit) -> None:
+        disk = self.disk
+        if disk.end - disk.segments[-1] >= self.segment_bytes:
+            disk.segments.append(disk.end)
+        disk.frames[disk.end] = bytes(FRAME_HEADER_BYTES) + b"".join(commit.parts)
+        disk.end += FRAME_HEADER_BYTES + commit.bytes
+
+    def _read(self, position: int) -> Frame:
+        data = self.disk.frames[position]
+        if not data:
+            raise CorruptRecord("memory", position, "damaged by a test")
+        return Frame(Position(position), data)

@@ -1,0 +1,120 @@
+"""A partition's task on a log in memory, stepped by hand: no background task, no timer, no waiting."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TypeVar
+
+from broker.clock import ManualClock
+from broker.entities import MAIN, QueueDescription, QueueSettings
+from broker.operations import Answer, ClientId, Demand, Locked, Operation, Peek, Peeked, Send, Sent
+from broker.partition.payloads import PayloadBudget
+from broker.partition.task import Health, PartitionTask, TaskLimits
+from tests.support.memory_log import Disk, MemoryLog
+
+T = TypeVar("T")
+
+NUMBER = 3
+"""The partition's number: not 0, so that sequence numbers have their high bits set."""
+
+
+class Harness:
+    """One partition of a queue, its disk, its clock, and all that its clients were answered."""
+
+    def __init__(
+        self,
+        settings: QueueSettings | None = None,
+        *,
+        limits: TaskLimits | None = None,
+        payload_bytes: int = 1 << 26,
+        reserve_bytes: int = 0,
+        segment_bytes: int = 1 << 30,
+        number: int = NUMBER,
+    ) -> None:
+        self.description = QueueDescription("orders", "0" * 32, 16, settings or QueueSettings())
+        self.clock = ManualClock()
+        self.budget = PayloadBudget(payload_bytes, reserve_bytes)
+        self.limits = limits or TaskLimits()
+        self.number = number
+        self.healths: list[Health] = []
+        self.received: defaultdict[int, list[Answer]] = defaultdict(list)
+        self.log = MemoryLog(Disk(), segment_bytes)
+        self.task = self._new_task()
+
+    def change(self, **settings: object) -> None:
+        """Other settings; the partition hears of them by `Update`."""
+        self.description = replace(self.description, settings=replace(self.description.settings, **settings))  # type: ignore[arg-type]
+
+    def post(self, client: int, operation: Operation) -> None:
+        """Put an operation into the mailbox."""
+        self.task.post(operation, ClientId(client), self.received[client].append)
+
+    async def settle(self) -> None:
+        """Step until there is nothing more to do now; then all invariants hold."""
+        for _ in range(1000):
+            more = await self.task.step()
+            self.task.check()
+            if not more:
+                return
+        raise AssertionError("the partition does not come to rest")
+
+    async def do(self, client: int, *operations: Operation) -> list[Answer]:
+        """Post operations as one batch; gives what this client is answered meanwhile."""
+        for operation in operations:
+            self.post(client, operation)
+        await self.settle()
+        return self.take(client)
+
+    def take(self, client: int) -> list[Answer]:
+        """What the client was answered since the last time."""
+        answers = list(self.received[client])
+        self.received[client].clear()
+        return answers
+
+    async def send(self, *messages: bytes, ttl: list[int | None] | None = None) -> int:
+        """Send messages; gives the first one's sequence number."""
+        answer = one(await self.do(1000, Send(list(messages), ttl)), Sent)
+        return answer.first
+
+    async def receive(self, client: int, count: int = 1, subqueue: str = MAIN) -> Locked:
+        """Ask for messages and get some at once."""
+        return one(await self.do(client, Demand(subqueue, count)), Locked)
+
+    async def peek(self, subqueue: str = MAIN, start: int = 0, count: int = 1000) -> Peeked:
+        """Look at messages."""
+        return one(await self.do(1001, Peek(subqueue, start, count)), Peeked)
+
+    async def advance(self, milliseconds: int) -> None:
+        """Let time pass."""
+        self.clock.advance(milliseconds)
+        await self.settle()
+
+    async def restart(self, *, clean: bool = False) -> None:
+        """End the task (unclean: as a crash would) and open another one on the same disk."""
+        if clean:
+            await self.task.stop()
+        self.received.clear()
+        self.budget.used = 0
+        log = MemoryLog(self.log.disk, self.log.segment_bytes)
+        self.log = log
+        self.task = self._new_task()
+
+    def _new_task(self) -> PartitionTask:
+        return PartitionTask(
+            self.number,
+            log=self.log,
+            clock=self.clock,
+            describe=lambda: self.description,
+            payloads=self.budget,
+            limits=self.limits,
+            on_health=lambda _, health: self.healths.append(health),
+        )
+
+
+def one(answers: list[Answer], kind: type[T]) -> T:
+    """The only answer, of this kind."""
+    assert len(answers) == 1, answers
+    answer = answers[0]
+    assert isinstance(answer, kind), answer
+    return answer
