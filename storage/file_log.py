@@ -33,7 +33,7 @@ from storage.fetch import fetch_frames
 from storage.log import Checkpoint, Commit, Frame, Position
 from storage.open_files import OpenFiles
 from storage.record import Chain, after
-from storage.recovery import OpenLog, claim_log, reclaim_log
+from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, reclaim_log, remove_strays
 from storage.reserve import Reserve
 from storage.scan import FrameScanner
 from storage.segment import SEGMENT_HEADER_BYTES, ActiveSegment
@@ -138,21 +138,23 @@ class FileLog:
     def _claim(self, epoch: int | None) -> None:
         """In a thread. Claiming writes a little: on a full disk it may take the reserve (durability rule 6)."""
         try:
-            self._claim_once(epoch)
+            self._claim_once(epoch, REWRITTEN_BYTES_MAX)
         except DiskFull:
             self._shared.reserve.release()
-            self._claim_once(epoch)
+            self._claim_once(epoch, 0)
 
-    def _claim_once(self, epoch: int | None) -> None:
+    def _claim_once(self, epoch: int | None, rewritten_bytes_max: int) -> None:
         shared = self._shared
         try:
             if self._state is _State.FAILED:
                 opened = self._known()
                 shared.files.forget(opened.active.segment.path)
-                reclaim_log(shared.disk, opened, epoch)
+                reclaim_log(shared.disk, opened, epoch, rewritten_bytes_max)
                 return
             make_directories(shared.disk, shared.root, [self._directory.parent.name, self._directory.name])
-            self._opened = claim_log(shared.disk, self._directory, self._entity, self._partition, epoch, shared.make_salt())
+            self._opened = claim_log(
+                shared.disk, self._directory, self._entity, self._partition, epoch, shared.make_salt(), rewritten_bytes_max
+            )  # fmt: skip
         except OSError as error:
             raise disk_error(error, self._directory) from error
 
@@ -323,18 +325,13 @@ class FileLog:
             if limit >= opened.tail.position and opened.active.used >= DEAD_BYTES_MIN:
                 await self._roll(limit)
             while len(opened.segments) > 1 and opened.segments[1].base <= limit:
-                path = opened.segments[0].path
-                shared.files.forget(path)
-
-                def remove(path: Path = path) -> None:
-                    shared.disk.remove(path)
-                    shared.disk.sync_directory(self._directory)  # oldest first, one by one: a gap is always damage
-                    del opened.segments[0]
-
-                try:
-                    await run_to_end(shared.executor, remove)
-                except OSError as error:
-                    raise disk_error(error, path) from error
+                trimmed = opened.segments.pop(0)
+                shared.files.forget(trimmed.path)
+                opened.strays.append(trimmed.path)
+            try:
+                await run_to_end(shared.executor, lambda: remove_strays(shared.disk, opened))
+            except OSError as error:
+                raise disk_error(error, self._directory) from error
 
     async def _roll(self, limit: Position) -> None:
         """Begin a new segment if nothing was appended behind `limit`."""

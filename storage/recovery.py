@@ -1,7 +1,8 @@
 """Claiming a log that is on disk: which files it consists of, where it ends, what a crash or a failed commit left behind.
 
 Invariants (durability rules 4 and 5):
-- a segment ends where the next one begins; what an older one holds behind that is void and never read;
+- a segment makes void whatever segments of lower epochs hold from its base on: it is never read. So a segment ends where
+  the next one begins, and one whose base is not below that of a later epoch is nothing;
 - in the last segment the end is behind the last whole frame. Zeros behind it are room not used yet. Anything else is the
   torn tail of a commit that nobody was told of: it is given up and reported;
 - unless something whole (a later frame, a checkpoint) says that this place was durable once. Then it is damage,
@@ -15,7 +16,7 @@ Invariants (durability rules 4 and 5):
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -59,6 +60,8 @@ class OpenLog:
     epoch: int
     checkpoint_position: Position | None
     """The newest checkpoint's."""
+    strays: list[Path] = field(default_factory=list)
+    """Files that no reader heeds, and that are not removed durably yet; in the order in which they may go."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,42 +74,66 @@ class _Tail:
     """From here to the end nothing proves that the bytes are more than pages in memory."""
 
 
-def claim_log(disk: Disk, directory: Path, entity: str, partition: int, epoch: int | None, salt: bytes) -> OpenLog:
+def claim_log(
+    disk: Disk, directory: Path, entity: str, partition: int, epoch: int | None, salt: bytes, rewritten_bytes_max: int
+) -> OpenLog:  # fmt: skip
     """Become the owner of the log in `directory`, which exists; `salt` is for a new one. Durable when it returns.
 
+    rewritten_bytes_max: REWRITTEN_BYTES_MAX, or 0 where there is hardly room for what must be written.
     Raises CorruptRecord, Fenced, CommitFailed, DiskFull, UnknownFormat, OSError.
     """
     names = disk.names(directory)
-    segments, void = _live_segments(_read_segments(disk, directory, names, entity, partition))
+    segments = _live_segments(_read_segments(disk, directory, names, entity, partition))
     checkpoints = checkpoint_paths(directory, names)
-    if not segments:
-        if checkpoints:
-            raise CorruptRecord(str(checkpoints[0]), 0, "there is a checkpoint but no segment")
-        _remove_leftovers(disk, directory, names, void)
-        header = SegmentHeader(entity, partition, 1 if epoch is None else epoch, salt, CHAIN_START)
+    if segments:
+        codec = FrameCodec(segments[0].header.salt, partition)
+        checkpoint = newest_checkpoint(disk, checkpoints, segments[0].header.salt, segments[0].base)
+        tail = _find_tail(disk, segments[-1], codec, checkpoint)
+        epoch = _next_epoch(directory, tail.epoch, epoch)
+        active, end = _begin_segment(disk, directory, segments, codec, tail.chain, tail.durable, epoch, rewritten_bytes_max)
+        checkpoint_position = checkpoint.checkpoint.position if checkpoint else None
+        log = OpenLog(directory, segments, active, codec, end, end.position, epoch, checkpoint_position)
+    elif checkpoints:
+        raise CorruptRecord(str(checkpoints[0]), 0, "there is a checkpoint but no segment")
+    else:
+        header = SegmentHeader(entity, partition, _next_epoch(directory, 0, epoch), salt, CHAIN_START)
         active = ActiveSegment.begin(disk, directory, header)
-        codec = FrameCodec(salt, partition)
-        return OpenLog(directory, [active.segment], active, codec, CHAIN_START, CHAIN_START.position, header.epoch, None)
-
-    codec = FrameCodec(segments[0].header.salt, partition)
-    checkpoint = newest_checkpoint(disk, checkpoints, segments[0].header.salt, segments[0].base)
-    tail = _find_tail(disk, segments[-1], codec, checkpoint)
-    epoch = _next_epoch(directory, tail.epoch, epoch)
-    _remove_leftovers(disk, directory, names, void)
-    active, chain = _begin_segment(disk, directory, segments, codec, tail.chain, tail.durable, epoch)
-    checkpoint_position = checkpoint.checkpoint.position if checkpoint else None
-    return OpenLog(directory, segments, active, codec, chain, chain.position, epoch, checkpoint_position)
+        log = OpenLog(
+            directory, [active.segment], active, FrameCodec(salt, partition), CHAIN_START, CHAIN_START.position, header.epoch, None
+        )  # fmt: skip
+    _find_strays(disk, log)
+    return log
 
 
-def reclaim_log(disk: Disk, log: OpenLog, epoch: int | None) -> None:
+def reclaim_log(disk: Disk, log: OpenLog, epoch: int | None, rewritten_bytes_max: int) -> None:
     """Go on with a log after a failed commit, in a new segment; nothing of that commit is ever read (durability rule 4).
 
     What its owner knows is better than what could be read from its files. Raises as `claim_log`.
     """
     log.epoch = epoch = _next_epoch(log.directory, log.epoch, epoch)
     log.active.abandon()
-    log.active, log.tail = _begin_segment(disk, log.directory, log.segments, log.codec, log.tail, log.durable, epoch)
+    log.active, log.tail = _begin_segment(
+        disk, log.directory, log.segments, log.codec, log.tail, log.durable, epoch, rewritten_bytes_max
+    )  # fmt: skip
     log.durable = log.tail.position
+    _find_strays(disk, log)
+
+
+def _find_strays(disk: Disk, log: OpenLog) -> None:
+    """Remove the files that no reader heeds: those never published, and void segments."""
+    with contextlib.suppress(OSError):
+        live = {segment.path.name for segment in log.segments}
+        names = [name for name in disk.names(log.directory) if name.endswith((TEMPORARY_SUFFIX, SEGMENT_SUFFIX)) and name not in live]
+        log.strays = [log.directory / name for name in names]
+        remove_strays(disk, log)
+
+
+def remove_strays(disk: Disk, log: OpenLog) -> None:
+    """Remove these files, durably one after the other: if they came back in part, that would look like damage. Raises OSError."""
+    while log.strays:
+        disk.remove(log.strays[0])
+        disk.sync_directory(log.directory)
+        del log.strays[0]
 
 
 def _next_epoch(directory: Path, last: int, wanted: int | None) -> int:
@@ -116,9 +143,9 @@ def _next_epoch(directory: Path, last: int, wanted: int | None) -> int:
 
 
 def _read_segments(disk: Disk, directory: Path, names: list[str], entity: str, partition: int) -> list[tuple[Segment, int]]:
-    """The segments, in order of base and epoch, with the sizes of their files."""
+    """The segments with the sizes of their files."""
     found: list[tuple[Segment, int]] = []
-    for name in sorted(name for name in names if name.endswith(SEGMENT_SUFFIX)):
+    for name in sorted(name for name in names if name.endswith(SEGMENT_SUFFIX)):  # sorted: damage is told the same each time
         path = directory / name
         fd = disk.open_read(path)
         try:
@@ -133,29 +160,17 @@ def _read_segments(disk: Disk, directory: Path, names: list[str], entity: str, p
     return found
 
 
-def _live_segments(found: list[tuple[Segment, int]]) -> tuple[list[Segment], list[Segment]]:
-    """Those that hold a part of the log, checked for gaps, and those whose successor left nothing of them."""
-    live: list[Segment] = []
-    void: list[Segment] = []
-    for (segment, size), (successor, _) in pairwise(found):
-        if successor.header.epoch < segment.header.epoch:
-            raise CorruptRecord(str(successor.path), 0, "the segment before it has a higher epoch")
-        if successor.base == segment.base:
-            void.append(segment)
-            continue
+def _live_segments(found: list[tuple[Segment, int]]) -> list[Segment]:
+    """Those that hold a part of the log, in order, checked for gaps."""
+    live: list[tuple[Segment, int]] = []
+    for segment, size in sorted(found, key=lambda entry: (entry[0].header.epoch, entry[0].base)):
+        while live and live[-1][0].base >= segment.base:
+            live.pop()
+        live.append((segment, size))
+    for (segment, size), (successor, _) in pairwise(live):
         if segment.offset_of(successor.base) > size:
             raise CorruptRecord(str(segment.path), size, f"the segment ends before {successor.path.name} begins")
-        live.append(segment)
-    live.extend(segment for segment, _ in found[-1:])
-    return live, void
-
-
-def _remove_leftovers(disk: Disk, directory: Path, names: list[str], void: list[Segment]) -> None:
-    """Remove what no reader heeds: files that were never published, and void segments."""
-    paths = [directory / name for name in names if name.endswith(TEMPORARY_SUFFIX)] + [segment.path for segment in void]
-    with contextlib.suppress(OSError):
-        for path in paths:
-            disk.remove(path)
+    return [segment for segment, _ in live]
 
 
 def _find_tail(disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredCheckpoint | None) -> _Tail:
@@ -188,14 +203,21 @@ def _find_tail(disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredC
 
 
 def _begin_segment(
-    disk: Disk, directory: Path, segments: list[Segment], codec: FrameCodec, tail: Chain, durable: Position, epoch: int
-) -> tuple[ActiveSegment, Chain]:  # fmt: skip
+    disk: Disk,
+    directory: Path,
+    segments: list[Segment],
+    codec: FrameCodec,
+    tail: Chain,
+    durable: Position,
+    epoch: int,
+    rewritten_bytes_max: int,
+) -> tuple[ActiveSegment, Chain]:
     """Begin the new owner's segment with a copy of what may not be durable; gives it, and where the log ends now."""
     last = segments[-1]
     fd = disk.open_read(last.path)
     try:
         begin = last.header.chain
-        if tail.position - begin.position > REWRITTEN_BYTES_MAX:
+        if tail.position - begin.position > rewritten_bytes_max:
             begin = tail if durable == tail.position else _chain_at(disk, fd, last, codec, durable)
         scanner = FrameScanner(disk, fd, last, codec, begin, tail.position)
         copied: list[bytes] = []
@@ -212,9 +234,7 @@ def _begin_segment(
     header = last.header._replace(epoch=epoch, chain=begin)
     active = ActiveSegment.begin(disk, directory, header, copied)
     if begin.position == last.base:
-        segments[-1] = active.segment
-        with contextlib.suppress(OSError):  # void already: its successor has its base
-            disk.remove(last.path)
+        segments[-1] = active.segment  # the old one is void: its successor has its base
     else:
         segments.append(active.segment)
         _cut_void(disk, last, begin.position)

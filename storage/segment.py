@@ -17,7 +17,7 @@ A segment is a header of 256 bytes and the frames from position `base` on. All n
         72   184  the entity's generation identifier, UTF-8, filled up with zeros
        256     …  frames (`record.py`), then zeros
 
-Its name is `<base>-<epoch>.segment`, in hexadecimal. Of two segments with one base that of the higher epoch counts.
+Its name is `<base>-<epoch>.segment`, in hexadecimal. What a log's segments of lower epochs hold from its base on is void.
 
 The file is filled with zeros ahead of its frames, in steps that double while the log is busy: a sync that changes neither
 the size nor the extents of a file spares the file system a journal commit. Measured (ext4, 16 files of 32 KiB a round,

@@ -1,0 +1,196 @@
+"""A disk in front of another one that refuses, shortens or damages what a test tells it to."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.disk import Disk, SyncQueue
+
+OPERATIONS = (
+    "names", "make_directory", "remove_tree", "sync_directory", "create", "open_write", "open_read", "size", "read",
+    "read_cached", "write", "sync", "truncate", "rename", "remove", "lock",
+)  # fmt: skip
+"""What can be made to fail. A sync by the queue counts as a `sync`."""
+
+
+@dataclass
+class _Fault:
+    operation: str
+    path_part: str
+    skip: int
+    times: int
+    error: int
+    bytes_max: int
+
+
+class FaultyDisk:
+    """See `storage.disk.Disk`. Faults are counted over all threads."""
+
+    def __init__(self, inner: Disk) -> None:
+        self.calls: Counter[str] = Counter()
+        """How often each operation was called."""
+        self._inner = inner
+        self._faults: list[_Fault] = []
+        self._flips: list[tuple[str, int]] = []
+        self._paths: dict[int, Path] = {}
+        self._mutex = threading.Lock()
+
+    def fail(self, operation: str, error: int = errno.EIO, *, nth: int = 1, times: int = 1, path_part: str = "") -> None:
+        """Let the nth call from now on, and the `times - 1` after it, fail; only those on paths that contain `path_part`."""
+        assert operation in OPERATIONS
+        with self._mutex:
+            self._faults.append(_Fault(operation, path_part, nth - 1, times, error, -1))
+
+    def shorten(self, bytes_max: int, *, nth: int = 1, path_part: str = "") -> None:
+        """Let the nth write from now on write only so many bytes."""
+        with self._mutex:
+            self._faults.append(_Fault("write", path_part, nth - 1, 1, 0, bytes_max))
+
+    def flip_on_read(self, path_part: str, offset: int) -> None:
+        """From now on the disk gives a wrong bit in the byte at `offset` of the files whose paths contain `path_part`."""
+        self._flips.append((path_part, offset))
+
+    def heal(self) -> None:
+        """No more faults."""
+        with self._mutex:
+            self._faults.clear()
+            self._flips.clear()
+
+    def _meet(self, operation: str, path: Path) -> int:
+        """Raise what the test asked for; else give the most bytes to write, -1 for all."""
+        with self._mutex:
+            self.calls[operation] += 1
+            for fault in self._faults:
+                if fault.operation != operation or fault.path_part not in str(path) or fault.times == 0:
+                    continue
+                if fault.skip:
+                    fault.skip -= 1
+                    continue
+                fault.times -= 1
+                if fault.error:
+                    raise OSError(fault.error, os.strerror(fault.error), str(path))
+                return fault.bytes_max
+        return -1
+
+    def _opened(self, fd: int, path: Path) -> int:
+        self._paths[fd] = path
+        return fd
+
+    # --- Disk ---
+
+    def names(self, directory: Path) -> list[str]:
+        self._meet("names", directory)
+        return self._inner.names(directory)
+
+    def make_directory(self, path: Path) -> None:
+        self._meet("make_directory", path)
+        self._inner.make_directory(path)
+
+    def remove_tree(self, path: Path) -> None:
+        self._meet("remove_tree", path)
+        self._inner.remove_tree(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._meet("sync_directory", path)
+        self._inner.sync_directory(path)
+
+    def create(self, path: Path) -> int:
+        self._meet("create", path)
+        return self._opened(self._inner.create(path), path)
+
+    def open_write(self, path: Path) -> int:
+        self._meet("open_write", path)
+        return self._opened(self._inner.open_write(path), path)
+
+    def open_read(self, path: Path) -> int:
+        self._meet("open_read", path)
+        return self._opened(self._inner.open_read(path), path)
+
+    def close(self, fd: int) -> None:
+        self._inner.close(fd)
+
+    def size(self, fd: int) -> int:
+        self._meet("size", self._paths[fd])
+        return self._inner.size(fd)
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        self._meet("read", self._paths[fd])
+        return self._flipped(fd, self._inner.read(fd, size, offset), offset)
+
+    def read_cached(self, fd: int, size: int, offset: int) -> bytes:
+        self._meet("read_cached", self._paths[fd])
+        return self._flipped(fd, self._inner.read_cached(fd, size, offset), offset)
+
+    def _flipped(self, fd: int, data: bytes, offset: int) -> bytes:
+        for path_part, at in self._flips:
+            if path_part in str(self._paths[fd]) and offset <= at < offset + len(data):
+                data = data[: at - offset] + bytes([data[at - offset] ^ 0x10]) + data[at - offset + 1 :]
+        return data
+
+    def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
+        bytes_max = self._meet("write", self._paths[fd])
+        if bytes_max >= 0:
+            buffers = [b"".join(buffers)[:bytes_max]]
+        return self._inner.write(fd, buffers, offset)
+
+    def sync(self, fd: int) -> None:
+        self._meet("sync", self._paths[fd])
+        self._inner.sync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._meet("truncate", self._paths[fd])
+        self._inner.truncate(fd, size)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._meet("rename", target)
+        self._inner.rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        self._meet("remove", path)
+        self._inner.remove(path)
+
+    def lock(self, path: Path) -> int:
+        self._meet("lock", path)
+        return self._opened(self._inner.lock(path), path)
+
+    def sync_queue(self) -> SyncQueue | None:
+        inner = self._inner.sync_queue()
+        return None if inner is None else _FaultyQueue(self, inner)
+
+
+class _FaultyQueue:
+    def __init__(self, disk: FaultyDisk, inner: SyncQueue) -> None:
+        self._disk = disk
+        self._inner = inner
+        self._failed: list[tuple[int, int]] = []
+
+    @property
+    def ready_fd(self) -> int:
+        return self._inner.ready_fd
+
+    def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
+        good: list[tuple[int, int]] = []
+        for number, fd in syncs:
+            try:
+                self._disk._meet("sync", self._disk._paths[fd])
+                good.append((number, fd))
+            except OSError as error:
+                assert error.errno is not None
+                self._failed.append((number, error.errno))
+                os.eventfd_write(self.ready_fd, 1)
+        accepted = self._inner.submit(good) if good else 0
+        assert accepted == len(good)
+        return len(syncs)
+
+    def ended(self) -> list[tuple[int, int]]:
+        failed, self._failed = self._failed, []
+        return self._inner.ended() + failed
+
+    def close(self) -> None:
+        self._inner.close()

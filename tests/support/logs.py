@@ -1,0 +1,71 @@
+"""Little helpers for tests that write and read logs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from storage.file_store import FileLogStore
+from storage.log import Log, Position
+
+ENTITY = "orders#1"
+Setting = object
+
+
+def small_store(root: Path, disk: object = None, **settings: Setting) -> FileLogStore:
+    """A store that touches little: no reserve, two threads of each kind."""
+    values: dict[str, Setting] = {"reserve_bytes": 0, "committer_threads": 2, "worker_threads": 2, **settings}
+    return FileLogStore(root, disk, **values)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def claimed(
+    root: Path, disk: object = None, *, entity: str = ENTITY, partition: int = 0, **settings: Setting
+) -> AsyncIterator[Log]:  # fmt: skip
+    """A log of a store of its own, claimed, and closed behind the block."""
+    store = small_store(root, disk, **settings)
+    log = store.log(entity, partition)
+    try:
+        await log.claim()
+        yield log
+    finally:
+        await log.close()
+        await store.close()
+
+
+async def append(log: Log, *bodies: bytes, urgent: bool = False) -> Position:
+    """One commit with these records; gives its position."""
+    commit = log.begin()
+    for number, body in enumerate(bodies):
+        commit.add(number % 256, [body])
+    await log.append(commit, urgent)
+    return commit.start
+
+
+async def contents(log: Log, since: Position | None = None) -> list[list[bytes]]:
+    """The bodies of the records of each commit."""
+    frames = log.replay(log.start if since is None else since)
+    return [[bytes(record.body) for record in frame.records()] async for frame in frames]
+
+
+def segment_paths(root: Path) -> list[Path]:
+    """The segments below a real folder, oldest first."""
+    return sorted(root.rglob("*.segment"))
+
+
+def flip(path: Path, offset: int) -> None:
+    """Turn one bit of a byte of a real file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def fixed_salt(byte: int = 7) -> Callable[[], bytes]:
+    """A salt that is the same every time."""
+    return lambda: bytes([byte]) * 16
+
+
+def flat(commits: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """The bodies of all records."""
+    return [body for commit in commits for body in commit]
