@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,12 +153,11 @@ def test_runtime_properties_count_what_is_in_the_queue(admin: ServiceBusAdminist
     assert runtime.accessed_at_utc >= runtime.created_at_utc
 
 
-def test_a_queue_created_at_run_time_is_still_there_after_a_kill(
-    admin: ServiceBusAdministrationClient, name: str, broker: BrokerProcess
-) -> None:
-    before = admin.create_queue(name, user_metadata="durable")
-    broker.restart()
-    assert dict(admin.get_queue(name)) == dict(before)
+def test_a_queue_created_at_run_time_is_still_there_after_a_kill(tmp_path: Path, name: str) -> None:
+    with BrokerProcess(tmp_path, []) as own, client_of(own) as client:
+        before = client.create_queue(name, user_metadata="durable")
+        own.restart()
+        assert dict(client.get_queue(name)) == dict(before)
 
 
 def test_a_wrong_key_is_refused(broker: BrokerProcess, name: str) -> None:
