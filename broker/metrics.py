@@ -10,9 +10,10 @@ On the hot path take a labelled child once per link, or once per partition, and 
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.metrics import disable_created_metrics
 
-disable_created_metrics()  # a series with the moment of its creation beside each one would double them for nothing
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series with the moment of its creation beside each one would double them for nothing
 
 _COMMIT_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.5, 5.0)
 _ENTITY = ("entity",)

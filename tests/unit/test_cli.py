@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import Settings, variable_of
+from tests.support.broker_process import BrokerProcess
 
 
 def partibus(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -80,3 +83,37 @@ def test_asking_for_the_health_of_a_broker_that_is_not_there_ends_with_code_1() 
     done = partibus("health", "--url", "http://127.0.0.1:1")
     assert done.returncode == 1
     assert done.stderr.startswith("partibus: http://127.0.0.1:1: ")
+
+
+def test_a_port_that_is_taken_ends_with_code_1_and_says_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = partibus("serve", "--data-dir", str(tmp_path), "--amqp-port", "0", "--amqps-port", "none", "--http-port", port)
+    assert done.returncode == 1
+    assert "partibus: " in done.stderr and "in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_certificate_that_cannot_be_used_ends_with_code_2_and_names_it(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("nothing")
+    given = {"PARTIBUS_TLS_CERTIFICATE": str(wrong), "PARTIBUS_TLS_KEY": str(wrong)}
+    done = partibus("serve", "--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--amqps-port", "0", "--http-port", "0", **given)
+    assert done.returncode == 2
+    assert f"{wrong}: not a certificate with its key" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_broker_starts_says_where_it_listens_answers_and_stops_cleanly(tmp_path: Path) -> None:
+    queue = {"Name": "orders", "Properties": {"RequiresSession": True, "Partitioned": False}}
+    with BrokerProcess(tmp_path, [queue], environment={"PARTIBUS_AMPQ_PORT": "1"}) as broker:
+        done = partibus("health", "--url", broker.addresses.http_url)
+        assert done.returncode == 0
+        assert json.loads(done.stdout)["entities"] == {"orders": {"availability": "Available", "partitions": ["closed"]}}
+        assert broker.terminate() == 0
+    events = [json.loads(line) for line in broker.log.splitlines()]
+    assert [line["detail"] for line in events if line["event"] == "config.without_effect"] == [
+        "queue orders: kept, without effect in this version: RequiresSession"
+    ]
+    assert [line["variable"] for line in events if line["event"] == "setting.unknown"] == ["PARTIBUS_AMPQ_PORT"]
+    assert events[-1]["event"] == "server.stopped"
