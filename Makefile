@@ -6,7 +6,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(VENV)/.stamp-run
 DEV := $(VENV)/.stamp-dev
-CHECKED := broker protocol storage tests tools
 KEY := SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;
 ARGS ?=
 
