@@ -206,6 +206,7 @@ class ActiveSegment:
         if self._filled > self.used:
             with contextlib.suppress(OSError):
                 self._disk.truncate(self._fd, self.used)
+            self._filled = self.used
         self.abandon()
 
     def abandon(self) -> None:

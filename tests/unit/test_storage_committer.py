@@ -1,0 +1,166 @@
+"""storage/committer.py: many files' jobs, each carried to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from storage.committer import ENDED, FILES_PER_BATCH_MAX, NEEDS_THREAD, Committer
+from storage.disk import SyncQueue
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.recording_disk import RecordingDisk
+
+
+class Recorded:
+    """A job that waits until it is let go, and writes down what happens to it."""
+
+    def __init__(self, fd: int = NEEDS_THREAD, error: Exception | None = None, gate: threading.Event | None = None) -> None:
+        self.fd = fd
+        self.error = error
+        self.gate = gate
+        self.started = threading.Event()
+        self.events: list[str] = []
+        self.thread: int | None = None
+        self.finished_with: list[Exception | None] = []
+
+    def begin(self) -> int:
+        self.events.append("begin")
+        if self.error is not None and self.fd == ENDED:
+            raise self.error
+        return self.fd
+
+    def run(self) -> None:
+        self.events.append("run")
+        self.thread = threading.get_ident()
+        self.started.set()
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+
+    def sync_error(self, error: OSError) -> Exception:
+        return RuntimeError(f"sync failed: {error.errno}")
+
+    def finish(self, error: Exception | None) -> None:
+        self.events.append("finish")
+        self.finished_with.append(error)
+
+
+async def test_without_a_queue_all_is_done_in_a_thread() -> None:
+    committer = Committer(RecordingDisk(), 2)
+    job = Recorded(fd=5)
+    await committer.run(job)
+    assert job.events == ["run", "finish"] and job.finished_with == [None]
+    assert job.thread != threading.get_ident()
+    await committer.close()
+
+
+async def test_with_a_queue_a_job_that_does_not_wait_needs_no_thread() -> None:
+    disk = RecordingDisk(queued=True)
+    fd = disk.create(Path("/file"))
+    disk.write(fd, [b"x"], 0)
+    committer = Committer(disk, 2)
+    jobs = [Recorded(fd=fd), Recorded(fd=ENDED), Recorded(fd=NEEDS_THREAD)]
+    await asyncio.gather(*map(committer.run, jobs))
+    assert [job.events for job in jobs] == [["begin", "finish"], ["begin", "finish"], ["begin", "run", "finish"]]
+    await committer.close()
+    await committer.run(Recorded(fd=ENDED))
+    await committer.close()
+
+
+@pytest.mark.parametrize("fd", [NEEDS_THREAD, ENDED])
+async def test_what_a_job_raises_reaches_its_caller_alone(fd: int) -> None:
+    committer = Committer(RecordingDisk(queued=True), 1)
+    good, bad = Recorded(), Recorded(fd=fd, error=ValueError("mine"))
+    results = await asyncio.gather(committer.run(good), committer.run(bad), return_exceptions=True)
+    assert results[0] is None and isinstance(results[1], ValueError)
+    assert bad.finished_with == [results[1]]
+    await committer.close()
+
+
+async def test_a_failed_sync_of_the_queue_is_the_files_own() -> None:
+    inner = RecordingDisk(queued=True)
+    disk = FaultyDisk(inner)
+    good, bad = disk.create(Path("/good")), disk.create(Path("/bad"))
+    disk.fail("sync", errno.EDQUOT, path_part="bad")
+    committer = Committer(disk, 1)
+    results = await asyncio.gather(committer.run(Recorded(fd=good)), committer.run(Recorded(fd=bad)), return_exceptions=True)
+    assert results[0] is None and str(results[1]) == f"sync failed: {errno.EDQUOT}"
+    await committer.close()
+
+
+class _TakesOne:
+    """A queue that takes one sync at a time."""
+
+    def __init__(self, inner: SyncQueue) -> None:
+        self._inner = inner
+        self.ready_fd = inner.ready_fd
+        self.ended = inner.ended
+        self.close = inner.close
+
+    def submit(self, syncs: list[tuple[int, int]]) -> int:
+        return self._inner.submit(syncs[:1])
+
+
+class _NarrowDisk(RecordingDisk):
+    def sync_queue(self) -> SyncQueue | None:
+        queue = super().sync_queue()
+        assert queue is not None
+        return _TakesOne(queue)  # type: ignore[return-value]
+
+
+async def test_syncs_that_the_queue_does_not_take_go_to_a_thread() -> None:
+    disk = _NarrowDisk(queued=True)
+    fds = [disk.create(Path(f"/{number}")) for number in range(3)]
+    committer = Committer(disk, 2)
+    jobs = [Recorded(fd=fd) for fd in fds]
+    await asyncio.gather(*map(committer.run, jobs))
+    assert [job.events for job in jobs] == [["begin", "finish"], ["begin", "run", "finish"], ["begin", "run", "finish"]]
+    await committer.close()
+
+
+async def test_jobs_are_shared_among_the_threads_a_few_each() -> None:
+    committer = Committer(RecordingDisk(), 3)
+    gate = threading.Event()
+    jobs = [Recorded(gate=gate) for _ in range(30)]
+    running = asyncio.gather(*map(committer.run, jobs))
+    for job in jobs[: 3 * FILES_PER_BATCH_MAX : FILES_PER_BATCH_MAX]:
+        assert await asyncio.to_thread(job.started.wait, 10)
+    gate.set()
+    await running
+    per_thread = [sum(job.thread == thread for job in jobs[: 3 * FILES_PER_BATCH_MAX]) for thread in {job.thread for job in jobs}]
+    assert per_thread == [FILES_PER_BATCH_MAX] * 3
+    await committer.close()
+
+
+@pytest.mark.parametrize("error", [None, ValueError("lost")])
+async def test_a_job_is_carried_to_its_end_when_its_caller_is_cancelled_even_twice(error: Exception | None) -> None:
+    committer = Committer(RecordingDisk(), 1)
+    gate = threading.Event()
+    job = Recorded(gate=gate, error=error)
+    task = asyncio.create_task(committer.run(job))
+    assert await asyncio.to_thread(job.started.wait, 10)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert job.events == ["run", "finish"] and job.finished_with == [error]
+    await committer.close()
+
+
+async def test_threads_are_started_when_there_is_work_and_end_with_the_committer() -> None:
+    before = threading.active_count()
+    committer = Committer(RecordingDisk(), 8)
+    assert threading.active_count() == before
+    await committer.run(Recorded())
+    assert threading.active_count() == before + 1
+    await committer.close()
+    assert threading.active_count() == before

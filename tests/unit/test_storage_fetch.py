@@ -1,0 +1,92 @@
+"""storage/fetch.py: frames by position, neighbours with one read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from storage.errors import DiskFailed
+from storage.fetch import GAP_BYTES_MAX, RUN_BYTES_MAX
+from storage.log import Position
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.logs import append, claimed
+from tests.support.recording_disk import RecordingDisk
+
+ROOT = Path("/data")
+
+
+async def test_neighbours_are_read_at_once_and_what_lies_apart_is_not() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    async with claimed(ROOT, disk) as log:
+        positions = [await append(log, b"x" * 1_000) for _ in range(200)]
+
+        async def reads(wanted: list[Position]) -> int:
+            before = disk.calls["read_cached"]
+            frames = await log.fetch(wanted)
+            assert [frame.position for frame in frames] == wanted
+            return disk.calls["read_cached"] - before
+
+        assert await reads(positions[:50]) == 1
+        assert await reads(positions[:50][::-1]) == 1
+        assert await reads([positions[0], positions[0]]) == 1
+        assert await reads([positions[0], positions[GAP_BYTES_MAX // 1_000 + 5]]) == 2
+        assert await reads([positions[-1]]) == 1
+
+
+async def test_a_run_of_neighbours_has_a_bound() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    async with claimed(ROOT, disk) as log:
+        positions = [await append(log, b"x" * 50_000) for _ in range(50)]
+        before = disk.calls["read_cached"]
+        assert len(await log.fetch(positions)) == 50
+        assert disk.calls["read_cached"] - before >= 50 * 50_000 // RUN_BYTES_MAX
+
+
+async def test_a_frame_longer_than_what_was_read_is_completed() -> None:
+    async with claimed(ROOT, RecordingDisk()) as log:
+        small = await append(log, b"small")
+        large = await append(log, b"L" * (3 * RUN_BYTES_MAX))
+        frames = await log.fetch([large, small])
+        assert [bytes(frame.records()[0].body) for frame in frames] == [b"L" * (3 * RUN_BYTES_MAX), b"small"]
+
+
+async def test_frames_of_several_segments_are_read_from_each() -> None:
+    async with claimed(ROOT, RecordingDisk(), segment_bytes_max=1_000) as log:
+        positions = [await append(log, b"%03d" % number * 100) for number in range(20)]
+        frames = await log.fetch(positions[::-1])
+        assert [bytes(frame.records()[0].body) for frame in frames] == [b"%03d" % number * 100 for number in range(19, -1, -1)]
+
+
+class _Cold(RecordingDisk):
+    """Nothing is ever in memory."""
+
+    def read_cached(self, fd: int, size: int, offset: int) -> bytes:
+        raise BlockingIOError
+
+
+async def test_what_is_not_in_memory_is_read_by_a_thread() -> None:
+    async with claimed(ROOT, _Cold()) as log:
+        position = await append(log, b"cold")
+        [frame] = await log.fetch([position])
+        assert bytes(frame.records()[0].body) == b"cold"
+
+
+@pytest.mark.parametrize("operation", ["read_cached", "open_read"])
+async def test_a_disk_that_cannot_read_has_failed_and_the_log_has_not(operation: str) -> None:
+    disk = FaultyDisk(RecordingDisk())
+    async with claimed(ROOT, disk) as log:
+        position = await append(log, b"there")
+        disk.fail(operation)
+        with pytest.raises(DiskFailed):
+            await log.fetch([position])
+        assert len(await log.fetch([position])) == 1
+        await append(log, b"goes on")
+
+
+async def test_positions_outside_the_log_are_the_callers_mistake() -> None:
+    async with claimed(ROOT, RecordingDisk()) as log:
+        await append(log, b"one")
+        assert await log.fetch([]) == []
+        with pytest.raises(AssertionError):
+            await log.fetch([log.end])

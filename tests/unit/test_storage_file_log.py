@@ -1,0 +1,248 @@
+"""storage/file_log.py: a log as its owner sees it. Faults and crashes have their own tests in tests/crash."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from storage.errors import CommitFailed, CorruptRecord, DiskFailed, Fenced
+from storage.file_log import DEAD_BYTES_MIN, RECENT_CHAINS
+from storage.log import FRAME_HEADER_BYTES, Checkpoint, Position
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.logs import ENTITY, append, claimed, contents, flat, small_store
+from tests.support.recording_disk import RecordingDisk
+
+ROOT = Path("/data")
+LOG = ROOT / "logs" / "orders%231" / "0000"
+
+
+@pytest.mark.parametrize("loop_disk", ["local", "threads", "queue"])
+async def test_what_is_appended_is_replayed_and_fetched_also_after_a_restart(tmp_path: Path, loop_disk: str) -> None:
+    root, disk = (tmp_path, None) if loop_disk == "local" else (ROOT, RecordingDisk(queued=loop_disk == "queue"))
+    bodies = [[b"a"], [b"b", b"", b"c" * 1_000], [b"d" * 300_000]]
+    async with claimed(root, disk) as log:
+        assert (log.start, log.end, list(log.trim_points)) == (0, 0, [])
+        positions = [await append(log, *commit) for commit in bodies]
+        assert await contents(log) == bodies
+        assert await contents(log, positions[1]) == bodies[1:]
+        assert await contents(log, log.end) == []
+        end = log.end
+    async with claimed(root, disk) as log:
+        assert log.end == end == positions[-1] + FRAME_HEADER_BYTES + 8 + 300_000
+        assert await contents(log) == bodies
+        [frame] = await log.fetch([positions[1]])
+        assert [bytes(record.body) for record in frame.records()] == bodies[1]
+
+
+async def test_a_body_is_where_the_commit_said_it_would_be() -> None:
+    async with claimed(ROOT, RecordingDisk()) as log:
+        await append(log, b"first")
+        commit = log.begin()
+        offset = commit.add(7, [b"head", b"tail"], version=3)
+        assert commit.start == log.end
+        await log.append(commit)
+        [frame] = await log.fetch([commit.start])
+        assert frame.data[offset : offset + 8] == b"headtail"
+        [record] = frame.records()
+        assert (record.kind, record.version, record.offset) == (7, 3, offset)
+
+
+async def test_a_log_rolls_before_the_frame_that_would_be_too_much_and_takes_one_that_is_larger_than_a_segment() -> None:
+    disk = RecordingDisk()
+    async with claimed(ROOT, disk, segment_bytes_max=1_000) as log:
+        starts = [await append(log, b"x" * size) for size in (600, 600, 5_000, 10, 10)]
+        assert list(log.trim_points) == [starts[1], starts[2], starts[3]]
+        assert len(flat(await contents(log))) == 5
+    assert len(disk.names(LOG)) == 4
+
+
+async def test_trimming_gives_back_whole_segments_that_no_checkpoint_needs() -> None:
+    disk = RecordingDisk()
+    async with claimed(ROOT, disk, segment_bytes_max=700) as log:
+        positions = [await append(log, b"x" * 100) for _ in range(10)]
+        await log.trim(log.end)
+        assert log.start == 0, "there is no checkpoint to replay from yet"
+        await log.save_checkpoint(Checkpoint(positions[6], b"state"))
+        await log.trim(positions[3])
+        assert log.start == positions[2], "two frames to a segment"
+        await log.trim(log.end)
+        assert log.start == positions[6]
+        assert await log.load_checkpoint() == Checkpoint(positions[6], b"state")
+        assert len(await contents(log, positions[6])) == 4
+        await log.trim(log.end)
+    async with claimed(ROOT, disk) as log:
+        assert log.start == positions[6]
+        assert len(await contents(log)) == 4
+
+
+async def test_an_active_segment_that_is_dead_as_a_whole_is_given_back() -> None:
+    disk = RecordingDisk(queued=True)
+    async with claimed(ROOT, disk) as log:
+        await append(log, b"x" * DEAD_BYTES_MIN)
+        await log.save_checkpoint(Checkpoint(log.end, b""))
+        await log.trim(log.end)
+        assert log.start == log.end and list(log.trim_points) == []
+        await append(log, b"later")
+        await log.trim(log.end)
+        assert flat(await contents(log)) == [b"later"]
+    assert sum(len(disk.contents(LOG / name)) for name in disk.names(LOG)) < 2_000
+
+
+async def test_epochs_rise_and_one_that_does_not_is_fenced() -> None:
+    disk = RecordingDisk()
+    store = small_store(ROOT, disk)
+    log = store.log(ENTITY, 0)
+    assert [await log.claim(), await log.claim(), await log.claim(7), await log.claim()] == [1, 2, 7, 8]
+    with pytest.raises(Fenced):
+        await log.claim(8)
+    await log.close()
+    await store.close()
+
+
+@pytest.mark.parametrize("behind", [0, 5, RECENT_CHAINS + 5])
+async def test_recovery_reads_on_from_a_checkpoint_wherever_it_was_taken(behind: int) -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with claimed(ROOT, disk, fsync="never") as log:
+        await append(log, b"x" * 3_000_000)
+        position = log.end
+        for _ in range(behind):
+            await append(log, b"later")
+        await log.save_checkpoint(Checkpoint(position, b"state"))
+        end = log.end
+    reads = disk.calls["read"]
+    async with claimed(ROOT, disk) as log:
+        assert (log.end, await log.load_checkpoint()) == (end, Checkpoint(position, b"state"))
+        assert len(await contents(log, position)) == behind
+        if behind < RECENT_CHAINS:
+            assert disk.calls["read"] - reads < 10, "not the whole log"
+
+
+async def test_a_commit_that_has_begun_is_carried_to_its_end_when_its_caller_is_cancelled() -> None:
+    disk = RecordingDisk()
+    gate, met = threading.Event(), threading.Event()
+    async with claimed(ROOT, disk) as log:
+        await append(log, b"first")
+
+        def hold() -> None:
+            met.set()
+            assert gate.wait(10)
+
+        disk.before_sync = hold
+        task = asyncio.create_task(append(log, b"second"))
+        assert await asyncio.to_thread(met.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0)
+        end = log.end
+        disk.before_sync = None
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert log.end > end
+        await append(log, b"third")
+        assert flat(await contents(log)) == [b"first", b"second", b"third"]
+
+
+async def test_appends_fetches_a_checkpoint_and_a_trim_may_be_under_way_at_once() -> None:
+    async with claimed(ROOT, RecordingDisk(queued=True), segment_bytes_max=2_000) as log:
+        positions = [await append(log, b"%d" % number) for number in range(50)]
+
+        async def write() -> None:
+            for number in range(50, 150):
+                await append(log, b"%d" % number * 20)
+
+        async def keep() -> None:
+            for number in range(10):
+                await log.save_checkpoint(Checkpoint(log.end, b"%d" % number))
+                await log.trim(positions[25])
+
+        async def read() -> None:
+            for number in range(25, 50):
+                [frame] = await log.fetch([positions[number]])
+                assert bytes(frame.records()[0].body) == b"%d" % number
+
+        await asyncio.gather(write(), keep(), read(), read())
+        assert flat(await contents(log))[-1] == b"149" * 20
+
+
+async def test_a_background_sync_that_fails_shows_at_the_next_commit_and_keeps_what_can_still_be_read() -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    store = small_store(ROOT, disk, fsync="never")
+    log = store.log(ENTITY, 0)
+    await log.claim()
+    await append(log, b"acknowledged")
+    disk.fail("sync")
+    await log.sync()
+    with pytest.raises(CommitFailed):
+        await append(log, b"refused")
+    await log.claim()
+    assert flat(await contents(log)) == [b"acknowledged"]
+    await log.sync()
+    await log.close()
+    await store.close()
+
+
+async def test_a_checkpoint_waits_for_the_commits_it_stands_on() -> None:
+    disk = RecordingDisk(queued=True)
+    async with claimed(ROOT, disk, fsync="never") as log:
+        await append(log, b"x" * 20_000)
+        await append(log, b"unsynced")
+        await log.save_checkpoint(Checkpoint(log.end, b"state"))
+        crashed = disk.after_power_cut()
+        end = log.end
+    async with claimed(ROOT, crashed) as log:
+        assert log.end == end
+
+
+async def test_replay_names_the_file_in_which_it_met_damage_that_came_after_the_claim() -> None:
+    disk = RecordingDisk()
+    async with claimed(ROOT, disk, segment_bytes_max=400) as log:
+        positions = [await append(log, b"x" * 100) for _ in range(6)]
+        path = sorted(disk.names(LOG))[1]
+        disk.contents(LOG / path)[300] ^= 1
+        with pytest.raises(CorruptRecord) as refused:
+            await contents(log)
+        assert refused.value.path == str(LOG / path)
+        assert len(await contents(log, positions[4])) == 2
+
+
+async def test_a_disk_that_cannot_be_read_fails_claim_replay_and_checkpoint_without_harm() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    async with claimed(ROOT, disk) as log:
+        await append(log, b"there")
+        await log.save_checkpoint(Checkpoint(log.end, b"state"))
+        disk.fail("read")
+        with pytest.raises(DiskFailed):
+            await contents(log)
+        disk.fail("names")
+        with pytest.raises(DiskFailed):
+            await log.load_checkpoint()
+        disk.fail("read")
+        with pytest.raises(DiskFailed):
+            await log.claim()
+        await log.claim()
+        assert flat(await contents(log)) == [b"there"]
+
+
+async def test_a_log_that_was_not_claimed_is_the_callers_mistake() -> None:
+    store = small_store(ROOT, RecordingDisk())
+    log = store.log(ENTITY, 0)
+    await log.close()
+    with pytest.raises(AssertionError):
+        log.begin()
+    with pytest.raises(AssertionError):
+        print(log.end)
+    await log.claim()
+    with pytest.raises(AssertionError):
+        await log.append(log.begin())
+    commit = log.begin()
+    commit.add(1, [b"x"])
+    commit.start = Position(5)
+    with pytest.raises(AssertionError):
+        await log.append(commit)
+    await log.close()
+    with pytest.raises(AssertionError):
+        log.begin()
+    await store.close()

@@ -1,0 +1,196 @@
+"""storage/file_store.py: all logs of a broker, and what they share."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from storage.errors import DiskFailed, DiskFull
+from storage.file_store import FileLogStore
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.logs import append, contents, flat, small_store
+from tests.support.recording_disk import RecordingDisk
+
+ROOT = Path("/data/below/that")
+
+
+async def test_a_log_that_is_not_claimed_touches_nothing(tmp_path: Path) -> None:
+    disk = FaultyDisk(RecordingDisk())
+    threads = threading.active_count()
+    store = FileLogStore(ROOT, disk)
+    logs = [store.log(f"entity {number}", partition) for number in range(700) for partition in range(16)]
+    assert store.log("entity 3", 5) is logs[3 * 16 + 5]
+    assert not disk.calls and threading.active_count() == threads
+    await store.close()
+
+
+async def test_entities_of_any_name_have_logs_of_their_own(tmp_path: Path) -> None:
+    names = ["orders", "orders/subscriptions/a", "..", ".", "ü #%", "orders%2Fx", "a" * 184, "lock", "x#deleted"]
+    store = small_store(tmp_path / "made" / "on the way")
+    for name in names:
+        for partition in (0, 65_535):
+            log = store.log(name, partition)
+            await log.claim()
+            await append(log, f"{name} {partition}".encode())
+            await log.close()
+    assert await store.entities() == sorted(names)
+    for name in names:
+        for partition in (0, 65_535):
+            log = store.log(name, partition)
+            await log.claim()
+            assert flat(await contents(log)) == [f"{name} {partition}".encode()]
+            await log.close()
+    await store.close()
+
+
+@pytest.mark.parametrize("name", ["", "a" * 185, "ü" * 93, "/" * 100])
+async def test_a_name_that_cannot_be_stored_is_refused(name: str) -> None:
+    store = small_store(ROOT, RecordingDisk())
+    with pytest.raises(ValueError, match="identifier"):
+        store.log(name, 0)
+    await store.close()
+
+
+async def test_a_deleted_entity_is_gone_and_can_be_made_again() -> None:
+    disk = RecordingDisk()
+    store = small_store(ROOT, disk)
+    for partition in range(3):
+        log = store.log("orders", partition)
+        await log.claim()
+        await append(log, b"old")
+        await log.close()
+    await store.delete("orders")
+    await store.delete("orders")
+    await store.delete("never there")
+    assert await store.entities() == []
+    assert disk.after_power_cut().names(ROOT / "logs") in ([], ["orders#deleted"])
+    log = store.log("orders", 0)
+    assert await log.claim() == 1
+    assert flat(await contents(log)) == []
+    await log.close()
+    await store.close()
+
+
+async def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    store = small_store(ROOT, disk)
+    log = store.log("orders", 0)
+    await log.claim()
+    await log.close()
+    disk.fail("remove_tree", nth=2)
+    with pytest.raises(DiskFailed):
+        await store.delete("orders")
+    assert disk.names(ROOT / "logs") == ["orders#deleted"]
+    assert await store.entities() == []
+    await store.close()
+    store = small_store(ROOT, disk)
+    assert await store.entities() == []
+    assert disk.names(ROOT / "logs") == []
+    await store.close()
+
+
+async def test_a_folder_is_used_by_one_store_at_a_time(tmp_path: Path) -> None:
+    first, second = small_store(tmp_path), small_store(tmp_path)
+    await first.log("orders", 0).claim()
+    with pytest.raises(DiskFailed, match="another process"):
+        await second.log("orders", 0).claim()
+    await first.log("orders", 0).close()
+    await first.close()
+    await second.log("orders", 0).claim()
+    await second.log("orders", 0).close()
+    await second.close()
+
+
+async def test_a_start_that_failed_is_tried_again_at_the_next_claim() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    store = small_store(ROOT, disk)
+    disk.fail("lock")
+    with pytest.raises(DiskFailed):
+        await store.log("orders", 0).claim()
+    await store.log("orders", 0).claim()
+    await store.log("orders", 0).close()
+    await store.close()
+
+
+@pytest.mark.parametrize("queued", [False, True])
+async def test_with_an_interval_commits_are_synced_soon_after(queued: bool) -> None:
+    disk = RecordingDisk(queued=queued)
+    store = small_store(ROOT, disk, fsync="interval", fsync_interval_ms=20)
+    logs = [store.log("orders", partition) for partition in range(3)]
+    for log in logs:
+        await log.claim()
+    all_synced, loop = asyncio.Event(), asyncio.get_running_loop()
+    syncs = 0
+
+    def count() -> None:
+        nonlocal syncs
+        syncs += 1
+        if syncs == len(logs):
+            loop.call_soon_threadsafe(all_synced.set)
+
+    disk.before_sync = count
+    await asyncio.gather(*(append(log, b"soon durable") for log in logs))
+    await asyncio.wait_for(all_synced.wait(), 10)
+    crashed = disk.after_power_cut()
+    disk.before_sync = None
+    for log in logs:
+        await log.close()
+    await store.close()
+    store = small_store(ROOT, crashed)
+    for partition in range(3):
+        log = store.log("orders", partition)
+        await log.claim()
+        assert flat(await contents(log)) == [b"soon durable"]
+        await log.close()
+    await store.close()
+
+
+async def test_never_means_that_commits_are_synced_only_when_the_log_is_closed() -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    store = small_store(ROOT, disk, fsync="never")
+    log = store.log("orders", 0)
+    await log.claim()
+    synced = disk.calls["sync"]
+    for _ in range(20):
+        await append(log, b"x" * 10_000)
+    assert disk.calls["sync"] == synced
+    await log.close()
+    assert disk.calls["sync"] == synced + 1
+    await store.close()
+
+
+async def test_a_store_that_starts_on_a_full_disk_refuses_sends_until_its_reserve_is_there() -> None:
+    disk = RecordingDisk(capacity_bytes=2_000)
+    store = small_store(ROOT, disk, reserve_bytes=10_000, reserve_retry_ms=1)
+    log = store.log("orders", 0)
+    await log.claim()
+    with pytest.raises(DiskFull):
+        await append(log, b"a send")
+    await append(log, b"a settlement", urgent=True)
+    disk.capacity_bytes = 50_000
+    async with asyncio.timeout(10):
+        while True:  # the reserve is tried every millisecond
+            try:
+                await append(log, b"a send")
+                break
+            except DiskFull:
+                await asyncio.sleep(0.001)
+    assert flat(await contents(log)) == [b"a settlement", b"a send"]
+    await log.close()
+    await store.close()
+
+
+async def test_closing_releases_threads_and_files() -> None:
+    disk = RecordingDisk(queued=True)
+    threads = threading.active_count()
+    store = small_store(ROOT, disk, reserve_bytes=100)
+    log = store.log("orders", 0)
+    await log.claim()
+    position = await append(log, b"x")
+    await log.fetch([position])
+    await log.close()
+    await store.close()
+    assert (threading.active_count(), disk.open_files) == (threads, 0)

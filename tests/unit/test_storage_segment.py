@@ -1,0 +1,139 @@
+"""storage/segment.py: a segment's header and name, and the writing at its end."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from storage.errors import CommitFailed, CorruptRecord, DiskFull, UnknownFormat
+from storage.log import Position
+from storage.record import Chain, crc32c
+from storage.segment import (
+    FILL_STEP_BYTES_MAX,
+    FILL_STEP_BYTES_MIN,
+    SEGMENT_HEADER_BYTES,
+    ActiveSegment,
+    SegmentHeader,
+    decode_segment_header,
+    encode_segment_header,
+    segment_name,
+)
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.recording_disk import RecordingDisk
+
+HEADER = SegmentHeader("orders/ü", 9, 3, b"s" * 16, Chain(Position(0x1234), 17, b"d" * 16))
+PATH = Path("/0000000000001234-00000003.segment")
+FOREVER = 1 << 40
+
+
+def begun(disk: RecordingDisk | FaultyDisk) -> ActiveSegment:
+    return ActiveSegment.begin(disk, Path("/"), HEADER)
+
+
+def test_a_header_comes_back_and_names_its_file() -> None:
+    data = encode_segment_header(HEADER)
+    assert len(data) == SEGMENT_HEADER_BYTES
+    assert decode_segment_header(data, PATH) == HEADER
+    assert segment_name(HEADER) == PATH.name
+
+
+def test_a_header_with_any_flipped_bit_is_refused() -> None:
+    data = encode_segment_header(HEADER)
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptRecord, match=PATH.name):
+            decode_segment_header(bytes(damaged), PATH)
+
+
+def test_a_header_of_a_later_format_is_refused_as_such() -> None:
+    data = bytearray(encode_segment_header(HEADER))
+    struct.pack_into("<H", data, 12, 2)
+    struct.pack_into("<I", data, 8, crc32c(bytes(data[12:])))
+    with pytest.raises(UnknownFormat, match="version 2"):
+        decode_segment_header(bytes(data), PATH)
+
+
+def test_positions_and_offsets_lie_behind_the_header() -> None:
+    segment = begun(RecordingDisk()).segment
+    assert segment.offset_of(Position(0x1234)) == SEGMENT_HEADER_BYTES
+    assert segment.position_at(SEGMENT_HEADER_BYTES + 5) == 0x1239
+
+
+def test_the_file_is_filled_ahead_in_steps_that_double_and_end() -> None:
+    disk = RecordingDisk()
+    active = begun(disk)
+    sizes = []
+    for _ in range(3_000):
+        active.write([b"x" * 1_000], FOREVER)
+        size = len(disk.contents(PATH))
+        if size not in sizes:
+            sizes.append(size)
+    steps = [later - earlier for earlier, later in pairwise(sizes)]
+    assert sizes[0] == SEGMENT_HEADER_BYTES + 1_000 + FILL_STEP_BYTES_MIN
+    assert steps[0] > FILL_STEP_BYTES_MIN and max(steps) <= FILL_STEP_BYTES_MAX + 1_000
+    assert disk.contents(PATH)[active.used :].strip(b"\0") == b""
+
+
+def test_the_filling_stops_at_the_segments_limit_and_a_frame_does_not() -> None:
+    disk = RecordingDisk()
+    active = begun(disk)
+    active.write([b"x" * 100], fill_until=1_000)
+    assert len(disk.contents(PATH)) == 1_000
+    active.write([b"x" * 2_000], fill_until=1_000)
+    assert len(disk.contents(PATH)) == active.used == SEGMENT_HEADER_BYTES + 2_100
+
+
+def test_there_is_room_only_over_zeros_already_written() -> None:
+    active = begun(RecordingDisk())
+    assert not active.has_room(1)
+    active.write([b"x"], FOREVER)
+    assert active.has_room(FILL_STEP_BYTES_MIN) and not active.has_room(FILL_STEP_BYTES_MIN + 1)
+
+
+def test_on_a_full_disk_a_frame_is_written_without_the_zeros_behind_it() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    active = begun(disk)
+    disk.fail("write", errno.ENOSPC)
+    active.write([b"frame"], FOREVER)
+    assert active.used == SEGMENT_HEADER_BYTES + 5 and not active.has_room(1)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_frame_that_does_not_fit_leaves_the_segment_as_it_was(error: int) -> None:
+    inner = RecordingDisk()
+    disk = FaultyDisk(inner)
+    active = begun(disk)
+    disk.shorten(3)
+    disk.fail("write", error, times=2)
+    with pytest.raises(DiskFull):
+        active.write([b"frame"], FOREVER)
+    assert active.used == len(inner.contents(PATH)) == SEGMENT_HEADER_BYTES
+    active.write([b"frame"], FOREVER)
+
+
+def test_what_cannot_be_undone_has_failed() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    active = begun(disk)
+    disk.fail("write", errno.ENOSPC, times=2)
+    disk.fail("truncate")
+    with pytest.raises(CommitFailed, match="undone"):
+        active.write([b"frame"], FOREVER)
+
+
+def test_closing_cuts_off_the_zeros_and_abandoning_does_not() -> None:
+    disk = RecordingDisk()
+    active = begun(disk)
+    active.write([b"frame"], FOREVER)
+    active.abandon()
+    assert len(disk.contents(PATH)) > active.used
+    active = begun(disk)
+    active.write([b"frame"], FOREVER)
+    active.close()
+    active.close()
+    assert len(disk.contents(PATH)) == active.used
+    assert disk.open_files == 0
