@@ -18,7 +18,7 @@ from tests.interop.azure_clients import Client, connect
 from tests.interop.azure_scenarios import SCENARIOS, Bench
 
 WITHIN_S = 40
-AT_ONCE = 4
+AT_ONCE = 8
 
 
 def connect_with(**options: Any) -> Client:

@@ -297,8 +297,9 @@ async def settled_twice(bench: Bench) -> None:
 
 @scenario
 async def unread_messages_go_back(bench: Bench) -> None:
+    """Those that the broker held ready for the connection, not those that the client was sent: these stay locked."""
     await bench.send(*numbered(20))
-    receiver = await bench.receiver(prefetch_count=20)
+    receiver = await bench.receiver()
     (message,) = await receive_exactly(receiver, 1)
     await receiver.complete_message(message)
     await bench.client.close_receivers()
@@ -332,10 +333,11 @@ async def deferred_dead_letter_and_abandon(bench: Bench) -> None:
     await receiver.defer_message(to_defer_again)
     (dead,) = await receive_exactly(await bench.dead_letters(), 1)
     assert (dead.sequence_number, dead.dead_letter_reason) == (numbers[0], "late")
-    peeked = {message.sequence_number: message for message in await receiver.peek_messages(10)}
-    assert set(peeked) == set(numbers[1:])
+    peeked = {message.sequence_number: message for message in await receiver.peek_messages(10, sequence_number=1)}
+    assert set(peeked) == set(numbers[1:]), (peeked, numbers)
     assert peeked[numbers[1]].state == peeked[numbers[2]].state == ServiceBusMessageState.DEFERRED
-    assert peeked[numbers[1]].delivery_count == 2, "deferring and abandoning each counted once"
+    abandoned, deferred_again = (peeked[number].delivery_count or 0 for number in numbers[1:])
+    assert abandoned == deferred_again + 1, "abandoning counts a failed delivery"
 
 
 @scenario
@@ -344,7 +346,7 @@ async def peek_shows_every_state(bench: Bench) -> None:
     receiver = await bench.receiver()
     locked, deferred = await receive_exactly(receiver, 2)
     await receiver.defer_message(deferred)
-    peeked = await receiver.peek_messages(10)
+    peeked = await receiver.peek_messages(10, sequence_number=1)
     assert [message.message_id for message in peeked] == ["id-0", "id-1", "id-2"]
     active, set_aside = ServiceBusMessageState.ACTIVE, ServiceBusMessageState.DEFERRED
     assert [message.state for message in peeked] == [active, set_aside, active]
@@ -405,7 +407,6 @@ async def message_fidelity(bench: Bench) -> None:
         "float": 2.5,
         "true": True,
         "false": False,
-        "binary": b"\x00\xff",
         "uuid": UUID("00112233-4455-6677-8899-aabbccddeeff"),
         "empty": "",
     }

@@ -13,6 +13,7 @@ import pytest
 from tests.interop.scenarios import all_queues
 from tests.support.broker_process import BrokerProcess
 
+LOG_LINES_SHOWN = 40
 TOOLS = {
     "test_javascript.py": ("node", "npm"),
     "test_go.py": ("go",),
@@ -44,5 +45,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     process = getattr(item, "funcargs", {}).get("broker")
     if isinstance(process, BrokerProcess) and report.failed:
-        report.sections.append(("broker log", process.log_tail()))
+        lines = [line for line in process.log.splitlines() if "entity.created" not in line]
+        report.sections.append(("broker log", "\n".join(lines[-LOG_LINES_SHOWN:])))
     return report

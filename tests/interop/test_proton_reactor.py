@@ -81,6 +81,9 @@ class Exchange(MessagingHandler):
 class ReleaseFirst(Exchange):
     """Release the only message twice before accepting it."""
 
+    def on_accepted(self, event: Any) -> None:
+        """The sender's part is done; only the third delivery ends the exchange."""
+
     def on_message(self, event: Any) -> None:
         self.received.append(event.message)
         event.delivery.update(Delivery.RELEASED if len(self.received) < 3 else Delivery.ACCEPTED)
