@@ -62,6 +62,8 @@ class Demand:
 
     subqueue: str
     count: int
+    tell_unmet: bool = False
+    """Answer with `Unmet` as well if it cannot be met at once."""
 
 
 @dataclass(slots=True)
@@ -221,6 +223,14 @@ class Locked:
 
 
 @dataclass(slots=True)
+class Unmet:
+    """Nothing more is available now; the client's demand, or what is left of it, waits for messages to come."""
+
+    partition: int
+    subqueue: str
+
+
+@dataclass(slots=True)
 class Withdrawn:
     """The client's demand in this partition is nil, and no `Locked` is on its way."""
 
@@ -290,7 +300,7 @@ class Unavailable:
     partition: int
 
 
-Answer = Sent | Failed | Locked | Withdrawn | Settled | Renewed | Peeked | Recall | Updated | Unavailable
+Answer = Sent | Failed | Locked | Unmet | Withdrawn | Settled | Renewed | Peeked | Recall | Updated | Unavailable
 
 Sink = Callable[[Answer], None]
 """Where a client's answers go. Called in the event loop; must not raise, must not block."""

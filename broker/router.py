@@ -17,7 +17,6 @@ from typing import Protocol
 from broker.errors import Reason, Refused
 from broker.operations import ClientId, Operation, Sink, partition_of, partition_of_token
 
-
 RUN_MESSAGES_MAX = 32
 EVEN_TO = 16
 """One part in so many is what partitions may differ by."""

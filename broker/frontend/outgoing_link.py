@@ -21,6 +21,7 @@ from broker.errors import Reason, Refused
 from broker.frontend.addresses import Address
 from broker.frontend.annotations import deliverables
 from broker.frontend.answers import error_of
+from broker.frontend.demand_plan import DemandPlan
 from broker.frontend.receive_cache import Shelf, split, without
 from broker.operations import (
     Abandon,
@@ -39,6 +40,7 @@ from broker.operations import (
     RenewLocks,
     Settled,
     Unavailable,
+    Unmet,
     Withdraw,
     Withdrawn,
     partition_of_token,
@@ -51,6 +53,8 @@ from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection
 
+WITHDRAW_AFTER_S = 0.02
+"""How long demand outlives the client's credit: one who receives in a loop asks again at once."""
 RETRY_UNAVAILABLE_S = 0.25
 """How long to wait before asking a partition again that went down."""
 DEAD_LETTER_CONDITION = "com.microsoft:dead-letter"
@@ -83,8 +87,7 @@ class OutgoingLink:
         self._client = next_client()
         self._settled_mode = link.snd_settle_mode == SETTLED
         self._handles = queue.router.handles
-        self._asked = [0] * len(self._handles)
-        """Demand of ours that each partition has not met yet."""
+        self._plan = DemandPlan(len(self._handles))
         self._withdrawals = 0
         """Answers `Withdrawn` that are still to come."""
         self._drain_asked = False
@@ -100,6 +103,7 @@ class OutgoingLink:
         """A running estimate: how large one message is, to ask for no more than the shelf can hold."""
         self._shelf_timer: asyncio.TimerHandle | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
+        self._withdraw_timer: asyncio.TimerHandle | None = None
         self._meter = queue.meter
         queue.watchers.add(self)
 
@@ -110,17 +114,13 @@ class OutgoingLink:
         if self.link.gone:
             return
         self._serve_from_shelf()
-        wanted = self._wanted()
         if self._engine.draining(self.link) and self._engine.credit(self.link) > 0:
             if not self._drain_asked:
                 self._drain_asked = True
-                if wanted > 0:
-                    self._ask(wanted)
+                self._ask()
                 self._withdraw()
-        elif wanted > 0:
-            self._ask(wanted)
         else:
-            self._withdraw()
+            self._ask()
         self._finish_drain()
 
     def _wanted(self) -> int:
@@ -134,29 +134,28 @@ class OutgoingLink:
         free = connection.services.settings.unsettled_per_link_max - len(self._unsettled)
         return min(credit, free) - self._removing_count
 
-    def _ask(self, wanted: int) -> None:
-        """See that every partition has a share of the demand; none is asked in small change."""
-        share = self._share(wanted)
-        for number, asked in enumerate(self._asked):
-            if asked * 2 < share or not asked:
-                self._demand(number, share - asked)
+    def _ask(self) -> None:
+        """Ask for what is wanted; take the demand back if nothing has been wanted for a while."""
+        wanted = self._wanted()
+        if wanted <= 0:
+            if self._withdraw_timer is None and any(self._plan.asked):
+                self._withdraw_timer = asyncio.get_running_loop().call_later(WITHDRAW_AFTER_S, self._withdraw_is_due)
+            return
+        settings = self._connection.services.settings
+        run_max = max(min(settings.output_buffer_bytes_max // (4 * self._message_bytes), settings.receive_cache_messages // 2), 1)
+        for number, count, tell_unmet in self._plan.ask(wanted, run_max):
+            self._handles[number].post(Demand(self.subqueue, count, tell_unmet), self._client, self._answered)
 
-    def _share(self, wanted: int) -> int:
-        share = -(-wanted // len(self._asked))
-        by_bytes = self._connection.services.settings.output_buffer_bytes_max // (len(self._asked) * self._message_bytes)
-        return max(min(share, by_bytes), 1)
-
-    def _demand(self, number: int, count: int) -> None:
-        self._asked[number] += count
-        self._handles[number].post(Demand(self.subqueue, count), self._client, self._answered)
+    def _withdraw_is_due(self) -> None:
+        self._withdraw_timer = None
+        if not self.link.gone and self._wanted() <= 0:
+            self._withdraw()
 
     def _withdraw(self) -> None:
         """The client wants nothing now: no partition shall lock anything more for it."""
-        for number, asked in enumerate(self._asked):
-            if asked:
-                self._asked[number] = 0
-                self._withdrawals += 1
-                self._handles[number].post(Withdraw(self.subqueue), self._client, self._answered)
+        for number in self._plan.withdraw():
+            self._withdrawals += 1
+            self._handles[number].post(Withdraw(self.subqueue), self._client, self._answered)
 
     def _finish_drain(self) -> None:
         if self._drain_asked and not self._withdrawals and not self._removing_count:
@@ -173,6 +172,10 @@ class OutgoingLink:
                 self._locked(answer)
             case Settled():
                 self._settled(answer)
+            case Unmet():
+                self._plan.unmet(answer.partition)
+                if not self.link.gone and not self._drain_asked:
+                    self._ask()
             case Withdrawn():
                 self._withdrawals -= 1
                 if not self.link.gone:
@@ -190,7 +193,7 @@ class OutgoingLink:
 
     def _locked(self, locked: Locked) -> None:
         count = len(locked.tokens)
-        self._asked[locked.partition] = max(0, self._asked[locked.partition] - count)
+        self._plan.answered(locked.partition, count)
         if self.link.gone:
             self._handles[locked.partition].post(Release(locked.tokens), self._client, self._answered)
             return
@@ -207,14 +210,8 @@ class OutgoingLink:
         if rest is not None:
             self._keep(rest)
             self._serve_from_shelf()
-        wanted = self._wanted()
-        if wanted > 0 and not self._drain_asked:
-            share = self._share(wanted)
-            asked = self._asked[locked.partition]
-            if asked * 2 < share or not asked:
-                self._demand(locked.partition, share - asked)
-        elif wanted <= 0:
-            self._withdraw()
+        if not self._drain_asked:
+            self._ask()
 
     # --- the shelf --------------------------------------------------------------------------------------------------
 
@@ -225,8 +222,9 @@ class OutgoingLink:
         self._watch_shelf()
 
     def _serve_from_shelf(self) -> None:
-        while self._shelf and (wanted := self._wanted()) > 0:
+        if self._shelf:
             self._expire_shelf()
+        while self._shelf and (wanted := self._wanted()) > 0:
             locked = self._shelf.take(wanted)
             if locked is None:
                 return
@@ -391,7 +389,7 @@ class OutgoingLink:
 
     def _unavailable(self, number: int) -> None:
         """Locks and demand in the partition are void. Ask again in a while."""
-        self._asked[number] = 0
+        self._plan.forget(number)
         self._shelf.recall(number, self.subqueue)
         if self._retry_timer is None and not self.link.gone:
             self._retry_timer = asyncio.get_running_loop().call_later(RETRY_UNAVAILABLE_S, self._retry)
@@ -408,10 +406,10 @@ class OutgoingLink:
 
     def detached(self) -> None:
         """The link is gone: unseen messages go back at once, the others when their locks run out."""
-        for timer in (self._shelf_timer, self._retry_timer):
+        for timer in (self._shelf_timer, self._retry_timer, self._withdraw_timer):
             if timer is not None:
                 timer.cancel()
-        self._shelf_timer = self._retry_timer = None
+        self._shelf_timer = self._retry_timer = self._withdraw_timer = None
         self.queue.watchers.discard(self)
         unseen = _by_partition([token for chunk in self._shelf.clear() for token in chunk.tokens])
         self._meter.receive_cache_returns.inc(sum(map(len, unseen.values())))

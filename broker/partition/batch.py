@@ -32,7 +32,7 @@ class Batch:
     """Made by `Partition.begin`, complete after `Partition.finish`."""
 
     __slots__ = ("answers", "commit", "first_sent", "granted_bytes", "grants", "has_sent", "holes", "marks", "now_ms", "open_grants",
-                 "passing")  # fmt: skip
+                 "passing", "to_tell")  # fmt: skip
 
     def __init__(self, commit: Commit, now_ms: int, first_sent: int) -> None:
         self.commit = commit
@@ -50,6 +50,8 @@ class Batch:
         self.open_grants: dict[tuple[ClientId, int], Grant] = {}
         """By client and subqueue."""
         self.granted_bytes = 0
+        self.to_tell: list[tuple[ClientId, int]] = []
+        """Clients that want to know if their demand is not met, with the subqueue."""
         self.passing: list[Reference] = []
         """References to new messages for which there is no room in memory beyond the batch."""
 

@@ -90,6 +90,10 @@ class DemandBook:
         self._eager.pop(client, None)
         self._eager[client] = waiter
 
+    def waits(self, client: ClientId) -> bool:
+        """The client has demand that was not met."""
+        return client in self._waiting
+
     def first(self) -> Waiter | None:
         """Whose turn it is."""
         return next(iter(self._waiting.values()), None)

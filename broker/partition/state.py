@@ -57,6 +57,7 @@ from broker.operations import (
     Sent,
     Settled,
     SubqueueCounts,
+    Unmet,
     Update,
     Updated,
     Withdraw,
@@ -155,6 +156,9 @@ class Partition:
             for client in book.left():
                 batch.answers.append((client, Withdrawn(self.number, subqueue.name)))
                 self._close_grant(client, subqueue)
+        for client, number in batch.to_tell:
+            if not self._subqueues[number].available and self._books[number].waits(client):
+                batch.answers.append((client, Unmet(self.number, self._subqueues[number].name)))
         for grant in batch.grants:
             self._fill(grant)
         for reference in batch.passing:
@@ -295,6 +299,8 @@ class Partition:
             self._batch.answers.append((client, Withdrawn(self.number, subqueue.name)))
         if demand.count > 0:
             book.ask(client, demand.count)
+            if demand.tell_unmet:
+                self._batch.to_tell.append((client, subqueue.number))
 
     def _withdraw(self, client: ClientId, subqueue: Subqueue) -> None:
         """A drain means: what is there now, and then no more. So the demand is met first, and asked back for (§2.6.7)."""

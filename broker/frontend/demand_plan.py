@@ -1,0 +1,94 @@
+"""Which partitions a receiving link asks for how many messages. Pure.
+
+A partition that answered the last demand in full most likely has more (it is *flowing*) until it says otherwise; the others
+have *standing* demand, which waits in the partition until something arrives. So a link on a queue with a backlog asks a few
+flowing partitions in turn, each for a run of messages, and a link on an empty queue waits everywhere at once (design.md
+section 6). Asking is what costs, not the messages: a run is as long as the shelf may hold, in keeping with the credit that the
+client works with.
+"""
+
+from __future__ import annotations
+
+RUN_MESSAGES = 32
+"""A flowing partition is asked for at least so many, if the client's credit was ever that large."""
+
+
+class DemandPlan:
+    """The demand of one link at all partitions of its entity."""
+
+    __slots__ = ("_flowing", "_served", "_turn", "_window", "asked")
+
+    def __init__(self, partitions: int) -> None:
+        self.asked = [0] * partitions
+        """Demand that each partition has not met yet."""
+        self._flowing = [False] * partitions
+        self._served = [False] * partitions
+        """It has given something since it was last asked."""
+        self._turn = 0
+        self._window = 0
+
+    def ask(self, wanted: int, run_max: int) -> list[tuple[int, int, bool]]:
+        """What to ask for now, as (partition, count, whether it is to tell when it has no more).
+
+        `wanted` is how many messages are; `run_max` how many may come at once.
+        """
+        asked, flowing = self.asked, self._flowing
+        partitions = len(asked)
+        self._window = max(self._window, wanted)
+        plan: list[tuple[int, int, bool]] = []
+        missing = wanted
+        standing = min(-(-wanted // partitions), run_max)
+        for number in range(partitions):
+            if flowing[number]:
+                missing -= asked[number]
+            elif not asked[number]:
+                asked[number] = standing
+                self._served[number] = False
+                plan.append((number, standing, False))
+        if missing > 0:
+            run = min(RUN_MESSAGES, max(self._window // 2, 1))
+            turn = self._turn
+            for step in range(partitions):
+                number = (turn + step) % partitions
+                if flowing[number] and not asked[number]:
+                    count = max(min(max(missing, run), run_max, 4 * RUN_MESSAGES), 1)
+                    asked[number] = count
+                    self._served[number] = False
+                    plan.append((number, count, True))
+                    missing -= count
+                    self._turn = number + 1
+                    if missing <= 0:
+                        break
+        if missing > 0:
+            # Nothing flows: ask anew where part of the standing demand was met. A partition recalls what other clients hold
+            # unseen for those who have asked since they last got something, and only for them.
+            for number in range(partitions):
+                if self._served[number] and asked[number] and not flowing[number]:
+                    count = max(standing - asked[number], 1)
+                    asked[number] += count
+                    self._served[number] = False
+                    plan.append((number, count, False))
+        return plan
+
+    def answered(self, number: int, count: int) -> None:
+        """A partition has locked `count` messages for the link."""
+        rest = self.asked[number] - count
+        self.asked[number] = max(rest, 0)
+        self._flowing[number] = rest <= 0
+        self._served[number] = True
+
+    def unmet(self, number: int) -> None:
+        """A partition has no more for now: what it was asked for stands."""
+        self._flowing[number] = False
+
+    def withdraw(self) -> list[int]:
+        """Ask for nothing more; gives the partitions that have to hear of it."""
+        withdrawn = [number for number, asked in enumerate(self.asked) if asked]
+        for number in withdrawn:
+            self.forget(number)
+        return withdrawn
+
+    def forget(self, number: int) -> None:
+        """The partition knows of no demand any more, and may have nothing."""
+        self.asked[number] = 0
+        self._flowing[number] = False
