@@ -1,4 +1,4 @@
-"""What is in `storage_v1/`, and how it was written: `python -m tests.formats.storage_v1 FOLDER`.
+"""What is in `version-1/`, and how it was written: `python -m tests.formats.storage_v1 FOLDER`.
 
 The folder in the repository was written by the first version of the storage format, and is never written again: each later
 version must read it (`tests/unit/test_storage_formats.py`).
@@ -15,7 +15,7 @@ from storage.disk import LocalDisk
 from storage.file_store import FileLogStore
 from storage.log import Checkpoint, Log, Position
 
-FOLDER = Path(__file__).parent / "storage_v1"
+FOLDER = Path(__file__).parent / "version-1"
 ENTITY = "orders/ü"
 PARTITION = 5
 SEGMENT_BYTES_MAX = 700
