@@ -180,6 +180,9 @@ class Subqueue:
         removed = self.remove([number for number in self._order[bisect_left(self._order, first) :] if number in self.references])
         del self._order[bisect_left(self._order, first) :]
         self._next = min(self._next, len(self._order))
+        if self.expiry is not None:
+            for due_ms in {reference.expires_at_ms for reference in removed if reference.expires_at_ms is not None}:
+                self.expiry.sift(due_ms)
         return removed
 
     # --- handing out and taking back --------------------------------------------------------------------------------

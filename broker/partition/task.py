@@ -427,7 +427,7 @@ class PartitionTask:
             self._mailbox.clear()
 
     def _down(self) -> str:
-        return f"Partition {self.number} is not available ({self._health}). Please try again."
+        return f"Partition {self.number} of '{self._describe().name}' is not available at the moment. Please try again."
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,12 @@ class TimerWheel:
         elif len(bucket.keys) > _SLACK + 2 * bucket.live:
             bucket.keys = array("Q", filter(self._is_live, bucket.keys))
 
+    def sift(self, due_ms: int) -> None:
+        """Drop the cancelled keys with this time now: they are about to be used again."""
+        bucket = self._buckets.get(-(-due_ms // self._tick_ms))
+        if bucket is not None:
+            bucket.keys = array("Q", filter(self._is_live, bucket.keys))
+
     def expire(self, now_ms: int) -> list[array[int]]:
         """Take out whatever is due; earlier ticks first. Cancelled keys may be among it."""
         due: list[array[int]] = []
