@@ -127,7 +127,6 @@ class Settings(BaseSettings):
     partitioned_by_default: bool = Field(True, description="Whether an entity created without EnablePartitioning is partitioned.")
     entities_max: int = Field(10_000, ge=1, description="Entities in the namespace.")
     message_kb_max: int = Field(1024, ge=1, le=102_400, description="Default for an entity's largest message, in KiB.")
-    partition_mailbox_max: int = Field(4096, ge=16, description="Operations waiting for one partition before its senders are held back.")
 
     # --- AMQP connections --------------------------------------------------------------------------------------------
 
@@ -140,7 +139,6 @@ class Settings(BaseSettings):
         240_000, ge=1_000, description="Idle time-out announced in open: a peer silent for longer is disconnected."
     )
     link_credit: int = Field(1_000, ge=1, le=100_000, description="Messages a client may send on a link ahead of their acknowledgement.")
-    link_idle_timeout_ms: int = Field(600_000, ge=1_000, description="A link without traffic for this long is detached.")
     unsettled_per_link_max: int = Field(5_000, ge=1, description="Deliveries a receiver may hold unsettled on one link.")
     connection_inflight_bytes_max: int = Field(
         16 * MIB, ge=64 * KIB, description="Received and not yet acknowledged bytes, per connection."

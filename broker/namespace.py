@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from broker.errors import Reason, Refused
 from broker.operations import SubqueueCounts
 from broker.queue import Queue
 from storage.catalogue import Catalogue
+from storage.errors import DiskFull, StorageError
 from storage.log import LogStore
 
 log = structlog.get_logger("namespace")
@@ -149,7 +150,7 @@ class Namespace:
             now_ms = self._clock.now_ms()
             count = (partitions or self._partitions_default) if settings.enable_partitioning else 1
             description = QueueDescription(name, uuid.uuid4().hex, count, settings, now_ms, now_ms)
-            await self._catalogue.put(description.generation, encode_description(description))
+            await self._keep(description)
             self._queues[key_of(name)] = self._make_queue(description)
             log.info("entity.created", entity=name, partitions=count)
             return description
@@ -160,7 +161,7 @@ class Namespace:
             queue = self._existing(name)
             settings = check_update(queue.description.name, queue.description.settings, settings)
             description = queue.description.updated(settings, self._clock.now_ms())
-            await self._catalogue.put(description.generation, encode_description(description))
+            await self._keep(description)
             await queue.update(description)
             log.info("entity.updated", entity=description.name)
             return description
@@ -169,7 +170,7 @@ class Namespace:
         """Delete a queue with all it holds, durably. Raises Refused(ENTITY_NOT_FOUND)."""
         async with self._change(name):
             queue = self._existing(name)
-            await self._catalogue.delete(queue.description.generation)
+            await _on_disk(self._catalogue.delete(queue.description.generation))
             del self._queues[key_of(name)]
             await queue.end(Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)))
             await self._store.delete(queue.description.generation)
@@ -178,6 +179,9 @@ class Namespace:
     async def close(self) -> None:
         """Stop all partitions; each finishes what it has begun."""
         await asyncio.gather(*(queue.stop() for queue in self._queues.values()))
+
+    async def _keep(self, description: QueueDescription) -> None:
+        await _on_disk(self._catalogue.put(description.generation, encode_description(description)))
 
     def _existing(self, name: str) -> Queue:
         queue = self.find(name)
@@ -191,6 +195,17 @@ class Namespace:
         if len(self._changing) > 1_000:
             self._changing = {each: lock for each, lock in self._changing.items() if lock.locked()}
         return self._changing.setdefault(key, asyncio.Lock())
+
+
+async def _on_disk(change: Awaitable[None]) -> None:
+    """A change of the catalogue; what the disk refuses is refused, and nothing has changed (durability rule 6)."""
+    try:
+        await change
+    except DiskFull as error:
+        raise Refused(Reason.DISK_FULL, "The disk is full: the entity was left as it is.") from error
+    except StorageError as error:
+        log.error("catalogue.failed", error=str(error))
+        raise Refused(Reason.INTERNAL, "The catalogue could not be written: the entity was left as it is. Please try again.") from error
 
 
 def not_found_text(name: str) -> str:
