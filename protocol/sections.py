@@ -47,7 +47,7 @@ def _spans() -> list[int]:
     return spans
 
 
-_SPANS = _spans()
+SPANS = _spans()
 
 _LISTS, _MAPS = (0x45, 0xC0, 0xD0), (0xC1, 0xD1)
 _LEGAL = frozenset(
@@ -92,7 +92,7 @@ def find_sections(message: bytes) -> Sections:
             constructor = message[value]
             if (section << 8 | constructor) not in _LEGAL:
                 raise DecodeError(f"no section of a message begins at byte {offset}")
-            span = _SPANS[constructor]
+            span = SPANS[constructor]
             if span == _SIZE8:
                 end = value + 2 + message[value + 1]
             elif span == _SIZE32:
@@ -131,7 +131,7 @@ def skip(buffer: bytes, offset: int) -> int:
     """The offset behind the value at `offset`, which may lie beyond the buffer. Raises DecodeError, IndexError, struct.error."""
     pending = 1  # values still to be stepped over: a described one is two, without recursion
     while pending:
-        span = _SPANS[buffer[offset]]
+        span = SPANS[buffer[offset]]
         if span > 0:
             offset += span
         elif span == _SIZE8:
@@ -168,7 +168,7 @@ def fields(buffer: bytes, value: int, end: int, count_max: int) -> list[int]:
             raise DecodeError(f"{count} elements at byte {value}, at most {count_max} are allowed")
         offsets = [offset]
         for _ in range(count):
-            span = _SPANS[buffer[offset]]
+            span = SPANS[buffer[offset]]
             if span > 0:
                 offset += span
             elif span == _SIZE8:

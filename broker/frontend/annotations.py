@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 from broker.changed_properties import with_changes
 from broker.operations import Locked, MessageState, Peeked, partition_of
@@ -166,6 +167,7 @@ def _build(
     return built
 
 
+@lru_cache(maxsize=1024)  # the messages of a queue differ little in this
 def _header(priority: int | None, ttl_ms: int, delivery_count: int) -> bytes:
     """A header section (§3.2.1): durable, priority and ttl where there is one, first-acquirer, delivery-count."""
     body = b"".join(
