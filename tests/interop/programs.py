@@ -80,7 +80,7 @@ def run_program(command: Sequence[str], cwd: Path, client: str, addresses: Addre
 
 def read_report(output: str, how: str) -> Report:
     """The results among the lines a program printed."""
-    report = Report(output=f"{output[-6000:]}\n({how})")
+    report = Report(output=f"{output[-1500:]}\n({how})")
     for line in output.splitlines():
         if line.startswith('{"scenario"'):
             entry = json.loads(line)

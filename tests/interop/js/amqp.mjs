@@ -33,13 +33,15 @@ export function eventOf(emitter, name, failures = []) {
   const first = new Promise((resolve, reject) => {
     emitter.once(name, resolve);
     for (const failure of failures) {
-      emitter.once(failure, (context) => {
-        const error = context.sender?.error ?? context.receiver?.error ?? context.connection?.error ?? context.error;
-        reject(Object.assign(new Error(`${failure}: ${error?.condition} ${error?.description ?? error}`), { condition: error?.condition }));
-      });
+      emitter.once(failure, (context) => reject(errorOf(failure, context)));
     }
   });
   return within(WAIT_MS, first, name);
+}
+
+function errorOf(event, context) {
+  const error = context.sender?.error ?? context.receiver?.error ?? context.connection?.error ?? context.error;
+  return Object.assign(new Error(`${event}: ${error?.condition} ${error?.description ?? error}`), { condition: error?.condition });
 }
 
 export async function openSender(connection, address) {
@@ -89,7 +91,10 @@ export async function openReceiver(connection, address, options = {}) {
   });
   const receiver = new Receiver(link);
   link.on("receiver_error", () => {});
-  await eventOf(link, "receiver_open", ["receiver_close"]);
+  const closed = new Promise((resolve) => link.once("receiver_close", resolve));
+  await eventOf(link, "receiver_open");
+  // A link without a source is refused; the reason is in the detach that follows (AMQP 1.0 §2.6.3).
+  if (!link.source?.address) throw errorOf("refused", await within(WAIT_MS, closed, "the reason of a refusal"));
   return receiver;
 }
 
@@ -125,7 +130,7 @@ export class Receiver {
       const listener = (context) => {
         if (context.delivery !== delivery) return;
         this.link.removeListener("settled", listener);
-        resolve(delivery.remote_state);
+        resolve({ outcome: delivery.remote_state?.constructor.composite_type, error: delivery.remote_state?.error });
       };
       this.link.on("settled", listener);
     });

@@ -78,19 +78,19 @@ const scenarios = {
   },
   "accepted": async (connection, queue) => {
     const { receiver, answer } = await settleOne(connection, queue, outcomes.accepted());
-    assert.ok(message.is_accepted(answer), JSON.stringify(answer));
+    assert.equal(answer.outcome, "accepted");
     await assertEmpty(receiver);
   },
   "released": async (connection, queue) => {
     const { receiver, answer } = await settleOne(connection, queue, outcomes.released());
-    assert.ok(message.is_released(answer), JSON.stringify(answer));
+    assert.equal(answer.outcome, "released");
     const [again] = await receiver.receive(1);
     assert.equal(count(again), 0, "a released message counts no delivery");
     again.delivery.accept();
   },
   "rejected": async (connection, queue) => {
     const { receiver, answer } = await settleOne(connection, queue, outcomes.rejected({ condition: "app:bad", description: "it is bad" }));
-    assert.ok(message.is_rejected(answer), JSON.stringify(answer));
+    assert.equal(answer.outcome, "rejected");
     assert.ok(!answer.error, "a refusal is what an error would mean");
     await assertEmpty(receiver);
     const [dead] = await (await openReceiver(connection, `${queue}/$DeadLetterQueue`)).receive(1);
@@ -98,7 +98,7 @@ const scenarios = {
   },
   "modified-failed": async (connection, queue) => {
     const { receiver, answer } = await settleOne(connection, queue, outcomes.modified({ delivery_failed: true }));
-    assert.ok(message.is_modified(answer), JSON.stringify(answer));
+    assert.equal(answer.outcome, "modified");
     const [again] = await receiver.receive(1);
     assert.equal(count(again), 1);
     again.delivery.accept();
@@ -106,21 +106,21 @@ const scenarios = {
   // Given back, and the clients that leave delivery-failed out mean a failed delivery (AMQP contract 6.1).
   "modified-plain": async (connection, queue) => {
     const { receiver, answer } = await settleOne(connection, queue, outcomes.modified({ undeliverable_here: false }));
-    assert.ok(message.is_modified(answer), JSON.stringify(answer));
+    assert.equal(answer.outcome, "modified");
     const [again] = await receiver.receive(1);
     assert.equal(count(again), 1);
     again.delivery.accept();
   },
   "modified-not-failed": async (connection, queue) => {
     const { receiver, answer } = await settleOne(connection, queue, outcomes.modified({ delivery_failed: false }));
-    assert.ok(message.is_modified(answer), JSON.stringify(answer));
+    assert.equal(answer.outcome, "modified");
     const [again] = await receiver.receive(1);
     assert.equal(again.message.message_id, "m");
     again.delivery.accept();
   },
   "modified-undeliverable-here": async (connection, queue) => {
     const { receiver, answer, found } = await settleOne(connection, queue, outcomes.modified({ undeliverable_here: true }));
-    assert.ok(message.is_modified(answer), JSON.stringify(answer));
+    assert.equal(answer.outcome, "modified");
     await assertEmpty(receiver);
     const number = found.message.message_annotations["x-opt-sequence-number"];
     const { statusCode } = await request(connection, queue, "com.microsoft:receive-by-sequence-number", {
@@ -130,7 +130,7 @@ const scenarios = {
     assert.equal(statusCode, 200, "it was deferred");
   },
   "modified-annotations": async (connection, queue) => {
-    const changes = types.wrap_symbolic_map({ replaced: "new", added: "too" });
+    const changes = { replaced: "new", added: "too" };
     const { receiver } = await settleOne(connection, queue, outcomes.modified({ delivery_failed: true, message_annotations: changes }));
     const [again] = await receiver.receive(1);
     assert.deepEqual({ ...again.message.application_properties }, { kept: "yes", replaced: "new", added: "too" });
@@ -235,7 +235,7 @@ const scenarios = {
     assert.equal(statusCode, 200);
     assert.ok(Number(body.expirations[0]) >= first + lockShortMs * 0.6, `${first} renewed to ${body.expirations[0]}`);
     await sleep(lockShortMs * 0.5);
-    assert.ok(message.is_accepted(await receiver.settle(delivery, outcomes.accepted())));
+    assert.equal((await receiver.settle(delivery, outcomes.accepted())).outcome, "accepted");
     const lost = await request(connection, queue, "com.microsoft:renew-lock", { "lock-tokens": lockTokens(delivery.tag) });
     assert.deepEqual([lost.statusCode, String(lost.errorCondition)], [410, "com.microsoft:message-lock-lost"]);
   },
