@@ -34,6 +34,23 @@ from tests.support.amqp_messages import message, section
 CORPUS = Path(__file__).parent / "corpus"
 
 
+NULLS = b"\xf0" + struct.pack(">II", 5, 2**31 - 1) + b"\x40"
+"""An array of two thousand million nulls, in ten bytes: proton can read it, and not write it again."""
+NOTHINGS = b"\xd0" + struct.pack(">II", 4, 2**32 - 1)
+DEEP = b"\x00\x53\x01" * 300 + b"\x40"
+
+
+def attach_with_filter(handle: int, value: bytes) -> bytes:
+    """A receiver whose source has a filter of this encoded value."""
+    pairs = b"\xa3\x01a" + value
+    filters = b"\xd1" + struct.pack(">II", 4 + len(pairs), 2) + pairs
+    source = encode("queue") + b"\x40" * 6 + filters
+    fields = [encode(field) for field in raw.receiver_attach(handle, "queue")]
+    fields[5] = b"\x00\x53\x28\xd0" + struct.pack(">II", 4 + len(source), 8) + source
+    body = b"".join(fields)
+    return raw.raw_frame(b"\x00\x53\x12\xd0" + struct.pack(">II", 4 + len(body), len(fields)) + body)
+
+
 def streams() -> dict[str, bytes]:
     """What clients say to a broker, in an order in which it may be said."""
     start = raw.AMQP_HEADER + raw.frame(raw.OPEN, raw.open_fields()) + raw.frame(raw.BEGIN, raw.begin_fields())
@@ -77,6 +94,7 @@ def streams() -> dict[str, bytes]:
     dynamic[5] = Described(ULong(raw.SOURCE), [None, UInt(0), Symbol("never"), UInt(0), True])
     filtered = raw.receiver_attach(5, "queue")
     filtered[5] = Described(ULong(raw.SOURCE), ["queue", None, None, None, None, None, None, {Symbol("f"): Described(Symbol("f"), "x")}])
+    bombs = b"".join(attach_with_filter(handle, value) for handle, value in enumerate((NULLS, NOTHINGS, DEEP)))
     return {
         "empty": start + end,
         "sends": start + sender + transfers + detach + end,
@@ -91,6 +109,7 @@ def streams() -> dict[str, bytes]:
         "two_sessions": start + sender + second + transfers + raw.frame(raw.END, [], channel=1) + end,
         "other_nodes": start + b"".join(raw.frame(raw.ATTACH, each) for each in (coordinator, dynamic, filtered)) + end,
         "attaches_again": start + receiver + credit + suspend + receiver + credit + end,
+        "bombs": start + bombs + end,
         "keeps_alive": start + raw.raw_frame(b"") * 3 + end,
     }
 
