@@ -9,7 +9,7 @@ which it drops (§2.7.5): `protocol/frames.py` finds the frames of Service Bus b
 the delivery which then appears is known to be one.
 
 Invariants: no event is lost or reordered; a delivery is settled at most once; nothing that belongs to a link is touched after
-its `LinkDetached`. Knows no sockets, no tasks and no clock (`tick` is given the time).
+its `LinkDetached` was consumed (`release_link`). Knows no sockets, no tasks and no clock (`tick` is given the time).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ Delivery = NewType("Delivery", object)
 """A delivery of the engine: opaque, hashable, to be given back to it."""
 
 PRODUCT = "partibus"
+PARTIAL_BYTES_MAX = 64 * 1024 * 1024
 LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 NULL = ffi.NULL
 SETTLED, MIXED = 1, 2
@@ -50,6 +51,7 @@ _event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
 _readable, _partial, _pending = lib.pn_delivery_readable, lib.pn_delivery_partial, lib.pn_delivery_pending
 _remote_settled, _remote_state = lib.pn_delivery_settled, lib.pn_delivery_remote_state
 _recv, _advance, _settle, _update = lib.pn_link_recv, lib.pn_link_advance, lib.pn_delivery_settle, lib.pn_delivery_update
+_current = lib.pn_link_current
 _send, _delivery, _memmove, _unpack = lib.pn_link_send, lib.pn_delivery, ffi.memmove, ffi.unpack
 _push, _pending_output, _peek_output, _pop_output = (
     lib.pn_transport_push,
@@ -63,12 +65,13 @@ _PN_DELIVERY = lib.PN_DELIVERY
 class Session:
     """An AMQP session (§2.5), as far as links share something in it."""
 
-    __slots__ = ("batches", "pn")
+    __slots__ = ("ended", "leaving", "pn")
 
     def __init__(self, pn: Any) -> None:
         self.pn = pn
-        self.batches: set[Any] = set()
-        """Deliveries of batch format whose last frame has not come yet."""
+        self.leaving = 0
+        """Links whose `LinkDetached` was not consumed yet: until then they, and so the session, are kept."""
+        self.ended = False
 
 
 class Link:
@@ -80,6 +83,9 @@ class Link:
         "incoming",
         "max_message_bytes",
         "name",
+        "partial_bytes",
+        "partial_is_batch",
+        "peer_closed",
         "pn",
         "rcv_settle_mode",
         "session",
@@ -103,6 +109,11 @@ class Link:
         self.rcv_settle_mode = int(lib.pn_link_remote_rcv_settle_mode(pn))
         self.max_message_bytes = 0
         """The largest message taken from the peer; set by `accept_link`."""
+        self.partial_bytes = 0
+        """What has come of a message whose last frame has not; 0 without one."""
+        self.partial_is_batch = False
+        self.peer_closed: bool | None = None
+        """The peer has detached the link (False) or closed it (True): `release_link` will answer."""
         self.gone = False
         """Detached: neither the link nor its deliveries may be touched."""
         self.context: Any = None
@@ -111,8 +122,19 @@ class Link:
 class Engine:
     """The AMQP layer of one connection, after SASL."""
 
-    def __init__(self, *, container_id: str, max_frame_bytes: int, channel_max: int, idle_timeout_ms: int) -> None:
-        """`idle_timeout_ms` is how long the peer may be silent before it is given up; half of it is announced (§2.4.5)."""
+    def __init__(
+        self,
+        *,
+        container_id: str,
+        max_frame_bytes: int,
+        channel_max: int,
+        idle_timeout_ms: int,
+        partial_bytes_max: int = PARTIAL_BYTES_MAX,
+    ) -> None:
+        """`idle_timeout_ms` is how long the peer may be silent before it is given up; half of it is announced (§2.4.5).
+
+        `partial_bytes_max` bounds what is held of messages whose last frame has not come, unless it is a single message.
+        """
         self._connection = lib.pn_connection()
         self._transport = lib.pn_transport()
         self._collector = lib.pn_collector()
@@ -124,7 +146,11 @@ class Engine:
         lib.pn_transport_set_idle_timeout(self._transport, idle_timeout_ms)
         lib.pn_transport_bind(self._transport, self._connection)
         self._finder = BatchFrameFinder()
+        self._partial_bytes_max = partial_bytes_max
+        self._partial_bytes = 0
         self._links: dict[Any, Link] = {}
+        self._leaving: dict[Link, None] = {}
+        """Detached by the peer, and waiting for `release_link`."""
         self._sessions: dict[Any, Session] = {}
         self._events: list[Event] = []
         self._closed_reported = False
@@ -205,9 +231,10 @@ class Engine:
         if self._freed:
             return
         self._freed = True
-        for link in self._links.values():
+        for link in self.links():
             link.gone = True
         self._links.clear()
+        self._leaving.clear()
         lib.pn_transport_unbind(self._transport)
         lib.pn_collector_release(self._collector)
         lib.pn_connection_release(self._connection)
@@ -222,6 +249,8 @@ class Engine:
         if properties:
             _put(lib.pn_connection_properties(self._connection), codec.encode(properties))
         lib.pn_connection_open(self._connection)
+        if lib.pn_connection_state(self._connection) & lib.PN_REMOTE_CLOSED:  # open and close came in one read
+            lib.pn_connection_close(self._connection)
 
     def close(self, error: ErrorCondition | None = None) -> None:
         """Close the connection, with an error or without (§2.7.9)."""
@@ -234,8 +263,8 @@ class Engine:
     # --- links ------------------------------------------------------------------------------------------------------
 
     def links(self) -> list[Link]:
-        """All links that are attached."""
-        return list(self._links.values())
+        """All links that are attached, and those whose `LinkDetached` was not consumed yet."""
+        return [*self._links.values(), *self._leaving]
 
     def link_properties(self, link: Link) -> dict[str, Any]:
         """The peer's attach properties; keys as text."""
@@ -261,8 +290,8 @@ class Engine:
         `max_message_bytes` is announced, and held, on incoming links; `source_filter` (an encoded map) replaces the echo.
         """
         pn = link.pn
-        lib.pn_terminus_copy(lib.pn_link_source(pn), lib.pn_link_remote_source(pn))
-        lib.pn_terminus_copy(lib.pn_link_target(pn), lib.pn_link_remote_target(pn))
+        _echo_terminus(lib.pn_link_source(pn), lib.pn_link_remote_source(pn))
+        _echo_terminus(lib.pn_link_target(pn), lib.pn_link_remote_target(pn))
         if source_filter:
             _put(lib.pn_terminus_filter(lib.pn_link_source(pn)), source_filter)
         lib.pn_link_set_snd_settle_mode(pn, link.snd_settle_mode)
@@ -290,6 +319,29 @@ class Engine:
         _set_condition(lib.pn_link_condition(link.pn), error)
         lib.pn_link_close(link.pn)
         link.gone = True
+
+    def release_link(self, link: Link) -> None:
+        """To be called with each `LinkDetached`, after what came before it: answers the detach and gives the link's memory back.
+
+        What a client sends in one write with its detach is so served like everything else: messages sent settled, outcomes.
+        """
+        if link not in self._leaving:
+            return
+        del self._leaving[link]
+        session = link.session
+        session.leaving -= 1
+        if session.ended:  # the end answers for its links
+            link.gone = True
+            if not session.leaving:
+                self._free_session(session)
+            return
+        if not link.gone:
+            link.gone = True
+            if link.peer_closed:
+                lib.pn_link_close(link.pn)
+            else:
+                lib.pn_link_detach(link.pn)
+        lib.pn_link_free(link.pn)
 
     # --- incoming links ---------------------------------------------------------------------------------------------
 
@@ -368,29 +420,47 @@ class Engine:
 
     def _on_delivery(self, delivery: Any, is_batch: bool) -> None:
         link = self._links.get(_delivery_link(delivery))
-        if link is None or link.gone:
+        if link is None:
             return
         if link.incoming:
-            self._on_transfer(link, delivery, is_batch)
-        else:
+            if link.gone:  # we have closed it, and the peer sends on: proton would keep all of it
+                _settle(delivery)
+            else:
+                self._on_transfer(link, delivery, is_batch)
+        elif _current(link.pn):
+            # What we send is never current any more: this is a transfer on a link on which we are the sender. Proton takes it,
+            # and would send our next message in its place.
+            self._break("amqp:not-allowed", f"transfer on link '{link.name}', on which the peer is the receiver")
+        elif not link.gone:
             self._on_disposition(link, delivery)
+
+    def _break(self, condition: str, description: str) -> None:
+        """The peer has broken the protocol in a way that proton does not see, or a bound: close the connection."""
+        error = ErrorCondition(condition, description)
+        self.close(error)
+        self._report_closed(error)
 
     def _on_transfer(self, link: Link, delivery: Any, is_batch: bool) -> None:
         pn = link.pn
         if not _readable(delivery):
             if lib.pn_delivery_aborted(delivery):
+                self._forget_partial(link)
                 _settle(delivery)
+                lib.pn_link_flow(pn, 1)  # it has used up credit, and nobody else hears of it
             return
         size = _pending(delivery)
         settled = bool(_remote_settled(delivery))
         if link.max_message_bytes and size > link.max_message_bytes:
             # Settled now, even if more is to come: proton throws the rest of it away unseen (§2.7.5).
+            self._forget_partial(link)
             _advance(pn)
-            self._events.append(MessageTooLarge(link, delivery, size, settled))
+            if settled:
+                _settle(delivery)
+            self._events.append(MessageTooLarge(link, [] if settled else [delivery], size))
             return
         if _partial(delivery):
-            if is_batch:
-                link.session.batches.add(delivery)
+            link.partial_is_batch |= is_batch
+            self._count_partial(link, size)
             return
         if size:
             buffer = _buffer(size)
@@ -399,10 +469,9 @@ class Engine:
         else:
             payload = b""
         _advance(pn)
-        if not is_batch and link.session.batches:
-            is_batch = delivery in link.session.batches
-        if is_batch:
-            link.session.batches.discard(delivery)
+        if link.partial_bytes:
+            is_batch |= link.partial_is_batch
+            self._forget_partial(link)
         if settled:
             _settle(delivery)
         events = self._events
@@ -413,6 +482,23 @@ class Engine:
                 last.deliveries.append(delivery)
         else:
             events.append(MessagesReceived(link, [] if settled else [delivery], [payload], settled, is_batch))
+
+    def _count_partial(self, link: Link, size: int) -> None:
+        """Bound what all links together hold of messages that are not whole: nobody else sees it, or can hold it back."""
+        size = max(size, 1)  # a first frame may be empty
+        self._partial_bytes += size - link.partial_bytes
+        link.partial_bytes = size
+        if self._partial_bytes > self._partial_bytes_max and self._partial_bytes > size:
+            self._break(
+                "amqp:resource-limit-exceeded",
+                f"Messages of which only a part has arrived take {self._partial_bytes} bytes on this connection; "
+                f"{self._partial_bytes_max} are the maximum, unless it is a single one.",
+            )
+
+    def _forget_partial(self, link: Link) -> None:
+        self._partial_bytes -= link.partial_bytes
+        link.partial_bytes = 0
+        link.partial_is_batch = False
 
     def _on_disposition(self, link: Link, delivery: Any) -> None:
         outcome, settled = int(_remote_state(delivery)), bool(_remote_settled(delivery))
@@ -444,9 +530,7 @@ class Engine:
     def _on_attach(self, event: Any) -> None:
         pn = lib.pn_event_link(event)
         if pn in self._links:
-            error = ErrorCondition("amqp:session:handle-in-use", "a link of this name is attached in this session already")
-            self.close(error)
-            self._report_closed(error)
+            self._break("amqp:session:handle-in-use", "a link of this name is attached in this session already")
             return
         link = Link(pn, self._session(lib.pn_link_session(pn)), bool(lib.pn_link_is_receiver(pn)))
         self._links[pn] = link
@@ -463,28 +547,38 @@ class Engine:
         link = self._links.pop(pn, None)
         if link is None:
             return
-        error = _condition(lib.pn_link_remote_condition(pn))
-        if not link.gone:
-            link.gone = True
-            self._events.append(LinkDetached(link, closed, error))
-            if closed:
-                lib.pn_link_close(pn)
-            else:
-                lib.pn_link_detach(pn)
-        lib.pn_link_free(pn)
+        if link.gone:  # the peer's answer to our own detach
+            self._forget_partial(link)
+            lib.pn_link_free(pn)
+            return
+        self._leave(link, closed, _condition(lib.pn_link_remote_condition(pn)))
+
+    def _leave(self, link: Link, closed: bool, error: ErrorCondition | None) -> None:
+        self._forget_partial(link)
+        link.peer_closed = closed
+        link.session.leaving += 1
+        self._leaving[link] = None
+        self._events.append(LinkDetached(link, closed, error))
 
     def _on_end(self, event: Any) -> None:
-        session = lib.pn_event_session(event)
-        error = _condition(lib.pn_session_remote_condition(session))
-        for pn, link in list(self._links.items()):
-            if link.session.pn == session:
-                del self._links[pn]
-                if not link.gone:
-                    link.gone = True
-                    self._events.append(LinkDetached(link, True, error))
-        self._sessions.pop(session, None)
-        lib.pn_session_close(session)
-        lib.pn_session_free(session)
+        pn = lib.pn_event_session(event)
+        error = _condition(lib.pn_session_remote_condition(pn))
+        session = self._session(pn)
+        del self._sessions[pn]
+        session.ended = True
+        for link_pn, link in list(self._links.items()):
+            if link.session is session:
+                del self._links[link_pn]
+                if link.gone:
+                    self._forget_partial(link)
+                else:
+                    self._leave(link, True, error)
+        if not session.leaving:
+            self._free_session(session)
+
+    def _free_session(self, session: Session) -> None:
+        lib.pn_session_close(session.pn)
+        lib.pn_session_free(session.pn)
 
     def _on_open(self, event: Any) -> None:
         connection = self._connection
@@ -556,6 +650,15 @@ def _encoded(data: Any) -> bytes:
     buffer = ffi.new("char[]", size)
     count = lib.pn_data_encode(data, buffer, size)
     return _unpack(buffer, count) if count > 0 else b""
+
+
+def _echo_terminus(local: Any, remote: Any) -> None:
+    """Make our source or target what the peer's is, without what in it cannot be encoded again: proton would not survive the try."""
+    lib.pn_terminus_copy(local, remote)
+    for part in (lib.pn_terminus_properties, lib.pn_terminus_capabilities, lib.pn_terminus_outcomes, lib.pn_terminus_filter):
+        data = part(local)
+        if lib.pn_data_encoded_size(data) < 0:
+            lib.pn_data_clear(data)
 
 
 def _put(data: Any, encoded: bytes) -> None:

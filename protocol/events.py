@@ -1,7 +1,7 @@
 """What the engine reports: one event per batch, never one per message where several arrived together.
 
-An event is valid until the engine is called again: the deliveries it carries stay so until they are settled or their
-link is gone (`Link.gone`).
+Events are consumed in order. The deliveries that one carries stay valid until they are settled or their link is gone
+(`Link.gone`), and a link that its peer detached is gone when its `LinkDetached` was consumed (`Engine.release_link`), not before.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LinkAttached:
 
 @dataclass(slots=True)
 class LinkDetached:
-    """A link is gone: detached or closed by the peer (§2.7.7), or its session ended. Its deliveries may not be touched."""
+    """A link was detached or closed by the peer (§2.7.7), or its session ended; it waits for `Engine.release_link`."""
 
     link: Link
     closed: bool
@@ -93,9 +93,9 @@ class MessageTooLarge:
     """A delivery outgrew the link's max-message-size (§2.7.3); what comes of it further is thrown away."""
 
     link: Link
-    delivery: Delivery
+    deliveries: list[Delivery]
+    """The one delivery, to be rejected; none if it was sent settled."""
     size: int
-    settled: bool
 
 
 @dataclass(slots=True)

@@ -49,7 +49,8 @@ from protocol.sasl import SaslServer
 log = structlog.get_logger("connection")
 
 SERVER_PROPERTIES = {"product": "Partibus"}
-SESSION_KEY_BYTES_MAX = 512
+CLOSE_TIMEOUT_S = 5.0
+"""How long a client may take to read our last words."""
 
 
 class Wire(Protocol):
@@ -161,6 +162,7 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tick_timer: asyncio.TimerHandle | None = None
         self._claim_timer: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
         self._open_timer: asyncio.TimerHandle | None = self._loop.call_later(
             settings.connection_open_timeout_ms / 1000, self._open_timed_out
         )
@@ -195,16 +197,21 @@ class Connection:
             return
         self._closed = True
         self.services.left(self)
-        for timer in (self._tick_timer, self._claim_timer, self._open_timer):
+        for timer in (self._tick_timer, self._claim_timer, self._open_timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
         for task in self._tasks:
             task.cancel()
-        for link in self.engine.links():
-            link.gone = True
-            if link.context is not None:
-                link.context.detached()
+        self._end_links()
         self.engine.free()
+
+    def _end_links(self) -> None:
+        """Nothing more goes over the links: what they hold unseen goes back now, not when the socket is gone at last."""
+        for link in self.engine.links():
+            if not link.gone:
+                link.gone = True
+                if link.context is not None:
+                    link.context.detached()
 
     def pause_writing(self) -> None:
         """The client does not read fast enough."""
@@ -246,7 +253,7 @@ class Connection:
             for link in hungry:
                 link.credit_granted()
         if self.engine.finished:
-            self.wire.close()
+            self._close_wire()
         elif self._tick_timer is None:
             self._tick()
 
@@ -262,6 +269,12 @@ class Connection:
         self.flush_soon()
         if due_ms:
             self._tick_timer = self._loop.call_later(max(due_ms - now_ms, 1) / 1000, self._tick)
+
+    def _close_wire(self) -> None:
+        """Close the socket once it has taken what is written; a client that does not read does not keep it."""
+        if self._close_timer is None:
+            self.wire.close()
+            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.wire.abort)
 
     def sent(self, link: OutgoingLink, size: int) -> None:
         """A link has handed so many bytes to the engine. It is served again after the write if there was no room for more."""
@@ -310,7 +323,7 @@ class Connection:
             self.wire.write(output)  # one by one: rhea stalls on an outcome that comes together with the open
         if step.failed:
             log.info("connection.refused", peer=self.peer, reason=step.reason)
-            self.wire.close()
+            self._close_wire()
             return b""
         if not step.done:
             return b""
@@ -333,6 +346,9 @@ class Connection:
         if self._open_timer is not None:
             self._open_timer.cancel()
             self._open_timer = None
+        if self._tick_timer is not None:  # the client's own idle time-out is known only now (§2.4.5)
+            self._tick_timer.cancel()
+            self._tick_timer = None
         self.container_id = event.container_id
         self._pads_frames = _needs_padding(event.properties)
         self.engine.open(SERVER_PROPERTIES)
@@ -425,13 +441,16 @@ class Connection:
                 case LinkAttached(link=link):
                     self._attach(link)
                 case LinkDetached(link=link):
-                    if link.context is not None:
+                    was_served = not link.gone
+                    self.engine.release_link(link)
+                    if was_served and link.context is not None:
                         link.context.detached()
                 case ConnectionOpened():
                     self._opened(event)
                 case ConnectionClosed(error=error):
                     if error is not None:
                         log.info("connection.closed", peer=self.peer, condition=error.condition, description=error.description)
+                    self._end_links()
                 case _:  # of a link that was refused or closed: the peer had not heard of it yet
                     pass
 

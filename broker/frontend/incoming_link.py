@@ -63,15 +63,14 @@ class IncomingLink:
     def received(self, event: MessagesReceived | MessageTooLarge) -> None:
         """Transfers of the client (§2.7.5)."""
         if isinstance(event, MessageTooLarge):
-            deliveries = [] if event.settled else [event.delivery]
-            self._refuse(deliveries, too_large(self.queue, event.size))
+            self._refuse(event.deliveries, too_large(self.queue, event.size), 1)
             return
         self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
         if event.batch:
             try:
                 self._send_batch(event.payloads[0], event.deliveries)
             except Refused as why:
-                self._refuse(event.deliveries, why)
+                self._refuse(event.deliveries, why, 1)
         else:
             self._send_messages(event.payloads, event.deliveries)
 
@@ -101,7 +100,7 @@ class IncomingLink:
                 run[1].append(message)
                 run[2].extend(deliveries[index : index + 1])
             except Refused as why:
-                self._refuse(deliveries[index : index + 1], why)
+                self._refuse(deliveries[index : index + 1], why, 1)
         if unkeyed:
             self._post_unkeyed(unkeyed, unkeyed_deliveries)
         for partition, messages, own in keyed.values():
@@ -111,7 +110,7 @@ class IncomingLink:
         try:
             runs = self.queue.router.spread(len(messages))
         except Refused as why:
-            self._refuse(deliveries, why)
+            self._refuse(deliveries, why, len(messages))
             return
         for partition, start, stop in runs:
             self._post(partition, messages[start:stop], deliveries[start:stop], stop - start)
@@ -180,10 +179,10 @@ class IncomingLink:
         else:
             self._refuse(deliveries, Refused(answer.reason, answer.description), count)
 
-    def _refuse(self, deliveries: Sequence[Delivery], why: Refused, count: int | None = None) -> None:
+    def _refuse(self, deliveries: Sequence[Delivery], why: Refused, count: int) -> None:
+        """`count` deliveries are refused: `deliveries`, or none of them if they came settled. Their credit comes back either way."""
         if not self.link.gone:
             self._connection.engine.reject(deliveries, error_of(why))
-            count = len(deliveries) if count is None else count
             self._meter.refused(why.reason, count)
             self._replenish(count)
             self._connection.flush_soon()

@@ -61,8 +61,8 @@ def _peer(name: object) -> str:
 class WebSocketWire:
     """A WebSocket as a `Wire`: AMQP bytes in binary messages, cut anywhere. One task writes, and tells when it falls behind."""
 
-    def __init__(self, websocket: web.WebSocketResponse, buffer_bytes_max: int) -> None:
-        self._websocket = websocket
+    def __init__(self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None, buffer_bytes_max: int) -> None:
+        self._websocket, self._transport = websocket, transport
         self._buffer_bytes_max = buffer_bytes_max
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
@@ -87,6 +87,8 @@ class WebSocketWire:
     def abort(self) -> None:
         self._waiting.clear()
         self.close()
+        if self._transport is not None:
+            self._transport.abort()  # ends a write that the client does not read, and a read that brings nothing
 
     def pause_reading(self) -> None:
         self._may_read.clear()
@@ -121,7 +123,7 @@ class WebSocketWire:
 
 async def serve_websocket(services: Services, websocket: web.WebSocketResponse, request: web.Request) -> None:
     """Serve one AMQP connection over an accepted WebSocket, until either side ends it."""
-    wire = WebSocketWire(websocket, services.settings.output_buffer_bytes_max)
+    wire = WebSocketWire(websocket, request.transport, services.settings.output_buffer_bytes_max)
     connection = wire.connection = Connection(wire, services, request.remote or "unknown")
     writer = asyncio.create_task(wire.write_all(), name="websocket.write")
     reader = asyncio.create_task(wire.read_all(connection), name="websocket.read")

@@ -115,7 +115,7 @@ class RequestLink:
         engine = self._connection.engine
         if isinstance(event, MessageTooLarge):
             refusal = Refused(Reason.MESSAGE_TOO_LARGE, f"The request has {event.size} bytes; {REQUEST_BYTES_MAX} are the maximum.")
-            self._refuse([] if event.settled else [event.delivery], refusal)
+            self._refuse(event.deliveries, refusal)
             return
         for index, payload in enumerate(event.payloads):
             own = event.deliveries[index : index + 1]
