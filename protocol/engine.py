@@ -153,6 +153,7 @@ class Engine:
         """Detached by the peer, and waiting for `release_link`."""
         self._sessions: dict[Any, Session] = {}
         self._events: list[Event] = []
+        self._open_reported = False
         self._closed_reported = False
         self._freed = False
         self._handlers: dict[int, Callable[[Any], None]] = {
@@ -165,6 +166,7 @@ class Engine:
             lib.PN_CONNECTION_REMOTE_OPEN: self._on_open,
             lib.PN_CONNECTION_REMOTE_CLOSE: self._on_close,
             lib.PN_TRANSPORT_ERROR: self._on_transport_error,
+            lib.PN_TRANSPORT_TAIL_CLOSED: self._on_tail_closed,
             lib.PN_TRANSPORT_CLOSED: self._on_transport_closed,
         }
 
@@ -582,6 +584,10 @@ class Engine:
 
     def _on_open(self, event: Any) -> None:
         connection = self._connection
+        if self._open_reported:  # proton takes a second one
+            self._break("amqp:not-allowed", "the connection is open already")
+            return
+        self._open_reported = True
         self._events.append(
             ConnectionOpened(
                 _text(lib.pn_connection_remote_container(connection)) or "",
@@ -596,6 +602,11 @@ class Engine:
 
     def _on_transport_error(self, event: Any) -> None:
         self._report_closed(_condition(lib.pn_transport_condition(self._transport)))
+
+    def _on_tail_closed(self, event: Any) -> None:
+        # A close and what proton complains of were reported before; of a frame it cannot read it says nothing.
+        if not self._closed_reported:
+            self._break("amqp:decode-error", "a frame that holds no performative, or one that cannot be decoded")
 
     def _on_transport_closed(self, event: Any) -> None:
         self._report_closed(None)
