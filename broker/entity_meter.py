@@ -12,10 +12,13 @@ class EntityMeter:
     """The counters of one entity."""
 
     __slots__ = (
+        "_metrics",
         "abandoned_messages",
         "completed_messages",
         "dead_lettered_messages",
         "deferred_messages",
+        "expired_locks",
+        "expired_messages",
         "incoming_bytes",
         "incoming_messages",
         "outgoing_bytes",
@@ -24,6 +27,7 @@ class EntityMeter:
         "receive_cache_misses",
         "receive_cache_recalls",
         "receive_cache_returns",
+        "send_seconds",
         "server_errors",
         "successful_requests",
         "user_errors",
@@ -33,6 +37,10 @@ class EntityMeter:
         self.abandoned_messages = metrics.abandoned_messages.labels(entity)
         self.completed_messages = metrics.completed_messages.labels(entity)
         self.dead_lettered_messages = metrics.dead_lettered_messages.labels(entity)
+        self._metrics = metrics
+        self.expired_locks = metrics.expired_locks.labels(entity)
+        self.expired_messages = metrics.expired_messages.labels(entity)
+        self.send_seconds = metrics.send_seconds.labels(entity)
         self.deferred_messages = metrics.deferred_messages.labels(entity)
         self.incoming_bytes = metrics.incoming_bytes.labels(entity)
         self.incoming_messages = metrics.incoming_messages.labels(entity)
@@ -49,3 +57,22 @@ class EntityMeter:
     def refused(self, reason: Reason, count: int) -> None:
         """Operations that were not carried out."""
         (self.server_errors if reason in _OUR_FAULT else self.user_errors).inc(count)
+
+    # --- what a partition tells (`partition.task.PartitionMeter`) -----------------------------------------------------
+
+    def committed(self, records: int, size: int, seconds: float) -> None:
+        self._metrics.commits.inc()
+        self._metrics.commit_records.inc(records)
+        self._metrics.commit_bytes.inc(size)
+        self._metrics.commit_seconds.observe(seconds)
+
+    def commit_failed(self) -> None:
+        self._metrics.commit_failures.inc()
+
+    def restarted(self) -> None:
+        self._metrics.partition_restarts.inc()
+
+    def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
+        self.dead_lettered_messages.inc(dead_lettered)
+        self.expired_messages.inc(expired_messages)
+        self.expired_locks.inc(expired_locks)

@@ -195,6 +195,7 @@ class Broker:
             describe=lambda: queue.description,
             payloads=self._payloads,
             limits=self._partition_limits,
+            meter=queue.meter,
         )
         assert self._tasks is not None, "the broker runs"
         self._tasks.create_task(partition.run(), name=f"partition {queue.name}/{number}")

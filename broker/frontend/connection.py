@@ -108,20 +108,21 @@ class Services:
         self.connections: set[Connection] = set()
         self._alone = asyncio.Event()
         self._alone.set()
+        metrics.active_connections.set_function(lambda: len(self.connections))
+        metrics.active_links.set_function(lambda: sum(len(connection.engine.links()) for connection in self.connections))
+        metrics.inflight_bytes.set_function(lambda: self.inflight.bytes)
 
     def joined(self, connection: Connection) -> None:
         """A client has connected."""
         self.connections.add(connection)
         self._alone.clear()
         self.metrics.connections_opened.inc()
-        self.metrics.active_connections.set(len(self.connections))
 
     def left(self, connection: Connection) -> None:
         """It is gone."""
         self.connections.discard(connection)
         self.inflight.forget(connection)
         self.metrics.connections_closed.inc()
-        self.metrics.active_connections.set(len(self.connections))
         if not self.connections:
             self._alone.set()
 

@@ -7,6 +7,7 @@ format 0x80013700) is one delivery: all of it goes to one partition, or none.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -48,13 +49,14 @@ class IncomingLink:
         self.link, self.queue, self.path = link, queue, path
         self._connection = connection
         self._client = next_client()
+        self._loop = asyncio.get_running_loop()
         self._window = connection.services.settings.link_credit
         self._used = 0
         """Messages that have their outcome, and whose credit was not granted anew yet."""
         self._sends = 0
         self._meter = queue.meter
-        self._waiting: dict[int, tuple[Sequence[Delivery], int, int, int]] = {}
-        """By cookie: the deliveries to settle (none if they came settled), how many there were, messages, bytes."""
+        self._waiting: dict[int, tuple[Sequence[Delivery], int, int, int, float]] = {}
+        """By cookie: the deliveries to settle (none if they came settled), how many there were, messages, bytes, when."""
         queue.watchers.add(self)
         connection.engine.grant(link, self._window)
 
@@ -154,7 +156,7 @@ class IncomingLink:
         size = sum(map(len, data))
         times_to_live_ms = [message.time_to_live_ms for message in messages]
         self._sends += 1
-        self._waiting[self._sends] = (deliveries, count, len(data), size)
+        self._waiting[self._sends] = (deliveries, count, len(data), size, self._loop.time())
         self._connection.took(size)
         partition.post(Send(data, times_to_live_ms if any(times_to_live_ms) else None, self._sends), self._client, self._answered)
 
@@ -164,12 +166,13 @@ class IncomingLink:
         if not isinstance(answer, Sent | Failed):  # Unavailable: what was under way is answered on its own
             return
         assert isinstance(answer.cookie, int), "cookies of this link are numbers"
-        deliveries, count, messages, size = self._waiting.pop(answer.cookie)
+        deliveries, count, messages, size, began = self._waiting.pop(answer.cookie)
         self._connection.finished_with(size)
         if isinstance(answer, Sent):
             self._meter.incoming_messages.inc(messages)
             self._meter.incoming_bytes.inc(size)
             self._meter.successful_requests.inc(count)
+            self._meter.send_seconds.observe(self._loop.time() - began)
         if self.link.gone:
             return
         if isinstance(answer, Sent):

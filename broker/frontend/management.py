@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from prometheus_client import Counter
 
 from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.errors import Reason, Refused
@@ -150,6 +151,7 @@ class ManagementNode:
         changes = encode_changes(changed) if isinstance(changed, dict) else None
         meter = self._queue.meter
         make: Callable[[list[LockToken]], Operation]
+        counter: Counter | None
         match status:
             case "completed":
                 make, counter = (lambda group: Complete(group)), meter.completed_messages
@@ -161,7 +163,7 @@ class ManagementNode:
                 reason = {DEAD_LETTER_REASON: body.get("deadletter-reason"), DEAD_LETTER_DESCRIPTION: body.get("deadletter-description")}
                 info = (changed if isinstance(changed, dict) else {}) | {key: value for key, value in reason.items() if value}
                 changes = encode_changes(info, drop_nulls=True)
-                make, counter = (lambda group: DeadLetter(group, changes)), meter.dead_lettered_messages
+                make, counter = (lambda group: DeadLetter(group, changes)), None  # the partition counts these
             case _:
                 raise Refused(Reason.ARGUMENT, f"'{status}' is no disposition-status: completed, abandoned, defered and suspended are.")
         for places, operation in self._by_partition(tokens, make):
@@ -169,7 +171,8 @@ class ManagementNode:
             assert isinstance(answer, Settled), f"{answer} is no answer to a settlement"
             if answer.failures:
                 raise lock_lost()
-            counter.inc(len(places))
+            if counter is not None:
+                counter.inc(len(places))
         self._forget(tokens)
         return _ok({})
 

@@ -327,7 +327,6 @@ class OutgoingLink:
                 meter.completed_messages.inc(len(tokens))
             case Outcome.REJECTED:
                 operation = DeadLetter(tokens, _reason(event.error), cookie)
-                meter.dead_lettered_messages.inc(len(tokens))
             case Outcome.MODIFIED if event.undeliverable_here:
                 operation = Defer(tokens, _changes(event.annotations), cookie)
                 meter.deferred_messages.inc(len(tokens))

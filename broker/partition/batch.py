@@ -31,8 +31,10 @@ class Grant:
 class Batch:
     """Made by `Partition.begin`, complete after `Partition.finish`."""
 
-    __slots__ = ("answers", "commit", "first_sent", "granted_bytes", "grants", "has_sent", "holes", "marks", "now_ms", "open_grants",
-                 "passing", "to_tell")  # fmt: skip
+    __slots__ = (
+        "answers", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent", "granted_bytes", "grants", "has_sent",
+        "holes", "marks", "now_ms", "open_grants", "passing", "to_tell",
+    )  # fmt: skip
 
     def __init__(self, commit: Commit, now_ms: int, first_sent: int) -> None:
         self.commit = commit
@@ -49,6 +51,8 @@ class Batch:
         self.grants: list[Grant] = []
         self.open_grants: dict[tuple[ClientId, int], Grant] = {}
         """By client and subqueue."""
+        self.dead_lettered = self.expired_messages = self.expired_locks = 0
+        """For the metrics: how many of each there were."""
         self.granted_bytes = 0
         self.to_tell: list[tuple[ClientId, int]] = []
         """Clients that want to know if their demand is not met, with the subqueue."""

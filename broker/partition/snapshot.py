@@ -86,10 +86,14 @@ def load(messages: Messages, state: bytes) -> None:
     frames = [StoredFrame(Position(position)) for position in positions]
     for subqueue in messages.subqueues[:subqueue_count]:
         end = _load_subqueue(subqueue, frames, view, end)
+    if end != len(view):
+        raise UnreadableRecord(f"a checkpoint has {len(view)} bytes, its tables speak of {end}")
     messages.adopt_frames(frames)
 
 
 def _load_subqueue(subqueue: Subqueue, frames: list[StoredFrame], view: memoryview, end: int) -> int:
+    if end + _SUBQUEUE.size > len(view):
+        raise UnreadableRecord(f"a checkpoint ends at byte {len(view)}, before its subqueue {subqueue.number}")
     count, changed_count = _SUBQUEUE.unpack_from(view, end)
     numbers, end = read_table("Q", view, end + _SUBQUEUE.size, count)
     enqueued, end = read_table("Q", view, end, count)

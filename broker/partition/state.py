@@ -453,6 +453,7 @@ class Partition:
 
     def _move(self, subqueue: Subqueue, references: Sequence[Reference], changed: bytes | None, counts_delivery: bool = False) -> None:
         numbers = [reference.sequence_number for reference in references]
+        self._batch.dead_lettered += len(numbers)
         self._mark(Mark(records.MOVED, subqueue.number, numbers, changed, _DEAD_LETTER, counts_delivery))
 
     def _give_back(self, subqueue: Subqueue, references: list[Reference]) -> None:
@@ -472,6 +473,7 @@ class Partition:
 
     def _run_timers(self) -> None:
         for subqueue, references in self._locks.run_out(self._batch.now_ms):
+            self._batch.expired_locks += len(references)
             self._return(subqueue, references, None)
         assert self._main.expiry is not None, "the messages were replayed"
         for numbers in self._main.expiry.expire(self._batch.now_ms):
@@ -486,6 +488,7 @@ class Partition:
         """Available messages of the main subqueue whose time to live is over."""
         if not references:
             return
+        self._batch.expired_messages += len(references)
         if self._description.settings.dead_lettering_on_expiration:
             self._move(self._main, references, _EXPIRED)
         else:

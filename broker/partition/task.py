@@ -26,6 +26,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
@@ -94,6 +95,22 @@ class TaskLimits:
 Waiting = tuple[ClientId, Operation, Sink]
 
 
+class PartitionMeter(Protocol):
+    """Who counts what a partition does; told once per batch."""
+
+    def committed(self, records: int, size: int, seconds: float) -> None:
+        """A commit is durable: its records, its bytes, and how long it took."""
+
+    def commit_failed(self) -> None:
+        """A write or sync has failed, and the partition went down."""
+
+    def restarted(self) -> None:
+        """It came back."""
+
+    def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
+        """Messages that were dead-lettered, for whatever reason, or expired, and locks that ran out."""
+
+
 class PartitionTask:
     """One partition's mailbox and what serves it. Lives in the event loop; `run` is its task."""
 
@@ -107,12 +124,13 @@ class PartitionTask:
         payloads: PayloadBudget,
         limits: TaskLimits | None = None,
         on_health: Callable[[int, Health], None] | None = None,
+        meter: PartitionMeter | None = None,
     ) -> None:
         """`describe` gives the queue's description as it is now; `on_health` hears of each change, in the event loop."""
         self.number = number
         self._log, self._clock, self._describe, self._payloads = log, clock, describe, payloads
         self._limits = limits or TaskLimits()
-        self._on_health = on_health
+        self._on_health, self._meter = on_health, meter
         self._health = Health.CLOSED
         self._mailbox: deque[Waiting] = deque()
         self._attached: dict[ClientId, Sink] = {}
@@ -277,6 +295,8 @@ class PartitionTask:
         return waiting
 
     async def _commit(self, partition: Partition, batch: Batch) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             await self._log.append(batch.commit, urgent=not batch.has_sent)
         except DiskFull:
@@ -286,6 +306,10 @@ class PartitionTask:
             self._output.warning("disk.full", refused_sends=undone)
             if batch.commit:
                 await self._log.append(batch.commit, urgent=True)
+        if self._meter is not None:
+            self._meter.committed(len(batch.marks) + batch.has_sent, batch.commit.bytes, loop.time() - began)
+            if batch.dead_lettered or batch.expired_messages or batch.expired_locks:
+                self._meter.lapsed(batch.dead_lettered, batch.expired_messages, batch.expired_locks)
 
     async def _fill(self, partition: Partition, batch: Batch) -> None:
         """Read from the log what an answer needs and the memory does not hold."""
@@ -364,6 +388,8 @@ class PartitionTask:
             self._fail(error)
             return
         self._output.error("commit.failed", error=str(error))
+        if self._meter is not None:
+            self._meter.commit_failed()
         if isinstance(error, DiskFull):
             await self._reload(error)
             return
