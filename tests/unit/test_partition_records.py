@@ -1,0 +1,155 @@
+"""Records, checkpoints and the payload budget: there and back, and what cannot be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.partition import records, snapshot
+from broker.partition.messages import Messages
+from broker.partition.payloads import PayloadBudget
+from broker.partition.records import Counters, Enqueued, Mark, Relocated, UnreadableRecord
+from storage.log import FRAME_HEADER_BYTES, Commit, Frame, Position, Record
+
+
+def frame_of(commit: Commit) -> Frame:
+    return Frame(commit.start, bytes(FRAME_HEADER_BYTES) + b"".join(commit.parts))
+
+
+def only_record(commit: Commit) -> Record:
+    (record,) = frame_of(commit).records()
+    return record
+
+
+def new_messages() -> Messages:
+    messages = Messages(3, PayloadBudget(0, 0), 20)
+    messages.finish_replay()
+    return messages
+
+
+@pytest.mark.parametrize("expiries", [None, [5, 0, 1 << 41]])
+def test_enqueued_messages_are_found_where_the_record_says(expiries: list[int] | None) -> None:
+    commit = Commit(Position(4096))
+    commit.add(9, [b"something before"])
+    bodies = [b"one", b"", b"three"]
+    offset = records.add_enqueued(commit, 77, 1_700_000_000_000, [3, 0, 5], expiries, bodies)
+    frame = frame_of(commit)
+    enqueued = records.read_enqueued(frame.records()[1])
+    assert (enqueued.first, enqueued.enqueued_at_ms, list(enqueued.sizes)) == (77, 1_700_000_000_000, [3, 0, 5])
+    assert (None if enqueued.expires_at_ms is None else list(enqueued.expires_at_ms)) == expiries
+    assert enqueued.messages_offset == offset
+    assert frame.data[offset : offset + 8] == b"onethree"
+
+
+def test_a_mark_reads_back_as_it_was() -> None:
+    for mark in (
+        Mark(records.REMOVED, 0, [1, 1 << 63]),
+        Mark(records.RETURNED, 1, [5], b"\xc1\x01\x00"),
+        Mark(records.DEFERRED, 0, []),
+        Mark(records.MOVED, 0, [9, 8], b"x" * 300, target=1, counts_delivery=True),
+    ):
+        commit = Commit(Position(0))
+        commit.add(mark.kind, [records.encode_mark(mark)])
+        again = records.read_mark(only_record(commit))
+        assert again._replace(sequence_numbers=list(again.sequence_numbers)) == mark
+
+
+def test_counters_and_relocated_messages_read_back_as_they_were() -> None:
+    commit = Commit(Position(0))
+    commit.add(records.COUNTERS, [records.encode_counters(Counters(12, 34))])
+    assert records.read_counters(only_record(commit)) == Counters(12, 34)
+    commit = Commit(Position(0))
+    relocated = Relocated([5, 9], [1, 2], [0, 77], [3, 2], [4, 0], [0, 1], [1, 0], [b"changed", None], 0)
+    offset = records.add_relocated(commit, relocated, [b"abc", b"de"])
+    again = records.read_relocated(only_record(commit))
+    assert [list(column) for column in again[:-1]] == [list(column) for column in relocated[:-1]]
+    assert again.messages_offset == offset and frame_of(commit).data[offset:] == b"abcde"
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "body"),
+    [
+        (records.ENQUEUED, records.read_enqueued, b"short"),
+        (records.ENQUEUED, records.read_enqueued, records._ENQUEUED.pack(1, 2, 1000, 0, 0)),
+        (records.REMOVED, records.read_mark, records._MARK.pack(0, 0, 0, 0, 3, 0) + bytes(8)),
+        (records.MOVED, records.read_mark, records._MARK.pack(0, 1, 0, 0, 0, 9) + bytes(8)),
+        (records.COUNTERS, records.read_counters, b""),
+        (records.RELOCATED, records.read_relocated, records._RELOCATED.pack(7, 0)),
+    ],
+)
+def test_a_record_whose_tables_do_not_fit_is_not_read(kind: int, read: Any, body: bytes) -> None:
+    with pytest.raises(UnreadableRecord):
+        read(Record(kind, records.VERSION, 72, memoryview(body)))
+    with pytest.raises(UnreadableRecord, match="version 9"):
+        read(Record(kind, 9, 72, memoryview(body + bytes(100))))
+
+
+def test_a_record_kind_of_a_later_release_ends_the_replay() -> None:
+    commit = Commit(Position(0))
+    commit.add(200, [b"?"])
+    with pytest.raises(UnreadableRecord, match="kind 200"):
+        Messages(3, PayloadBudget(0, 0), 20).replay(frame_of(commit))
+
+
+def test_a_record_about_a_message_that_cannot_be_unknown_ends_the_replay() -> None:
+    commit = Commit(Position(0))
+    records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
+    commit.add(records.REMOVED, [records.encode_mark(Mark(records.REMOVED, 0, [3 << 48 | 11]))])
+    with pytest.raises(UnreadableRecord, match="not there"):
+        Messages(3, PayloadBudget(0, 0), 20).replay(frame_of(commit))
+
+
+def test_a_record_about_a_message_of_a_trimmed_part_is_passed_over() -> None:
+    messages = Messages(3, PayloadBudget(0, 0), 20)
+    commit = Commit(Position(0))
+    commit.add(records.REMOVED, [records.encode_mark(Mark(records.REMOVED, 0, [3 << 48 | 2]))])
+    records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
+    commit.add(records.RETURNED, [records.encode_mark(Mark(records.RETURNED, 0, [3 << 48 | 4, 3 << 48 | 10]))])
+    messages.replay(frame_of(commit))
+    messages.finish_replay()
+    messages.check()
+    assert [each.delivery_count for each in messages.main.browse(0)] == [1]
+
+
+def test_a_checkpoint_brings_back_every_reference() -> None:
+    messages = new_messages()
+    first = messages.next_number
+    messages.apply_enqueued(Position(100), Enqueued(first, 1000, [10, 20, 30, 40], [5000, 0, 6000, 0], 64))
+    messages.apply_enqueued(Position(900), Enqueued(first + 4, 2000, [7], None, 80))
+    messages.apply_mark(Mark(records.RETURNED, 0, [first], b"\xc1\x01\x00"))
+    messages.apply_mark(Mark(records.DEFERRED, 0, [first + 1]))
+    messages.apply_mark(Mark(records.MOVED, 0, [first + 2], None, 1, True))
+    messages.apply_mark(Mark(records.REMOVED, 0, [first + 3]))
+    again = Messages(3, PayloadBudget(0, 0), 20)
+    snapshot.load(again, snapshot.save(messages))
+    again.finish_replay()
+    again.check()
+    for mine, theirs in zip(messages.subqueues, again.subqueues, strict=True):
+        assert [describe(each) for each in mine.browse(0)] == [describe(each) for each in theirs.browse(0)]
+        assert (mine.available, mine.deferred, mine.bytes) == (theirs.available, theirs.deferred, theirs.bytes)
+    assert (again.next_number, again.latest_enqueued_ms) == (messages.next_number, 2000)
+    assert again.first_live() == 100
+
+
+def describe(reference: Any) -> list[Any]:
+    values = [getattr(reference, name) for name in reference.__slots__ if name not in ("frame", "lease")]
+    return [*values, reference.frame.position]
+
+
+@pytest.mark.parametrize("state", [b"", b"PbS1", b"PbS9" + bytes(100), snapshot.save(new_messages())[:-1]])
+def test_a_checkpoint_that_is_none_is_not_read(state: bytes) -> None:
+    with pytest.raises(UnreadableRecord):
+        snapshot.load(Messages(3, PayloadBudget(0, 0), 20), state)
+
+
+def test_a_full_budget_still_leaves_each_partition_its_reserve() -> None:
+    budget = PayloadBudget(1000, reserve_bytes=100)
+    hog, other = budget.share(), budget.share()
+    assert hog.take(1000) and not hog.take(1)
+    assert other.take(60) and other.take(40) and not other.take(1)
+    other.give(40)
+    assert other.take(30)
+    hog.close()
+    other.close()
+    assert budget.used == 0

@@ -1,0 +1,79 @@
+"""The timer wheel alone."""
+
+from __future__ import annotations
+
+from broker.partition.timers import TimerWheel
+
+TICK_MS = 20
+
+
+def wheel(live: set[int] | None = None) -> TimerWheel:
+    return TimerWheel(TICK_MS, (live if live is not None else set(range(10_000))).__contains__)
+
+
+def test_a_key_never_comes_out_before_its_time_and_at_most_a_tick_after() -> None:
+    for due_ms in range(1, 200):
+        timers = wheel()
+        timers.add(due_ms, 7)
+        came_out = next(now for now in range(400) if timers.expire(now))
+        assert due_ms <= came_out <= due_ms + TICK_MS
+
+
+def test_keys_come_out_in_the_order_of_their_ticks() -> None:
+    timers = wheel()
+    for due_ms in (500, 100, 300):
+        timers.add_all(due_ms, [due_ms, due_ms + 1])
+    assert [list(keys) for keys in timers.expire(400)] == [[100, 101], [300, 301]]
+    assert timers.next_due_ms() == 500
+
+
+def test_the_next_time_is_that_of_the_first_key_that_was_not_cancelled() -> None:
+    timers = wheel()
+    assert timers.next_due_ms() is None
+    timers.add(100, 1)
+    timers.add(200, 2)
+    timers.cancel(100)
+    assert timers.next_due_ms() == 200
+    timers.cancel(200)
+    assert timers.next_due_ms() is None
+    assert timers.expire(1000) == []
+
+
+def test_a_bucket_drops_its_cancelled_keys_once_they_are_most_of_it() -> None:
+    live = set(range(1000))
+    timers = wheel(live)
+    timers.add_all(100, range(1000))
+    for key in range(900):
+        live.discard(key)
+        timers.cancel(100)
+    timers.check([100] * 100)
+    (keys,) = timers.expire(100)
+    assert len(keys) < 350 and set(range(900, 1000)) <= set(keys)
+
+
+def test_ticks_that_emptied_early_do_not_pile_up() -> None:
+    timers = wheel()
+    for round_ in range(10_000):
+        timers.add(1_000_000 + round_ * TICK_MS, round_)
+        timers.cancel(1_000_000 + round_ * TICK_MS)
+    assert len(timers._ticks) < 200
+
+
+def test_cancelling_what_has_come_out_does_nothing() -> None:
+    timers = wheel()
+    timers.add(100, 1)
+    timers.expire(100)
+    timers.cancel(100)
+    assert timers.next_due_ms() is None
+
+
+def test_sifting_lets_a_cancelled_key_be_used_again() -> None:
+    live = {1, 2}
+    timers = wheel(live)
+    timers.add_all(100, [1, 2])
+    live.discard(2)
+    timers.cancel(100)
+    timers.sift(100)
+    live.add(2)
+    timers.add(100, 2)
+    assert [list(keys) for keys in timers.expire(100)] == [[1, 2]]
