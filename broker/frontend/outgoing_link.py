@@ -46,7 +46,7 @@ from broker.operations import (
     partition_of_token,
 )
 from broker.queue import Queue, next_client
-from protocol.codec import decode_all
+from protocol.codec import DecodeError, decode_all
 from protocol.engine import SETTLED, Delivery, Link
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
 
@@ -319,32 +319,40 @@ class OutgoingLink:
     def _settle(self, number: int, deliveries: Sequence[Delivery], tokens: list[LockToken], event: DeliveriesUpdated) -> None:
         self._cookies += 1
         cookie = self._cookies
-        operation: Complete | Abandon | Defer | DeadLetter
+        try:
+            operation = self._operation(event, tokens, cookie)
+        except Refused as why:
+            self._handles[number].post(Release(tokens), self._client, self._answered)
+            self._engine.reject(deliveries, error_of(why))
+            return
+        if operation is None:
+            self._handles[number].post(Release(tokens), self._client, self._answered)
+            self._engine.settle(deliveries, Outcome.RELEASED)
+            return
+        self._settling[cookie] = (deliveries, event)
+        self._handles[number].post(operation, self._client, self._answered)
+
+    def _operation(self, event: DeliveriesUpdated, tokens: list[LockToken], cookie: int) -> Complete | Abandon | Defer | DeadLetter | None:
+        """What the outcome asks of the partition; None to give the messages back. Raises Refused."""
         meter = self._meter
         match event.outcome:
             case Outcome.ACCEPTED:
-                operation = Complete(tokens, cookie)
                 meter.completed_messages.inc(len(tokens))
+                return Complete(tokens, cookie)
             case Outcome.REJECTED:
-                operation = DeadLetter(tokens, _reason(event.error), cookie)
+                return DeadLetter(tokens, _reason(event.error), cookie)
             case Outcome.MODIFIED if event.undeliverable_here:
-                operation = Defer(tokens, _changes(event.annotations), cookie)
+                changed = _changes(event.annotations)
                 meter.deferred_messages.inc(len(tokens))
+                return Defer(tokens, changed, cookie)
             case Outcome.MODIFIED:
-                operation = Abandon(tokens, _changes(event.annotations), cookie)
+                changed = _changes(event.annotations)
                 meter.abandoned_messages.inc(len(tokens))
+                return Abandon(tokens, changed, cookie)
             case Outcome.RELEASED | Outcome.NONE | Outcome.RECEIVED:
-                self._handles[number].post(Release(tokens), self._client, self._answered)
-                self._engine.settle(deliveries, Outcome.RELEASED)
-                return
+                return None
             case _:
-                self._handles[number].post(Release(tokens), self._client, self._answered)
-                self._engine.reject(
-                    deliveries, error_of(Refused(Reason.NOT_IMPLEMENTED, "Transactions are not supported by this version."))
-                )
-                return
-        self._settling[cookie] = (deliveries, event)
-        self._handles[number].post(operation, self._client, self._answered)
+                raise Refused(Reason.NOT_IMPLEMENTED, "Transactions are not supported by this version.")
 
     def _settled(self, settled: Settled) -> None:
         assert isinstance(settled.cookie, int), "cookies of this link are numbers"
@@ -444,7 +452,10 @@ def _changes(annotations: bytes) -> bytes | None:
 
 
 def _map(encoded: bytes) -> dict[Any, Any]:
-    value = decode_all(encoded) if encoded else {}
+    try:
+        value = decode_all(encoded) if encoded else {}
+    except DecodeError as error:
+        raise Refused(Reason.DECODE, f"The outcome's map cannot be decoded: {error}.") from error
     return value if isinstance(value, dict) else {}
 
 

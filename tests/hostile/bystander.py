@@ -1,0 +1,92 @@
+"""What the hostile tests share: a client that behaves, and ways to see how an attack ended."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import resource
+import time
+from pathlib import Path
+from types import TracebackType
+
+from tests.support import raw_amqp as raw
+from tests.support.amqp_messages import DATA, message, sections
+from tests.support.raw_amqp import ConnectionEnded, Frame, RawConnection
+
+ENDS_WITHIN_S = 5.0
+_numbers = itertools.count()
+
+
+class Bystander:
+    """A connection with a sender and a receiver, used politely."""
+
+    def __init__(self, port: int, queue: str = "bystander") -> None:
+        self._connection = RawConnection(port)
+        self._connection.open()
+        self._connection.begin()
+        self._connection.attach_sender(0, queue)
+        self._connection.attach_receiver(1, queue)
+        self._sent = 0
+        self._received = 0
+
+    def __enter__(self) -> Bystander:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._connection.socket.close()
+
+    def round_trip(self, within_s: float = ENDS_WITHIN_S) -> float:
+        """Send a message, receive it, complete it; gives the seconds it took. Raises TimeoutError, AssertionError."""
+        connection, begin = self._connection, time.monotonic()
+        body = b"round trip %d" % next(_numbers)
+        connection.send_frame(raw.TRANSFER, raw.transfer_fields(0, self._sent), message(body=[body]))
+        self._sent += 1
+        accepted = connection.read_until(raw.DISPOSITION, within_s=within_s)
+        assert accepted.field(4).descriptor == raw.ACCEPTED, f"the bystander's message was refused: {accepted}"
+        connection.send_frame(raw.FLOW, raw.flow_fields(1, self._received, 1))
+        delivered = connection.read_until(raw.TRANSFER, within_s=within_s)
+        self._received += 1
+        assert sections(delivered.payload)[DATA] == body
+        number = delivered.field(1)
+        connection.send_frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, raw.outcome(raw.ACCEPTED)))
+        settled = connection.read_until(raw.DISPOSITION, within_s=within_s)
+        assert settled.field(3) and settled.field(4).descriptor == raw.ACCEPTED
+        return time.monotonic() - begin
+
+
+def opened(port: int, *, receive_buffer_bytes: int | None = None) -> RawConnection:
+    """An attacker past login, open and begin."""
+    connection = RawConnection(port, receive_buffer_bytes=receive_buffer_bytes)
+    try:
+        connection.open()
+        connection.begin()
+    except BaseException:
+        connection.socket.close()
+        raise
+    return connection
+
+
+def ending(connection: RawConnection, within_s: float = ENDS_WITHIN_S) -> Frame | None:
+    """Read until the broker hangs up; gives its close if it said one. Raises TimeoutError if it does not hang up."""
+    frames = [found for found in connection.frames_until_end(within_s) if found.code == raw.CLOSE]
+    return frames[-1] if frames else None
+
+
+def part_politely(connection: RawConnection, within_s: float = ENDS_WITHIN_S) -> str | None:
+    """Close from our side and read to the end; gives the condition if the broker had closed with one before.
+
+    A broker that answers neither with a close nor by hanging up raises TimeoutError; a condition that is not one of the
+    standard's or the service's own is an AssertionError.
+    """
+    with contextlib.suppress(ConnectionEnded):  # what it said before is still to be read
+        connection.send_frame(raw.CLOSE, [])
+    closed = ending(connection, within_s)
+    condition = raw.condition_of(closed) if closed is not None else None
+    assert condition is None or condition.startswith(("amqp:", "com.microsoft:")), condition
+    return condition
+
+
+def resident_mib(pid: int) -> float:
+    """Memory of a process that is in use now."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20

@@ -1,0 +1,62 @@
+"""A broker under attack, and somebody else who uses it all the while: after each test the other one must not have noticed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.hostile.bystander import Bystander, resident_mib
+from tests.support.broker_process import BrokerProcess, queue
+
+QUEUES = ("bystander", "target", "backlog", "bulk")
+OPEN_TIMEOUT_S = 2.0
+"""What a client has for SASL and open here; the default is longer than a test should take."""
+SETTINGS = {
+    "PARTIBUS_CONNECTION_OPEN_TIMEOUT_MS": str(int(OPEN_TIMEOUT_S * 1000)),
+    "PARTIBUS_LINKS_PER_CONNECTION_MAX": "100",
+    "PARTIBUS_SESSIONS_PER_CONNECTION_MAX": "32",
+}
+RESIDENT_MIB_MAX = 250
+"""No attack of these tests entitles the broker to more; it starts at about a third of it."""
+_TROUBLE = re.compile(r'"level": "(error|critical)"|Traceback|Fatal error')
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all attacks: what one of them leaves behind, the next ones meet."""
+    with BrokerProcess(tmp_path_factory.mktemp("hostile"), [queue(name) for name in QUEUES], environment=SETTINGS) as process:
+        yield process
+        process.check_alive()
+
+
+@pytest.fixture(scope="session")
+def old_friend(broker: BrokerProcess) -> Iterator[Bystander]:
+    """A client that was there before the attacks."""
+    with Bystander(broker.addresses.amqp_port) as bystander:
+        yield bystander
+
+
+@pytest.fixture(autouse=True)
+def nobody_else_is_disturbed(broker: BrokerProcess, old_friend: Bystander) -> Iterator[None]:
+    """After each test: the broker lives, in its bounds, without an error of its own, for clients old and new."""
+    lines = len(broker.log.splitlines())
+    yield
+    broker.check_alive()
+    old_friend.round_trip()
+    with Bystander(broker.addresses.amqp_port) as newcomer:
+        newcomer.round_trip()
+    trouble = [line for line in broker.log.splitlines()[lines:] if _TROUBLE.search(line)]
+    assert not trouble, "the broker met an error of its own:\n" + "\n".join(trouble)
+    assert resident_mib(broker.pid) < RESIDENT_MIB_MAX
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the end of the broker's log."""
+    report = yield
+    process = getattr(item, "funcargs", {}).get("broker")
+    if isinstance(process, BrokerProcess) and report.failed:
+        report.sections.append(("broker log", process.log_tail()))
+    return report
