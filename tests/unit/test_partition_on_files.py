@@ -1,0 +1,89 @@
+"""A partition on the real log: what the tests on a log in memory show holds on files, too."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from broker.clock import ManualClock
+from broker.entities import MAIN, QueueDescription
+from broker.operations import Answer, ClientId, Complete, Demand, Locked, Operation, Peek, Peeked, Send, Sent
+from broker.partition.payloads import PayloadBudget
+from broker.partition.task import PartitionTask, TaskLimits
+from broker.partition.upkeep import UpkeepLimits
+from storage.file_store import FileLogStore
+
+SEGMENT_BYTES = 64 * 1024
+LIMITS = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=200_000, garbage_bytes_min=100_000, relocation_bytes=20_000))
+QUEUE = QueueDescription("orders", "5" * 32, 16)
+WAIT_S = 20
+
+
+async def ask(task: PartitionTask, operation: Operation) -> Answer:
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    task.post(operation, ClientId(1), lambda answer: None if answered.done() else answered.set_result(answer))
+    return await asyncio.wait_for(answered, WAIT_S)
+
+
+@asynccontextmanager
+async def partition(root: Path, *, crash: bool = False) -> AsyncIterator[PartitionTask]:
+    """A partition at work on the files below `root`; with `crash` it ends without a checkpoint."""
+    store = FileLogStore(root, fsync="never", segment_bytes_max=SEGMENT_BYTES, reserve_bytes=0)
+    log = store.log(QUEUE.generation, 3)
+    task = PartitionTask(3, log=log, clock=ManualClock(), describe=lambda: QUEUE, payloads=PayloadBudget(30_000, 0), limits=LIMITS)
+    run = asyncio.create_task(task.run())
+    try:
+        yield task
+    finally:
+        if crash:
+            run.cancel()
+            await asyncio.wait([run], timeout=WAIT_S)
+            await log.close()
+        else:
+            await task.stop()
+            await asyncio.wait_for(run, WAIT_S)
+        await store.close()
+
+
+async def test_a_random_load_over_restarts_keeps_every_message_and_the_files_small(tmp_path: Path) -> None:
+    chance = random.Random(11)
+    expected: dict[int, bytes] = {}
+    for life in range(6):
+        async with partition(tmp_path, crash=life % 2 == 0) as task:
+            for number, body in (await everything(task)).items():
+                assert expected[number] == body
+            assert len(await everything(task)) == len(expected)
+            for _ in range(60):
+                bodies = [b"%d" % chance.randrange(1 << 64) * chance.randrange(1, 120) for _ in range(chance.randrange(1, 20))]
+                sent = await ask(task, Send(bodies, None))
+                assert isinstance(sent, Sent)
+                expected.update(enumerate(bodies, sent.first))
+                locked = await ask(task, Demand(MAIN, len(bodies)))
+                assert isinstance(locked, Locked)
+                assert [expected[number] for number in locked.sequence_numbers] == locked.messages
+                done = [index for index in range(len(locked.tokens)) if chance.random() < 0.97]
+                await ask(task, Complete([locked.tokens[index] for index in done]))
+                for index in done:
+                    del expected[locked.sequence_numbers[index]]
+            live = sum(map(len, expected.values()))
+    assert bytes_below(tmp_path) < 4 * live + 100_000 + 4 * SEGMENT_BYTES
+
+
+def bytes_below(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+
+
+async def everything(task: PartitionTask) -> dict[int, bytes]:
+    """All messages, page by page."""
+    found: dict[int, bytes] = {}
+    start = 0
+    while True:
+        page = await ask(task, Peek(MAIN, start, 500))
+        assert isinstance(page, Peeked)
+        if not page.messages:
+            return found
+        found.update(zip(page.sequence_numbers, page.messages, strict=True))
+        start = page.sequence_numbers[-1] + 1
