@@ -6,7 +6,9 @@ credit until the message is there.
 
 from __future__ import annotations
 
+import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -40,6 +42,14 @@ def report(waits_ms: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     assert not late, f"{len(late)} of {len(ordered)} waits took over {WITHIN_MS} ms, the longest {ordered[-1]:.1f} ms; {shares}"
 
 
+def metric(broker: BrokerProcess, name: str, queue: str) -> float:
+    """A counter of the broker for one queue; 0 when it has not counted yet."""
+    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    lines = re.findall(rf"^partibus_{name}(?:_total)?{{([^}}]*)}} (\S+)$", text, re.MULTILINE)
+    return sum(float(value) for labels, value in lines if f'"{queue}"' in labels)
+
+
 def timed(receiver: Receiver, outcome: int) -> float:
     """Ask for one message, settle it, and give the milliseconds from asking until it was there."""
     asked_at = time.perf_counter()
@@ -59,7 +69,7 @@ def test_one_message_goes_to_whoever_asks_in_turn(connections: list[BlockingConn
 
 
 def test_a_message_in_another_connections_cache_is_recalled_for_whoever_asks(
-    connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
+    broker: BrokerProcess, connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Sixteen messages, one per partition: the first to ask is offered them all and takes one; then the others ask in turn."""
     queue = LOW_VOLUME[1]
@@ -72,6 +82,7 @@ def test_a_message_in_another_connections_cache_is_recalled_for_whoever_asks(
         waits += [timed(receivers[number % CONNECTIONS], Delivery.ACCEPTED) for number in range(16)]
         receivers.append(receivers.pop(0))
     report(waits, capsys)
+    assert metric(broker, "receive_cache_recalls", queue) > len(waits) / 2, "most of them lay in another connection's cache"
 
 
 def test_a_message_reaches_one_of_the_receivers_that_wait(
