@@ -39,7 +39,7 @@ class Place:
         self.port = port
         self.life = 0
         self.up = threading.Event()
-        """The broker runs. Nobody connects while it does not: a connect to a port nobody listens on may meet itself, and take it."""
+        """The broker runs, and listens on `port`."""
         self.stop = threading.Event()
         self.failures: list[BaseException] = []
 

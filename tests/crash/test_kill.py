@@ -64,7 +64,7 @@ def test_a_kill_at_any_moment_loses_nothing_acknowledged_and_shows_nothing_settl
     print(f"repeat: PARTIBUS_CRASH_SEED={SEED} pytest tests/crash/test_kill.py -k '[{number}]'")
     random = Random(seed)
     queues = [queue(name, MaxDeliveryCount=2_000) for name in (WORK, ORDERED, FLEETING)]
-    broker = BrokerProcess(tmp_path, queues, environment=SMALL_LOGS if number % 2 else {})
+    broker = BrokerProcess(tmp_path, queues, environment=SMALL_LOGS if number % 2 else {}, keeps_ports=False)
     try:
         run(broker, seed, kills=random.choice((1, 1, 2)), random=random)
     except BaseException:
@@ -101,7 +101,7 @@ def kill_and_restart(broker: BrokerProcess, place: Place) -> None:
     place.up.clear()
     broker.kill()
     place.life += 1
-    broker.start()
+    place.port = broker.start().amqp_port
     place.up.set()
 
 

@@ -68,15 +68,26 @@ class BrokerProcess:
     """`python -m broker serve` on a folder of its own.
 
     `folder` takes the configuration and the data. Ports are chosen by the system at the first start and kept for the next ones, so
-    that a client finds a restarted broker where it was.
+    that a client finds a restarted broker where it was. With `keeps_ports` false each start takes new ones: while a broker is down, any
+    client of this machine may be given its port as its own.
     """
 
-    def __init__(self, folder: Path, queues: Sequence[Mapping[str, object]], *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        queues: Sequence[Mapping[str, object]],
+        *,
+        environment: Mapping[str, str] | None = None,
+        keeps_ports: bool = True,
+    ) -> None:
         self._folder = folder
         self._environment = dict(environment or {})
+        self._keeps_ports = keeps_ports
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._ready = threading.Event()
+        """It listens, or its log has ended."""
+        self._listens = False
         self._log: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self._addresses: Addresses | None = None
         self.data_dir = folder / "data"
@@ -107,11 +118,12 @@ class BrokerProcess:
     def start(self) -> Addresses:
         """Start the broker and wait until it is ready. Raises `BrokerDied`."""
         assert self._process is None, "the broker is running already"
-        ports = self._addresses or Addresses(0, 0, 0)
+        ports = (self._addresses if self._keeps_ports else None) or Addresses(0, 0, 0)
         command = [sys.executable, "-m", "broker", "serve", "--config", str(self.config_path), "--data-dir", str(self.data_dir)]
         command += ["--host", "127.0.0.1", "--amqp-port", str(ports.amqp_port), "--amqps-port", str(ports.amqps_port)]
         command += ["--http-port", str(ports.http_port), "--log-format", "json"]
         self._ready.clear()
+        self._listens = False
         self._process = subprocess.Popen(
             command,
             cwd=REPOSITORY,
@@ -124,7 +136,7 @@ class BrokerProcess:
         )
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), name="broker-log", daemon=True)
         self._reader.start()
-        if not self._ready.wait(READY_WITHIN_S) or self._process.poll() is not None:
+        if not (self._ready.wait(READY_WITHIN_S) and self._listens):
             status = self._process.poll()
             self.kill()
             raise BrokerDied(f"the broker was not ready within {READY_WITHIN_S} s (exit status {status}):\n{self.log_tail()}")
@@ -183,6 +195,7 @@ class BrokerProcess:
             return
         if entry.get("event") == "server.ready":
             self._addresses = Addresses(*(port_of(str(entry.get(name, ""))) for name in ("amqp", "amqps", "http")))
+            self._listens = True
             self._ready.set()
 
     def __enter__(self) -> BrokerProcess:
