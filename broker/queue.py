@@ -6,13 +6,14 @@ Partitions come to life when they are first used: a queue that nobody touches is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from broker.entities import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, QueueDescription
 from broker.entity_meter import EntityMeter
 from broker.errors import Refused
-from broker.operations import Answer, ClientId, Detach, Failed, Operation, Sink, SubqueueCounts, Update
+from broker.operations import Answer, ClientId, Detach, Failed, Operation, Recalled, Release, Sink, SubqueueCounts, Update
 from broker.router import PartitionHandle, Router
 
 
@@ -53,7 +54,8 @@ class _Sleeping:
         self._queue, self._number = queue, number
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
-        self._queue.partition(self._number).post(operation, client, sink)
+        if not isinstance(operation, Detach | Release | Recalled):  # nobody holds anything in it, so there is nothing to end
+            self._queue.partition(self._number).post(operation, client, sink)
 
 
 class Queue:
@@ -115,9 +117,13 @@ class Queue:
     async def update(self, description: QueueDescription) -> None:
         """Work with another description from now on; returns when every open partition does."""
         self.description = description
-        await asyncio.gather(*(ask(partition, Update()) for partition in self._partitions.values()))
+        await asyncio.gather(*(self._tell(partition) for partition in self._partitions.values()))
         for watcher in list(self.watchers):
             watcher.queue_changed()
+
+    async def _tell(self, partition: Partition) -> None:
+        with contextlib.suppress(Refused):  # it is down, and reads the description when it comes back
+            await ask(partition, Update())
 
     async def stop(self) -> None:
         """Stop the partitions that were used."""

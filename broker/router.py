@@ -43,9 +43,11 @@ class Router:
 
     def __init__(self, handles: Sequence[PartitionHandle]) -> None:
         self.handles = handles
+        self._given = [0] * len(handles)
+        """Messages without a key so far, by partition."""
+        self._down: set[int] = set()
+        """Partitions that were not available at the last spread."""
         self._turn = 0
-        self._spread = 0
-        """Messages without a key so far."""
 
     def keyed(self, key: str) -> PartitionHandle:
         """The partition of a key. Raises Refused(PARTITION_UNAVAILABLE) while it is down."""
@@ -56,27 +58,40 @@ class Router:
         return handle
 
     def spread(self, count: int) -> list[tuple[PartitionHandle, int, int]]:
-        """Where `count` messages without a key go: runs (partition, from, to), each partition in its turn.
+        """Where `count` messages without a key go: runs (partition, from, to), each to the partition that was given the least.
 
-        Messages that come one by one go one by one to the partitions. Under load each partition gets a run, for a commit costs
+        Messages that come one by one go one by one round the partitions. Under load each partition gets a run, for a commit costs
         the same for one message as for thirty: a run is never longer than a sixteenth of what each partition got before, so
         the counts stay even to one part in sixteen (and to one message while they are small), nor than RUN_MESSAGES_MAX
         unless the messages are more than that for every partition.
         Raises Refused(PARTITION_UNAVAILABLE) when no partition is available.
         """
-        handles = [handle for handle in self.handles if handle.available]
-        if not handles:
+        given, handles = self._given, self.handles
+        numbers = [number for number, handle in enumerate(handles) if handle.available]
+        if not numbers:
             raise Refused(Reason.PARTITION_UNAVAILABLE, "No partition of the entity is available. Please try again.")
-        partitions = len(handles)
-        run = max(-(-count // partitions), min(RUN_MESSAGES_MAX, self._spread // (partitions * EVEN_TO)))
-        self._spread += count
-        runs, start, turn = [], 0, self._turn
+        if self._down or len(numbers) < len(handles):
+            self._keep_pace(numbers)
+        least = min(given[number] for number in numbers)
+        run = max(-(-count // len(numbers)), min(RUN_MESSAGES_MAX, least // EVEN_TO))
+        turn = next((place for place, number in enumerate(numbers) if number >= self._turn), 0)
+        numbers = numbers[turn:] + numbers[:turn]
+        runs, start = [], 0
         while start < count:
             stop = min(start + run, count)
-            runs.append((handles[turn % partitions], start, stop))
-            start, turn = stop, turn + 1
-        self._turn = turn % partitions
+            number = min(numbers, key=given.__getitem__)  # the first of several, in their turn
+            given[number] += stop - start
+            runs.append((handles[number], start, stop))
+            start, self._turn = stop, number + 1
         return runs
+
+    def _keep_pace(self, available: Sequence[int]) -> None:
+        """One that comes back is not given all that it missed."""
+        back = self._down.intersection(available)
+        others = [self._given[number] for number in available if number not in back]
+        for number in back:
+            self._given[number] = max(self._given[number], min(others, default=0))
+        self._down = set(range(len(self.handles))).difference(available)
 
     def of_sequence_number(self, sequence_number: int) -> PartitionHandle:
         """The partition that gave a sequence number. Raises Refused(MESSAGE_NOT_FOUND) for one that nobody gave."""

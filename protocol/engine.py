@@ -2,7 +2,7 @@
 
 Drives proton's C engine through its cffi surface, and is the only file of the broker that names `cproton_ffi`: a Python
 wrapper object per delivery would cost more than everything else together. python-qpid-proton is pinned, and
-`tests/unit/test_engine_surface.py` fails loudly when an upgrade changes what is used here.
+`tests/unit/protocol/test_engine_surface.py` fails loudly when an upgrade changes what is used here.
 
 What proton leaves to us: the SASL exchange (`protocol/sasl.py`, in front of the engine), and a transfer's message-format,
 which it drops (§2.7.5): `protocol/frames.py` finds the frames of Service Bus batches, and each is pushed on its own, so that
@@ -34,6 +34,7 @@ from protocol.events import (
     Outcome,
 )
 from protocol.frames import BatchFrameFinder
+from protocol.links import Link, Session
 
 Delivery = NewType("Delivery", object)
 """A delivery of the engine: opaque, hashable, to be given back to it."""
@@ -42,8 +43,6 @@ PRODUCT = "partibus"
 PARTIAL_BYTES_MAX = 64 * 1024 * 1024
 LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 NULL = ffi.NULL
-SETTLED, MIXED = 1, 2
-"""Sender settle modes (§2.8.2)."""
 
 # Bound once: an attribute of `lib` costs as much as the call behind it.
 _collector_peek, _collector_pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
@@ -51,7 +50,7 @@ _event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
 _readable, _partial, _pending = lib.pn_delivery_readable, lib.pn_delivery_partial, lib.pn_delivery_pending
 _remote_settled, _remote_state = lib.pn_delivery_settled, lib.pn_delivery_remote_state
 _recv, _advance, _settle, _update = lib.pn_link_recv, lib.pn_link_advance, lib.pn_delivery_settle, lib.pn_delivery_update
-_current = lib.pn_link_current
+_current, _unsent = lib.pn_link_current, lib.pn_session_outgoing_bytes
 _send, _delivery, _memmove, _unpack = lib.pn_link_send, lib.pn_delivery, ffi.memmove, ffi.unpack
 _push, _pending_output, _peek_output, _pop_output = (
     lib.pn_transport_push,
@@ -60,63 +59,6 @@ _push, _pending_output, _peek_output, _pop_output = (
     lib.pn_transport_pop,
 )
 _PN_DELIVERY = lib.PN_DELIVERY
-
-
-class Session:
-    """An AMQP session (§2.5), as far as links share something in it."""
-
-    __slots__ = ("ended", "leaving", "pn")
-
-    def __init__(self, pn: Any) -> None:
-        self.pn = pn
-        self.leaving = 0
-        """Links whose `LinkDetached` was not consumed yet: until then they, and so the session, are kept."""
-        self.ended = False
-
-
-class Link:
-    """A link as the peer attached it (§2.7.3). `context` belongs to whoever serves the link."""
-
-    __slots__ = (
-        "context",
-        "gone",
-        "incoming",
-        "max_message_bytes",
-        "name",
-        "partial_bytes",
-        "partial_is_batch",
-        "peer_closed",
-        "pn",
-        "rcv_settle_mode",
-        "session",
-        "snd_settle_mode",
-        "source_address",
-        "target_address",
-        "target_is_coordinator",
-    )
-
-    def __init__(self, pn: Any, session: Session, incoming: bool) -> None:
-        self.pn = pn
-        self.session = session
-        self.incoming = incoming
-        """The peer sends on it; otherwise it receives."""
-        self.name = _text(lib.pn_link_name(pn)) or ""
-        source, target = lib.pn_link_remote_source(pn), lib.pn_link_remote_target(pn)
-        self.source_address = _text(lib.pn_terminus_get_address(source))
-        self.target_address = _text(lib.pn_terminus_get_address(target))
-        self.target_is_coordinator = lib.pn_terminus_get_type(target) == lib.PN_COORDINATOR
-        self.snd_settle_mode = int(lib.pn_link_remote_snd_settle_mode(pn))
-        self.rcv_settle_mode = int(lib.pn_link_remote_rcv_settle_mode(pn))
-        self.max_message_bytes = 0
-        """The largest message taken from the peer; set by `accept_link`."""
-        self.partial_bytes = 0
-        """What has come of a message whose last frame has not; 0 without one."""
-        self.partial_is_batch = False
-        self.peer_closed: bool | None = None
-        """The peer has detached the link (False) or closed it (True): `release_link` will answer."""
-        self.gone = False
-        """Detached: neither the link nor its deliveries may be touched."""
-        self.context: Any = None
 
 
 class Engine:
@@ -376,6 +318,10 @@ class Engine:
         """The peer wants what there is, and the rest of its credit back (§2.6.7)."""
         return bool(lib.pn_link_get_drain(link.pn))
 
+    def unsent_bytes(self, link: Link) -> int:
+        """What waits in the link's session for its window to open (§2.5.6), or to be written."""
+        return int(_unsent(link.session.pn))
+
     def drained(self, link: Link) -> None:
         """There is nothing more now: give the credit back."""
         lib.pn_link_drained(link.pn)
@@ -534,8 +480,7 @@ class Engine:
         if pn in self._links:
             self._break("amqp:session:handle-in-use", "a link of this name is attached in this session already")
             return
-        link = Link(pn, self._session(lib.pn_link_session(pn)), bool(lib.pn_link_is_receiver(pn)))
-        self._links[pn] = link
+        link = self._links[pn] = _link(pn, self._session(lib.pn_link_session(pn)))
         self._events.append(LinkAttached(link))
 
     def _session(self, pn: Any) -> Session:
@@ -648,6 +593,21 @@ def _buffer(size: int) -> Any:
     if size <= SCRATCH_BYTES_KEPT:
         _scratch, _scratch_bytes = buffer, size
     return buffer
+
+
+def _link(pn: Any, session: Session) -> Link:
+    target = lib.pn_link_remote_target(pn)
+    return Link(
+        pn,
+        session,
+        incoming=bool(lib.pn_link_is_receiver(pn)),
+        name=_text(lib.pn_link_name(pn)) or "",
+        source_address=_text(lib.pn_terminus_get_address(lib.pn_link_remote_source(pn))),
+        target_address=_text(lib.pn_terminus_get_address(target)),
+        target_is_coordinator=lib.pn_terminus_get_type(target) == lib.PN_COORDINATOR,
+        snd_settle_mode=int(lib.pn_link_remote_snd_settle_mode(pn)),
+        rcv_settle_mode=int(lib.pn_link_remote_rcv_settle_mode(pn)),
+    )
 
 
 def _text(value: Any) -> str | None:

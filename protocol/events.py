@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protocol.engine import Delivery, Link
+    from protocol.engine import Delivery
+    from protocol.links import Link
 
 
 class Outcome(enum.IntEnum):

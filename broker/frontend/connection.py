@@ -30,7 +30,7 @@ from broker.metrics import Metrics
 from broker.namespace import Namespace, not_found_text
 from broker.queue import Queue
 from broker.security import Authorizer, Claim
-from protocol.engine import Engine, Link
+from protocol.engine import Engine
 from protocol.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -44,6 +44,7 @@ from protocol.events import (
     MessageTooLarge,
 )
 from protocol.frames import pad_performatives
+from protocol.links import Link
 from protocol.sasl import SaslServer
 
 log = structlog.get_logger("connection")
@@ -183,8 +184,12 @@ class Connection:
             self._dispatch(self.engine.receive(data))
             self.flush_soon()
         except Exception:
-            log.exception("connection.failed", peer=self.peer, container=self.container_id)
-            self.wire.abort()
+            self.fail()
+
+    def fail(self) -> None:
+        """To be called where an exception that nobody foresaw was caught: ends this connection, loudly, and no other."""
+        log.exception("connection.failed", peer=self.peer, container=self.container_id)
+        self.wire.abort()
 
     def eof_received(self) -> None:
         """The client closed its end."""
@@ -221,11 +226,6 @@ class Connection:
     def resume_writing(self) -> None:
         """It does again."""
         self.writable = True
-        if self._closed:
-            return
-        for link in self.engine.links():
-            if isinstance(link.context, OutgoingLink | ResponseLink):
-                link.context.credit_granted()
         self.flush_soon()
 
     # --- to the wire ------------------------------------------------------------------------------------------------
@@ -240,6 +240,12 @@ class Connection:
         self._flush_is_due = False
         if self._closed:
             return
+        try:
+            self._write()
+        except Exception:
+            self.fail()
+
+    def _write(self) -> None:
         chunks = self.engine.output()
         if chunks:
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -277,12 +283,22 @@ class Connection:
             self.wire.close()
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.wire.abort)
 
-    def sent(self, link: OutgoingLink, size: int) -> None:
-        """A link has handed so many bytes to the engine. It is served again after the write if there was no room for more."""
+    def sent(self, size: int) -> None:
+        """A link has handed so many bytes to the engine."""
         self.output_room -= size
-        if self.output_room <= 0:
-            self._hungry.add(link)
         self.flush_soon()
+
+    def has_room_for(self, link: OutgoingLink) -> bool:
+        """Whether the link may hand more messages to the engine; if not, its `credit_granted` is called when it may.
+
+        No room is where this turn's bytes are not written yet, where the client does not read, and where it keeps the window of its
+        AMQP session shut (§2.5.6): what it has given credit for would wait in the engine.
+        """
+        room_max = self.services.settings.output_buffer_bytes_max
+        if self.writable and self.output_room > 0 and self.engine.unsent_bytes(link.link) < room_max:
+            return True
+        self._hungry.add(link)
+        return False
 
     # --- bounds -----------------------------------------------------------------------------------------------------
 

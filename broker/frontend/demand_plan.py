@@ -70,6 +70,21 @@ class DemandPlan:
                     plan.append((number, count, False))
         return plan
 
+    def ask_once(self, wanted: int, run_max: int, everywhere: bool) -> list[tuple[int, int]]:
+        """What to ask for, as (partition, count), of everybody or of those that flow, before the demand is withdrawn.
+
+        Nobody is asked for more than its share: what was not there is found by asking those again that gave something.
+        """
+        numbers = [number for number, flows in enumerate(self._flowing) if everywhere or flows]
+        if wanted <= 0 or not numbers:
+            return []
+        share = min(-(-wanted // len(numbers)), run_max)
+        plan = [(number, share - self.asked[number]) for number in numbers if self.asked[number] < share]
+        for number, count in plan:
+            self.asked[number] += count
+            self._served[number] = False
+        return plan
+
     def answered(self, number: int, count: int) -> None:
         """A partition has locked `count` messages for the link."""
         rest = self.asked[number] - count

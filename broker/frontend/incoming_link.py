@@ -21,8 +21,9 @@ from broker.queue import Queue, next_client
 from broker.router import PartitionHandle
 from broker.stored_message import StoredMessage, store
 from protocol.codec import Symbol, ULong
-from protocol.engine import Delivery, Link
+from protocol.engine import Delivery
 from protocol.events import MessagesReceived, MessageTooLarge
+from protocol.links import Link
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection
@@ -163,6 +164,13 @@ class IncomingLink:
     # --- outcomes back ----------------------------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
+        """Called by the partitions' tasks: what goes wrong here ends this connection, and no partition."""
+        try:
+            self._take(answer)
+        except Exception:
+            self._connection.fail()
+
+    def _take(self, answer: Answer) -> None:
         if not isinstance(answer, Sent | Failed):  # Unavailable: what was under way is answered on its own
             return
         assert isinstance(answer.cookie, int), "cookies of this link are numbers"

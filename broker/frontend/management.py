@@ -20,6 +20,7 @@ from broker.frontend.annotations import deliverables, peeked_messages
 from broker.frontend.answers import status_of
 from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost
 from broker.frontend.request_node import Request, Response
+from broker.namespace import not_found_text
 from broker.operations import (
     Abandon,
     Complete,
@@ -55,7 +56,8 @@ class ManagementNode:
     """Serves the requests of one connection about one subqueue."""
 
     def __init__(self, connection: Connection, queue: Queue, address: Address) -> None:
-        self._connection, self._queue, self._subqueue, self._path = connection, queue, address.subqueue, address.path
+        self._connection, self._queue, self._entity = connection, queue, address.entity
+        self._subqueue, self._path = address.subqueue, address.path
         self._operations: dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]] = {
             "com.microsoft:peek-message": ("Listen", self._peek),
             "com.microsoft:renew-lock": ("Listen", self._renew_lock),
@@ -71,6 +73,7 @@ class ManagementNode:
             if right is None or operation is None:
                 raise Refused(Reason.NOT_IMPLEMENTED, f"The operation '{name}' is not supported by this version.")
             self._connection.authorize(self._path, right)
+            self._find_queue()
             if not isinstance(request.body, dict):
                 raise Refused(Reason.ARGUMENT, f"The operation '{name}' needs a map as body.")
             self._queue.accessed_at_ms = self._connection.services.clock.now_ms()
@@ -81,6 +84,13 @@ class ManagementNode:
         except Exception:
             log.exception("management.failed", operation=name, entity=self._queue.name)
             return _refusal(Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged."))
+
+    def _find_queue(self) -> None:
+        """The queue may have been deleted since the links were attached, and created again."""
+        queue = self._connection.services.namespace.find(self._entity)
+        if queue is None:
+            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(self._entity))
+        self._queue = queue
 
     async def _peek(self, body: dict[str, Any]) -> Response:
         """One page, by sequence number over all partitions: the next page begins behind the last one seen."""

@@ -47,8 +47,9 @@ from broker.operations import (
 )
 from broker.queue import Queue, next_client
 from protocol.codec import DecodeError, decode_all
-from protocol.engine import SETTLED, Delivery, Link
+from protocol.engine import Delivery
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
+from protocol.links import SETTLED, Link
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection
@@ -88,8 +89,8 @@ class OutgoingLink:
         self._settled_mode = link.snd_settle_mode == SETTLED
         self._handles = queue.router.handles
         self._plan = DemandPlan(len(self._handles))
-        self._withdrawals = 0
-        """Answers `Withdrawn` that are still to come."""
+        self._withdrawals = [0] * len(self._handles)
+        """By partition: answers `Withdrawn` that are still to come."""
         self._drain_asked = False
         self._shelf = Shelf(connection.cache)
         self._unsettled: dict[Delivery, LockToken] = {}
@@ -114,25 +115,24 @@ class OutgoingLink:
         if self.link.gone:
             return
         self._serve_from_shelf()
-        if self._engine.draining(self.link) and self._engine.credit(self.link) > 0:
-            if not self._drain_asked:
-                self._drain_asked = True
-                self._ask()
-                self._withdraw()
-        else:
+        if not (self._engine.draining(self.link) and self._engine.credit(self.link) > 0):
             self._ask()
+        elif not self._drain_asked and not self._is_blocked():
+            self._drain_asked = True
+            self._drain_round(everywhere=True)
         self._finish_drain()
 
     def _wanted(self) -> int:
         """How many messages may be handed over now."""
-        connection = self._connection
-        if not connection.writable or connection.output_room <= 0:
-            return 0
         credit = self._engine.credit(self.link)
-        if credit <= 0:
+        if credit <= 0 or self._is_blocked():
             return 0
-        free = connection.services.settings.unsettled_per_link_max - len(self._unsettled)
+        free = self._connection.services.settings.unsettled_per_link_max - len(self._unsettled)
         return min(credit, free) - self._removing_count
+
+    def _is_blocked(self) -> bool:
+        """The client does not read as fast as it grants credit. Its connection calls `credit_granted` when there is room again."""
+        return not self._connection.has_room_for(self)
 
     def _ask(self) -> None:
         """Ask for what is wanted; take the demand back if nothing has been wanted for a while."""
@@ -141,10 +141,13 @@ class OutgoingLink:
             if self._withdraw_timer is None and any(self._plan.asked):
                 self._withdraw_timer = asyncio.get_running_loop().call_later(WITHDRAW_AFTER_S, self._withdraw_is_due)
             return
-        settings = self._connection.services.settings
-        run_max = max(min(settings.output_buffer_bytes_max // (4 * self._message_bytes), settings.receive_cache_messages // 2), 1)
-        for number, count, tell_unmet in self._plan.ask(wanted, run_max):
+        for number, count, tell_unmet in self._plan.ask(wanted, self._run_max()):
             self._handles[number].post(Demand(self.subqueue, count, tell_unmet), self._client, self._answered)
+
+    def _run_max(self) -> int:
+        """How many messages may come from one partition at once."""
+        settings = self._connection.services.settings
+        return max(min(settings.output_buffer_bytes_max // (4 * self._message_bytes), settings.receive_cache_messages // 2), 1)
 
     def _withdraw_is_due(self) -> None:
         self._withdraw_timer = None
@@ -154,19 +157,44 @@ class OutgoingLink:
     def _withdraw(self) -> None:
         """The client wants nothing now: no partition shall lock anything more for it."""
         for number in self._plan.withdraw():
-            self._withdrawals += 1
+            self._withdrawals[number] += 1
             self._handles[number].post(Withdraw(self.subqueue), self._client, self._answered)
 
+    def _drain_round(self, *, everywhere: bool) -> None:
+        """Ask for what there is now, in all partitions or in those that gave something in the round before."""
+        for number, count in self._plan.ask_once(self._wanted(), self._run_max(), everywhere):
+            self._handles[number].post(Demand(self.subqueue, count), self._client, self._answered)
+        self._withdraw()
+
     def _finish_drain(self) -> None:
-        if self._drain_asked and not self._withdrawals and not self._removing_count:
-            self._drain_asked = False
-            if self._engine.draining(self.link):
-                self._engine.drained(self.link)
-                self._connection.flush_soon()
+        """Answer the drain when nothing is on its way any more, and no partition has more."""
+        if not self._drain_asked or any(self._withdrawals) or self._removing_count:
+            return
+        is_draining = self._engine.draining(self.link)
+        if is_draining and self._engine.credit(self.link) > 0:
+            if self._is_blocked():
+                return
+            if self._wanted() > 0:
+                self._drain_round(everywhere=False)
+                if any(self._withdrawals):
+                    return
+        self._drain_asked = False
+        if is_draining:
+            self._engine.drained(self.link)
+            self._connection.flush_soon()
+        else:  # the client has thought better of it
+            self._ask()
 
     # --- answers of the partitions ----------------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
+        """Called by the partitions' tasks: what goes wrong here ends this connection, and no partition."""
+        try:
+            self._take(answer)
+        except Exception:
+            self._connection.fail()
+
+    def _take(self, answer: Answer) -> None:
         match answer:
             case Locked():
                 self._locked(answer)
@@ -177,7 +205,8 @@ class OutgoingLink:
                 if not self.link.gone and not self._drain_asked:
                     self._ask()
             case Withdrawn():
-                self._withdrawals -= 1
+                if self._withdrawals[answer.partition]:
+                    self._withdrawals[answer.partition] -= 1
                 if not self.link.gone:
                     self._finish_drain()
             case Recall():
@@ -280,7 +309,7 @@ class OutgoingLink:
         self._meter.outgoing_messages.inc(len(payloads))
         self._meter.outgoing_bytes.inc(size)
         self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
-        self._connection.sent(self, size)
+        self._connection.sent(size)
         return deliveries
 
     def _removed(self, settled: Settled, locked: Locked) -> None:
@@ -377,6 +406,7 @@ class OutgoingLink:
         removed = self._removing.pop(failed.cookie, None)
         if removed is not None:
             self._removing_count -= len(removed.tokens)
+            self.credit_granted()
             return
         deliveries, _ = self._settling.pop(failed.cookie)
         if not self.link.gone:
@@ -390,6 +420,7 @@ class OutgoingLink:
                 del self._unsettled[delivery]
                 self._engine.settle([delivery], Outcome.ACCEPTED)
                 self._connection.flush_soon()
+                self.credit_granted()  # the bound on unsettled deliveries may have held messages back
                 return
 
     # --- partitions that go down ------------------------------------------------------------------------------------
@@ -397,6 +428,7 @@ class OutgoingLink:
     def _unavailable(self, number: int) -> None:
         """Locks and demand in the partition are void. Ask again in a while."""
         self._plan.forget(number)
+        self._withdrawals[number] = 0  # one that waited for messages to come back is forgotten there
         self._shelf.recall(number, self.subqueue)
         if self._retry_timer is None and not self.link.gone:
             self._retry_timer = asyncio.get_running_loop().call_later(RETRY_UNAVAILABLE_S, self._retry)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from broker.errors import Reason, Refused
 from broker.frontend.answers import error_of
 from protocol.codec import DecodeError, Described, ULong, decode, encode
-from protocol.engine import SETTLED, Delivery, Link
+from protocol.engine import Delivery
 from protocol.events import DeliveriesUpdated, MessagesReceived, MessageTooLarge
+from protocol.links import SETTLED, Link
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection

@@ -17,7 +17,7 @@ from broker.operations import Locked
 from broker.stored_message import store
 from protocol import codec
 from protocol.codec import DecodeError, decode, decode_all, encode
-from protocol.engine import Delivery, Engine, Link
+from protocol.engine import Delivery, Engine
 from protocol.events import (
     ConnectionOpened,
     CreditGranted,
@@ -31,6 +31,7 @@ from protocol.events import (
     Outcome,
 )
 from protocol.frames import BatchFrameFinder, pad_performatives
+from protocol.links import Link
 from protocol.sasl import SaslServer
 from protocol.sections import find_sections
 from tests.fuzz.mutate import cuts
