@@ -216,6 +216,10 @@ class PartitionMachine(RuleBasedStateMachine):
         assert answers.keys() <= CLIENT_SET and len(answers.get(client, [])) >= 1, answers
         return answers[client][0]
 
+    def catch_up(self, client: int) -> None:
+        """Have the log open, and done what is due: a batch enforces the time to live of so many messages only, the next one of more."""
+        self.one(client, Peek(MAIN, 0, 1))
+
     def saw_locked(self, client: int, locked: Locked) -> None:
         """A grant: the oldest available messages, for a client that wants them, whole and as the model knows them."""
         count = len(locked.tokens)
@@ -305,6 +309,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule(client=st.sampled_from(CLIENTS), subqueue=st.sampled_from(SUBQUEUES), count=st.integers(1, 6), tell_unmet=st.booleans())
     def demand(self, client: int, subqueue: str, count: int, tell_unmet: bool) -> None:
+        self.catch_up(client)
         key = (client, subqueue)
         if key in self.leaving:
             self.leaving.discard(key)
@@ -432,6 +437,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule(client=st.sampled_from(CLIENTS), subqueue=st.sampled_from(SUBQUEUES), start=st.integers(0, 30), count=st.integers(1, 10))
     def peek(self, client: int, subqueue: str, start: int, count: int) -> None:
+        self.catch_up(client)
         first = (NUMBER << 48) + start
         answer = self.one(client, Peek(subqueue, first, count))
         assert isinstance(answer, Peeked)
@@ -495,7 +501,7 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(client=st.sampled_from(CLIENTS), count=st.integers(1, 3), first_retry=st.booleans())
     def fail_a_commit(self, client: int, count: int, first_retry: bool) -> None:
         """Nothing of the commit is ever seen, the operation is refused, and the partition comes back."""
-        self.one(client, Peek(MAIN, 0, 1))  # so that the log is open, and nothing else is due
+        self.catch_up(client)
         send, _ = self.new_messages(count, 10, None)
         self.harness.log.fail_append(CommitFailed("no"))
         if not first_retry:
@@ -519,7 +525,7 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(data=st.data(), client=st.sampled_from(CLIENTS), count=st.integers(1, 3))
     def fill_the_disk(self, data: st.DataObject, client: int, count: int) -> None:
         """Sends are refused, settlements go through, and no lock is lost."""
-        self.one(client, Peek(MAIN, 0, 1))  # so that the log is open, and nothing else is due
+        self.catch_up(client)
         tokens = [each.lock.token for each in self.held(client) if each.lock is not None][:2]
         failures = self.expected_failures(tokens)
         send, _ = self.new_messages(count, 10, None)
