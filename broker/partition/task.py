@@ -357,6 +357,8 @@ class PartitionTask:
             self._become(Health.HEALTHY)
             if recovering:
                 self._start_anew()
+                if self._meter is not None:
+                    self._meter.restarted()
         self._settled.set()
 
     async def _load(self, first_nonce: int) -> None:
