@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.errors import Reason, Refused
+from broker.stored_message import METADATA_BYTES_MAX
 from protocol.codec import EncodeError, encode, encode_map, encode_text
 from protocol.sections import APPLICATION_PROPERTIES, PROPERTIES, find_sections, pairs, text_bytes
 
@@ -25,7 +26,8 @@ def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -
     """A change from what a client sent, symbols or strings as keys; None if there is nothing to change.
 
     `drop_nulls` for a dead-letter's info map: the official Python and JS clients write null there for "not given"
-    (AMQP contract 6.1). Raises Refused(ARGUMENT) for keys that are no text, or values AMQP cannot carry.
+    (AMQP contract 6.1). Raises Refused(ARGUMENT) for keys that are no text, values AMQP cannot carry, or more than a message may have
+    (AMQP contract 10.1).
     """
     changes: list[bytes] = []
     for key, value in properties.items():
@@ -39,6 +41,8 @@ def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -
             changes += encode(str(key)), encode(value)
         except EncodeError as error:
             raise Refused(Reason.ARGUMENT, f"The property '{key}' cannot be set: {error}.") from error
+    if (size := sum(map(len, changes))) > METADATA_BYTES_MAX:
+        raise Refused(Reason.ARGUMENT, f"The properties to set take {size} bytes, {METADATA_BYTES_MAX} are the maximum.")
     return encode_map(changes) if changes else None
 
 

@@ -6,18 +6,13 @@ wait is bounded. Fields of a performative are given by position, as the specific
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import itertools
 import socket
 import struct
 import time
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote_plus
 
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode, encode
 from tests.support.broker_process import KEY, KEY_NAME
@@ -144,13 +139,6 @@ def condition_of(found: Frame) -> str | None:
     return str(error.value[0]) if isinstance(error, Described) and error.value else None
 
 
-def sas_token(audience: str, valid_s: float, key_name: str = KEY_NAME, key: str = KEY) -> str:
-    """A shared access signature (AMQP contract 2.5), valid for so many seconds; it ends on a whole second."""
-    end, where = str(int(time.time() + valid_s)), quote_plus(audience)
-    signature = b64encode(hmac.new(key.encode(), f"{where}\n{end}".encode(), hashlib.sha256).digest())
-    return f"SharedAccessSignature sr={where}&sig={quote_plus(signature)}&se={end}&skn={key_name}"
-
-
 # --- a connection -----------------------------------------------------------------------------------------------------------
 
 
@@ -169,7 +157,6 @@ class RawConnection:
             raise
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
-        self._numbers = itertools.count()
 
     def __enter__(self) -> RawConnection:
         return self
@@ -288,16 +275,15 @@ class RawConnection:
         answer = self.attach(receiver_attach(handle, address, settled=settled))
         assert answer.code == ATTACH, f"the receiver was refused: {answer}"
 
-    def put_token(self, token: str, audience: str, channel: int = 0) -> None:
-        """Put a token on a pair of `$cbs` links of its own (AMQP contract 2). Raises AssertionError if it is refused."""
-        sends = 900 + 2 * next(self._numbers)
-        receives = sends + 1
-        assert self.attach(sender_attach(sends, "$cbs"), channel).code == ATTACH
+    def put_token(self, token: str, audience: str, channel: int) -> None:
+        """Put a token in an AMQP session of its own (AMQP contract 2), on a free channel. Raises AssertionError if it is refused."""
+        self.begin(channel)
+        assert self.attach(sender_attach(0, "$cbs"), channel).code == ATTACH
         self.read_until(FLOW)
-        receiver = receiver_attach(receives, "$cbs")
+        receiver = receiver_attach(1, "$cbs")
         receiver[6] = Described(ULong(TARGET), ["reply"])
         assert self.attach(receiver, channel).code == ATTACH
-        self.send_frame(FLOW, flow_fields(receives, 0, 5), channel=channel)
+        self.send_frame(FLOW, flow_fields(1, 0, 1), channel=channel)
         request = b"".join(
             encode(Described(ULong(code), value))
             for code, value in (
@@ -306,9 +292,8 @@ class RawConnection:
                 (0x77, token),
             )
         )
-        self.send_frame(TRANSFER, transfer_fields(sends, 0, settled=True), request, channel)
-        answer = self.read_until(TRANSFER)
-        status = _application_properties(answer.payload)["status-code"]
+        self.send_frame(TRANSFER, transfer_fields(0, 0, settled=True), request, channel)
+        status = _application_properties(self.read_until(TRANSFER).payload)["status-code"]
         assert status == 202, f"put-token was answered with {status}"
 
 
