@@ -16,6 +16,7 @@ from tests.support.broker_process import BrokerProcess
 LOG_LINES_SHOWN = 40
 TOOLS = {
     "test_javascript.py": ("node", "npm"),
+    "test_admin_js.py": ("node", "npm"),
     "test_go.py": ("go",),
     "test_java.py": ("java", "mvn"),
 }
@@ -37,6 +38,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path_factory.mktemp("broker"), all_queues()) as process:
         yield process
         process.check_alive()
+        errors = [line for line in process.log.splitlines() if '"level": "error"' in line]
+        assert errors == [], "nothing that an ordinary client does is an error of the broker"
 
 
 @pytest.hookimpl(wrapper=True)
