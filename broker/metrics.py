@@ -77,4 +77,4 @@ class Metrics:
         self.commit_records = counter("commit_records", "Records written by commits.", ())
         self.commit_seconds = histogram("commit_seconds", "From a commit's handing over to its being durable.")
         self.commit_failures = counter("commit_failures", "Commits whose write or sync failed; each takes its partition down.", ())
-        self.partition_restarts = counter("partition_restarts", "Partitions that came back after a failure.")
+        self.partition_restarts = counter("partition_restarts", "Partitions that came back after a failure.", ())

@@ -96,6 +96,8 @@ class Engine:
         self._sessions: dict[Any, Session] = {}
         self._events: list[Event] = []
         self._open_reported = False
+        self._tail_ended = False
+        """The peer has hung up: nothing more of it is to be read."""
         self._closed_reported = False
         self._freed = False
         self._handlers: dict[int, Callable[[Any], None]] = {
@@ -135,6 +137,7 @@ class Engine:
     def receive_eof(self) -> list[Event]:
         """The peer closed its end of the socket."""
         if not self._freed:
+            self._tail_ended = True
             lib.pn_transport_close_tail(self._transport)
             self._pump(False)
         return self.take_events()
@@ -391,13 +394,14 @@ class Engine:
     def _on_transfer(self, link: Link, delivery: Any, is_batch: bool) -> None:
         pn = link.pn
         if not _readable(delivery):
-            if lib.pn_delivery_aborted(delivery):
-                self._forget_partial(link)
-                _settle(delivery)
-                lib.pn_link_flow(pn, 1)  # it has used up credit, and nobody else hears of it
             return
         size = _pending(delivery)
         settled = bool(_remote_settled(delivery))
+        if settled and size == 1 and lib.pn_delivery_aborted(delivery):  # proton says so: settled, and one byte that there is not
+            self._forget_partial(link)
+            _settle(delivery)
+            lib.pn_link_flow(pn, 1)  # it has used up credit, and nobody else hears of it
+            return
         if link.max_message_bytes and size > link.max_message_bytes:
             # Settled now, even if more is to come: proton throws the rest of it away unseen (§2.7.5).
             self._forget_partial(link)
@@ -550,7 +554,7 @@ class Engine:
 
     def _on_tail_closed(self, event: Any) -> None:
         # A close and what proton complains of were reported before; of a frame it cannot read it says nothing.
-        if not self._closed_reported:
+        if not self._closed_reported and not self._tail_ended:
             self._break("amqp:decode-error", "a frame that holds no performative, or one that cannot be decoded")
 
     def _on_transport_closed(self, event: Any) -> None:
