@@ -328,10 +328,13 @@ class OutgoingLink:
     def updated(self, event: DeliveriesUpdated) -> None:
         """The client gave deliveries an outcome (§2.7.6). It is answered when the outcome is durable (durability rule 1)."""
         unsettled = self._unsettled
-        known = [delivery for delivery in event.deliveries if delivery in unsettled]
+        known: list[Delivery] = []
         groups: dict[int, tuple[list[Delivery], list[LockToken]]] = {}
-        for delivery in known:
-            token = unsettled.pop(delivery)
+        for delivery in event.deliveries:
+            token = unsettled.pop(delivery, None)
+            if token is None:  # settled before, or told twice
+                continue
+            known.append(delivery)
             group = groups.get(number := token[0] << 8 | token[1])
             if group is None:
                 group = groups[number] = ([], [])

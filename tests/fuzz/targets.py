@@ -35,6 +35,7 @@ from protocol.links import Link
 from protocol.sasl import SaslServer
 from protocol.sections import find_sections
 from tests.fuzz.mutate import cuts
+from tests.fuzz.whole_broker import broker
 
 OUTPUT_BYTES_MAX = 8 * 1024 * 1024
 """A case is at most 64 KiB: nothing in it entitles it to an answer of this size."""
@@ -226,6 +227,7 @@ def sasl(data: bytes, random: Random) -> None:
 
 TARGETS: dict[str, Target] = {
     "engine": Target(engine, frames=True),
+    "broker": Target(broker, frames=True),
     "values": Target(values, frames=False),
     "message": Target(message, frames=False),
     "batch": Target(batch, frames=False),

@@ -342,3 +342,16 @@ def test_changes_without_end_are_refused_before_they_fill_the_memory(broker: Bro
         state = raw.outcome(raw.MODIFIED, [True, False, changes])
         connection.send_frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, state))
         assert rejected_with(connection.read_until(raw.DISPOSITION)).startswith(("amqp:", "com.microsoft:argument-error"))
+
+
+def test_a_settlement_said_twice_in_one_breath_counts_once(broker: BrokerProcess) -> None:
+    fill(broker.addresses.amqp_port, "twice", 4, 10)
+    with opened(broker.addresses.amqp_port) as connection:
+        connection.attach_receiver(1, "twice")
+        for settled in (True, False):
+            connection.send_frame(raw.FLOW, raw.flow_fields(1, 0 if settled else 1, 1))
+            number = connection.read_until(raw.TRANSFER).field(1)
+            said = raw.frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, settled, raw.outcome(raw.ACCEPTED)))
+            connection.send(said, said, said)
+        assert connection.read_until(raw.DISPOSITION).field(4).descriptor == raw.ACCEPTED
+        assert part_politely(connection) is None

@@ -1,0 +1,78 @@
+"""The real broker in a thread of the test, over a disk that the test commands. Clients reach it by its sockets, as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import uvloop
+
+from broker.config import load_settings
+from broker.config_file import load_config_file
+from broker.server import Broker
+from storage.disk import Disk
+from tests.support.broker_process import Addresses, configuration, port_of
+
+READY_WITHIN_S = 20.0
+
+
+class BrokerThread:
+    """Starts with the block and stops with it; `settings` are the broker's own."""
+
+    def __init__(self, folder: Path, queues: Sequence[Mapping[str, object]], disk: Disk, **settings: object) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        config = folder / "config.json"
+        config.write_text(json.dumps(configuration(queues)), encoding="utf-8")
+        given = load_settings(data_dir=folder / "data", amqp_port=0, amqps_port=None, http_port=0, **settings)
+        given.data_dir.mkdir(exist_ok=True)
+        self.data_dir = given.data_dir
+        self.broker = Broker(given, load_config_file(config, given), disk=disk)
+        self.failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="broker", daemon=True)
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where it listens; port 0 for what it does not."""
+        return Addresses(*(port_of(self.broker.addresses.get(name, "")) for name in ("amqp", "amqps", "http")))
+
+    def __enter__(self) -> BrokerThread:
+        self._thread.start()
+        assert self._up.wait(READY_WITHIN_S), "the broker does not come up"
+        if self.failure is not None:
+            raise self.failure
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self.broker.stop)
+        self._thread.join(READY_WITHIN_S)
+        assert not self._thread.is_alive(), "the broker does not stop"
+        if self.failure is not None and error is None:
+            raise self.failure
+
+    def _run(self) -> None:
+        thresholds = gc.get_threshold()
+        try:
+            uvloop.run(self._serve())
+        except BaseException as error:
+            self.failure = error
+        finally:
+            gc.unfreeze()
+            gc.set_threshold(*thresholds)
+            self._up.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        serving = asyncio.create_task(self.broker.run())
+        ready = asyncio.create_task(self.broker.ready.wait())
+        await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        self._up.set()
+        await serving

@@ -1,0 +1,40 @@
+"""The machine's disk with a limit on what one folder may hold: full for real, without filling the machine's."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from storage.disk import LocalDisk
+
+
+class SmallDisk(LocalDisk):
+    """Writes that would make the files below `root` larger than `capacity_bytes` together are refused with ENOSPC."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.capacity_bytes: int | None = None
+        """No limit until one is set; may be changed at any time."""
+        self._root = root
+
+    @property
+    def used_bytes(self) -> int:
+        """The size of all files."""
+        sizes = 0
+        for folder, _, names in os.walk(self._root):
+            for name in names:
+                try:
+                    sizes += os.stat(os.path.join(folder, name)).st_size
+                except FileNotFoundError:
+                    continue
+        return sizes
+
+    def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
+        capacity = self.capacity_bytes
+        if capacity is not None:
+            growth = offset + sum(map(len, buffers)) - os.fstat(fd).st_size
+            if growth > 0 and self.used_bytes + growth > capacity:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(fd, buffers, offset)
