@@ -133,9 +133,9 @@ class IncomingLink:
                 f"The batch carries different partition keys ('{one}' and '{other}'): a batch goes to one partition of the entity as a "
                 "whole. Send one batch for each key.",
             )
-        key = next(iter(keys), None) or hint.session_id or hint.partition_key
+        key = next(iter(keys), hint.partition_key if hint.session_id is None else hint.session_id)
         router = self.queue.router
-        partition = router.keyed(key) if key else router.spread(1)[0][0]
+        partition = router.spread(1)[0][0] if key is None else router.keyed(key)
         self._post(partition, messages, deliveries, 1)
 
     def _key(self, message: StoredMessage) -> str | None:

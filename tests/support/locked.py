@@ -1,0 +1,34 @@
+"""Locked messages as a partition hands them out, made up."""
+
+from __future__ import annotations
+
+import itertools
+
+from broker.operations import PARTITION_SHIFT, Locked
+from broker.stored_message import store
+
+_numbers = itertools.count(1)
+
+
+def stored(body: bytes = b"hello", message_id: str = "id") -> bytes:
+    """A message as it rests in a partition, with one data section."""
+    return store(b"\x00\x53\x75\xb0" + len(body).to_bytes(4, "big") + body, lambda: message_id).data
+
+
+def locked(
+    partition: int, count: int = 1, *, size: int | None = None, until_ms: int = 60_000, subqueue: str = "", body: bytes = b"hello"
+) -> Locked:
+    """`count` messages with new sequence numbers; of `size` bytes that mean nothing, or real ones."""
+    numbers = [partition << PARTITION_SHIFT | next(_numbers) for _ in range(count)]
+    return Locked(
+        partition,
+        subqueue,
+        [number.to_bytes(8, "big") + bytes(8) for number in numbers],
+        numbers,
+        [0] * count,
+        [0] * count,
+        [None] * count,
+        [stored(body) if size is None else bytes(size)] * count,
+        [None] * count,
+        until_ms,
+    )
