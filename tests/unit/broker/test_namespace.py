@@ -1,0 +1,310 @@
+"""The namespace over a real catalogue and store, with partitions that a test makes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.entities import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings
+from broker.entity_meter import EntityMeter
+from broker.errors import Reason, Refused
+from broker.metrics import Metrics
+from broker.namespace import Namespace, decode_description, encode_description, not_found_text
+from broker.operations import (
+    ClientId,
+    Demand,
+    Detach,
+    Failed,
+    Operation,
+    Recalled,
+    Release,
+    Sink,
+    SubqueueCounts,
+    Update,
+    Updated,
+)
+from broker.queue import Queue
+from storage.catalogue import Catalogue
+from storage.disk import LocalDisk
+from storage.file_store import FileLogStore
+from storage.log import LogStore
+
+ALL = frozenset({"Manage", "Send", "Listen"})
+
+
+class Part:
+    """A partition that answers as a test says."""
+
+    def __init__(self) -> None:
+        self.available, self.health, self.stopped = True, "healthy", False
+        self.held: dict[str, SubqueueCounts] = {}
+        self.posted: list[Operation] = []
+
+    def counts(self) -> dict[str, SubqueueCounts]:
+        return self.held
+
+    async def opened(self) -> None:
+        await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
+        self.posted.append(operation)
+        if isinstance(operation, Update):
+            answer = Updated(operation.cookie) if self.available else Failed(Reason.PARTITION_UNAVAILABLE, "down", operation.cookie)
+            asyncio.get_running_loop().call_soon(sink, answer)
+
+
+class World:
+    """A namespace on a folder, and the partitions that it made."""
+
+    def __init__(self, folder: Path, entities_max: int = 100) -> None:
+        self.folder, self.clock, self.metrics = folder, ManualClock(), Metrics()
+        self.parts: dict[tuple[str, int], Part] = {}
+        self.store = FileLogStore(
+            folder / "logs", LocalDisk(), fsync="always", fsync_interval_ms=100, segment_bytes_max=1 << 20, committer_threads=1
+        )
+        self.namespace = Namespace(
+            "test",
+            catalogue=Catalogue(folder / "catalogue", LocalDisk()),
+            store=cast(LogStore, self.store),
+            clock=self.clock,
+            make_queue=self._make_queue,
+            partitions_default=4,
+            entities_max=entities_max,
+        )
+
+    def _make_queue(self, description: QueueDescription) -> Queue:
+        return Queue(description, EntityMeter(self.metrics, description.name), self._start)
+
+    def _start(self, queue: Queue, number: int) -> Any:
+        part = self.parts[queue.name, number] = Part()
+        return part
+
+    def queue(self, name: str) -> Queue:
+        queue = self.namespace.find(name)
+        assert queue is not None
+        return queue
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.changes, self.ended = 0, list[Refused]()
+
+    def queue_changed(self) -> None:
+        self.changes += 1
+
+    def queue_ended(self, why: Refused) -> None:
+        self.ended.append(why)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    await made.namespace.load()
+    yield made
+    await made.store.close()
+
+
+async def again(world: World) -> World:
+    """The same folder, opened as after a restart."""
+    await world.store.close()
+    restarted = World(world.folder)
+    await restarted.namespace.load()
+    return restarted
+
+
+# --- creating ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_queue_that_was_created_is_found_in_any_case_and_after_a_restart(world: World) -> None:
+    created = await world.namespace.create_queue("Orders/New", QueueSettings(lock_duration_ms=5_000), 7)
+    assert (created.partitions, created.created_at_ms, created.name) == (7, world.clock.now_ms(), "Orders/New")
+    for name in ("Orders/New", "orders/new", "/ORDERS/NEW/"):
+        assert world.namespace.find_queue(name) == created
+    restarted = await again(world)
+    assert restarted.namespace.find_queue("orders/new") == created and list(restarted.namespace.queues()) == [created]
+    await restarted.store.close()
+
+
+async def test_partitions_are_the_default_where_nothing_is_said_and_one_where_the_queue_is_not_partitioned(world: World) -> None:
+    assert (await world.namespace.create_queue("a", QueueSettings())).partitions == 4
+    assert (await world.namespace.create_queue("b", QueueSettings(enable_partitioning=False), 9)).partitions == 1
+
+
+async def test_a_name_can_be_taken_once(world: World) -> None:
+    await world.namespace.create_queue("orders", QueueSettings())
+    with pytest.raises(Refused) as refused:
+        await world.namespace.create_queue("ORDERS", QueueSettings())
+    assert refused.value.reason is Reason.ENTITY_EXISTS
+
+
+async def test_of_two_that_create_a_name_at_once_one_succeeds(world: World) -> None:
+    results = await asyncio.gather(*(world.namespace.create_queue("orders", QueueSettings()) for _ in range(5)), return_exceptions=True)
+    assert sum(isinstance(result, QueueDescription) for result in results) == 1
+    assert all(isinstance(result, QueueDescription) or cast(Refused, result).reason is Reason.ENTITY_EXISTS for result in results)
+
+
+async def test_a_wrong_description_and_one_entity_too_many_leave_nothing_behind(tmp_path: Path) -> None:
+    world = World(tmp_path, entities_max=1)
+    await world.namespace.load()
+    with pytest.raises(Refused) as wrong:
+        await world.namespace.create_queue("orders", QueueSettings(lock_duration_ms=0))
+    await world.namespace.create_queue("orders", QueueSettings())
+    with pytest.raises(Refused) as many:
+        await world.namespace.create_queue("more", QueueSettings())
+    assert (wrong.value.reason, many.value.reason) == (Reason.ARGUMENT, Reason.QUOTA_EXCEEDED)
+    assert [each.name for each in world.namespace.queues()] == ["orders"]
+    await world.store.close()
+
+
+async def test_a_new_queue_costs_no_partition_until_it_is_used(world: World) -> None:
+    await world.namespace.create_queue("orders", QueueSettings())
+    queue = world.queue("orders")
+    assert world.parts == {} and queue.health() == ["closed"] * 4 and queue.available
+    for operation in (Detach(), Release([]), Recalled("", [])):
+        queue.router.handles[1].post(operation, ClientId(1), lambda answer: None)
+    assert world.parts == {}, "what ends something starts nothing"
+    queue.router.handles[2].post(Demand("", 1), ClientId(1), lambda answer: None)
+    assert list(world.parts) == [("orders", 2)] and queue.health() == ["closed", "closed", "healthy", "closed"]
+
+
+# --- changing ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_update_is_durable_reaches_every_partition_that_lives_and_is_told_to_watchers(world: World) -> None:
+    created = await world.namespace.create_queue("orders", QueueSettings())
+    queue, watcher = world.queue("orders"), Watcher()
+    queue.watchers.add(watcher)
+    queue.partition(0)
+    queue.partition(3)
+    world.clock.advance(1_000)
+    updated = await world.namespace.update_queue("Orders", QueueSettings(max_delivery_count=3))
+    assert (updated.generation, updated.created_at_ms, updated.updated_at_ms) == (
+        created.generation,
+        created.created_at_ms,
+        created.created_at_ms + 1_000,
+    )
+    assert queue.description is updated and watcher.changes == 1
+    assert all(any(isinstance(each, Update) for each in part.posted) for part in world.parts.values()) and len(world.parts) == 2
+    restarted = await again(world)
+    assert restarted.namespace.find_queue("orders") == updated
+    await restarted.store.close()
+
+
+async def test_an_update_while_a_partition_is_down_is_carried_out(world: World) -> None:
+    await world.namespace.create_queue("orders", QueueSettings())
+    queue, watcher = world.queue("orders"), Watcher()
+    queue.watchers.add(watcher)
+    queue.partition(0)
+    world.parts["orders", 0].available = False
+    updated = await world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3))
+    assert world.namespace.find_queue("orders") == updated and watcher.changes == 1
+
+
+async def test_what_is_fixed_at_creation_cannot_be_changed(world: World) -> None:
+    await world.namespace.create_queue("orders", QueueSettings())
+    for settings in (QueueSettings(requires_session=True), QueueSettings(enable_partitioning=False)):
+        with pytest.raises(Refused) as refused:
+            await world.namespace.update_queue("orders", settings)
+        assert refused.value.reason is Reason.ARGUMENT
+    assert world.queue("orders").description.settings == QueueSettings()
+
+
+async def test_a_deleted_queue_is_gone_with_its_partitions_and_who_is_attached_hears_of_it(world: World) -> None:
+    await world.namespace.create_queue("orders", QueueSettings())
+    queue, watcher = world.queue("orders"), Watcher()
+    queue.watchers.add(watcher)
+    queue.partition(1)
+    await world.namespace.delete_queue("ORDERS")
+    assert world.namespace.find("orders") is None and world.parts["orders", 1].stopped
+    (why,) = watcher.ended
+    assert why.reason is Reason.ENTITY_NOT_FOUND and "could not be found" in why.description
+    restarted = await again(world)
+    assert list(restarted.namespace.queues()) == []
+    await restarted.store.close()
+
+
+async def test_a_queue_created_again_is_another_one(world: World) -> None:
+    first = await world.namespace.create_queue("orders", QueueSettings())
+    await world.namespace.delete_queue("orders")
+    second = await world.namespace.create_queue("orders", QueueSettings())
+    assert first.generation != second.generation
+
+
+@pytest.mark.parametrize("act", ["update", "delete", "runtime"])
+async def test_what_does_not_exist_is_not_found_in_the_words_that_clients_know(world: World, act: str) -> None:
+    with pytest.raises(Refused) as refused:
+        match act:
+            case "update":
+                await world.namespace.update_queue("nothing", QueueSettings())
+            case "delete":
+                await world.namespace.delete_queue("nothing")
+            case _:
+                await world.namespace.runtime("nothing")
+    assert refused.value.reason is Reason.ENTITY_NOT_FOUND
+    assert refused.value.description == not_found_text("nothing") == "The messaging entity 'nothing' could not be found."
+
+
+async def test_logs_that_a_crash_left_without_an_entry_are_cleared_at_the_next_start(world: World) -> None:
+    kept = await world.namespace.create_queue("orders", QueueSettings())
+    for generation in (kept.generation, "f" * 32):
+        log = world.store.log(generation, 0)
+        await log.claim()
+        await log.close()
+    assert set(await world.store.entities()) == {kept.generation, "f" * 32}
+    restarted = await again(world)
+    assert set(await restarted.store.entities()) == {kept.generation}
+    await restarted.store.close()
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_counts_are_those_of_all_partitions_and_availability_is_limited_while_one_is_down(world: World) -> None:
+    await world.namespace.create_queue("orders", QueueSettings())
+    queue = world.queue("orders")
+    for number in range(4):
+        queue.partition(number)
+        world.parts["orders", number].held = {
+            "": SubqueueCounts(active=2, locked=1, deferred=1, scheduled=3, bytes=10),
+            "$deadletterqueue": SubqueueCounts(active=1, deferred=1, bytes=5),
+        }
+    runtime = await world.namespace.runtime("orders")
+    assert (runtime.active, runtime.dead_letter, runtime.scheduled, runtime.transfer_dead_letter) == (8, 8, 12, 0)
+    assert (runtime.message_count, runtime.size_bytes, runtime.availability) == (4 * (2 + 1 + 3 + 1 + 1), 60, "Available")
+    world.parts["orders", 2].available = False
+    assert (await world.namespace.runtime("orders")).availability == "Limited"
+
+
+async def test_closing_stops_every_partition_that_lives(world: World) -> None:
+    for name in ("a", "b"):
+        await world.namespace.create_queue(name, QueueSettings())
+        world.queue(name).partition(1)
+    await world.namespace.close()
+    assert len(world.parts) == 2 and all(part.stopped for part in world.parts.values())
+
+
+# --- the catalogue's document -----------------------------------------------------------------------------------------------
+
+
+def test_a_description_survives_its_document() -> None:
+    rule = AuthorizationRule("app", "primary", "secondary", ALL, 1, 2)
+    settings = replace(
+        QueueSettings(), status=EntityStatus.SEND_DISABLED, authorization_rules=(rule,), default_time_to_live_ms=5, user_metadata="ümlaut"
+    )
+    description = QueueDescription("orders", "a" * 32, 16, settings, 1, 2)
+    assert decode_description(encode_description(description)) == description
+
+
+async def test_the_rules_of_an_entity_are_found_by_its_path_and_a_missing_one_has_none(world: World) -> None:
+    rule = AuthorizationRule("app", "primary", "secondary", ALL)
+    await world.namespace.create_queue("orders", QueueSettings(authorization_rules=(rule,)))
+    assert list(world.namespace.rules_of("ORDERS")) == [rule] and list(world.namespace.rules_of("nothing")) == []
