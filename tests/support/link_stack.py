@@ -1,0 +1,244 @@
+"""One connection of the front end, real but for its two ends: the wire is a list, and partitions do what a test says.
+
+The client's side is frames by hand (`raw_amqp.py`); the partitions' side are operations that a test answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar, cast
+
+from broker.clock import ManualClock
+from broker.config import Settings, load_settings
+from broker.entities import QueueDescription, QueueSettings, key_of
+from broker.entity_meter import EntityMeter
+from broker.frontend.connection import Connection, Services
+from broker.metrics import Metrics
+from broker.namespace import Namespace
+from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts
+from broker.queue import Queue
+from broker.security import Authorizer
+from broker.stored_message import MessageIds
+from protocol.codec import UInt
+from tests.support import raw_amqp as raw
+from tests.support.engine_peer import frames_of
+from tests.support.raw_amqp import Frame
+
+O = TypeVar("O")  # noqa: E741
+
+WAIT_S = 5.0
+
+
+class Part:
+    """A partition that keeps what it is asked, for a test to look at and to answer."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.available, self.health = True, "healthy"
+        self.posted: deque[tuple[Operation, ClientId, Sink]] = deque()
+
+    def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
+        self.posted.append((operation, client, sink))
+
+    def counts(self) -> dict[str, SubqueueCounts]:
+        return {}
+
+    async def opened(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+    def has(self, kind: type[object]) -> bool:
+        """Whether an operation of this kind waits."""
+        return any(isinstance(operation, kind) for operation, _, _ in self.posted)
+
+    def take(self, kind: type[O]) -> tuple[O, Sink]:
+        """The oldest operation of this kind, taken out, and where its answer goes."""
+        for entry in self.posted:
+            if isinstance(entry[0], kind):
+                self.posted.remove(entry)
+                return entry[0], entry[2]
+        raise AssertionError(f"partition {self.number} was asked for no {kind.__name__}, but for {[entry[0] for entry in self.posted]}")
+
+    def take_all(self, kind: type[O]) -> list[O]:
+        """All of this kind, taken out."""
+        taken = []
+        while self.has(kind):
+            taken.append(self.take(kind)[0])
+        return taken
+
+    def answer(self, kind: type[Any], make: Callable[[Any], Answer]) -> Operation:
+        """Answer the oldest operation of this kind."""
+        operation, sink = self.take(kind)
+        sink(make(operation))
+        return cast(Operation, operation)
+
+
+class Wire:
+    """What would be a socket."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.reading, self.closed, self.aborted = True, False, False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+class FixedNamespace:
+    """A namespace with the queues that it was given."""
+
+    name = "test"
+
+    def __init__(self) -> None:
+        self.queues: dict[str, Queue] = {}
+
+    def find(self, name: str) -> Queue | None:
+        return self.queues.get(key_of(name))
+
+
+class LinkStack:
+    """A broker with one queue, `queue`, and as many connections as a test opens."""
+
+    def __init__(self, partitions: int = 4, settings: QueueSettings | None = None, **given: object) -> None:
+        self.settings: Settings = load_settings(**{"receive_cache_messages": 100, **given})
+        self.clock, self.metrics = ManualClock(), Metrics()
+        self.parts = [Part(number) for number in range(partitions)]
+        self.namespace = FixedNamespace()
+        self.queue = self.add_queue("queue", partitions, settings)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.services = Services(
+            settings=self.settings,
+            namespace=cast(Namespace, self.namespace),
+            authorizer=Authorizer(self.settings.authorization_rules(), lambda path: ()),
+            clock=self.clock,
+            metrics=self.metrics,
+            spawn=self._spawn,
+            message_id=MessageIds(b"\0" * 8),
+        )
+
+    def add_queue(self, name: str, partitions: int, settings: QueueSettings | None = None) -> Queue:
+        """One more queue, on the same partitions."""
+        description = QueueDescription(name, "0" * 32, partitions, settings or QueueSettings())
+        queue = Queue(description, EntityMeter(self.metrics, name), lambda _, number: cast(Any, self.parts[number]))
+        for number in range(partitions):
+            queue.partition(number)
+        self.namespace.queues[key_of(name)] = queue
+        return queue
+
+    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def connect(self, login: bytes | None = None, **open_given: Any) -> Client:
+        """A client that has logged in with the root key, opened the connection and begun a session."""
+        client = Client(self)
+        await client.log_in(login)
+        await client.open(**open_given)
+        return client
+
+    def part_of(self, kind: type[object]) -> Part:
+        """The only partition that was asked for something of this kind."""
+        (part,) = (part for part in self.parts if part.has(kind))
+        return part
+
+
+class Client:
+    """One connection, from the client's side."""
+
+    def __init__(self, stack: LinkStack) -> None:
+        self.stack, self.wire = stack, Wire()
+        self.connection = Connection(self.wire, stack.services, "test")
+
+    async def log_in(self, login: bytes | None = None) -> None:
+        self.connection.data_received(raw.sasl_plain() if login is None else login)
+        await turn()
+        assert self.wire.written.startswith(raw.SASL_HEADER)
+        self.wire.written.clear()
+
+    async def open(self, *, idle_timeout_ms: int = 0, window: int = 100_000) -> None:
+        fields = raw.open_fields()
+        fields[4] = UInt(idle_timeout_ms)
+        self.say(raw.AMQP_HEADER, raw.frame(raw.OPEN, fields), raw.frame(raw.BEGIN, raw.begin_fields(window)))
+        assert [frame.code for frame in await self.hear()] == [raw.OPEN, raw.BEGIN]
+
+    def say(self, *frames: bytes) -> None:
+        """Write frames in one piece."""
+        self.connection.data_received(b"".join(frames))
+
+    async def hear(self) -> list[Frame]:
+        """What the broker writes in the next turns of the loop."""
+        await turn()
+        data = bytes(self.wire.written)
+        self.wire.written.clear()
+        return frames_of(data)
+
+    async def heard(self, code: int) -> list[Frame]:
+        """Of it, the frames of one performative."""
+        return [frame for frame in await self.hear() if frame.code == code]
+
+    async def attach(self, fields: list[Any]) -> list[Frame]:
+        """Attach a link; gives all that is written in answer."""
+        self.say(raw.frame(raw.ATTACH, fields))
+        return await self.hear()
+
+    async def sender(self, handle: int = 0, address: str = "queue") -> None:
+        frames = await self.attach(raw.sender_attach(handle, address))
+        assert [frame.code for frame in frames] == [raw.ATTACH, raw.FLOW], frames
+
+    async def receiver(self, handle: int = 0, *, credit: int = 0, settled: bool = False, address: str = "queue") -> None:
+        frames = await self.attach(raw.receiver_attach(handle, address, settled=settled))
+        assert [frame.code for frame in frames] == [raw.ATTACH], frames
+        if credit:
+            self.flow(handle, 0, credit)
+            await turn()
+
+    def flow(self, handle: int, delivery_count: int, credit: int, *, drain: bool = False) -> None:
+        self.say(raw.frame(raw.FLOW, raw.flow_fields(handle, delivery_count, credit, drain=drain)))
+
+    def transfer(self, handle: int, number: int, payload: bytes, **given: Any) -> None:
+        self.say(raw.frame(raw.TRANSFER, raw.transfer_fields(handle, number, **given), payload))
+
+    def dispose(self, first: int, last: int, outcome: object, *, settled: bool = False) -> None:
+        """Give deliveries that were received an outcome."""
+        self.say(raw.frame(raw.DISPOSITION, raw.disposition_fields(True, first, last, settled, outcome)))
+
+    def detach(self, handle: int) -> None:
+        self.say(raw.frame(raw.DETACH, [UInt(handle), True]))
+
+
+async def turn() -> None:
+    """Let the event loop do what is due now."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait, for a bounded time, until something has come true."""
+    for _ in range(int(WAIT_S / 0.002)):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise TimeoutError("it has not come true")
+
+
+def tags_of(frames: Sequence[Frame]) -> list[bytes]:
+    """The delivery tags of the transfers among frames."""
+    return [frame.field(2) for frame in frames if frame.code == raw.TRANSFER]
