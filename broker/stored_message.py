@@ -68,7 +68,9 @@ _U32, _I64 = struct.Struct(">I"), struct.Struct(">q")
 
 _LIST8 = 0xC0
 _SHORT_IDS = frozenset((0xA0, 0xA1))  # binary and string of up to 255 bytes
-_PLAIN_HEAD = (HEAD.pack(VERSION, 0, 0, 0, 0, 0), 0)
+PLAIN = HEAD.pack(VERSION, 0, 0, 0, 0, 0)
+"""The head of a stored message without priority, time to live and annotations."""
+_PLAIN_HEAD = (PLAIN, 0)
 _HEADS_MAX = 1024
 _heads: dict[bytes, tuple[bytes, int]] = {}
 

@@ -59,6 +59,9 @@ _push, _pending_output, _peek_output, _pop_output = (
     lib.pn_transport_pop,
 )
 _PN_DELIVERY = lib.PN_DELIVERY
+# Plain numbers: comparing with an enum's members costs more than the calls around it.
+_ACCEPTED, _REJECTED, _MODIFIED = int(Outcome.ACCEPTED), int(Outcome.REJECTED), int(Outcome.MODIFIED)
+_NOT_TERMINAL = (int(Outcome.NONE), int(Outcome.RECEIVED))
 
 
 class Engine:
@@ -330,32 +333,39 @@ class Engine:
         lib.pn_link_drained(link.pn)
 
     def send(self, link: Link, tags: Sequence[bytes], payloads: Sequence[bytes], settled: bool) -> list[Delivery]:
-        """Send whole messages, within the credit. `tags` are delivery tags of up to 32 bytes, unique among unsettled ones."""
-        pn, tag_struct, tag_bytes = link.pn, _tag, _tag_bytes
+        """Send whole messages, within the credit. `tags` are delivery tags, all of one size up to 32 bytes, unique among unsettled ones."""
+        if not tags:
+            return []
+        pn, tag_bytes = link.pn, _tag_bytes
+        size = _tag.size = len(tags[0])
+        tag_struct = _tag[0]
         deliveries = []
         for tag, payload in zip(tags, payloads, strict=True):
-            size = len(tag)
             _memmove(tag_bytes, tag, size)
-            tag_struct.size = size
-            delivery = _delivery(pn, tag_struct[0])
+            deliveries.append(_delivery(pn, tag_struct))
             _send(pn, payload, len(payload))
             _advance(pn)
-            if settled:
-                _settle(delivery)
-            else:
-                deliveries.append(delivery)
-        return deliveries
+        if not settled:
+            return deliveries
+        for delivery in deliveries:
+            _settle(delivery)
+        return []
 
     def settle(self, deliveries: Sequence[Delivery], outcome: int, *, failed: bool = False, undeliverable_here: bool = False) -> None:
         """Settle outgoing deliveries with an outcome: an answer to the peer's own (contract, rule 10)."""
-        for delivery in deliveries:
-            if outcome == Outcome.MODIFIED:
+        if outcome == _MODIFIED:
+            for delivery in deliveries:
                 local = lib.pn_delivery_local(delivery)
                 lib.pn_disposition_set_failed(local, failed)
                 lib.pn_disposition_set_undeliverable(local, undeliverable_here)
-            if outcome:
+        if outcome:
+            outcome = int(outcome)
+            for delivery in deliveries:
                 _update(delivery, outcome)
-            _settle(delivery)
+                _settle(delivery)
+        else:
+            for delivery in deliveries:
+                _settle(delivery)
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -453,15 +463,19 @@ class Engine:
         link.partial_is_batch = False
 
     def _on_disposition(self, link: Link, delivery: Any) -> None:
-        outcome, settled = int(_remote_state(delivery)), bool(_remote_settled(delivery))
-        if outcome in (Outcome.NONE, Outcome.RECEIVED) and not settled:
-            return
+        outcome, settled = _remote_state(delivery), _remote_settled(delivery)
         events = self._events
         last = events[-1] if events else None
+        if outcome == _ACCEPTED and type(last) is DeliveriesUpdated:  # by far the most: joined without making an event first
+            if last.outcome == _ACCEPTED and last.settled is settled and last.link is link:
+                last.deliveries.append(delivery)
+                return
+        elif outcome in _NOT_TERMINAL and not settled:
+            return
         update = DeliveriesUpdated(link, [delivery], outcome, settled)
-        if outcome == Outcome.REJECTED:
+        if outcome == _REJECTED:
             update.error = _condition(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
-        elif outcome == Outcome.MODIFIED:
+        elif outcome == _MODIFIED:
             remote = lib.pn_delivery_remote(delivery)
             update.failed = bool(lib.pn_disposition_is_failed(remote))
             update.undeliverable_here = bool(lib.pn_disposition_is_undeliverable(remote))

@@ -14,12 +14,12 @@ One call per batch: what is the same for all its messages is prepared once. Noth
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from broker.changed_properties import with_changes
 from broker.operations import Locked, MessageState, Peeked, partition_of
-from broker.stored_message import HAS_PRIORITY, HEAD, VERSION
+from broker.stored_message import HAS_PRIORITY, HEAD, PLAIN, VERSION
 from protocol.codec import Short, Symbol, Timestamp, encode
 
 TIME_TO_LIVE_MS_MAX = 2**32 - 1
@@ -50,6 +50,8 @@ _LOCKED_UNTIL, _PARTITION_ID = _key("x-opt-locked-until"), _key("x-opt-partition
 _STATE, _DEAD_LETTER_SOURCE = _key("x-opt-message-state"), _key("x-opt-deadletter-source")
 _LOCK_TOKEN = b"\x00\x53\x71\xc1\x24\x02" + _key("x-opt-lock-token") + b"\x98"
 
+_MAP_HEAD = struct.Struct(f">{len(_SECTION)}sII")
+_PLAIN_BYTES = len(PLAIN)
 _FIRST_DELIVERY = b"\x00\x53\x70\xc0\x06\x05\x41\x40\x40\x41\x43"
 """The header of a message without priority and ttl, not delivered before: durable, first acquirer, count 0."""
 
@@ -66,6 +68,58 @@ def deliverables(locked: Locked, *, peek_lock: bool = True, partitioned: bool = 
         state=MessageState.DEFERRED if locked.deferred else None,
         dead_letter_source=dead_letter_source,
     )
+    if locked.deferred or dead_letter_source is not None:
+        return _build_locked(locked, constants, peek_lock)
+    return _build_plain(locked, constants)
+
+
+def _build_plain(locked: Locked, constants: _Constants) -> list[bytes]:
+    """The short way: most messages of a batch differ in their numbers and bytes alone. The others take the long one."""
+    shared, shared_elements = constants
+    join = b"".join
+    layouts: dict[tuple[int, int], tuple[Callable[..., bytes], bytes]] = {}
+    built = []
+    for stored, sequence_number, enqueued_ms, expires_ms, delivery_count, change in zip(
+        locked.messages,
+        locked.sequence_numbers,
+        locked.enqueued_at_ms,
+        locked.expires_at_ms,
+        locked.delivery_counts,
+        locked.changed,
+        strict=True,
+    ):
+        if change is not None or stored[:_PLAIN_BYTES] != PLAIN:
+            built.append(
+                _build(
+                    [constants], [stored], [sequence_number], [enqueued_ms], [delivery_count], [expires_ms], [change], None
+                )[0]
+            )  # fmt: skip
+            continue
+        kind = (0 if expires_ms is None else min(max(expires_ms - enqueued_ms, 1), TIME_TO_LIVE_MS_MAX), delivery_count)
+        layout = layouts.get(kind)
+        if layout is None:
+            begin = _header(None, *kind) if kind != (0, 0) else _FIRST_DELIVERY
+            begin += _MAP_HEAD.pack(_SECTION, _NUMBERS_BYTES + len(shared), _NUMBERS_ELEMENTS + shared_elements) + _SEQUENCE_NUMBER
+            layout = layouts[kind] = (_layout_from(len(begin), len(shared)), begin)
+        pack, begin = layout
+        built.append(
+            join(
+                (
+                    pack(begin, sequence_number, _ENQUEUED_TIME, enqueued_ms, _ENQUEUE_SEQUENCE_NUMBER, sequence_number, shared),
+                    stored[_PLAIN_BYTES:],
+                )
+            )
+        )
+    return built
+
+
+@lru_cache(maxsize=64)
+def _layout_from(begin_bytes: int, shared_bytes: int) -> Callable[..., bytes]:
+    """Packs all that stands in front of a plain message: what it begins with, its numbers, what the batch shares."""
+    return struct.Struct(f">{begin_bytes}sq{len(_ENQUEUED_TIME)}sq{len(_ENQUEUE_SEQUENCE_NUMBER)}sq{shared_bytes}s").pack
+
+
+def _build_locked(locked: Locked, constants: _Constants, peek_lock: bool) -> list[bytes]:
     return _build(
         [constants] * len(locked.messages),
         locked.messages,
