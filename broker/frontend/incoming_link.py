@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.entities import MAIN
@@ -27,6 +28,24 @@ from protocol.links import Link
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection
+
+
+@dataclass(slots=True)
+class _Underway:
+    """Messages that one partition was asked to store."""
+
+    send: Send
+    deliveries: Sequence[Delivery]
+    """To be settled; none if they came settled."""
+    count: int
+    """How many deliveries there were."""
+    size: int
+    """The messages' bytes."""
+    pinned: bool
+    """Their key pins them to the partition."""
+    began: float
+    """When, by the loop's clock."""
+    attempts: int = 1
 
 
 class IncomingLink:
@@ -56,8 +75,8 @@ class IncomingLink:
         """Messages that have their outcome, and whose credit was not granted anew yet."""
         self._sends = 0
         self._meter = queue.meter
-        self._waiting: dict[int, tuple[Sequence[Delivery], int, int, int, float]] = {}
-        """By cookie: the deliveries to settle (none if they came settled), how many there were, messages, bytes, when."""
+        self._waiting: dict[int, _Underway] = {}
+        """By cookie."""
         queue.watchers.add(self)
         connection.engine.grant(link, self._window)
 
@@ -107,7 +126,7 @@ class IncomingLink:
         if unkeyed:
             self._post_unkeyed(unkeyed, unkeyed_deliveries)
         for partition, messages, own in keyed.values():
-            self._post(partition, messages, own, len(messages))
+            self._post(partition, messages, own, len(messages), pinned=True)
 
     def _post_unkeyed(self, messages: Sequence[StoredMessage], deliveries: Sequence[Delivery]) -> None:
         try:
@@ -116,7 +135,7 @@ class IncomingLink:
             self._refuse(deliveries, why, len(messages))
             return
         for partition, start, stop in runs:
-            self._post(partition, messages[start:stop], deliveries[start:stop], stop - start)
+            self._post(partition, messages[start:stop], deliveries[start:stop], stop - start, pinned=False)
 
     def _send_batch(self, payload: bytes, deliveries: Sequence[Delivery]) -> None:
         """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn (AMQP contract 4.5)."""
@@ -136,7 +155,7 @@ class IncomingLink:
         key = next(iter(keys), hint.partition_key if hint.session_id is None else hint.session_id)
         router = self.queue.router
         partition = router.spread(1)[0][0] if key is None else router.keyed(key)
-        self._post(partition, messages, deliveries, 1)
+        self._post(partition, messages, deliveries, 1, pinned=key is not None)
 
     def _key(self, message: StoredMessage) -> str | None:
         """What pins a message to a partition (AMQP contract 10.7). Raises Refused for what this queue does not take."""
@@ -152,14 +171,17 @@ class IncomingLink:
             return message.message_id().hex()
         return key
 
-    def _post(self, partition: PartitionHandle, messages: Sequence[StoredMessage], deliveries: Sequence[Delivery], count: int) -> None:
+    def _post(
+        self, partition: PartitionHandle, messages: Sequence[StoredMessage], deliveries: Sequence[Delivery], count: int, *, pinned: bool
+    ) -> None:
         data = [message.data for message in messages]
         size = sum(map(len, data))
         times_to_live_ms = [message.time_to_live_ms for message in messages]
         self._sends += 1
-        self._waiting[self._sends] = (deliveries, count, len(data), size, self._loop.time())
+        send = Send(data, times_to_live_ms if any(times_to_live_ms) else None, self._sends)
+        self._waiting[self._sends] = _Underway(send, deliveries, count, size, pinned, self._loop.time())
         self._connection.took(size)
-        partition.post(Send(data, times_to_live_ms if any(times_to_live_ms) else None, self._sends), self._client, self._answered)
+        partition.post(send, self._client, self._answered)
 
     # --- outcomes back ----------------------------------------------------------------------------------------------
 
@@ -174,21 +196,40 @@ class IncomingLink:
         if not isinstance(answer, Sent | Failed):  # Unavailable: what was under way is answered on its own
             return
         assert isinstance(answer.cookie, int), "cookies of this link are numbers"
-        deliveries, count, messages, size, began = self._waiting.pop(answer.cookie)
-        self._connection.finished_with(size)
+        sent = self._waiting.pop(answer.cookie)
+        if isinstance(answer, Failed) and self._sent_elsewhere(sent, answer):
+            return
+        self._connection.finished_with(sent.size)
         if isinstance(answer, Sent):
-            self._meter.incoming_messages.inc(messages)
-            self._meter.incoming_bytes.inc(size)
-            self._meter.successful_requests.inc(count)
-            self._meter.send_seconds.observe(self._loop.time() - began)
+            self._meter.incoming_messages.inc(len(sent.send.messages))
+            self._meter.incoming_bytes.inc(sent.size)
+            self._meter.successful_requests.inc(sent.count)
+            self._meter.send_seconds.observe(self._loop.time() - sent.began)
         if self.link.gone:
             return
         if isinstance(answer, Sent):
-            self._connection.engine.accept(deliveries)
-            self._replenish(count)
+            self._connection.engine.accept(sent.deliveries)
+            self._replenish(sent.count)
             self._connection.flush_soon()
         else:
-            self._refuse(deliveries, Refused(answer.reason, answer.description), count)
+            self._refuse(sent.deliveries, Refused(answer.reason, answer.description), sent.count)
+
+    def _sent_elsewhere(self, sent: _Underway, failed: Failed) -> bool:
+        """Messages without a key do not depend on a partition: when one went down with them, another one takes them.
+
+        The partition has said that nothing of them will ever be read there, so they cannot come twice.
+        """
+        if sent.pinned or failed.reason is not Reason.PARTITION_UNAVAILABLE or sent.attempts >= self.queue.description.partitions:
+            return False
+        try:
+            partition = self.queue.router.spread(1)[0][0]
+        except Refused:
+            return False
+        sent.attempts += 1
+        assert isinstance(sent.send.cookie, int), "cookies of this link are numbers"
+        self._waiting[sent.send.cookie] = sent
+        partition.post(sent.send, self._client, self._answered)
+        return True
 
     def _refuse(self, deliveries: Sequence[Delivery], why: Refused, count: int) -> None:
         """`count` deliveries are refused: `deliveries`, or none of them if they came settled. Their credit comes back either way."""
