@@ -97,6 +97,9 @@ class Engine:
         self._leaving: dict[Link, None] = {}
         """Detached by the peer, and waiting for `release_link`."""
         self._sessions: dict[Any, Session] = {}
+        self._written_off: list[tuple[Callable[[Any], None], Any]] = []
+        """Links and sessions to be freed once their detach or end is written. Freeing settles what is unsettled, without an outcome:
+        before the detach, some clients would take that for success."""
         self._events: list[Event] = []
         self._open_reported = False
         self._tail_ended = False
@@ -154,6 +157,9 @@ class Engine:
             count = _peek_output(transport, buffer, pending)
             chunks.append(_unpack(buffer, count))
             _pop_output(transport, count)
+        for give_back, pn in self._written_off:
+            give_back(pn)
+        self._written_off.clear()
         return chunks
 
     def take_events(self) -> list[Event]:
@@ -291,7 +297,7 @@ class Engine:
                 lib.pn_link_close(link.pn)
             else:
                 lib.pn_link_detach(link.pn)
-        lib.pn_link_free(link.pn)
+        self._written_off.append((lib.pn_link_free, link.pn))
 
     # --- incoming links ---------------------------------------------------------------------------------------------
 
@@ -543,7 +549,7 @@ class Engine:
 
     def _free_session(self, session: Session) -> None:
         lib.pn_session_close(session.pn)
-        lib.pn_session_free(session.pn)
+        self._written_off.append((lib.pn_session_free, session.pn))
 
     def _on_open(self, event: Any) -> None:
         connection = self._connection

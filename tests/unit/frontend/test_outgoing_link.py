@@ -274,6 +274,36 @@ async def test_a_drain_that_is_taken_back_before_it_ends_leaves_the_demand_stand
     assert demands(stack).keys() == {0, 1, 2, 3} and not any(part.has(Withdraw) for part in stack.parts)
 
 
+async def test_a_partition_that_was_emptied_while_a_drain_was_taken_back_is_asked_again() -> None:
+    stack, client = await receiving(0)
+    client.flow(0, 0, 4, drain=True)
+    await turn()
+    demands(stack)
+    client.flow(0, 0, 4)
+    await turn()
+    give(stack, 0, 1)
+    demands(stack)
+    for part in stack.parts:
+        confirm(part)
+    await turn()
+    assert 0 in demands(stack)
+
+
+async def test_a_drain_goes_on_after_the_write_when_the_room_for_output_is_used_up() -> None:
+    stack = LinkStack(1, output_buffer_bytes_max=65_536)
+    client = await stack.connect()
+    await client.receiver(0)
+    client.flow(0, 0, 2, drain=True)
+    await turn()
+    first = give(stack, 0, 1, body=b"x" * 100_000)
+    confirm(stack.parts[0])
+    heard = await client.hear()
+    assert set(tags_of(heard)) - {None} == set(first.tokens) and raw.FLOW not in [frame.code for frame in heard]
+    second = give(stack, 0, 1)
+    await finish_drain(stack)
+    assert tags_of(await client.hear()) == second.tokens
+
+
 async def test_a_drain_of_receive_and_delete_waits_for_removals() -> None:
     stack, client = await receiving(0, settled=True)
     client.flow(0, 0, 1, drain=True)

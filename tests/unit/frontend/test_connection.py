@@ -1,0 +1,301 @@
+"""A connection as a whole: SASL, idle time-outs, claims, request links, the end; over a wire in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.frontend import connection as connection_module
+from broker.frontend import request_node
+from broker.operations import Peek, Peeked
+from protocol.codec import Described, Symbol, UInt, ULong
+from tests.support import raw_amqp as raw
+from tests.support.amqp_messages import APPLICATION, PROPERTIES, VALUE, section, sections
+from tests.support.link_stack import Client, LinkStack, turn, until
+from tests.support.sas import sas_token
+
+
+def request(operation: str, body: Any, message_id: Any = "id-1", reply_to: str | None = None, **properties: Any) -> bytes:
+    return (
+        section(PROPERTIES, [message_id, None, None, None, reply_to])
+        + section(APPLICATION, {"operation": operation, **properties})
+        + section(VALUE, body)
+    )
+
+
+def put_token(token: str, name: str = "sb://test/queue", **given: Any) -> bytes:
+    return request("put-token", token, type="jwt", name=name, **given)
+
+
+async def responders(client: Client, address: str = "$cbs", targets: tuple[str | None, ...] = ("here",)) -> None:
+    """A request link with handle 0, and a response link for each target, with credit."""
+    await client.sender(0, address)
+    for handle, target in enumerate(targets, 1):
+        fields = raw.receiver_attach(handle, address, f"name-{handle}")
+        fields[6] = Described(ULong(raw.TARGET), [target])
+        await client.attach(fields)
+        client.flow(handle, 0, 50)
+
+
+async def responses(client: Client, count: int = 1) -> list[tuple[int, dict[int, Any]]]:
+    """So many responses: (handle on which each came, its sections)."""
+    found: list[tuple[int, dict[int, Any]]] = []
+    for _ in range(50):
+        found += [(frame.field(0), sections(frame.payload)) for frame in await client.heard(raw.TRANSFER)]
+        if len(found) >= count:
+            break
+    return found
+
+
+# --- SASL, open, close ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_wrong_password_ends_the_connection() -> None:
+    stack = LinkStack()
+    client = Client(stack)
+    client.connection.data_received(raw.sasl_plain("RootManageSharedAccessKey", "wrong"))
+    assert client.wire.closed and not client.connection.claims
+
+
+async def test_the_sasl_outcome_is_written_apart_from_what_follows() -> None:
+    stack = LinkStack()
+    client = Client(stack)
+    writes: list[bytes] = []
+    client.wire.write = lambda data: writes.append(bytes(data))  # type: ignore[method-assign]
+    client.say(raw.sasl_plain(), raw.AMQP_HEADER, raw.frame(raw.OPEN, raw.open_fields()))
+    await turn()
+    assert writes[-1].startswith(raw.AMQP_HEADER) and len(writes) >= 2, "rhea stalls on an outcome that comes with the open"
+
+
+async def test_the_clients_own_idle_timeout_is_kept_although_its_open_came_after_its_header() -> None:
+    stack = LinkStack()
+    client = Client(stack)
+    await client.log_in()
+    client.say(raw.AMQP_HEADER)
+    await turn()
+    client.wire.written.clear()
+    fields = raw.open_fields()
+    fields[4] = UInt(100)
+    client.say(raw.frame(raw.OPEN, fields))
+    await client.hear()
+    await until(lambda: client.wire.written)
+    assert [frame.code for frame in await client.hear()] == [None], "an empty frame"
+
+
+async def test_a_client_that_never_opens_is_cut_off() -> None:
+    stack = LinkStack(connection_open_timeout_ms=100)
+    client = Client(stack)
+    await until(lambda: client.wire.aborted)
+
+
+async def test_a_connection_over_the_limit_is_closed_with_a_reason() -> None:
+    stack = LinkStack(connections_max=1)
+    await stack.connect()
+    second = Client(stack)
+    await second.log_in()
+    second.say(raw.AMQP_HEADER, raw.frame(raw.OPEN, raw.open_fields()))
+    (close,) = await second.heard(raw.CLOSE)
+    assert close.field(0).value[0] == "amqp:resource-limit-exceeded" and second.wire.closed
+
+
+async def test_a_client_that_does_not_read_our_last_words_does_not_keep_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 0.01)
+    client = await LinkStack().connect()
+    client.say(raw.frame(raw.CLOSE, []))
+    await turn()
+    assert client.wire.closed and not client.wire.aborted
+    await until(lambda: client.wire.aborted)
+
+
+async def test_the_broker_says_that_it_stops() -> None:
+    client = await LinkStack().connect()
+    client.connection.shut_down()
+    (close,) = await client.heard(raw.CLOSE)
+    assert close.field(0).value[0] == "amqp:connection:forced" and len(close.field(0).value) == 3
+
+
+async def test_a_connection_that_is_lost_is_forgotten_with_all_its_links() -> None:
+    stack = LinkStack()
+    client = await stack.connect()
+    await responders(client)
+    await client.receiver(5, credit=3)
+    await client.sender(6)
+    client.connection.connection_lost()
+    client.connection.connection_lost()
+    assert not stack.services.connections and not stack.queue.watchers
+    await stack.services.wait_until_alone()
+    client.say(raw.raw_frame(b""))
+
+
+async def test_more_links_than_allowed_are_refused_and_room_comes_back() -> None:
+    stack = LinkStack(links_per_connection_max=2)
+    client = await stack.connect()
+    await client.sender(0)
+    await client.sender(1)
+    _, detach = await client.attach(raw.sender_attach(2, "queue"))
+    assert detach.field(2).value[0] == "amqp:resource-limit-exceeded"
+    client.detach(2)
+    client.detach(1)
+    await turn()
+    client.wire.written.clear()
+    await client.sender(1)
+
+
+async def test_a_bug_in_serving_one_connection_ends_that_one_alone() -> None:
+    stack = LinkStack()
+    one, other = await stack.connect(), await stack.connect()
+    one.connection.services = None  # type: ignore[assignment]
+    one.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue")))
+    assert one.wire.aborted and not other.wire.aborted
+    await other.sender(0)
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_token_opens_what_it_is_for_and_its_end_closes_the_link() -> None:
+    stack = LinkStack()
+    client = await stack.connect(raw.sasl_anonymous())
+    await responders(client)
+    client.transfer(0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2)))
+    ((_, answer),) = await responses(client)
+    assert answer[APPLICATION]["status-code"] == 202 and answer[PROPERTIES][5] == "id-1"
+    await client.sender(7)
+    stack.clock.advance(5_000)
+    client.connection._claims_ran_out()
+    (detach,) = await client.heard(raw.DETACH)
+    assert detach.field(2).value[0] == "amqp:unauthorized-access" and "ExpiredToken" in detach.field(2).value[1]
+    assert [link.name for link in client.connection.engine.links() if not link.gone] == ["sender-0", "name-1"], "$cbs stays"
+
+
+@pytest.mark.parametrize("token", ["SharedAccessSignature sr=x&sig=y&se=1&skn=z", "no token", ""])
+async def test_a_bad_token_is_answered_with_dashed_keys_and_opens_nothing(token: str) -> None:
+    client = await LinkStack().connect(raw.sasl_anonymous())
+    await responders(client)
+    client.transfer(0, 0, put_token(token))
+    ((_, answer),) = await responses(client)
+    assert answer[APPLICATION]["status-code"] in (400, 401) and isinstance(answer[APPLICATION]["error-condition"], Symbol)
+    assert not client.connection.claims
+
+
+# --- rule 4: request and response links -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply_to", "handle"), [("there", 2), ("name-1", 1), ("name-2", 2), (None, 2), ("unknown", 2)], ids=lambda value: str(value)
+)
+async def test_rule_4_a_response_goes_by_target_address_else_by_link_name_else_to_the_latest_link(
+    reply_to: str | None, handle: int
+) -> None:
+    client = await LinkStack().connect()
+    await responders(client, targets=("here", "there"))
+    client.transfer(0, 0, put_token("junk", reply_to=reply_to))
+    ((found, _),) = await responses(client)
+    assert found == handle
+
+
+async def test_rule_4_a_response_link_without_a_target_address_is_found() -> None:
+    client = await LinkStack().connect()
+    await responders(client, targets=(None,))
+    client.transfer(0, 0, put_token("junk"))
+    assert len(await responses(client)) == 1
+
+
+async def test_a_request_is_accepted_and_one_that_came_settled_is_only_answered() -> None:
+    client = await LinkStack().connect()
+    await responders(client)
+    for settled in (False, True):
+        client.transfer(0, int(settled), put_token("junk"), settled=settled)
+        frames = []
+        for _ in range(10):
+            frames += await client.hear()
+        codes = [frame.code for frame in frames]
+        assert codes.count(raw.TRANSFER) == 1 and codes.count(raw.DISPOSITION) == (0 if settled else 1)
+
+
+async def test_responses_wait_for_credit_and_come_in_order() -> None:
+    client = await LinkStack().connect()
+    await client.sender(0, "$cbs")
+    await client.attach(raw.receiver_attach(1, "$cbs"))
+    for number in range(3):
+        client.transfer(0, number, put_token("junk", message_id=f"id-{number}"))
+    await turn()
+    await client.hear()
+    client.flow(1, 0, 2)
+    assert [each[PROPERTIES][5] for _, each in await responses(client, 2)] == ["id-0", "id-1"]
+    client.flow(1, 2, 1)
+    assert [each[PROPERTIES][5] for _, each in await responses(client)] == ["id-2"]
+
+
+async def test_too_many_responses_that_nobody_fetches_close_their_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_node, "RESPONSES_WAITING_MAX", 3)
+    client = await LinkStack().connect()
+    await client.sender(0, "$cbs")
+    await client.attach(raw.receiver_attach(1, "$cbs"))
+    for number in range(6):
+        client.transfer(0, number, put_token("junk"))
+    detaches = []
+    for _ in range(10):
+        detaches += await client.heard(raw.DETACH)
+    assert [str(frame.field(2).value[0]) for frame in detaches] == ["amqp:resource-limit-exceeded"]
+    client.detach(1)
+    client.detach(0)
+    await turn()
+    assert client.connection.engine.links() == []
+
+
+async def test_a_malformed_request_is_rejected_and_its_credit_comes_back() -> None:
+    client = await LinkStack().connect()
+    await responders(client)
+    for number in range(3 * request_node.REQUEST_CREDIT):
+        client.transfer(0, number, b"\xff", settled=number % 2 == 0)
+    frames = await client.hear()
+    assert all(frame.field(4).descriptor == raw.REJECTED for frame in frames if frame.code == raw.DISPOSITION)
+    flow = [frame for frame in frames if frame.code == raw.FLOW][-1]
+    assert flow.field(5) + flow.field(6) == 4 * request_node.REQUEST_CREDIT
+
+
+async def test_a_pair_that_comes_and_goes_leaves_no_node_behind() -> None:
+    client = await LinkStack().connect()
+    for _ in range(5):
+        await responders(client)
+        client.detach(0)
+        client.detach(1)
+        await turn()
+        client.wire.written.clear()
+    assert client.connection._nodes == {}
+
+
+# --- $management ------------------------------------------------------------------------------------------------------------
+
+
+async def test_rule_3_management_answers_with_camel_case_keys_and_a_symbol_for_the_condition() -> None:
+    client = await LinkStack().connect()
+    await responders(client, "queue/$management")
+    bodies = [("com.microsoft:nonsense", {}), ("com.microsoft:renew-lock", None), ("com.microsoft:peek-message", {"message-count": "x"})]
+    for number, (operation, body) in enumerate(bodies):
+        client.transfer(0, number, request(operation, body, message_id=ULong(number)))
+    for number, (_, answer) in enumerate(await responses(client, 3)):
+        properties = answer[APPLICATION]
+        assert (
+            properties["statusCode"] in (400, 501) and properties["statusDescription"] and isinstance(properties["errorCondition"], Symbol)
+        )
+        assert answer[PROPERTIES][5] == number
+
+
+async def test_management_follows_a_queue_that_was_deleted_and_created_again() -> None:
+    stack = LinkStack(1)
+    client = await stack.connect()
+    await responders(client, "queue/$management")
+    peek = request("com.microsoft:peek-message", {"from-sequence-number": 1, "message-count": 1})
+    del stack.namespace.queues["queue"]
+    client.transfer(0, 0, peek)
+    ((_, answer),) = await responses(client)
+    assert answer[APPLICATION]["statusCode"] == 404 and "could not be found" in answer[APPLICATION]["statusDescription"]
+    again = stack.add_queue("queue", 1)
+    client.transfer(0, 1, peek)
+    await until(lambda: stack.parts[0].has(Peek))
+    stack.parts[0].answer(Peek, lambda operation: Peeked([], [], [], [], [], [], [], operation.cookie))
+    ((_, answer),) = await responses(client)
+    assert answer[APPLICATION]["statusCode"] == 204 and again.accessed_at_ms is not None
