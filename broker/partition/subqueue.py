@@ -162,18 +162,26 @@ class Subqueue:
         """Take out messages that are not locked."""
         pop = self.references.pop
         removed = [pop(number) for number in sequence_numbers]
-        size = deferred = 0
+        size = deferred = cancelled = 0
+        expires_at_ms: int | None = None
         for reference in removed:
             size += reference.size
             if reference.state:
                 deferred += 1
-            if reference.expires_at_ms is not None and self.expiry is not None:
-                self.expiry.cancel(reference.expires_at_ms)
+            if reference.expires_at_ms != expires_at_ms:  # messages that were sent together expire together
+                self._cancel_expiry(expires_at_ms, cancelled)
+                expires_at_ms, cancelled = reference.expires_at_ms, 0
+            cancelled += 1
+        self._cancel_expiry(expires_at_ms, cancelled)
         self.bytes -= size
         self.deferred -= deferred
         self.available -= len(removed) - deferred
         self._tidy()
         return removed
+
+    def _cancel_expiry(self, expires_at_ms: int | None, count: int) -> None:
+        if expires_at_ms is not None and self.expiry is not None:
+            self.expiry.cancel(expires_at_ms, count)
 
     def cut(self, first: int) -> list[Reference]:
         """Take back what was appended last, from sequence number `first` on, as if it had never come."""
