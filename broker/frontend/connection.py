@@ -157,7 +157,7 @@ class Connection:
         self._nodes: dict[tuple[int, str], RequestNode] = {}
         self._pads_frames = False
         self._flush_is_due = False
-        self._hungry: set[OutgoingLink] = set()
+        self._hungry: set[OutgoingLink | ResponseLink] = set()
         self._holds: set[str] = set()
         self._inflight_bytes = 0
         self._closed = False
@@ -288,7 +288,7 @@ class Connection:
         self.output_room -= size
         self.flush_soon()
 
-    def has_room_for(self, link: OutgoingLink) -> bool:
+    def has_room_for(self, link: OutgoingLink | ResponseLink) -> bool:
         """Whether the link may hand more messages to the engine; if not, its `credit_granted` is called when it may.
 
         No room is where this turn's bytes are not written yet, where the client does not read, and where it keeps the window of its

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
 REQUEST_CREDIT = 100
+REQUESTS_UNDER_WAY_MAX = 10 * REQUEST_CREDIT
+"""The Python client minds no credit (contract, rule 12): what comes beyond this is refused."""
 RESPONSES_WAITING_MAX = 1_000
+RESPONSES_WAITING_BYTES_MAX = 16 * 1024 * 1024
 PROPERTIES, APPLICATION_PROPERTIES, VALUE = 0x73, 0x74, 0x77
 MESSAGE_ID, REPLY_TO = 0, 4  # places in the properties list (§3.2.4)
 
@@ -108,6 +111,7 @@ class RequestLink:
     def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
         self.link = link
         self._connection, self._node = connection, node
+        self._under_way = 0
         node.join(self)
         connection.engine.grant(link, REQUEST_CREDIT)
 
@@ -125,6 +129,10 @@ class RequestLink:
             except DecodeError as error:
                 self._refuse(own, Refused(Reason.DECODE, f"The request is malformed: {error}."))
                 continue
+            if self._under_way >= REQUESTS_UNDER_WAY_MAX:
+                self._refuse(own, Refused(Reason.SERVER_BUSY, f"{self._under_way} requests are under way on this link. Please try again."))
+                continue
+            self._under_way += 1
             engine.accept(own)
             # Credit comes back with the response, so that a client that floods requests is held back.
             self._connection.spawn(self._serve(request), name=f"request {request.properties.get('operation')}")
@@ -134,6 +142,7 @@ class RequestLink:
         try:
             await self._node.serve(request)
         finally:
+            self._under_way -= 1
             if not self.link.gone:
                 self._connection.engine.grant(self.link, 1)
                 self._connection.flush_soon()
@@ -164,6 +173,7 @@ class ResponseLink:
         self.link = link
         self._connection, self._node = connection, node
         self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
         self._tags = 0
         node.join(self)
 
@@ -171,25 +181,36 @@ class ResponseLink:
         """Send a response, now or when there is credit for it."""
         if self.link.gone:
             return
-        if len(self._waiting) >= RESPONSES_WAITING_MAX:
+        if len(self._waiting) >= RESPONSES_WAITING_MAX or self._waiting_bytes >= RESPONSES_WAITING_BYTES_MAX:
             self._connection.close_link(
                 self.link,
-                Refused(Reason.QUOTA_EXCEEDED, f"{RESPONSES_WAITING_MAX} responses wait for credit on this link; no more are kept."),
+                Refused(
+                    Reason.QUOTA_EXCEEDED,
+                    f"{len(self._waiting)} responses with {self._waiting_bytes} bytes wait to be fetched on this link; no more are kept.",
+                ),
             )
             return
         self._waiting.append(payload)
+        self._waiting_bytes += len(payload)
         self.credit_granted()
 
     def credit_granted(self) -> None:
-        """Send what waits, as far as the credit goes."""
-        engine = self._connection.engine
+        """Send what waits, as far as the credit goes and the client reads."""
+        if self.link.gone:
+            return
+        connection, engine = self._connection, self._connection.engine
+        settled = self.link.snd_settle_mode == SETTLED
         while self._waiting and engine.credit(self.link) > 0:
+            if not connection.has_room_for(self):
+                return
+            payload = self._waiting.popleft()
+            self._waiting_bytes -= len(payload)
             self._tags += 1
-            settled = self.link.snd_settle_mode == SETTLED
-            engine.send(self.link, [self._tags.to_bytes(8, "big")], [self._waiting.popleft()], settled)
+            engine.send(self.link, [self._tags.to_bytes(8, "big")], [payload], settled)
+            connection.sent(len(payload))
         if engine.draining(self.link):
             engine.drained(self.link)
-        self._connection.flush_soon()
+        connection.flush_soon()
 
     def updated(self, event: DeliveriesUpdated) -> None:
         """The client settles a response: that is all there is to it."""

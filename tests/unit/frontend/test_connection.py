@@ -245,6 +245,45 @@ async def test_too_many_responses_that_nobody_fetches_close_their_link(monkeypat
     assert client.connection.engine.links() == []
 
 
+async def test_a_client_that_sends_requests_and_does_not_read_is_kept_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_node, "RESPONSES_WAITING_BYTES_MAX", 1_000)
+    client = await LinkStack().connect()
+    await responders(client)
+    client.connection.pause_writing()
+    for number in range(50):
+        client.transfer(0, number, put_token("junk"))
+        await turn()
+    frames = await client.hear()
+    assert raw.TRANSFER not in [frame.code for frame in frames]
+    assert [str(frame.field(2).value[0]) for frame in frames if frame.code == raw.DETACH] == ["amqp:resource-limit-exceeded"]
+
+
+async def test_responses_that_found_no_room_are_sent_when_the_client_reads_again() -> None:
+    client = await LinkStack().connect()
+    await responders(client)
+    client.connection.pause_writing()
+    client.transfer(0, 0, put_token("junk"))
+    for _ in range(5):
+        assert raw.TRANSFER not in [frame.code for frame in await client.hear()]
+    client.connection.resume_writing()
+    assert len(await responses(client)) == 1
+
+
+async def test_more_requests_at_a_time_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_node, "REQUESTS_UNDER_WAY_MAX", 2)
+    client = await LinkStack().connect()
+    await responders(client)
+    client.say(*(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), put_token("junk")) for number in range(5)))
+    frames = []
+    for _ in range(10):
+        frames += await client.hear()
+    refused = [frame for frame in frames if frame.code == raw.DISPOSITION and frame.field(4).descriptor == raw.REJECTED]
+    assert {str(frame.field(4).value[0].value[0]) for frame in refused} == {"com.microsoft:server-busy"}
+    assert len([frame for frame in frames if frame.code == raw.TRANSFER]) == 2
+    client.transfer(0, 5, put_token("junk"))
+    assert len(await responses(client)) == 1
+
+
 async def test_a_malformed_request_is_rejected_and_its_credit_comes_back() -> None:
     client = await LinkStack().connect()
     await responders(client)
