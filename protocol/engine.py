@@ -131,8 +131,9 @@ class Engine:
 
     def _feed(self, piece: bytes, is_batch: bool) -> bool:
         offset, size = 0, len(piece)
+        begin = ffi.from_buffer(piece)  # proton takes some KiB at a time: no copy of the rest for each
         while offset < size:
-            pushed = _push(self._transport, piece[offset:] if offset else piece, size - offset)
+            pushed = _push(self._transport, begin + offset, size - offset)
             if pushed <= 0:  # closed, or broken: proton has said so in an event
                 self._pump(is_batch)
                 return False

@@ -7,6 +7,7 @@ to be read from the log before the answer is released.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from broker.errors import Reason
 from broker.operations import Answer, ClientId, Failed, Locked, Peeked
@@ -91,14 +92,19 @@ class Batch:
         self.answers = answers
 
 
+_SEQUENCE_NUMBER, _ENQUEUED_AT_MS = attrgetter("sequence_number"), attrgetter("enqueued_at_ms")
+_DELIVERY_COUNT, _EXPIRES_AT_MS = attrgetter("delivery_count"), attrgetter("expires_at_ms")
+_CHANGED, _PAYLOAD = attrgetter("changed"), attrgetter("payload")
+
+
 def fill_locked(answer: Locked, lease: Lease) -> None:
     """Write the columns of a `Locked` answer, once per batch; messages that are not in memory are empty."""
     references = lease.references
     nonce = lease.nonce.to_bytes(8, "big")
-    answer.sequence_numbers = numbers = [reference.sequence_number for reference in references]
+    answer.sequence_numbers = numbers = list(map(_SEQUENCE_NUMBER, references))
     answer.tokens = [number.to_bytes(8, "big") + nonce for number in numbers]
-    answer.enqueued_at_ms = [reference.enqueued_at_ms for reference in references]
-    answer.delivery_counts = [reference.delivery_count for reference in references]
-    answer.expires_at_ms = [reference.expires_at_ms for reference in references]
-    answer.changed = [reference.changed for reference in references]
-    answer.messages = [reference.payload for reference in references]
+    answer.enqueued_at_ms = list(map(_ENQUEUED_AT_MS, references))
+    answer.delivery_counts = list(map(_DELIVERY_COUNT, references))
+    answer.expires_at_ms = list(map(_EXPIRES_AT_MS, references))
+    answer.changed = list(map(_CHANGED, references))
+    answer.messages = list(map(_PAYLOAD, references))

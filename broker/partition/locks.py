@@ -60,7 +60,7 @@ class Locks:
         """End the locks behind tokens; `failures` gets the places of those that were gone already."""
         if not tokens:
             return []
-        if any(len(token) != TOKEN_BYTES for token in tokens):
+        if set(map(len, tokens)) != {TOKEN_BYTES}:
             tokens = [token if len(token) == TOKEN_BYTES else _NO_TOKEN for token in tokens]
         words = struct.unpack(f">{2 * len(tokens)}Q", b"".join(tokens))
         unlocked: dict[int, list[Reference]] = {}
