@@ -416,10 +416,13 @@ def test_one_message_may_be_larger_than_the_bound_on_parts_and_what_is_whole_cou
         peer.sender(handle)
     for number in range(0, 20, 2):
         stream = [transfer(0, number, b"x" * 6_000, more=part < 3) for part in range(4)]
-        assert len(payloads(peer.say(*stream, transfer(1, number + 1, b"y", more=True), transfer(1, number + 1, b"y")))) == 2
+        stream += [transfer(1, number + 1, b"y", more=True), transfer(1, number + 1, b"y")]
+        events = [event for frame in stream for event in peer.say(frame)]
+        assert len(payloads(events)) == 2 and not of(events, ConnectionClosed)
     peer.say(transfer(0, 20, b"x" * 9_000, more=True))
     peer.release(peer.say(detach(0)))
     assert peer.say(transfer(1, 21, b"x" * 9_000, more=True)) == [], "a link that is gone holds nothing"
+    assert raw.CLOSE not in [frame.code for frame in peer.hear()]
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------------
@@ -476,7 +479,8 @@ def test_a_batch_that_never_becomes_whole_makes_no_batch_of_what_follows(peer: E
             peer.sender()
     peer.hear()
     for number in range(1, 5):  # deliveries are pooled: one of these is the batch's, come back
-        event = only(peer.say(transfer(0, number, b"part", more=True), transfer(0, number, b"")), MessagesReceived)
+        assert peer.say(transfer(0, number, b"part", more=True)) == []
+        event = only(peer.say(transfer(0, number, b"")), MessagesReceived)
         assert not event.batch
         peer.engine.accept(event.deliveries)
         peer.hear()
@@ -850,6 +854,40 @@ def busy_connection() -> EnginePeer:
     peer.say(disposition(0, 3, raw.outcome(raw.ACCEPTED)), raw.frame(raw.ATTACH, raw.sender_attach(3, "queue")), detach(0))
     assert not sender.gone
     return peer
+
+
+def test_messages_and_links_of_every_fate_leave_no_memory_behind(peer: EnginePeer) -> None:
+    def live(number: int) -> None:
+        """One link that is sent a settled message too large, then detached by the peer; one that we close, and the peer answers."""
+        peer.attach(raw.sender_attach(0, "queue"), max_message_bytes=10)
+        peer.say(transfer(0, number, b"x" * 1_000, settled=True))
+        peer.release(peer.say(detach(0)))
+        closed = peer.attach(raw.sender_attach(1, "queue"))
+        peer.engine.close_link(closed, REFUSAL)
+        peer.hear()
+        peer.say(detach(1))
+        peer.hear()
+
+    for number in range(200):
+        live(number)
+    before = resident_kib()
+    for number in range(200, 5_000):
+        live(number)
+    assert resident_kib() - before < 2_000
+
+
+def test_settled_messages_that_are_too_large_leave_no_memory_behind(peer: EnginePeer) -> None:
+    peer.sender(max_message_bytes=10)
+
+    def refuse(first: int, count: int) -> None:
+        for number in range(first, first + count):
+            peer.say(transfer(0, number, b"x" * 20, settled=True))
+            peer.hear()
+
+    refuse(0, 2_000)
+    before = resident_kib()
+    refuse(2_000, 18_000)
+    assert resident_kib() - before < 2_000
 
 
 def test_freeing_with_everything_outstanding_ends_the_links_and_can_be_done_twice() -> None:
