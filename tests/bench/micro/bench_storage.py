@@ -146,7 +146,7 @@ async def reading(store: FileLogStore) -> None:
     report("claim and replay", megabytes=64, claim_ms=round(1e3 * claimed, 1), replay_ms=round(1e3 * replayed, 1), records=records)
     for count, step in ((1, 7), (16, 1), (16, 64)):
         walls = []
-        for first in range(0, 512):
+        for first in range(512):
             begin = time.perf_counter()
             await log.fetch(positions[first : first + count * step : step])
             walls.append(time.perf_counter() - begin)
