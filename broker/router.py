@@ -17,7 +17,7 @@ from typing import Protocol
 from broker.errors import Reason, Refused
 from broker.operations import ClientId, Operation, Sink, partition_of, partition_of_token
 
-RUN_MESSAGES_MAX = 64
+RUN_MESSAGES_MAX = 128
 EVEN_TO = 16
 """One part in so many is what partitions may differ by."""
 

@@ -377,30 +377,24 @@ class Engine:
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _pump(self, is_batch: bool) -> None:
-        collector, handlers = self._collector, self._handlers
+        collector, handlers, links = self._collector, self._handlers, self._links
         while event := _collector_peek(collector):
             kind = _event_type(event)
             if kind == _PN_DELIVERY:
-                self._on_delivery(_event_delivery(event), is_batch)
+                delivery = _event_delivery(event)
+                link = links.get(_delivery_link(delivery))
+                if link is None:
+                    pass
+                elif not link.gone:
+                    if link.incoming:
+                        self._on_transfer(link, delivery, is_batch)
+                    else:
+                        self._on_disposition(link, delivery)
+                elif link.incoming:  # we have closed it, and the peer sends on: proton would keep all of it
+                    _settle(delivery)
             elif handler := handlers.get(kind):
                 handler(event)
             _collector_pop(collector)
-
-    def _on_delivery(self, delivery: Any, is_batch: bool) -> None:
-        link = self._links.get(_delivery_link(delivery))
-        if link is None:
-            return
-        if link.incoming:
-            if link.gone:  # we have closed it, and the peer sends on: proton would keep all of it
-                _settle(delivery)
-            else:
-                self._on_transfer(link, delivery, is_batch)
-        elif _current(link.pn):
-            # What we send is never current any more: this is a transfer on a link on which we are the sender. Proton takes it,
-            # and would send our next message in its place.
-            self._break("amqp:not-allowed", f"transfer on link '{link.name}', on which the peer is the receiver")
-        elif not link.gone:
-            self._on_disposition(link, delivery)
 
     def _break(self, condition: str, description: str) -> None:
         """The peer has broken the protocol in a way that proton does not see, or a bound: close the connection."""
@@ -410,10 +404,10 @@ class Engine:
 
     def _on_transfer(self, link: Link, delivery: Any, is_batch: bool) -> None:
         pn = link.pn
-        if not _readable(delivery):
-            return
         size = _pending(delivery)
-        settled = bool(_remote_settled(delivery))
+        if not size and not _readable(delivery):
+            return
+        settled = _remote_settled(delivery)
         if settled and size == 1 and lib.pn_delivery_aborted(delivery):  # proton says so: settled, and one byte that there is not
             self._forget_partial(link)
             _settle(delivery)
@@ -477,7 +471,12 @@ class Engine:
             if last.outcome == _ACCEPTED and last.settled is settled and last.link is link:
                 last.deliveries.append(delivery)
                 return
-        elif outcome in _NOT_TERMINAL and not settled:
+        if _current(link.pn):
+            # What we send is never current any more: this is a transfer on a link on which we are the sender. Proton takes it,
+            # and would send our next message in its place.
+            self._break("amqp:not-allowed", f"transfer on link '{link.name}', on which the peer is the receiver")
+            return
+        if outcome in _NOT_TERMINAL and not settled:
             return
         update = DeliveriesUpdated(link, [delivery], outcome, settled)
         if outcome == _REJECTED:

@@ -132,6 +132,8 @@ class PartitionTask:
         self._limits = limits or TaskLimits()
         self._on_health, self._meter = on_health, meter
         self._health = Health.CLOSED
+        self.available = True
+        """It takes operations now, or will as soon as it is open. An attribute: routers ask often."""
         self._mailbox: deque[Waiting] = deque()
         self._attached: dict[ClientId, Sink] = {}
         """Clients that have asked for messages: until they detach, answers may come at any time."""
@@ -159,11 +161,6 @@ class PartitionTask:
     def health(self) -> Health:
         """How it is; reads as a word."""
         return self._health
-
-    @property
-    def available(self) -> bool:
-        """It takes operations now, or will as soon as it is open."""
-        return self._health in (Health.CLOSED, Health.OPENING, Health.HEALTHY)
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         """Put an operation into the mailbox. Never blocks, never drops; the answer may be that the partition is down."""
@@ -496,6 +493,7 @@ class PartitionTask:
     def _become(self, health: Health) -> None:
         if health is not self._health:
             self._health = health
+            self.available = health in (Health.CLOSED, Health.OPENING, Health.HEALTHY)
             if self._on_health is not None:
                 self._on_health(self.number, health)
 
