@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -69,7 +70,7 @@ class Namespace:
         self._catalogue, self._store, self._clock, self._make_queue = catalogue, store, clock, make_queue
         self._partitions_default, self._entities_max = partitions_default, entities_max
         self._queues: dict[str, Queue] = {}
-        self._changing: dict[str, asyncio.Lock] = {}
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load(self) -> None:
         """Bring the entities of the catalogue back. Raises storage.errors.CorruptRecord."""
@@ -190,11 +191,12 @@ class Namespace:
         return queue
 
     def _change(self, name: str) -> asyncio.Lock:
-        """One change at a time per name. Locks of names that nobody changes are forgotten."""
+        """One change at a time per name. A lock lives as long as somebody holds it or waits for it."""
         key = key_of(name)
-        if len(self._changing) > 1_000:
-            self._changing = {each: lock for each, lock in self._changing.items() if lock.locked()}
-        return self._changing.setdefault(key, asyncio.Lock())
+        lock = self._changing.get(key)
+        if lock is None:
+            lock = self._changing[key] = asyncio.Lock()
+        return lock
 
 
 async def _on_disk(change: Awaitable[None]) -> None:

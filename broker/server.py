@@ -103,6 +103,7 @@ class Broker:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: a test
                 loop.add_signal_handler(number, self.stop)
+        loop.set_exception_handler(_log_stray)
         gc.set_threshold(*GC_THRESHOLDS)
         async with asyncio.TaskGroup() as self._tasks:
             try:
@@ -204,6 +205,11 @@ class Broker:
     def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         assert self._tasks is not None, "the broker runs"
         return self._tasks.create_task(_loudly(work, name), name=name)
+
+
+def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a callback or timer of the loop let through: nobody foresaw it, so it is to be seen."""
+    log.error("loop.failed", message=context.get("message"), exc_info=context.get("exception"))
 
 
 async def _loudly(work: Coroutine[Any, Any, None], name: str) -> None:

@@ -144,7 +144,9 @@ class IncomingLink:
         messages = [store(each, message_id) for each in inner]
         if not messages:
             raise Refused(Reason.ARGUMENT, "The batch holds no message.")
-        keys = {key for message in messages if (key := self._key(message)) is not None}
+        for message in messages:
+            self._check(message)
+        keys = {key for message in messages if (key := message.session_id or message.partition_key)}
         if len(keys) > 1 and self.queue.description.partitions > 1:
             one, other, *_ = sorted(keys)
             raise Refused(
@@ -152,24 +154,29 @@ class IncomingLink:
                 f"The batch carries different partition keys ('{one}' and '{other}'): a batch goes to one partition of the entity as a "
                 "whole. Send one batch for each key.",
             )
-        key = next(iter(keys), hint.partition_key if hint.session_id is None else hint.session_id)
+        key = next(iter(keys), None) or hint.session_id or hint.partition_key
+        if not key and self.queue.description.settings.requires_duplicate_detection:
+            key = messages[0].message_id().hex()  # the id that the official clients put on the envelope
         router = self.queue.router
-        partition = router.spread(1)[0][0] if key is None else router.keyed(key)
-        self._post(partition, messages, deliveries, 1, pinned=key is not None)
+        partition = router.keyed(key) if key else router.spread(1)[0][0]
+        self._post(partition, messages, deliveries, 1, pinned=bool(key))
 
     def _key(self, message: StoredMessage) -> str | None:
         """What pins a message to a partition (AMQP contract 10.7). Raises Refused for what this queue does not take."""
-        settings = self.queue.description.settings
+        self._check(message)
+        key = message.session_id or message.partition_key
+        if not key and self.queue.description.settings.requires_duplicate_detection:
+            return message.message_id().hex()
+        return key
+
+    def _check(self, message: StoredMessage) -> None:
+        """Raises Refused for what this queue does not take."""
         if message.scheduled_enqueue_time_ms is not None and message.scheduled_enqueue_time_ms > self._connection.services.clock.now_ms():
             raise Refused(Reason.NOT_IMPLEMENTED, "Scheduled messages are not supported by this version.")
-        if settings.requires_session and message.session_id is None:
+        if self.queue.description.settings.requires_session and message.session_id is None:
             raise Refused(
                 Reason.NOT_ALLOWED, "The SessionId was not set on a message, and it cannot be sent to the entity, which requires sessions."
             )
-        key = message.session_id or message.partition_key
-        if key is None and settings.requires_duplicate_detection:
-            return message.message_id().hex()
-        return key
 
     def _post(
         self, partition: PartitionHandle, messages: Sequence[StoredMessage], deliveries: Sequence[Delivery], count: int, *, pinned: bool

@@ -46,7 +46,7 @@ from broker.operations import (
     partition_of_token,
 )
 from broker.queue import Queue, next_client
-from protocol.codec import DecodeError, decode_all
+from protocol.codec import DecodeError, decode_all, encode
 from protocol.engine import Delivery
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
 from protocol.links import SETTLED, Link
@@ -71,7 +71,8 @@ class OutgoingLink:
     def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
         """Accept the link. Raises Refused."""
         check_can_receive(queue)
-        filtered = SESSION_FILTER in connection.engine.source_filter(link)
+        filters = connection.engine.source_filter(link)
+        filtered = SESSION_FILTER in filters
         if queue.description.settings.requires_session and not address.subqueue:
             if filtered:
                 raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
@@ -79,7 +80,8 @@ class OutgoingLink:
                           "non-sessionful message receiver.")  # fmt: skip
         if filtered:
             raise Refused(Reason.NOT_ALLOWED, f"The entity '{queue.name}' does not require sessions: it has no session to receive from.")
-        connection.engine.accept_link(link)
+        # Only filters that are applied are echoed (§3.5.3): a client must not take a selector for granted.
+        connection.engine.accept_link(link, source_filter=encode({}) if filters else b"")
         link.context = cls(connection, link, queue, address)
 
     def __init__(self, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
