@@ -1,4 +1,4 @@
-"""What clients see of a disk that fails: one partition goes down and comes back, the others never notice (design.md section 4)."""
+"""What clients see of a disk that fails: one partition goes down and comes back, the others never notice."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import json
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,6 +96,12 @@ def availability(addresses: Addresses) -> str:
     return str(text.split("<EntityAvailabilityStatus>")[1].split("<")[0])
 
 
+def commit_failures(addresses: Addresses) -> int:
+    with urllib.request.urlopen(f"{addresses.http_url}/metrics", timeout=5) as answer:
+        (line,) = [line for line in answer.read().decode().splitlines() if line.startswith("partibus_commit_failures_total ")]
+        return int(float(line.split()[1]))
+
+
 def wait_until(holds: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + BACK_WITHIN_S
     while not holds():
@@ -148,6 +155,33 @@ def test_a_partition_whose_disk_fails_goes_down_alone_and_comes_back_by_itself(f
         wait_until(lambda: client.send(VICTIM) is None, "the partition is back")
         assert set(health(broker.addresses)["partitions"]) == {"healthy"}
         assert health(broker.addresses)["availability"] == availability(broker.addresses) == "Available"
+        check_nothing_lost(broker.addresses, client.ledger)
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_an_unkeyed_message_whose_own_commit_fails_is_taken_by_another_partition_exactly_once(operation: str, tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with BrokerThread(tmp_path, [queue("orders")], disk) as broker, client_of(broker.addresses) as client:
+        for number in range(PARTITIONS):
+            assert client.send(number) is None
+        for failures in range(1, 6):
+            disk.fail(operation, path_part="/logs/")  # the next commit's, whichever partition the message goes to
+            assert client.send() is None
+            assert commit_failures(broker.addresses) == failures
+        wait_until(lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "all partitions are back")
+        check_nothing_lost(broker.addresses, client.ledger)
+        assert Counter(receipt.name for receipt in client.ledger.receipts) == dict.fromkeys(client.ledger.attempted, 1)
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_keyed_message_whose_own_commit_fails_is_refused_as_busy_and_never_seen(operation: str, tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with BrokerThread(tmp_path, [queue("orders")], disk) as broker, client_of(broker.addresses) as client:
+        assert client.send(VICTIM) is None
+        disk.fail(operation, path_part=VICTIM_FOLDER)
+        assert client.send(VICTIM) == SERVER_BUSY
+        assert commit_failures(broker.addresses) == 1
+        wait_until(lambda: client.send(VICTIM) is None, "the partition is back")
         check_nothing_lost(broker.addresses, client.ledger)
 
 
