@@ -230,6 +230,26 @@ async def test_in_a_queue_of_one_partition_keys_may_differ() -> None:
     assert all_stored(stack) == {0: [b"x", b"x"]}
 
 
+async def test_where_duplicates_are_detected_a_batch_of_different_ids_goes_by_the_first_one() -> None:
+    stack = LinkStack(4, QueueSettings(requires_duplicate_detection=True))
+    client = await stack.connect()
+    await client.sender()
+    for number in range(2):
+        client.transfer(0, number, batch(message(properties=["one"], body=[b"1"]), message(properties=["two"], body=[b"2"])), batch=True)
+    (bodies,) = all_stored(stack).values()
+    assert bodies == [b"1", b"2", b"1", b"2"], "sent again it meets itself"
+
+
+async def test_without_a_key_another_partition_takes_what_one_went_down_with() -> None:
+    stack, client = await sending()
+    client.transfer(0, 0, body(1))
+    first = stack.part_of(Send)
+    first.answer(Send, lambda send: Failed(Reason.PARTITION_UNAVAILABLE, "down", send.cookie))
+    assert stack.part_of(Send) is not first
+    make_durable(stack)
+    assert [outcome.descriptor for outcome in (await outcomes(client)).values()] == [raw.ACCEPTED]
+
+
 @pytest.mark.parametrize("payload", [batch(body(1), b"\xff\xff"), section(0x77, "no data"), b"junk"], ids=["inner", "no data", "junk"])
 async def test_a_batch_that_is_malformed_is_refused_as_a_whole(payload: bytes) -> None:
     stack, client = await sending()
