@@ -1,4 +1,4 @@
-"""What is asked of a partition, and what it answers: plain data, no live objects (design.md section 9).
+"""What is asked of a partition, and what it answers: plain data, no live objects.
 
 Each operation travels to the partition's mailbox with the number of the *client* that asks (a link, a management
 request, an HTTP request: `ClientId`), and each answer travels back to the sink registered under that number. The answers

@@ -428,7 +428,7 @@ class Connection:
             self._claim_timer = self._loop.call_later(delay_ms / 1000, self._claims_ran_out)
 
     def _claims_ran_out(self) -> None:
-        """Links whose permission has ended are closed (design.md section 8)."""
+        """Links whose permission has ended are closed."""
         self._claim_timer = None
         now_ms = self.services.clock.now_ms()
         self.claims = {
@@ -537,7 +537,7 @@ class Connection:
 
 
 def _needs_padding(properties: dict[str, object]) -> bool:
-    """Whether the client cannot read performatives without their trailing nulls: azure-servicebus up to 7.14 (lessons, 1)."""
+    """Whether the client cannot read performatives without their trailing nulls: azure-servicebus up to 7.14."""
     if "python" not in str(properties.get("product", "")).casefold():
         return False
     try:

@@ -2,9 +2,8 @@
 
 A partition that answered the last demand in full most likely has more (it is *flowing*) until it says otherwise; the others
 have *standing* demand, which waits in the partition until something arrives. So a link on a queue with a backlog asks a few
-flowing partitions in turn, each for a run of messages, and a link on an empty queue waits everywhere at once (design.md
-section 6). Asking is what costs, not the messages: a run is as long as the shelf may hold, in keeping with the credit that the
-client works with.
+flowing partitions in turn, each for a run of messages, and a link on an empty queue waits everywhere at once. Asking is
+what costs, not the messages: a run is as long as the shelf may hold, in keeping with the credit that the client works with.
 """
 
 from __future__ import annotations

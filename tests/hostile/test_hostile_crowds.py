@@ -17,7 +17,7 @@ from tests.support.raw_amqp import RawConnection
 
 IDLE = 5_000
 IDLE_MIB_MAX = 600
-"""design.md section 10: the floor for 5,000 idle connections, the whole broker."""
+"""The whole broker with 5,000 idle connections: what `docs/benchmarks.md` holds `idle_connections` against."""
 AT_ONCE = 200
 CROWD_WITHIN_S = 25.0
 

@@ -1,4 +1,4 @@
-"""Few messages and many receivers: whoever asks gets the message at once, whichever connection's cache holds it (design.md section 6).
+"""Few messages and many receivers: whoever asks gets the message at once, whichever connection's cache holds it.
 
 Eight connections ask in turn for one message. Each of them is a client of its own; the time is taken at the client, from granting
 credit until the message is there.
