@@ -107,8 +107,13 @@ class Committer:
             self._waiting.append(entry)
         else:
             number = next(self._numbers)
+            is_alone = not self._syncing and not self._dispatch_due
             self._syncing[number] = entry
             self._to_sync.append((number, fd))
+            if is_alone:  # nobody to go together with: the disk is idle, and a turn of the loop would only be waited for
+                self._submit_syncs()
+                if not self._waiting:
+                    return
         self._dispatch_soon(loop)
 
     def _end(self, entry: _Entry) -> None:

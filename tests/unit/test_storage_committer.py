@@ -119,7 +119,8 @@ async def test_syncs_that_the_queue_does_not_take_go_to_a_thread() -> None:
     committer = Committer(disk, 2)
     jobs = [Recorded(fd=fd) for fd in fds]
     await asyncio.gather(*map(committer.run, jobs))
-    assert [job.events for job in jobs] == [["begin", "finish"], ["begin", "run", "finish"], ["begin", "run", "finish"]]
+    # The first one finds the disk idle and goes alone; of the two that go together the queue takes one.
+    assert [job.events for job in jobs] == [["begin", "finish"], ["begin", "finish"], ["begin", "run", "finish"]]
     await committer.close()
 
 
