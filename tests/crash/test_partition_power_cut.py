@@ -16,33 +16,18 @@ import pytest
 
 from broker.clock import ManualClock
 from broker.entities import DEAD_LETTER, MAIN, QueueDescription
-from broker.operations import (
-    Abandon,
-    Answer,
-    ClientId,
-    Complete,
-    DeadLetter,
-    Demand,
-    Locked,
-    Operation,
-    Peek,
-    Peeked,
-    Send,
-    Sent,
-    Settled,
-)
+from broker.operations import Abandon, Complete, DeadLetter, Demand, Locked, Send, Sent, Settled
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore
+from tests.support.partition_asking import WAIT_S, ask, pages
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
 QUEUE = QueueDescription("orders", "5" * 32, 2)
 PARTITIONS = 2
 STEPS = 25
-CLIENT = ClientId(1)
-WAIT_S = 20
 SEEDS = [int(os.environ["POWER_CUT_SEED"])] if "POWER_CUT_SEED" in os.environ else [1, 2, 3, 4]
 LIMITS = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=20_000, relocation_bytes=5_000))
 
@@ -66,12 +51,6 @@ class Ledger:
 
     def copy(self) -> Ledger:
         return Ledger(*(type(each)(each) for each in (getattr(self, name) for name in self.__dataclass_fields__)))
-
-
-async def ask(task: PartitionTask, operation: Operation) -> Answer:
-    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    task.post(operation, CLIENT, lambda answer: None if answered.done() else answered.set_result(answer))
-    return await asyncio.wait_for(answered, WAIT_S)
 
 
 @asynccontextmanager
@@ -122,14 +101,9 @@ async def work(task: PartitionTask, ledger: Ledger, rng: random.Random) -> None:
 async def content(task: PartitionTask, subqueue: str) -> dict[bytes, int]:
     """The bodies in a subqueue, with their failed deliveries."""
     found: dict[bytes, int] = {}
-    start = 0
-    while True:
-        page = await ask(task, Peek(subqueue, start, 100))
-        assert isinstance(page, Peeked)
-        if not page.messages:
-            return found
+    async for page in pages(task, subqueue):
         found.update(zip(page.messages, page.delivery_counts, strict=True))
-        start = page.sequence_numbers[-1] + 1
+    return found
 
 
 async def check(disk: RecordingDisk, ledgers: list[Ledger]) -> None:

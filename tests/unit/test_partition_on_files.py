@@ -10,22 +10,16 @@ from pathlib import Path
 
 from broker.clock import ManualClock
 from broker.entities import MAIN, QueueDescription
-from broker.operations import Answer, ClientId, Complete, Demand, Locked, Operation, Peek, Peeked, Send, Sent
+from broker.operations import Complete, Demand, Locked, Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore
+from tests.support.partition_asking import WAIT_S, ask, pages
 
 SEGMENT_BYTES = 64 * 1024
 LIMITS = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=200_000, garbage_bytes_min=100_000, relocation_bytes=20_000))
 QUEUE = QueueDescription("orders", "5" * 32, 16)
-WAIT_S = 20
-
-
-async def ask(task: PartitionTask, operation: Operation) -> Answer:
-    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    task.post(operation, ClientId(1), lambda answer: None if answered.done() else answered.set_result(answer))
-    return await asyncio.wait_for(answered, WAIT_S)
 
 
 @asynccontextmanager
@@ -79,11 +73,6 @@ def bytes_below(root: Path) -> int:
 async def everything(task: PartitionTask) -> dict[int, bytes]:
     """All messages, page by page."""
     found: dict[int, bytes] = {}
-    start = 0
-    while True:
-        page = await ask(task, Peek(MAIN, start, 500))
-        assert isinstance(page, Peeked)
-        if not page.messages:
-            return found
+    async for page in pages(task, MAIN, 500):
         found.update(zip(page.sequence_numbers, page.messages, strict=True))
-        start = page.sequence_numbers[-1] + 1
+    return found
