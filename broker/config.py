@@ -116,7 +116,7 @@ class Settings(BaseSettings):
     checkpoint_bytes: int = Field(64 * MIB, ge=64 * KIB, description="Log written since the last checkpoint that makes a new one due.")
     committer_threads: int = Field(4, ge=1, le=64, description="Threads that write and sync the logs.")
     payload_memory_bytes: int = Field(
-        64 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; the others are read from the log."
+        32 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; the others are read from the log."
     )
 
     # --- entities ----------------------------------------------------------------------------------------------------
