@@ -404,9 +404,9 @@ class Engine:
 
     def _on_transfer(self, link: Link, delivery: Any, is_batch: bool) -> None:
         pn = link.pn
-        size = _pending(delivery)
-        if not size and not _readable(delivery):
+        if not _readable(delivery):  # the rest of one that was too large has bytes, too, and is none
             return
+        size = _pending(delivery)
         settled = _remote_settled(delivery)
         if settled and size == 1 and lib.pn_delivery_aborted(delivery):  # proton says so: settled, and one byte that there is not
             self._forget_partial(link)

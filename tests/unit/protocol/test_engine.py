@@ -392,6 +392,16 @@ def test_a_message_of_several_frames_is_refused_as_soon_as_it_is_too_large_and_w
     assert payloads(peer.say(transfer(0, 1, b"after"))) == [b"after"]
 
 
+def test_what_follows_a_message_that_was_too_large_is_thrown_away_also_while_nobody_has_refused_it_yet(peer: EnginePeer) -> None:
+    peer.sender(max_message_bytes=1000)
+    event = only(peer.say(*(transfer(0, 0, b"x" * 600, more=True) for _ in range(5))), MessageTooLarge)
+    assert peer.say(*(transfer(0, 0, b"x" * 600, more=True) for _ in range(5))) == []
+    assert peer.say(transfer(0, 0, b"x" * 600, more=False)) == []
+    assert payloads(peer.say(transfer(0, 1, b"after"))) == [b"after"]
+    peer.engine.reject(event.deliveries, ErrorCondition("amqp:link:message-size-exceeded", "too large"))
+    assert [frame.field(4).descriptor for frame in peer.heard(raw.DISPOSITION)] == [raw.REJECTED]
+
+
 def test_a_settled_message_that_is_too_large_leaves_nothing_behind(peer: EnginePeer) -> None:
     peer.sender(max_message_bytes=10)
     event = only(peer.say(transfer(0, 0, b"x" * 11, settled=True)), MessageTooLarge)
