@@ -467,10 +467,15 @@ class Engine:
         outcome, settled = _remote_state(delivery), _remote_settled(delivery)
         events = self._events
         last = events[-1] if events else None
-        if outcome == _ACCEPTED and type(last) is DeliveriesUpdated:  # by far the most: joined without making an event first
-            if last.outcome == _ACCEPTED and last.settled is settled and last.link is link:
-                last.deliveries.append(delivery)
-                return
+        if (  # by far the most: joined without making an event first
+            outcome == _ACCEPTED
+            and type(last) is DeliveriesUpdated
+            and last.outcome == _ACCEPTED
+            and last.settled is settled
+            and last.link is link
+        ):
+            last.deliveries.append(delivery)
+            return
         if _current(link.pn):
             # What we send is never current any more: this is a transfer on a link on which we are the sender. Proton takes it,
             # and would send our next message in its place.
