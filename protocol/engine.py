@@ -58,7 +58,6 @@ _push, _pending_output, _peek_output, _pop_output = (
     lib.pn_transport_peek,
     lib.pn_transport_pop,
 )
-_PN_DELIVERY = lib.PN_DELIVERY
 # Plain numbers: comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _REJECTED, _MODIFIED = int(Outcome.ACCEPTED), int(Outcome.REJECTED), int(Outcome.MODIFIED)
 _NOT_TERMINAL = (int(Outcome.NONE), int(Outcome.RECEIVED))
@@ -379,9 +378,7 @@ class Engine:
     def _pump(self, is_batch: bool) -> None:
         collector, handlers, links = self._collector, self._handlers, self._links
         while event := _collector_peek(collector):
-            kind = _event_type(event)
-            if kind == _PN_DELIVERY:
-                delivery = _event_delivery(event)
+            if delivery := _event_delivery(event):  # null for all events but PN_DELIVERY, which is by far the most
                 link = links.get(_delivery_link(delivery))
                 if link is None:
                     pass
@@ -392,7 +389,7 @@ class Engine:
                         self._on_disposition(link, delivery)
                 elif link.incoming:  # we have closed it, and the peer sends on: proton would keep all of it
                     _settle(delivery)
-            elif handler := handlers.get(kind):
+            elif handler := handlers.get(_event_type(event)):
                 handler(event)
             _collector_pop(collector)
 

@@ -57,6 +57,7 @@ from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
 from broker.partition.state import MIB, Bounds, Partition
 from broker.partition.upkeep import Upkeep, UpkeepLimits
+from broker.partition.wake import Wake
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Log
 
@@ -142,7 +143,7 @@ class PartitionTask:
         self._partition: Partition | None = None
         self._upkeep: Upkeep | None = None
         self._epoch = 0
-        self._wake = asyncio.Event()
+        self._wake = Wake()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._retry_at_ms = 0

@@ -1,0 +1,38 @@
+"""What a partition's task sleeps on."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.partition.wake import Wake
+
+
+async def test_work_that_came_before_the_wait_ends_it_at_once() -> None:
+    wake = Wake()
+    wake.set()
+    await asyncio.wait_for(wake.wait(), 1)
+
+
+async def test_work_that_comes_during_the_wait_ends_it_once_however_often_it_is_told() -> None:
+    wake = Wake()
+    waiter = asyncio.create_task(wake.wait())
+    await asyncio.sleep(0)
+    wake.set()
+    wake.set()
+    await asyncio.wait_for(waiter, 1)
+    wake.clear()
+    again = asyncio.create_task(wake.wait())
+    await asyncio.sleep(0)
+    assert not again.done()
+    wake.set()
+    await asyncio.wait_for(again, 1)
+
+
+async def test_a_wait_that_is_cancelled_leaves_nothing_behind() -> None:
+    wake = Wake()
+    waiter = asyncio.create_task(wake.wait())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    await asyncio.wait([waiter])
+    wake.set()
+    await asyncio.wait_for(wake.wait(), 1)
