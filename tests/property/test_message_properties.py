@@ -1,16 +1,19 @@
 """Messages of every shape through store and delivery; bytes of no shape at all, refused."""
 
+import struct
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker import stored_message
 from broker.changed_properties import encode_changes, merge_changes, with_changes
 from broker.errors import Refused
 from broker.frontend.annotations import deliverables
 from broker.frontend.batch import split
 from broker.operations import Locked
-from broker.stored_message import bare_message_offset, store
+from broker.stored_message import StoredMessage, bare_message_offset, store
 from protocol.codec import DecodeError, UByte, UInt, encode
 from protocol.sections import find_sections
 from tests.support.amqp_messages import (
@@ -93,6 +96,36 @@ def test_what_was_delivered_can_be_sent_on_and_keeps_its_bare_message(payload: b
     first = store(payload, lambda: "given").data
     second = store(delivered(first), lambda: "other").data
     assert second[bare_message_offset(second) :] == first[bare_message_offset(first) :]
+
+
+@st.composite
+def plain_messages(draw: st.DrawFn) -> bytes:
+    """The kind that `stored_message` takes the short way with, whole or with one byte of it changed."""
+    header = [draw(maybe | st.booleans()), draw(maybe | st.integers(0, 255).map(UByte)), draw(maybe | st.integers(0, 2**32 - 1).map(UInt))]
+    parts = [section(HEADER, header[: draw(st.integers(1, 3))])] if draw(st.booleans()) else []
+    if draw(st.booleans()):
+        parts.append(section(ANNOTATIONS, {}))
+    identity = draw(st.text(min_size=1, max_size=130) | st.binary(min_size=1, max_size=130))
+    parts.append(section(PROPERTIES, [identity, *draw(st.lists(maybe | texts, max_size=9))]))
+    payload = b"".join([*parts, section(DATA, draw(st.binary(max_size=300)))])
+    if draw(st.booleans()):
+        place = draw(st.integers(0, len(payload) - 1))
+        payload = payload[:place] + bytes((draw(st.integers(0, 255)),)) + payload[place + 1 :]
+    return payload
+
+
+@given(plain_messages())
+@settings(max_examples=500, deadline=None)
+def test_the_short_way_stores_what_the_long_way_stores(payload: bytes) -> None:
+    def outcome(way: Callable[[bytes], StoredMessage | None]) -> StoredMessage | None:
+        try:
+            return way(payload)
+        except (DecodeError, Refused, IndexError, struct.error, UnicodeDecodeError):
+            return None
+
+    short = outcome(stored_message._store_plain)
+    if short is not None:
+        assert short == outcome(lambda each: stored_message._store(each, lambda: "given"))
 
 
 @given(messages(), st.data())
