@@ -76,6 +76,29 @@ _heads: dict[bytes, tuple[bytes, int]] = {}
 
 
 @dataclass(slots=True)
+class _Shape:
+    """What plain messages of one sender have in common: all but the text of the id, and the body."""
+
+    begin: bytes
+    """Header, begin of the properties, constructor and length of the id."""
+    id_end: int
+    tail: bytes
+    """From behind the id: the other properties, and the data section's begin."""
+    body_size_at: int
+    offset: int
+    """Where the bare message begins."""
+    packed: bytes
+    ttl_ms: int | None
+    misses: int = 0
+
+
+_SHAPE_KEY_BYTES, _SHAPES_MAX = 8, 1024  # short enough to end before the id's text, which differs from message to message
+_MISSES_MAX = 32
+"""So many messages that begin like a shape and are of another one make room for theirs."""
+_shapes: dict[bytes, _Shape] = {}
+
+
+@dataclass(slots=True)
 class StoredMessage:
     """A message as it goes into the log, and what routing and time want to know of it."""
 
@@ -137,8 +160,14 @@ def _store_plain(payload: bytes) -> StoredMessage | None:
     """The short way for the plainest messages, which are most under load; None for all others, malformed ones among them.
 
     Plain is: a header or none, an empty message-annotations map or none, properties of at most ten fields (so without a
-    session-id) that begin with a short message-id, and one data section. It checks what `_store` checks of these.
+    session-id) that begin with a short message-id, and one data section. It checks what `_store` checks of these; of a
+    message in the shape of an earlier one, it compares what was checked before.
     """
+    shape = _shapes.get(payload[:_SHAPE_KEY_BYTES])
+    if shape is not None and payload.startswith(shape.begin) and payload.startswith(shape.tail, shape.id_end):
+        at = shape.body_size_at
+        if at + 4 + _U32.unpack_from(payload, at)[0] == len(payload):
+            return StoredMessage(shape.packed + payload[shape.offset :], shape.ttl_ms, None, None, None)
     offset = 0
     packed, ttl_ms = _PLAIN_HEAD
     if payload[:3] == b"\x00\x53\x70":
@@ -155,6 +184,7 @@ def _store_plain(payload: bytes) -> StoredMessage | None:
         return None
     end = offset + 5 + payload[offset + 4]
     count, place = payload[offset + 5], offset + 6
+    id_at = place + 2
     if not 0 < count <= _GROUP_ID or payload[place] not in _SHORT_IDS or payload[place + 1] > KEY_CHARACTERS_MAX:
         return None
     for _ in range(count):
@@ -171,7 +201,19 @@ def _store_plain(payload: bytes) -> StoredMessage | None:
     body_end = end + 5 + payload[end + 4] if data == 0xA0 else end + 8 + _U32.unpack_from(payload, end + 4)[0] if data == 0xB0 else 0
     if body_end != len(payload):
         return None
+    if data == 0xB0:
+        if shape is not None and shape.misses < _MISSES_MAX:
+            shape.misses += 1
+        else:
+            id_end = id_at + payload[id_at - 1]
+            _remember_shape(payload, _Shape(payload[:id_at], id_end, payload[id_end : end + 4], end + 4, offset, packed, ttl_ms or None))
     return StoredMessage(packed + payload[offset:], ttl_ms or None, None, None, None)
+
+
+def _remember_shape(payload: bytes, shape: _Shape) -> None:
+    if len(_shapes) >= _SHAPES_MAX:
+        _shapes.clear()
+    _shapes[payload[:_SHAPE_KEY_BYTES]] = shape
 
 
 def _remember_head(header: bytes) -> tuple[bytes, int]:

@@ -31,6 +31,10 @@ MIB = 1024 * 1024
 _FRAMES_AT_ONCE = 8
 
 
+LOOKS_PER_DUE = 256
+"""How often the log is looked at while as much is written as makes something due: after every commit would be in the way."""
+
+
 @dataclass(slots=True, frozen=True)
 class UpkeepLimits:
     """When which upkeep is due."""
@@ -60,13 +64,17 @@ class Upkeep:
         self._counters_at: Position | None = None
         self._relocated_at = log.end
         self._paused_until_ms = 0
+        self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_min) // LOOKS_PER_DUE
+        self._look_at: int = log.end
+        """When the log ends here, it is looked at again."""
 
     async def step(self, now_ms: int) -> bool:
         """Do what is due; True if there is more of it. Raises CommitFailed, CorruptRecord, Fenced; a full disk is waited out."""
-        if now_ms < self._paused_until_ms:
+        if now_ms < self._paused_until_ms or (self._log.end < self._look_at and self._messages.count):
             return False
         try:
             more = await self._compact()
+            self._look_at = self._log.end if more else self._log.end + self._look_bytes
             await self._trim(now_ms)
             if self._log.end - (self._checkpoint_at or self._log.start) >= self._limits.checkpoint_bytes:
                 await self.save_checkpoint(now_ms)
