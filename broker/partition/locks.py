@@ -67,6 +67,7 @@ class Locks:
         find = self._subqueues[0].references.get
         latest: Lease | None = None
         group: list[Reference] = []
+        ended = 0
         for index, (number, nonce) in enumerate(zip(words[::2], words[1::2], strict=True)):
             reference = find(number) or self._find_elsewhere(number)
             lease = reference.lease if reference is not None else None
@@ -75,13 +76,13 @@ class Locks:
                     failures[index] = Reason.LOCK_LOST
                 continue
             if lease is not latest:
-                latest = lease
+                self._let_go(latest, ended)
+                latest, ended = lease, 0
                 group = unlocked.setdefault(lease.subqueue.number, [])
             reference.lease = None
             group.append(reference)
-            lease.left -= 1
-            if not lease.left:
-                self._end(lease)
+            ended += 1
+        self._let_go(latest, ended)
         groups = [(self._subqueues[number], each) for number, each in unlocked.items()]
         for subqueue, each in groups:
             subqueue.unlock(each)
@@ -144,6 +145,13 @@ class Locks:
     def _make(self, subqueue: Subqueue, nonce: int, until_ms: int) -> Lease:
         self._ids += 1
         return Lease(self._ids, nonce, subqueue, None, until_ms)
+
+    def _let_go(self, lease: Lease | None, count: int) -> None:
+        """A lease holds `count` messages less."""
+        if lease is not None:
+            lease.left -= count
+            if not lease.left:
+                self._end(lease)
 
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.id]

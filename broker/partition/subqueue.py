@@ -205,6 +205,17 @@ class Subqueue:
         order, returned, references, place = self._order, self._returned, self.references, self._next
         end = len(order)
         expires = self.expiry is not None
+        if not returned:  # nothing was given back: the next ones in order, as long as they are all there and plain
+            for reference in map(references.get, order[place : place + count]):
+                if reference is None or reference.state or reference.lease is not None or bytes_max <= 0:
+                    break
+                if expires and reference.expires_at_ms is not None and reference.expires_at_ms <= now_ms:
+                    break
+                reference.lease = lease
+                taken.append(reference)
+                bytes_max -= reference.size
+            place += len(taken)
+            count -= len(taken)
         while count > 0 and bytes_max > 0:
             if returned and (place >= end or returned[0] < order[place]):
                 number = heapq.heappop(returned)
