@@ -50,7 +50,7 @@ class DemandPlan:
             for step in range(partitions):
                 number = (turn + step) % partitions
                 if flowing[number] and not asked[number]:
-                    count = max(min(max(missing, run), run_max, 4 * RUN_MESSAGES), 1)
+                    count = max(min(max(missing, run), run_max, 2 * RUN_MESSAGES), 1)
                     asked[number] = count
                     self._served[number] = False
                     plan.append((number, count, True))
