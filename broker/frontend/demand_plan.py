@@ -3,11 +3,13 @@
 A partition that answered the last demand in full most likely has more (it is *flowing*) until it says otherwise; the others
 have *standing* demand, which waits in the partition until something arrives. So a link on a queue with a backlog asks a few
 flowing partitions in turn, each for a run of messages, and a link on an empty queue waits everywhere at once. Asking is
-what costs, not the messages: a run is as long as the shelf may hold, in keeping with the credit that the client works with.
+what costs, not the messages: a run grows with the credit that the client works with, up to RUN_MESSAGES_MAX.
 """
 
 from __future__ import annotations
 
+RUN_MESSAGES_MAX = 64
+"""And for no more: longer runs leave other clients of the partition with nothing but what they can recall."""
 RUN_MESSAGES = 32
 """A flowing partition is asked for at least so many, if the client's credit was ever that large."""
 
@@ -50,7 +52,7 @@ class DemandPlan:
             for step in range(partitions):
                 number = (turn + step) % partitions
                 if flowing[number] and not asked[number]:
-                    count = max(min(max(missing, run), run_max, 2 * RUN_MESSAGES), 1)
+                    count = max(min(max(missing, run), run_max, RUN_MESSAGES_MAX), 1)
                     asked[number] = count
                     self._served[number] = False
                     plan.append((number, count, True))
