@@ -1,8 +1,9 @@
 """One AMQP 1.0 connection, server side, sans-IO: bytes in → events; calls → bytes out.
 
 Drives proton's C engine through its cffi surface, and is the only file of the broker that names `cproton_ffi`: a Python
-wrapper object per delivery would cost more than everything else together. python-qpid-proton is pinned, and
-`tests/unit/protocol/test_engine_surface.py` fails loudly when an upgrade changes what is used here.
+wrapper object per delivery would cost more than everything else together. What is plain (whole messages, their acceptance)
+goes through `protocol/native/runs.c`, many deliveries in one call; whatever is not is decided here, one event at a time.
+python-qpid-proton is pinned, and `tests/unit/protocol/test_engine_surface.py` fails loudly when an upgrade changes what is used.
 
 What proton leaves to us: the SASL exchange (`protocol/sasl.py`, in front of the engine), and a transfer's message-format,
 which it drops (§2.7.5): `protocol/frames.py` finds the frames of Service Bus batches, and each is pushed on its own, so that
@@ -20,6 +21,8 @@ from typing import Any, NewType
 from cproton_ffi import ffi, lib
 
 from protocol import codec
+from protocol._runs import ffi as runs_ffi
+from protocol._runs import lib as runs
 from protocol.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -47,17 +50,9 @@ NULL = ffi.NULL
 # Bound once: an attribute of `lib` costs as much as the call behind it.
 _collector_peek, _collector_pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
 _event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
-_readable, _partial, _pending = lib.pn_delivery_readable, lib.pn_delivery_partial, lib.pn_delivery_pending
-_remote_settled, _remote_state = lib.pn_delivery_settled, lib.pn_delivery_remote_state
-_recv, _advance, _settle, _update = lib.pn_link_recv, lib.pn_link_advance, lib.pn_delivery_settle, lib.pn_delivery_update
-_current, _unsent = lib.pn_link_current, lib.pn_session_outgoing_bytes
-_send, _delivery, _memmove, _unpack = lib.pn_link_send, lib.pn_delivery, ffi.memmove, ffi.unpack
-_push, _pending_output, _peek_output, _pop_output = (
-    lib.pn_transport_push,
-    lib.pn_transport_pending,
-    lib.pn_transport_peek,
-    lib.pn_transport_pop,
-)
+_unsent, _unpack = lib.pn_session_outgoing_bytes, ffi.unpack
+_take_run, _send_run, _settle_run, _push, _output = runs.runs_take, runs.runs_send, runs.runs_settle, runs.runs_push, runs.runs_output
+_unpack_run, _new_run = runs_ffi.unpack, runs_ffi.new
 # Plain numbers: comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _REJECTED, _MODIFIED = int(Outcome.ACCEPTED), int(Outcome.REJECTED), int(Outcome.MODIFIED)
 _NOT_TERMINAL = (int(Outcome.NONE), int(Outcome.RECEIVED))
@@ -129,16 +124,9 @@ class Engine:
         return self.take_events()
 
     def _feed(self, piece: bytes, is_batch: bool) -> bool:
-        offset, size = 0, len(piece)
-        begin = ffi.from_buffer(piece)  # proton takes some KiB at a time: no copy of the rest for each
-        while offset < size:
-            pushed = _push(self._transport, begin + offset, size - offset)
-            if pushed <= 0:  # closed, or broken: proton has said so in an event
-                self._pump(is_batch)
-                return False
-            offset += pushed
-            self._pump(is_batch)
-        return True
+        pushed: int = _push(self._transport, ffi.from_buffer(piece), len(piece))
+        self._pump(is_batch)
+        return pushed == len(piece)  # if not, it is closed or broken, and proton has said so in an event
 
     def receive_eof(self) -> list[Event]:
         """The peer closed its end of the socket."""
@@ -152,11 +140,13 @@ class Engine:
         """What is to be written to the peer now, in order; empty when there is nothing."""
         chunks: list[bytes] = []
         transport = self._transport
-        while (pending := _pending_output(transport)) > 0:
-            buffer = _buffer(pending)
-            count = _peek_output(transport, buffer, pending)
+        while count := _output(transport, _run_bytes, RUN_BYTES_MAX):
+            chunks.append(_unpack_run(_run_bytes, count))
+        while (pending := lib.pn_transport_pending(transport)) > 0:  # a frame larger than the buffer
+            buffer = ffi.new("char[]", pending)
+            count = lib.pn_transport_peek(transport, buffer, pending)
             chunks.append(_unpack(buffer, count))
-            _pop_output(transport, count)
+            lib.pn_transport_pop(transport, count)
         for give_back, pn in self._written_off:
             give_back(pn)
         self._written_off.clear()
@@ -175,7 +165,7 @@ class Engine:
     @property
     def finished(self) -> bool:
         """Both directions are closed: the socket may be."""
-        return self._freed or bool(lib.pn_transport_closed(self._transport)) or _pending_output(self._transport) < 0
+        return self._freed or bool(lib.pn_transport_closed(self._transport)) or lib.pn_transport_pending(self._transport) < 0
 
     @property
     def remote_max_frame_bytes(self) -> int:
@@ -307,18 +297,14 @@ class Engine:
 
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Settle incoming deliveries as accepted (§3.4.2). Consecutive ones go out as one disposition."""
-        accepted = lib.PN_ACCEPTED
-        for delivery in deliveries:
-            _update(delivery, accepted)
-            _settle(delivery)
+        _settle_run(_new_run("void *[]", deliveries), len(deliveries), _ACCEPTED)
 
     def reject(self, deliveries: Sequence[Delivery], error: ErrorCondition | None) -> None:
         """Settle deliveries as rejected (§3.4.3), with all three fields of the error (contract, rule 7), or bare."""
         for delivery in deliveries:
             if error is not None:
                 _set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
-            _update(delivery, lib.PN_REJECTED)
-            _settle(delivery)
+        _settle_run(_new_run("void *[]", deliveries), len(deliveries), _REJECTED)
 
     # --- outgoing links ---------------------------------------------------------------------------------------------
 
@@ -342,20 +328,11 @@ class Engine:
         """Send whole messages, within the credit. `tags` are delivery tags, all of one size up to 32 bytes, unique among unsettled ones."""
         if not tags:
             return []
-        pn, tag_bytes = link.pn, _tag_bytes
-        size = _tag.size = len(tags[0])
-        tag_struct = _tag[0]
-        deliveries = []
-        for tag, payload in zip(tags, payloads, strict=True):
-            _memmove(tag_bytes, tag, size)
-            deliveries.append(_delivery(pn, tag_struct))
-            _send(pn, payload, len(payload))
-            _advance(pn)
-        if not settled:
-            return deliveries
-        for delivery in deliveries:
-            _settle(delivery)
-        return []
+        count = len(tags)
+        deliveries = _new_run("void *[]", count)
+        sizes = _new_run("uint32_t[]", list(map(len, payloads)))
+        _send_run(link.pn, b"".join(tags), len(tags[0]), b"".join(payloads), sizes, count, settled, deliveries)
+        return [] if settled else _unpack_run(deliveries, count)
 
     def settle(self, deliveries: Sequence[Delivery], outcome: int, *, failed: bool = False, undeliverable_here: bool = False) -> None:
         """Settle outgoing deliveries with an outcome: an answer to the peer's own (contract, rule 10)."""
@@ -364,20 +341,18 @@ class Engine:
                 local = lib.pn_delivery_local(delivery)
                 lib.pn_disposition_set_failed(local, failed)
                 lib.pn_disposition_set_undeliverable(local, undeliverable_here)
-        if outcome:
-            outcome = int(outcome)
-            for delivery in deliveries:
-                _update(delivery, outcome)
-                _settle(delivery)
-        else:
-            for delivery in deliveries:
-                _settle(delivery)
+        _settle_run(_new_run("void *[]", deliveries), len(deliveries), int(outcome))
 
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _pump(self, is_batch: bool) -> None:
         collector, handlers, links = self._collector, self._handlers, self._links
-        while event := _collector_peek(collector):
+        while True:
+            if not is_batch and not self._partial_bytes and self._take_run():
+                continue
+            event = _collector_peek(collector)
+            if not event:
+                return
             if delivery := _event_delivery(event):  # null for all events but PN_DELIVERY, which is by far the most
                 link = links.get(_delivery_link(delivery))
                 if link is None:
@@ -388,10 +363,45 @@ class Engine:
                     else:
                         self._on_disposition(link, delivery)
                 elif link.incoming:  # we have closed it, and the peer sends on: proton would keep all of it
-                    _settle(delivery)
+                    lib.pn_delivery_settle(delivery)
             elif handler := handlers.get(_event_type(event)):
                 handler(event)
             _collector_pop(collector)
+
+    def _take_run(self) -> bool:
+        """Take what is next as a run of plain deliveries; False where it is none."""
+        run = _run
+        _take_run(self._collector, run, _run_deliveries, _run_sizes, RUN_MESSAGES_MAX, _run_bytes, RUN_BYTES_MAX)
+        count = run.count
+        if not count:
+            return False
+        link = self._links.get(run.link)
+        if link is None:  # outcomes that came after the link's detach
+            return True
+        settled = run.settled
+        events = self._events
+        last = events[-1] if events else None
+        if not run.incoming:
+            deliveries = _unpack_run(_run_deliveries, count)
+            if type(last) is DeliveriesUpdated and last.link is link and last.outcome == _ACCEPTED and last.settled is settled:
+                last.deliveries.extend(deliveries)
+            else:
+                events.append(DeliveriesUpdated(link, deliveries, _ACCEPTED, settled))
+            return True
+        buffer = runs_ffi.buffer(_run_bytes, run.bytes)
+        payloads = []
+        begin = 0
+        for size in _unpack_run(_run_sizes, count):
+            end = begin + size
+            payloads.append(buffer[begin:end])
+            begin = end
+        deliveries = [] if settled else _unpack_run(_run_deliveries, count)
+        if type(last) is MessagesReceived and last.link is link and last.settled is settled and not last.batch:
+            last.payloads += payloads
+            last.deliveries += deliveries
+        else:
+            events.append(MessagesReceived(link, deliveries, payloads, settled, False))
+        return True
 
     def _break(self, condition: str, description: str) -> None:
         """The peer has broken the protocol in a way that proton does not see, or a bound: close the connection."""
@@ -400,48 +410,41 @@ class Engine:
         self._report_closed(error)
 
     def _on_transfer(self, link: Link, delivery: Any, is_batch: bool) -> None:
+        """A transfer that is not plain: of a batch, in parts, aborted, too large, on a link without a bound."""
         pn = link.pn
-        if not _readable(delivery):  # the rest of one that was too large has bytes, too, and is none
+        if not lib.pn_delivery_readable(delivery):  # the rest of one that was too large has bytes, too, and is none
             return
-        size = _pending(delivery)
-        settled = _remote_settled(delivery)
+        size = lib.pn_delivery_pending(delivery)
+        settled = lib.pn_delivery_settled(delivery)
         if settled and size == 1 and lib.pn_delivery_aborted(delivery):  # proton says so: settled, and one byte that there is not
             self._forget_partial(link)
-            _settle(delivery)
+            lib.pn_delivery_settle(delivery)
             lib.pn_link_flow(pn, 1)  # it has used up credit, and nobody else hears of it
             return
         if link.max_message_bytes and size > link.max_message_bytes:
             # Settled now, even if more is to come: proton throws the rest of it away unseen (§2.7.5).
             self._forget_partial(link)
-            _advance(pn)
+            lib.pn_link_advance(pn)
             if settled:
-                _settle(delivery)
+                lib.pn_delivery_settle(delivery)
             self._events.append(MessageTooLarge(link, [] if settled else [delivery], size))
             return
-        if _partial(delivery):
+        if lib.pn_delivery_partial(delivery):
             link.partial_is_batch |= is_batch
             self._count_partial(link, size)
             return
+        payload = b""
         if size:
-            buffer = _buffer(size)
-            _recv(pn, buffer, size)
+            buffer = ffi.new("char[]", size)
+            lib.pn_link_recv(pn, buffer, size)
             payload = _unpack(buffer, size)
-        else:
-            payload = b""
-        _advance(pn)
+        lib.pn_link_advance(pn)
         if link.partial_bytes:
             is_batch |= link.partial_is_batch
             self._forget_partial(link)
         if settled:
-            _settle(delivery)
-        events = self._events
-        last = events[-1] if events else None
-        if type(last) is MessagesReceived and last.link is link and last.settled is settled and not (is_batch or last.batch):
-            last.payloads.append(payload)
-            if not settled:
-                last.deliveries.append(delivery)
-        else:
-            events.append(MessagesReceived(link, [] if settled else [delivery], [payload], settled, is_batch))
+            lib.pn_delivery_settle(delivery)
+        self._events.append(MessagesReceived(link, [] if settled else [delivery], [payload], settled, is_batch))
 
     def _count_partial(self, link: Link, size: int) -> None:
         """Bound what all links together hold of messages that are not whole: nobody else sees it, or can hold it back."""
@@ -461,19 +464,11 @@ class Engine:
         link.partial_is_batch = False
 
     def _on_disposition(self, link: Link, delivery: Any) -> None:
-        outcome, settled = _remote_state(delivery), _remote_settled(delivery)
+        """An outcome that is not plain: most of all, any other than `accepted`."""
+        outcome, settled = lib.pn_delivery_remote_state(delivery), lib.pn_delivery_settled(delivery)
         events = self._events
         last = events[-1] if events else None
-        if (  # by far the most: joined without making an event first
-            outcome == _ACCEPTED
-            and type(last) is DeliveriesUpdated
-            and last.outcome == _ACCEPTED
-            and last.settled is settled
-            and last.link is link
-        ):
-            last.deliveries.append(delivery)
-            return
-        if _current(link.pn):
+        if lib.pn_link_current(link.pn):
             # What we send is never current any more: this is a transfer on a link on which we are the sender. Proton takes it,
             # and would send our next message in its place.
             self._break("amqp:not-allowed", f"transfer on link '{link.name}', on which the peer is the receiver")
@@ -602,23 +597,26 @@ def _same_update(one: DeliveriesUpdated, other: DeliveriesUpdated) -> bool:
 
 # --- C values -----------------------------------------------------------------------------------------------------------
 
-_scratch = ffi.new("char[]", 64 * 1024)
-_scratch_bytes = 64 * 1024
-SCRATCH_BYTES_KEPT = 1024 * 1024
-_tag_bytes = ffi.new("char[]", 32)
-_tag = ffi.new("pn_bytes_t *")
-_tag.start = _tag_bytes
+RUN_MESSAGES_MAX = 1024
+RUN_BYTES_MAX = 256 * 1024
+# Good until the next call: the engine runs in one thread and never nests.
+_run = runs_ffi.new("run_t *")
+_run_deliveries = runs_ffi.new("void *[]", RUN_MESSAGES_MAX)
+_run_sizes = runs_ffi.new("uint32_t[]", RUN_MESSAGES_MAX)
+_run_bytes = runs_ffi.new("char[]", RUN_BYTES_MAX)
 
 
-def _buffer(size: int) -> Any:
-    """A buffer of at least `size` bytes, good until the next call: the engine runs in one thread and never nests."""
-    global _scratch, _scratch_bytes
-    if size <= _scratch_bytes:
-        return _scratch
-    buffer = ffi.new("char[]", size)
-    if size <= SCRATCH_BYTES_KEPT:
-        _scratch, _scratch_bytes = buffer, size
-    return buffer
+def _bind_runs() -> None:
+    """Give `runs.c` the functions of proton that it calls."""
+    addresses: list[int] = []
+    while name := runs.runs_functions[len(addresses)]:
+        address = ffi.addressof(lib, runs_ffi.string(name).decode())
+        addresses.append(int(ffi.cast("uintptr_t", address)))
+    attached = lib.PN_LOCAL_ACTIVE | lib.PN_REMOTE_ACTIVE
+    runs.runs_bind(runs_ffi.new("uintptr_t[]", addresses), lib.PN_TRANSPORT, attached, lib.PN_ACCEPTED)
+
+
+_bind_runs()
 
 
 def _link(pn: Any, session: Session) -> Link:

@@ -1,0 +1,162 @@
+/* What the engine does for every delivery, done for a run of them in one call from Python.
+
+   A call from Python into C gives the interpreter's lock away and takes it back, about 0.1 us, and proton's interface wants some
+   25 calls a message: more than all they do. Here are only the loops around them, over what is plain; whatever is not
+   (parts of messages, aborted or too large ones, other outcomes, links and sessions that come and go) stays in the collector
+   for protocol/engine.py, which decides.
+
+   Proton is linked into its own Python module, so its functions come as addresses. No memory is allocated here, none is kept. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "runs.h"
+
+typedef struct {
+    size_t size;
+    const char *start;
+} bytes_t; /* pn_bytes_t */
+
+/* name, result, parameters; signatures are checked by tests/unit/protocol/test_engine_surface.py */
+#define PROTON(_)                                              \
+    _(collector_peek, void *, (void *))                        \
+    _(collector_pop, bool, (void *))                           \
+    _(event_type, int, (void *))                               \
+    _(event_delivery, void *, (void *))                        \
+    _(delivery, void *, (void *, bytes_t))                     \
+    _(delivery_link, void *, (void *))                         \
+    _(delivery_readable, bool, (void *))                       \
+    _(delivery_partial, bool, (void *))                        \
+    _(delivery_aborted, bool, (void *))                        \
+    _(delivery_pending, size_t, (void *))                      \
+    _(delivery_settled, bool, (void *))                        \
+    _(delivery_remote_state, uint64_t, (void *))               \
+    _(delivery_update, void, (void *, uint64_t))               \
+    _(delivery_settle, void, (void *))                         \
+    _(link_state, int, (void *))                               \
+    _(link_max_message_size, uint64_t, (void *))               \
+    _(link_is_receiver, bool, (void *))                        \
+    _(link_current, void *, (void *))                          \
+    _(link_recv, ssize_t, (void *, char *, size_t))            \
+    _(link_send, ssize_t, (void *, const char *, size_t))      \
+    _(link_advance, bool, (void *))                            \
+    _(transport_push, ssize_t, (void *, const char *, size_t)) \
+    _(transport_pending, ssize_t, (void *))                    \
+    _(transport_peek, ssize_t, (void *, char *, size_t))       \
+    _(transport_pop, void, (void *, size_t))
+
+#define POINTER(name, result, parameters) result(*name) parameters;
+static struct {
+    PROTON(POINTER)
+} pn;
+
+#define NAME(name, result, parameters) "pn_" #name,
+const char *const runs_functions[] = {PROTON(NAME) NULL};
+
+static int pn_transport_event, pn_attached;
+static uint64_t pn_accepted;
+
+void runs_bind(const uintptr_t *functions, int transport_event, int attached, uint64_t accepted) {
+#define BIND(name, result, parameters) pn.name = (result(*) parameters) * functions++;
+    PROTON(BIND)
+    pn_transport_event = transport_event;
+    pn_attached = attached;
+    pn_accepted = accepted;
+}
+
+/* Take one message off its link, if it is plain, is like the run and has room. */
+static bool take_message(run_t *run, void *link, void *delivery, char *bytes, size_t room) {
+    if (!pn.delivery_readable(delivery) || pn.delivery_partial(delivery)) return false;
+    size_t size = pn.delivery_pending(delivery);
+    bool settled = pn.delivery_settled(delivery);
+    if (size > pn.link_max_message_size(link) || size > room || (run->count && settled != run->settled)) return false;
+    if (settled && size == 1 && pn.delivery_aborted(delivery)) return false;
+    if (size && pn.link_recv(link, bytes, size) != (ssize_t)size) return false;
+    pn.link_advance(link);
+    if (settled) pn.delivery_settle(delivery);
+    run->settled = settled;
+    run->bytes += size;
+    return true;
+}
+
+/* Whether the peer's outcome is `accepted`, and like the run. A current delivery would be a transfer of the peer's, on our link. */
+static bool take_outcome(run_t *run, void *link, void *delivery) {
+    if (pn.delivery_remote_state(delivery) != pn_accepted || pn.link_current(link)) return false;
+    bool settled = pn.delivery_settled(delivery);
+    if (run->count && settled != run->settled) return false;
+    run->settled = settled;
+    return true;
+}
+
+void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, size_t count_max, char *bytes, size_t bytes_max) {
+    *run = (run_t){0};
+    while (run->count < count_max) {
+        void *event = pn.collector_peek(collector);
+        if (!event) return;
+        void *delivery = pn.event_delivery(event);
+        if (!delivery) {
+            if (pn.event_type(event) != pn_transport_event) return; /* that there is something to write, we look for anyway */
+            pn.collector_pop(collector);
+            continue;
+        }
+        void *link = pn.delivery_link(delivery);
+        if (run->count ? run->link != link : pn.link_state(link) != pn_attached) return;
+        if (pn.link_is_receiver(link)) {
+            size_t before = run->bytes;
+            if (!take_message(run, link, delivery, bytes + before, bytes_max - before)) return;
+            run->incoming = true;
+            sizes[run->count] = (uint32_t)(run->bytes - before);
+        } else if (!take_outcome(run, link, delivery)) {
+            return;
+        }
+        run->link = link;
+        deliveries[run->count++] = delivery;
+        pn.collector_pop(collector);
+    }
+}
+
+void runs_send(void *link, const char *tags, size_t tag_size, const char *bytes, const uint32_t *sizes, size_t count,
+               bool settled, void **deliveries) {
+    for (size_t i = 0; i < count; i++) {
+        void *delivery = pn.delivery(link, (bytes_t){tag_size, tags + i * tag_size});
+        pn.link_send(link, bytes, sizes[i]);
+        bytes += sizes[i];
+        pn.link_advance(link);
+        if (settled) {
+            pn.delivery_settle(delivery);
+        } else {
+            deliveries[i] = delivery;
+        }
+    }
+}
+
+void runs_settle(void *const *deliveries, size_t count, uint64_t outcome) {
+    for (size_t i = 0; i < count; i++) {
+        if (outcome) pn.delivery_update(deliveries[i], outcome);
+        pn.delivery_settle(deliveries[i]);
+    }
+}
+
+size_t runs_push(void *transport, const char *bytes, size_t size) {
+    size_t pushed = 0;
+    while (pushed < size) {
+        ssize_t taken = pn.transport_push(transport, bytes + pushed, size - pushed);
+        if (taken <= 0) break;
+        pushed += (size_t)taken;
+    }
+    return pushed;
+}
+
+size_t runs_output(void *transport, char *bytes, size_t size) {
+    size_t taken = 0;
+    for (;;) {
+        ssize_t pending = pn.transport_pending(transport);
+        if (pending <= 0 || (size_t)pending > size - taken) return taken;
+        ssize_t count = pn.transport_peek(transport, bytes + taken, (size_t)pending);
+        if (count <= 0) return taken;
+        pn.transport_pop(transport, (size_t)count);
+        taken += (size_t)count;
+    }
+}

@@ -1,0 +1,32 @@
+/* What Python sees of runs.c. Read by cffi, which knows no preprocessor: declarations only. */
+
+typedef struct {
+    void *link;      /* whose deliveries these are; null: there is no run, and what is next in the collector is not plain */
+    size_t count;    /* deliveries */
+    size_t bytes;    /* of messages, all together; incoming links only */
+    bool incoming;   /* messages that came; otherwise outcomes of what was sent */
+    bool settled;    /* by the peer */
+} run_t;
+
+/* The functions of proton's C core that are called, by name, to the first null. */
+extern const char *const runs_functions[];
+
+/* To be called first: their addresses, and the values of PN_TRANSPORT, of both states of an attached link, of PN_ACCEPTED. */
+void runs_bind(const uintptr_t *functions, int transport_event, int attached, uint64_t accepted);
+
+/* Take events off the collector while they are plain and alike: whole messages of one link, of the size it announced at most, or
+   outcomes `accepted` of one link. Of settled messages, `deliveries` are not to be used: they are gone. */
+void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, size_t count_max, char *bytes, size_t bytes_max);
+
+/* Send messages that lie end to end, each with a delivery tag of `tag_size` bytes; gives their deliveries, or none when settled. */
+void runs_send(void *link, const char *tags, size_t tag_size, const char *bytes, const uint32_t *sizes, size_t count,
+               bool settled, void **deliveries);
+
+/* Settle deliveries, with an outcome unless it is 0. */
+void runs_settle(void *const *deliveries, size_t count, uint64_t outcome);
+
+/* Hand over what the peer sent; gives how much was taken: less than all when the connection is closed or broken. */
+size_t runs_push(void *transport, const char *bytes, size_t size);
+
+/* Take what is to be written to the peer, as much as has room; 0: nothing, or its next part is larger than `size`. */
+size_t runs_output(void *transport, char *bytes, size_t size);
