@@ -2,7 +2,7 @@
 
 Drives proton's C engine through its cffi surface, and is the only file of the broker that names `cproton_ffi`: a Python
 wrapper object per delivery would cost more than everything else together. What is plain (whole messages, their acceptance)
-goes through `protocol/native/runs.c`, many deliveries in one call; whatever is not is decided here, one event at a time.
+goes through `runs.py`, many deliveries in one call; whatever is not is decided here, one event at a time.
 python-qpid-proton is pinned, and `tests/unit/protocol/test_engine_surface.py` fails loudly when an upgrade changes what is used.
 
 What proton leaves to us: the SASL exchange (`protocol/sasl.py`, in front of the engine), and a transfer's message-format,
@@ -20,9 +20,7 @@ from typing import Any, NewType
 
 from cproton_ffi import ffi, lib
 
-from protocol import codec
-from protocol._runs import ffi as runs_ffi
-from protocol._runs import lib as runs
+from protocol import codec, runs
 from protocol.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -50,9 +48,7 @@ NULL = ffi.NULL
 # Bound once: an attribute of `lib` costs as much as the call behind it.
 _collector_peek, _collector_pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
 _event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
-_unsent, _unpack = lib.pn_session_outgoing_bytes, ffi.unpack
-_take_run, _send_run, _settle_run, _push, _output = runs.runs_take, runs.runs_send, runs.runs_settle, runs.runs_push, runs.runs_output
-_unpack_run, _new_run = runs_ffi.unpack, runs_ffi.new
+_unsent = lib.pn_session_outgoing_bytes
 # Plain numbers: comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _REJECTED, _MODIFIED = int(Outcome.ACCEPTED), int(Outcome.REJECTED), int(Outcome.MODIFIED)
 _NOT_TERMINAL = (int(Outcome.NONE), int(Outcome.RECEIVED))
@@ -124,7 +120,7 @@ class Engine:
         return self.take_events()
 
     def _feed(self, piece: bytes, is_batch: bool) -> bool:
-        pushed: int = _push(self._transport, ffi.from_buffer(piece), len(piece))
+        pushed = runs.push(self._transport, piece)
         self._pump(is_batch)
         return pushed == len(piece)  # if not, it is closed or broken, and proton has said so in an event
 
@@ -138,14 +134,12 @@ class Engine:
 
     def output(self) -> list[bytes]:
         """What is to be written to the peer now, in order; empty when there is nothing."""
-        chunks: list[bytes] = []
         transport = self._transport
-        while count := _output(transport, _run_bytes, RUN_BYTES_MAX):
-            chunks.append(_unpack_run(_run_bytes, count))
-        while (pending := lib.pn_transport_pending(transport)) > 0:  # a frame larger than the buffer
+        chunks = runs.output(transport)
+        while (pending := lib.pn_transport_pending(transport)) > 0:
             buffer = ffi.new("char[]", pending)
             count = lib.pn_transport_peek(transport, buffer, pending)
-            chunks.append(_unpack(buffer, count))
+            chunks.append(ffi.unpack(buffer, count))
             lib.pn_transport_pop(transport, count)
         for give_back, pn in self._written_off:
             give_back(pn)
@@ -297,14 +291,14 @@ class Engine:
 
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Settle incoming deliveries as accepted (§3.4.2). Consecutive ones go out as one disposition."""
-        _settle_run(_new_run("void *[]", deliveries), len(deliveries), _ACCEPTED)
+        runs.settle(deliveries, _ACCEPTED)
 
     def reject(self, deliveries: Sequence[Delivery], error: ErrorCondition | None) -> None:
         """Settle deliveries as rejected (§3.4.3), with all three fields of the error (contract, rule 7), or bare."""
         for delivery in deliveries:
             if error is not None:
                 _set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
-        _settle_run(_new_run("void *[]", deliveries), len(deliveries), _REJECTED)
+        runs.settle(deliveries, _REJECTED)
 
     # --- outgoing links ---------------------------------------------------------------------------------------------
 
@@ -324,15 +318,14 @@ class Engine:
         """There is nothing more now: give the credit back."""
         lib.pn_link_drained(link.pn)
 
-    def send(self, link: Link, tags: Sequence[bytes], payloads: Sequence[bytes], settled: bool) -> list[Delivery]:
-        """Send whole messages, within the credit. `tags` are delivery tags, all of one size up to 32 bytes, unique among unsettled ones."""
-        if not tags:
-            return []
-        count = len(tags)
-        deliveries = _new_run("void *[]", count)
-        sizes = _new_run("uint32_t[]", list(map(len, payloads)))
-        _send_run(link.pn, b"".join(tags), len(tags[0]), b"".join(payloads), sizes, count, settled, deliveries)
-        return [] if settled else _unpack_run(deliveries, count)
+    def send(
+        self, link: Link, tags: Sequence[bytes], fronts: Sequence[bytes], settled: bool, rests: Sequence[bytes] = (), skipped: int = 0
+    ) -> list[Delivery]:
+        """Send whole messages, within the credit. `tags` are delivery tags, all of one size up to 32 bytes, unique among unsettled ones.
+
+        A message is what `fronts` has of it, and then the part of its one of `rests`, if there are any, behind `skipped` bytes.
+        """
+        return runs.send(link.pn, tags, fronts, settled, rests, skipped) if tags else []
 
     def settle(self, deliveries: Sequence[Delivery], outcome: int, *, failed: bool = False, undeliverable_here: bool = False) -> None:
         """Settle outgoing deliveries with an outcome: an answer to the peer's own (contract, rule 10)."""
@@ -341,7 +334,7 @@ class Engine:
                 local = lib.pn_delivery_local(delivery)
                 lib.pn_disposition_set_failed(local, failed)
                 lib.pn_disposition_set_undeliverable(local, undeliverable_here)
-        _settle_run(_new_run("void *[]", deliveries), len(deliveries), int(outcome))
+        runs.settle(deliveries, int(outcome))
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -370,37 +363,25 @@ class Engine:
 
     def _take_run(self) -> bool:
         """Take what is next as a run of plain deliveries; False where it is none."""
-        run = _run
-        _take_run(self._collector, run, _run_deliveries, _run_sizes, RUN_MESSAGES_MAX, _run_bytes, RUN_BYTES_MAX)
-        count = run.count
-        if not count:
+        run = runs.take(self._collector)
+        if run is None:
             return False
         link = self._links.get(run.link)
         if link is None:  # outcomes that came after the link's detach
             return True
-        settled = run.settled
+        settled, deliveries = run.settled, runs.deliveries()
         events = self._events
         last = events[-1] if events else None
         if not run.incoming:
-            deliveries = _unpack_run(_run_deliveries, count)
             if type(last) is DeliveriesUpdated and last.link is link and last.outcome == _ACCEPTED and last.settled is settled:
-                last.deliveries.extend(deliveries)
+                last.deliveries += deliveries
             else:
                 events.append(DeliveriesUpdated(link, deliveries, _ACCEPTED, settled))
-            return True
-        buffer = runs_ffi.buffer(_run_bytes, run.bytes)
-        payloads = []
-        begin = 0
-        for size in _unpack_run(_run_sizes, count):
-            end = begin + size
-            payloads.append(buffer[begin:end])
-            begin = end
-        deliveries = [] if settled else _unpack_run(_run_deliveries, count)
-        if type(last) is MessagesReceived and last.link is link and last.settled is settled and not last.batch:
-            last.payloads += payloads
+        elif type(last) is MessagesReceived and last.link is link and last.settled is settled and not last.batch:
+            last.payloads += runs.payloads()
             last.deliveries += deliveries
         else:
-            events.append(MessagesReceived(link, deliveries, payloads, settled, False))
+            events.append(MessagesReceived(link, deliveries, runs.payloads(), settled, False))
         return True
 
     def _break(self, condition: str, description: str) -> None:
@@ -437,7 +418,7 @@ class Engine:
         if size:
             buffer = ffi.new("char[]", size)
             lib.pn_link_recv(pn, buffer, size)
-            payload = _unpack(buffer, size)
+            payload = ffi.unpack(buffer, size)
         lib.pn_link_advance(pn)
         if link.partial_bytes:
             is_batch |= link.partial_is_batch
@@ -597,26 +578,7 @@ def _same_update(one: DeliveriesUpdated, other: DeliveriesUpdated) -> bool:
 
 # --- C values -----------------------------------------------------------------------------------------------------------
 
-RUN_MESSAGES_MAX = 1024
-RUN_BYTES_MAX = 256 * 1024
-# Good until the next call: the engine runs in one thread and never nests.
-_run = runs_ffi.new("run_t *")
-_run_deliveries = runs_ffi.new("void *[]", RUN_MESSAGES_MAX)
-_run_sizes = runs_ffi.new("uint32_t[]", RUN_MESSAGES_MAX)
-_run_bytes = runs_ffi.new("char[]", RUN_BYTES_MAX)
-
-
-def _bind_runs() -> None:
-    """Give `runs.c` the functions of proton that it calls."""
-    addresses: list[int] = []
-    while name := runs.runs_functions[len(addresses)]:
-        address = ffi.addressof(lib, runs_ffi.string(name).decode())
-        addresses.append(int(ffi.cast("uintptr_t", address)))
-    attached = lib.PN_LOCAL_ACTIVE | lib.PN_REMOTE_ACTIVE
-    runs.runs_bind(runs_ffi.new("uintptr_t[]", addresses), lib.PN_TRANSPORT, attached, lib.PN_ACCEPTED)
-
-
-_bind_runs()
+runs.bind(ffi, lib)
 
 
 def _link(pn: Any, session: Session) -> Link:
@@ -644,7 +606,7 @@ def _encoded(data: Any) -> bytes:
         return b""
     buffer = ffi.new("char[]", size)
     count = lib.pn_data_encode(data, buffer, size)
-    return _unpack(buffer, count) if count > 0 else b""
+    return ffi.unpack(buffer, count) if count > 0 else b""
 
 
 def _echo_terminus(local: Any, remote: Any) -> None:

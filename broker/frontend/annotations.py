@@ -51,13 +51,19 @@ _STATE, _DEAD_LETTER_SOURCE = _key("x-opt-message-state"), _key("x-opt-deadlette
 _LOCK_TOKEN = b"\x00\x53\x71\xc1\x24\x02" + _key("x-opt-lock-token") + b"\x98"
 
 _MAP_HEAD = struct.Struct(f">{len(_SECTION)}sII")
-_PLAIN_BYTES = len(PLAIN)
 _FIRST_DELIVERY = b"\x00\x53\x70\xc0\x06\x05\x41\x40\x40\x41\x43"
 """The header of a message without priority and ttl, not delivered before: durable, first acquirer, count 0."""
 
 
-def deliverables(locked: Locked, *, peek_lock: bool = True, partitioned: bool = True, dead_letter_source: str | None = None) -> list[bytes]:
-    """The messages of a batch as a receiver is to see them, in the batch's order.
+Deliverables = tuple[list[bytes], list[bytes]]
+"""Messages as a receiver is to see them, in two parts, so that nothing is copied to join them: what stands in front of each, and
+the rest, behind the first HEAD.size bytes of it; empty where the front is all."""
+
+
+def deliverables(
+    locked: Locked, *, peek_lock: bool = True, partitioned: bool = True, dead_letter_source: str | None = None
+) -> Deliverables:
+    """The messages of a batch, in the batch's order.
 
     `peek_lock` is False for receive-and-delete, whose messages show no lock. `dead_letter_source` names the entity that
     messages forwarded out of a dead-letter queue died in.
@@ -69,17 +75,22 @@ def deliverables(locked: Locked, *, peek_lock: bool = True, partitioned: bool = 
         dead_letter_source=dead_letter_source,
     )
     if locked.deferred or dead_letter_source is not None:
-        return _build_locked(locked, constants, peek_lock)
+        return _build_locked(locked, constants, peek_lock), [b""] * len(locked.messages)
     return _build_plain(locked, constants)
 
 
-def _build_plain(locked: Locked, constants: _Constants) -> list[bytes]:
+def joined(deliverables: Deliverables) -> list[bytes]:
+    """The messages, each in one piece."""
+    return [front + rest[HEAD.size :] for front, rest in zip(*deliverables, strict=True)]
+
+
+def _build_plain(locked: Locked, constants: _Constants) -> Deliverables:
     """The short way: most messages of a batch differ in their numbers and bytes alone. The others take the long one."""
     shared, shared_elements = constants
-    join = b"".join
-    layouts: dict[tuple[int, int], tuple[Callable[..., bytes], bytes]] = {}
-    built = []
-    for stored, sequence_number, enqueued_ms, expires_ms, delivery_count, change in zip(
+    layouts: dict[tuple[int | None, int], tuple[Callable[..., bytes], bytes]] = {}
+    fronts: list[bytes] = []
+    rests = list(locked.messages)
+    for index, (stored, sequence_number, enqueued_ms, expires_ms, delivery_count, change) in enumerate(zip(
         locked.messages,
         locked.sequence_numbers,
         locked.enqueued_at_ms,
@@ -87,30 +98,22 @@ def _build_plain(locked: Locked, constants: _Constants) -> list[bytes]:
         locked.delivery_counts,
         locked.changed,
         strict=True,
-    ):
-        if change is not None or stored[:_PLAIN_BYTES] != PLAIN:
-            built.append(
-                _build(
-                    [constants], [stored], [sequence_number], [enqueued_ms], [delivery_count], [expires_ms], [change], None
-                )[0]
-            )  # fmt: skip
+    )):  # fmt: skip
+        if change is not None or not stored.startswith(PLAIN):
+            whole = _build([constants], [stored], [sequence_number], [enqueued_ms], [delivery_count], [expires_ms], [change], None)
+            fronts += whole
+            rests[index] = b""
             continue
-        kind = (0 if expires_ms is None else min(max(expires_ms - enqueued_ms, 1), TIME_TO_LIVE_MS_MAX), delivery_count)
+        kind = (expires_ms and expires_ms - enqueued_ms, delivery_count)
         layout = layouts.get(kind)
         if layout is None:
-            begin = _header(None, *kind) if kind != (0, 0) else _FIRST_DELIVERY
+            ttl_ms = 0 if expires_ms is None else min(max(expires_ms - enqueued_ms, 1), TIME_TO_LIVE_MS_MAX)
+            begin = _header(None, ttl_ms, delivery_count) if ttl_ms or delivery_count else _FIRST_DELIVERY
             begin += _MAP_HEAD.pack(_SECTION, _NUMBERS_BYTES + len(shared), _NUMBERS_ELEMENTS + shared_elements) + _SEQUENCE_NUMBER
             layout = layouts[kind] = (_layout_from(len(begin), len(shared)), begin)
         pack, begin = layout
-        built.append(
-            join(
-                (
-                    pack(begin, sequence_number, _ENQUEUED_TIME, enqueued_ms, _ENQUEUE_SEQUENCE_NUMBER, sequence_number, shared),
-                    stored[_PLAIN_BYTES:],
-                )
-            )
-        )
-    return built
+        fronts.append(pack(begin, sequence_number, _ENQUEUED_TIME, enqueued_ms, _ENQUEUE_SEQUENCE_NUMBER, sequence_number, shared))
+    return fronts, rests
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ what costs, not the messages: a run grows with the credit that the client works 
 
 from __future__ import annotations
 
-RUN_MESSAGES_MAX = 64
+RUN_MESSAGES_MAX = 256
 """And for no more: longer runs leave other clients of the partition with nothing but what they can recall."""
 RUN_MESSAGES = 32
 """A flowing partition is asked for at least so many, if the client's credit was ever that large."""

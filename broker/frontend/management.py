@@ -16,7 +16,7 @@ from prometheus_client import Counter
 from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.errors import Reason, Refused
 from broker.frontend.addresses import Address
-from broker.frontend.annotations import deliverables, peeked_messages
+from broker.frontend.annotations import deliverables, joined, peeked_messages
 from broker.frontend.answers import status_of
 from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost
 from broker.frontend.request_node import Request, Response
@@ -144,7 +144,8 @@ class ManagementNode:
             assert isinstance(settled, Settled), f"{settled} is no answer to Complete"
             if settled.failures:
                 raise lock_lost()
-        payloads = deliverables(locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=self._queue.description.partitions > 1)
+        partitioned = self._queue.description.partitions > 1
+        payloads = joined(deliverables(locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=partitioned))
         return _ok(
             {
                 "messages": [

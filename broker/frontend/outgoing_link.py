@@ -46,6 +46,7 @@ from broker.operations import (
     partition_of_token,
 )
 from broker.queue import Queue, next_client
+from broker.stored_message import HEAD
 from protocol.codec import DecodeError, decode_all, encode
 from protocol.engine import Delivery
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
@@ -305,10 +306,10 @@ class OutgoingLink:
         self._unsettled.update(zip(deliveries, locked.tokens, strict=True))
 
     def _transfer(self, locked: Locked) -> list[Delivery]:
-        payloads = deliverables(locked, peek_lock=not self._settled_mode, partitioned=len(self._handles) > 1)
-        size = sum(map(len, payloads))
-        deliveries = self._engine.send(self.link, locked.tokens, payloads, self._settled_mode)
-        self._meter.outgoing_messages.inc(len(payloads))
+        fronts, rests = deliverables(locked, peek_lock=not self._settled_mode, partitioned=len(self._handles) > 1)
+        size = sum(map(len, fronts)) + sum(map(len, rests)) - HEAD.size * (len(rests) - rests.count(b""))
+        deliveries = self._engine.send(self.link, locked.tokens, fronts, self._settled_mode, rests, HEAD.size)
+        self._meter.outgoing_messages.inc(len(fronts))
         self._meter.outgoing_bytes.inc(size)
         self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
         self._connection.sent(size)

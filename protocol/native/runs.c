@@ -117,12 +117,18 @@ void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, 
     }
 }
 
-void runs_send(void *link, const char *tags, size_t tag_size, const char *bytes, const uint32_t *sizes, size_t count,
-               bool settled, void **deliveries) {
-    for (size_t i = 0; i < count; i++) {
-        void *delivery = pn.delivery(link, (bytes_t){tag_size, tags + i * tag_size});
-        pn.link_send(link, bytes, sizes[i]);
-        bytes += sizes[i];
+void runs_send(void *link, const messages_t *messages, bool settled, void **deliveries) {
+    const char *front = messages->fronts, *rest = messages->rests;
+    size_t skipped = messages->skipped;
+    for (size_t i = 0; i < messages->count; i++) {
+        void *delivery = pn.delivery(link, (bytes_t){messages->tag_size, messages->tags + i * messages->tag_size});
+        pn.link_send(link, front, messages->front_sizes[i]);
+        front += messages->front_sizes[i];
+        if (messages->rest_sizes) {
+            size_t size = messages->rest_sizes[i];
+            if (size > skipped) pn.link_send(link, rest + skipped, size - skipped);
+            rest += size;
+        }
         pn.link_advance(link);
         if (settled) {
             pn.delivery_settle(delivery);

@@ -18,9 +18,16 @@ void runs_bind(const uintptr_t *functions, int transport_event, int attached, ui
    outcomes `accepted` of one link. Of settled messages, `deliveries` are not to be used: they are gone. */
 void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, size_t count_max, char *bytes, size_t bytes_max);
 
-/* Send messages that lie end to end, each with a delivery tag of `tag_size` bytes; gives their deliveries, or none when settled. */
-void runs_send(void *link, const char *tags, size_t tag_size, const char *bytes, const uint32_t *sizes, size_t count,
-               bool settled, void **deliveries);
+/* Messages to be sent, in two parts that lie end to end each: what stands in front, and the rest, of which the first `skipped` bytes
+   are left out (a rest may be empty). Each has a delivery tag of `tag_size` bytes. */
+typedef struct {
+    size_t count, tag_size, skipped;
+    const char *tags, *fronts, *rests;
+    const uint32_t *front_sizes, *rest_sizes; /* rest_sizes may be null: there are fronts only */
+} messages_t;
+
+/* Send them; gives their deliveries, or none when settled. */
+void runs_send(void *link, const messages_t *messages, bool settled, void **deliveries);
 
 /* Settle deliveries, with an outcome unless it is 0. */
 void runs_settle(void *const *deliveries, size_t count, uint64_t outcome);

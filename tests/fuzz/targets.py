@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from broker.errors import Refused
-from broker.frontend.annotations import deliverables
+from broker.frontend.annotations import deliverables, joined
 from broker.frontend.batch import split
 from broker.operations import Locked
 from broker.stored_message import store
@@ -189,7 +189,7 @@ def message(data: bytes, random: Random) -> None:
         stored = store(data, lambda: "given").data
     except Refused:
         return
-    payload = deliverables(Locked(1, "", [b"t" * 16], [1], [2], [0], [None], [stored], [None], 3))[0]
+    payload = joined(deliverables(Locked(1, "", [b"t" * 16], [1], [2], [0], [None], [stored], [None], 3)))[0]
     find_sections(payload)
     assert store(payload, lambda: "given").data
 

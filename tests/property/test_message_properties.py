@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from broker import stored_message
 from broker.changed_properties import encode_changes, merge_changes, with_changes
 from broker.errors import Refused
-from broker.frontend.annotations import deliverables
+from broker.frontend.annotations import deliverables, joined
 from broker.frontend.batch import split
 from broker.operations import Locked
 from broker.stored_message import StoredMessage, bare_message_offset, store
@@ -71,7 +71,7 @@ def messages(draw: st.DrawFn) -> bytes:
 
 
 def delivered(stored: bytes, changed: bytes | None = None) -> bytes:
-    return deliverables(Locked(1, "", [b"t" * 16], [1], [2], [0], [None], [stored], [changed], 3))[0]
+    return joined(deliverables(Locked(1, "", [b"t" * 16], [1], [2], [0], [None], [stored], [changed], 3)))[0]
 
 
 @given(messages())

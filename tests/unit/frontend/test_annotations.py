@@ -5,7 +5,7 @@ import proton
 import pytest
 
 from broker.changed_properties import encode_changes
-from broker.frontend.annotations import deliverables, peeked_messages
+from broker.frontend.annotations import deliverables, joined, peeked_messages
 from broker.operations import PARTITION_SHIFT, Locked, Peeked
 from broker.stored_message import store
 from protocol.codec import Long, Short, Symbol, Timestamp, UByte, UInt
@@ -44,7 +44,7 @@ def locked(payload: bytes, **changes: Any) -> Locked:
 
 
 def delivered(payload: bytes, **changes: Any) -> dict[int, Any]:
-    return sections(deliverables(locked(payload, **changes))[0])
+    return sections(joined(deliverables(locked(payload, **changes)))[0])
 
 
 def test_a_delivery_carries_the_annotations_in_the_types_that_clients_cast_to() -> None:
@@ -86,11 +86,11 @@ def test_the_time_to_live_in_force_replaces_the_one_sent(expires_in_ms: int, ttl
 
 def test_the_bare_message_follows_byte_for_byte() -> None:
     payload = message(properties=["id", None, "to"], application={"a": UByte(1)}, body=[b"x" * 5000, b"y"])
-    assert deliverables(locked(payload))[0].endswith(payload)
+    assert joined(deliverables(locked(payload)))[0].endswith(payload)
 
 
 def test_receive_and_delete_shows_no_lock_and_a_plain_entity_no_partition() -> None:
-    shown = sections(deliverables(locked(message()), peek_lock=False, partitioned=False)[0])[ANNOTATIONS]
+    shown = sections(joined(deliverables(locked(message()), peek_lock=False, partitioned=False))[0])[ANNOTATIONS]
     assert set(shown) == {"x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-enqueue-sequence-number"}
 
 
@@ -98,11 +98,11 @@ def test_a_deferred_message_carries_its_state_and_its_lock_token_in_the_order_of
     found = delivered(message(), deferred=True)
     assert found[DELIVERY_ANNOTATIONS] == {Symbol("x-opt-lock-token"): uuid.UUID(bytes_le=TOKEN)}
     assert same(found[ANNOTATIONS]["x-opt-message-state"], 1)
-    assert DELIVERY_ANNOTATIONS not in sections(deliverables(locked(message(), deferred=True), peek_lock=False)[0])
+    assert DELIVERY_ANNOTATIONS not in sections(joined(deliverables(locked(message(), deferred=True), peek_lock=False))[0])
 
 
 def test_the_source_of_a_dead_letter_is_named() -> None:
-    shown = sections(deliverables(locked(message()), dead_letter_source="orders")[0])[ANNOTATIONS]
+    shown = sections(joined(deliverables(locked(message()), dead_letter_source="orders"))[0])[ANNOTATIONS]
     assert same(shown["x-opt-deadletter-source"], "orders")
 
 
@@ -119,7 +119,7 @@ def test_each_message_of_a_batch_is_its_own() -> None:
     batch = Locked(
         3, "", [TOKEN] * 3, [1, 2, 3], [10, 20, 30], [0, 1, 2], [None, 70, None], stored, [None, encode_changes({"a": 1}), None], 99
     )
-    found = [sections(one) for one in deliverables(batch)]
+    found = [sections(one) for one in joined(deliverables(batch))]
     assert [one[PROPERTIES] for one in found] == [["id0"], ["id1"], ["id2"]]
     assert [one[ANNOTATIONS]["x-opt-sequence-number"] for one in found] == [1, 2, 3]
     assert [one[ANNOTATIONS]["x-opt-enqueued-time"] for one in found] == [10, 20, 30]
@@ -143,7 +143,7 @@ def test_a_peeked_message_shows_its_state_and_no_lock() -> None:
 
 def test_proton_and_the_python_client_read_a_delivery() -> None:
     payload = message(header=[None, UByte(3)], annotations={"own": 1}, properties=["id", None, None, "subject"], application={"a": 1})
-    encoded = deliverables(locked(payload, delivery_counts=[2], expires_at_ms=[ENQUEUED_AT_MS + 9000], deferred=True))[0]
+    encoded = joined(deliverables(locked(payload, delivery_counts=[2], expires_at_ms=[ENQUEUED_AT_MS + 9000], deferred=True)))[0]
     read = proton.Message()
     read.decode(encoded)
     assert (read.id, read.subject, read.priority, read.delivery_count, read.durable) == ("id", "subject", 3, 2, True)

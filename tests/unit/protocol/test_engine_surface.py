@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cproton_ffi import ffi, lib
 
+from protocol._runs import ffi as runs_ffi
 from protocol._runs import lib as runs
 from protocol.codec import UInt
 from protocol.events import Outcome
@@ -164,7 +165,7 @@ def names_in_runs() -> set[str]:
     """What `protocol/native/runs.c` calls."""
     names: list[str] = []
     while name := runs.runs_functions[len(names)]:
-        names.append(ffi.string(name).decode())
+        names.append(runs_ffi.string(name).decode())
     return set(names)
 
 
@@ -175,6 +176,7 @@ def test_the_installed_proton_is_the_pinned_one() -> None:
 
 def test_the_lists_here_name_all_that_the_engine_uses_and_nothing_else() -> None:
     used = set(re.findall(r"\blib\.(\w+)", (ROOT / "protocol" / "engine.py").read_text(encoding="utf-8")))
+    used |= set(re.findall(r"\bproton\.(\w+)", (ROOT / "protocol" / "runs.py").read_text(encoding="utf-8")))
     assert used | names_in_runs() == FUNCTIONS.keys() | CONSTANTS.keys()
 
 

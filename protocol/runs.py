@@ -1,0 +1,96 @@
+"""Runs of plain deliveries: the Python side of `native/runs.c`, which does for many in one call what proton does one by one.
+
+What is plain, and why this is worth a file of C, stands there. Proton's functions come from whoever binds it (`bind`), so that one
+file alone names proton's module. Objects of proton go through as they are, in both directions.
+
+The buffers are good until the next call: all engines run in one thread, and none of these functions nests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from protocol._runs import ffi, lib
+
+MESSAGES_MAX = 1024
+BYTES_MAX = 256 * 1024
+"""Taken at once, at most; what does not fit comes with the next call, and a larger message is not plain."""
+
+_take, _send, _settle, _push, _output = lib.runs_take, lib.runs_send, lib.runs_settle, lib.runs_push, lib.runs_output
+_new, _unpack, _from_buffer = ffi.new, ffi.unpack, ffi.from_buffer
+_run = _new("run_t *")
+_messages = _new("messages_t *")
+_deliveries = _new("void *[]", MESSAGES_MAX)
+_sizes = _new("uint32_t[]", MESSAGES_MAX)
+_bytes = _new("char[]", BYTES_MAX)
+
+
+def bind(proton_ffi: Any, proton: Any) -> None:
+    """Give the C side the functions of proton that it calls. Once, before all else."""
+    addresses: list[int] = []
+    while name := lib.runs_functions[len(addresses)]:
+        address = proton_ffi.addressof(proton, ffi.string(name).decode())
+        addresses.append(int(proton_ffi.cast("uintptr_t", address)))
+    attached = proton.PN_LOCAL_ACTIVE | proton.PN_REMOTE_ACTIVE
+    lib.runs_bind(_new("uintptr_t[]", addresses), proton.PN_TRANSPORT, attached, proton.PN_ACCEPTED)
+
+
+def take(collector: Any) -> Any:
+    """The run at the front of a collector of events, to be looked at before the next call; None when what is there is not plain.
+
+    Its fields: `link`; `count`; `incoming`, messages that came, otherwise `accepted` of what was sent; `settled`, by the peer.
+    """
+    _take(collector, _run, _deliveries, _sizes, MESSAGES_MAX, _bytes, BYTES_MAX)
+    return _run if _run.count else None
+
+
+def deliveries() -> list[Any]:
+    """The deliveries of the run just taken; of messages that came settled there are none any more."""
+    return [] if _run.incoming and _run.settled else _unpack(_deliveries, _run.count)
+
+
+def payloads() -> list[bytes]:
+    """The messages of the run just taken."""
+    buffer = ffi.buffer(_bytes, _run.bytes)
+    found = []
+    begin = 0
+    for size in _unpack(_sizes, _run.count):
+        end = begin + size
+        found.append(buffer[begin:end])
+        begin = end
+    return found
+
+
+def send(link: Any, tags: Sequence[bytes], fronts: Sequence[bytes], settled: bool, rests: Sequence[bytes], skipped: int) -> list[Any]:
+    """Send messages; gives their deliveries, none when settled. See `Engine.send`."""
+    count = len(tags)
+    messages = _messages
+    messages.count, messages.tag_size, messages.skipped = count, len(tags[0]), skipped
+    parts = [b"".join(tags), b"".join(fronts), b"".join(rests)]
+    pointers = messages.tags, messages.fronts, messages.rests = list(map(_from_buffer, parts))
+    front_sizes = messages.front_sizes = _new("uint32_t[]", list(map(len, fronts)))
+    rest_sizes = messages.rest_sizes = _new("uint32_t[]", list(map(len, rests))) if rests else ffi.NULL
+    sent = _new("void *[]", count)
+    _send(link, messages, settled, sent)
+    del pointers, front_sizes, rest_sizes  # to here `messages` has pointed at them
+    return [] if settled else _unpack(sent, count)
+
+
+def settle(deliveries: Sequence[Any], outcome: int) -> None:
+    """Settle deliveries, with an outcome unless it is 0."""
+    _settle(_new("void *[]", deliveries), len(deliveries), outcome)
+
+
+def push(transport: Any, data: bytes) -> int:
+    """Hand over what the peer sent; gives how much was taken: not all of it when the connection is closed or broken."""
+    taken: int = _push(transport, _from_buffer(data), len(data))
+    return taken
+
+
+def output(transport: Any) -> list[bytes]:
+    """Take what is to be written, in order. What is left, if anything is, begins with a frame larger than the buffer."""
+    chunks = []
+    while count := _output(transport, _bytes, BYTES_MAX):
+        chunks.append(_unpack(_bytes, count))
+    return chunks
