@@ -5,18 +5,77 @@ label, times are histograms in seconds. Each one is explained in `docs/configura
 there. What can be counted when asked for (messages in an entity) is a gauge gathered at scrape time by
 `http/metrics.py`, not kept here.
 
-On the hot path take a labelled child once per link, or once per partition, and `inc` it once per batch.
+On the hot path take a `Tally` or `Timing` once per entity and add to it once per batch: adding to a counter itself takes a lock and
+five calls. What they hold is moved into the counters when somebody looks.
 """
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, PlatformCollector, ProcessCollector
 from prometheus_client.metrics import disable_created_metrics
+from prometheus_client.registry import Collector
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series with the moment of its creation beside each one would double them for nothing
 
 _COMMIT_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.5, 5.0)
 _ENTITY = ("entity",)
+_TIMES_MAX = 1024
+"""Kept in a `Timing`, at most."""
+
+
+class Tally:
+    """A counter's hot side. Used in the event loop."""
+
+    __slots__ = ("_count", "_counter")
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._count = 0
+
+    def inc(self, count: int = 1) -> None:
+        """So many more."""
+        self._count += count
+
+    def settle(self) -> None:
+        """Move what was added into the counter."""
+        count, self._count = self._count, 0
+        self._counter.inc(count)
+
+
+class Timing:
+    """A histogram's hot side. Used in the event loop."""
+
+    __slots__ = ("_histogram", "_seconds")
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._seconds: list[float] = []
+
+    def observe(self, seconds: float) -> None:
+        """One more of this length."""
+        self._seconds.append(seconds)
+        if len(self._seconds) >= _TIMES_MAX:
+            self.settle()
+
+    def settle(self) -> None:
+        """Move what was added into the histogram."""
+        seconds, self._seconds = self._seconds, []
+        for each in seconds:
+            self._histogram.observe(each)
+
+
+class _Settler(Collector):
+    """Has no metrics of its own: asked first, it settles what the others are about to show."""
+
+    def __init__(self, hot: dict[Counter | Histogram, Tally | Timing]) -> None:
+        self._hot = hot
+
+    def collect(self) -> Iterable[Metric]:
+        for each in self._hot.values():
+            each.settle()
+        return ()
 
 
 class Metrics:
@@ -24,6 +83,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._hot: dict[Counter | Histogram, Tally | Timing] = {}
+        self.registry.register(_Settler(self._hot))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
@@ -78,3 +139,19 @@ class Metrics:
         self.commit_seconds = histogram("commit_seconds", "From a commit's handing over to its being durable.")
         self.commit_failures = counter("commit_failures", "Commits whose write or sync failed; each takes its partition down.", ())
         self.partition_restarts = counter("partition_restarts", "Partitions that came back after a failure.", ())
+
+    def tally(self, counter: Counter) -> Tally:
+        """The hot side of a counter without labels, or of a labelled child; one for each."""
+        tally = self._hot.get(counter)
+        if tally is None:
+            tally = self._hot[counter] = Tally(counter)
+        assert isinstance(tally, Tally)
+        return tally
+
+    def timing(self, histogram: Histogram) -> Timing:
+        """The same of a histogram."""
+        timing = self._hot.get(histogram)
+        if timing is None:
+            timing = self._hot[histogram] = Timing(histogram)
+        assert isinstance(timing, Timing)
+        return timing

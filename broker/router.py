@@ -10,6 +10,7 @@ read as a big-endian number, modulo the number of partitions. It never changes f
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Protocol
@@ -72,9 +73,9 @@ class Router:
             raise Refused(Reason.PARTITION_UNAVAILABLE, "No partition of the entity is available. Please try again.")
         if self._down or len(numbers) < len(handles):
             self._keep_pace(numbers)
-        least = min(given[number] for number in numbers)
+        least = min(map(given.__getitem__, numbers))
         run = max(-(-count // len(numbers)), min(RUN_MESSAGES_MAX, least // EVEN_TO))
-        turn = next((place for place, number in enumerate(numbers) if number >= self._turn), 0)
+        turn = bisect_left(numbers, self._turn)
         numbers = numbers[turn:] + numbers[:turn]
         runs, start = [], 0
         while start < count:

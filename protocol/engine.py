@@ -117,7 +117,8 @@ class Engine:
         for piece, is_batch in self._finder.pieces(data):
             if not self._feed(piece, is_batch):
                 break
-        return self.take_events()
+        events, self._events = self._events, []
+        return events
 
     def _feed(self, piece: bytes, is_batch: bool) -> bool:
         pushed = runs.push(self._transport, piece)
@@ -341,8 +342,14 @@ class Engine:
     def _pump(self, is_batch: bool) -> None:
         collector, handlers, links = self._collector, self._handlers, self._links
         while True:
-            if not is_batch and not self._partial_bytes and self._take_run():
-                continue
+            if not is_batch and not self._partial_bytes:
+                run = runs.take(collector)
+                if run.count:
+                    self._on_run(run)
+                if run.last:
+                    return
+                if run.count:
+                    continue
             event = _collector_peek(collector)
             if not event:
                 return
@@ -361,14 +368,11 @@ class Engine:
                 handler(event)
             _collector_pop(collector)
 
-    def _take_run(self) -> bool:
-        """Take what is next as a run of plain deliveries; False where it is none."""
-        run = runs.take(self._collector)
-        if run is None:
-            return False
+    def _on_run(self, run: Any) -> None:
+        """Plain deliveries."""
         link = self._links.get(run.link)
         if link is None:  # outcomes that came after the link's detach
-            return True
+            return
         settled, deliveries = run.settled, runs.deliveries()
         events = self._events
         last = events[-1] if events else None
@@ -382,7 +386,6 @@ class Engine:
             last.deliveries += deliveries
         else:
             events.append(MessagesReceived(link, deliveries, runs.payloads(), settled, False))
-        return True
 
     def _break(self, condition: str, description: str) -> None:
         """The peer has broken the protocol in a way that proton does not see, or a bound: close the connection."""

@@ -37,12 +37,13 @@ def bind(proton_ffi: Any, proton: Any) -> None:
 
 
 def take(collector: Any) -> Any:
-    """The run at the front of a collector of events, to be looked at before the next call; None when what is there is not plain.
+    """The run at the front of a collector of events, to be looked at before the next call.
 
-    Its fields: `link`; `count`; `incoming`, messages that came, otherwise `accepted` of what was sent; `settled`, by the peer.
+    Its fields: `count`, 0 when there is none; `link`; `incoming`, messages that came, otherwise `accepted` of what was sent;
+    `settled`, by the peer; `last`, nothing is behind it, otherwise an event that is not plain, or another run.
     """
     _take(collector, _run, _deliveries, _sizes, MESSAGES_MAX, _bytes, BYTES_MAX)
-    return _run if _run.count else None
+    return _run
 
 
 def deliveries() -> list[Any]:

@@ -55,6 +55,10 @@ class KernelSyncQueue:
             raise OSError(ctypes.get_errno(), "io_setup")
         self._ready_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events = ctypes.create_string_buffer(_EVENT.size * _SYNCS_MAX)
+        # The kernel reads a block while it is submitted, not later.
+        self._blocks = ctypes.create_string_buffer(_IOCB.size * _SYNCS_MAX)
+        first = ctypes.addressof(self._blocks)
+        self._pointers = (ctypes.c_void_p * _SYNCS_MAX)(*range(first, first + len(self._blocks), _IOCB.size))
 
     @property
     def ready_fd(self) -> int:
@@ -62,12 +66,9 @@ class KernelSyncQueue:
 
     def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
         count = min(len(syncs), _SYNCS_MAX)
-        blocks = ctypes.create_string_buffer(
-            b"".join(_IOCB.pack(number, 0, 0, _FDSYNC, 0, fd, 0, 0, 0, 0, _FLAG_EVENTFD, self._ready_fd) for number, fd in syncs[:count])
-        )
-        first = ctypes.addressof(blocks)
-        pointers = (ctypes.c_void_p * count)(*range(first, first + count * _IOCB.size, _IOCB.size))
-        accepted: int = self._syscall(ctypes.c_long(self._calls.submit), self._context, ctypes.c_long(count), pointers)
+        for place, (number, fd) in enumerate(syncs[:count]):
+            _IOCB.pack_into(self._blocks, place * _IOCB.size, number, 0, 0, _FDSYNC, 0, fd, 0, 0, 0, 0, _FLAG_EVENTFD, self._ready_fd)
+        accepted: int = self._syscall(ctypes.c_long(self._calls.submit), self._context, ctypes.c_long(count), self._pointers)
         return max(accepted, 0)
 
     def ended(self) -> list[tuple[int, int]]:

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from prometheus_client import Counter
 
 from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.errors import Reason, Refused
@@ -20,6 +19,7 @@ from broker.frontend.annotations import deliverables, joined, peeked_messages
 from broker.frontend.answers import status_of
 from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost
 from broker.frontend.request_node import Request, Response
+from broker.metrics import Tally
 from broker.namespace import not_found_text
 from broker.operations import (
     Abandon,
@@ -162,7 +162,7 @@ class ManagementNode:
         changes = encode_changes(changed) if isinstance(changed, dict) else None
         meter = self._queue.meter
         make: Callable[[list[LockToken]], Operation]
-        counter: Counter | None
+        counter: Tally | None
         match status:
             case "completed":
                 make, counter = (lambda group: Complete(group)), meter.completed_messages

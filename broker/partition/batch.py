@@ -63,6 +63,8 @@ class Batch:
     @property
     def missing(self) -> list[Position]:
         """The frames that `fill` needs, ascending."""
+        if not self.holes:
+            return []
         return sorted(
             {
                 reference.frame.position

@@ -78,6 +78,11 @@ class DemandBook:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits, and nobody is to be told that waiting is over."""
+        return not (self._waiting or self._leaving or self._gone)
+
     # --- demand -----------------------------------------------------------------------------------------------------
 
     def ask(self, client: ClientId, count: int) -> None:

@@ -59,12 +59,18 @@ class Messages:
     @property
     def live_bytes(self) -> int:
         """The size of all messages."""
-        return sum(subqueue.bytes for subqueue in self.subqueues)
+        total = 0
+        for subqueue in self.subqueues:
+            total += subqueue.bytes
+        return total
 
     @property
     def count(self) -> int:
         """How many messages there are."""
-        return sum(len(subqueue.references) for subqueue in self.subqueues)
+        total = 0
+        for subqueue in self.subqueues:
+            total += len(subqueue.references)
+        return total
 
     def first_live(self) -> Position | None:
         """The oldest frame that holds a live message; None when there is none. Nothing below will be read again."""

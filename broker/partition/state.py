@@ -150,6 +150,8 @@ class Partition:
         """Hand out what there is, and end the batch."""
         batch = self._batch
         for subqueue, book in zip(self._subqueues, self._books, strict=True):
+            if book.is_idle:
+                continue
             batch.granted_bytes = 0  # a bound for each, so that none starves the others
             self._serve(subqueue, book)
             self._recall(subqueue, book)
@@ -204,13 +206,16 @@ class Partition:
         """Something was left for the next batch, which should come at once."""
         if self._overdue:
             return True
-        return any(subqueue.available and book for subqueue, book in zip(self._subqueues, self._books, strict=True))
+        return any(book and subqueue.available for book, subqueue in zip(self._books, self._subqueues, strict=True))
 
     def next_due_ms(self) -> int | None:
         """When a batch is due although nobody asks for one."""
         expiry = self._main.expiry
-        ends = (self._locks.next_due_ms(), expiry.next_due_ms() if expiry is not None else None)
-        return min((each for each in ends if each is not None), default=None)
+        lock_ends_ms = self._locks.next_due_ms()
+        expires_ms = expiry.next_due_ms() if expiry is not None else None
+        if lock_ends_ms is None or expires_ms is None:
+            return expires_ms if lock_ends_ms is None else lock_ends_ms
+        return min(lock_ends_ms, expires_ms)
 
     def _carry_out(self, client: ClientId, operation: Operation) -> None:
         match operation:

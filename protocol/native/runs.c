@@ -94,7 +94,10 @@ void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, 
     *run = (run_t){0};
     while (run->count < count_max) {
         void *event = pn.collector_peek(collector);
-        if (!event) return;
+        if (!event) {
+            run->last = true;
+            return;
+        }
         void *delivery = pn.event_delivery(event);
         if (!delivery) {
             if (pn.event_type(event) != pn_transport_event) return; /* that there is something to write, we look for anyway */

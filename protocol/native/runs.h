@@ -1,11 +1,12 @@
 /* What Python sees of runs.c. Read by cffi, which knows no preprocessor: declarations only. */
 
 typedef struct {
-    void *link;      /* whose deliveries these are; null: there is no run, and what is next in the collector is not plain */
-    size_t count;    /* deliveries */
+    void *link;      /* whose deliveries these are */
+    size_t count;    /* deliveries; 0: there is no run */
     size_t bytes;    /* of messages, all together; incoming links only */
     bool incoming;   /* messages that came; otherwise outcomes of what was sent */
     bool settled;    /* by the peer */
+    bool last;       /* nothing is behind it in the collector; otherwise what is not plain, or another run */
 } run_t;
 
 /* The functions of proton's C core that are called, by name, to the first null. */

@@ -87,6 +87,11 @@ class LoadConnection(EngineSocket):
     def is_open(self) -> bool:
         return bool(lib.pn_connection_state(self.connection) & lib.PN_REMOTE_ACTIVE)
 
+    def prepare(self) -> None:
+        """Encode what the windows allow, ready to be written."""
+        self.replenish()
+        self.gather()
+
     def exchange(self) -> None:
         """One blocking round: write all, read once."""
         self.replenish()

@@ -84,6 +84,7 @@ def send_latencies_us(target: Target, count: int) -> list[float]:
         drive([connection], lambda: sender.is_ready, READY_WITHIN_S)
         for _ in range(count):
             sender.send(1)
+            connection.prepare()
             began = time.perf_counter()
             while not sender.is_done:
                 connection.exchange()

@@ -91,7 +91,7 @@ class EngineSocket(ABC):
     def flush(self) -> bool:
         """Write what proton has for the socket; false if the socket took only a part."""
         while True:
-            if self._write_from == self._write_until and not self._gather():
+            if not self.gather():
                 return True
             try:
                 self._write_from += self.socket.send(self._write_view[self._write_from : self._write_until])
@@ -110,8 +110,10 @@ class EngineSocket(ABC):
         lib.pn_decref(self._transport)
         return self.socket
 
-    def _gather(self) -> bool:
-        """Fill the write buffer from proton's output buffers; false if there is nothing."""
+    def gather(self) -> bool:
+        """Fill the write buffer from proton's output buffers, unless it holds something; false if there is nothing."""
+        if self._write_from < self._write_until:
+            return True
         end = 0
         while end < WRITE_BYTES:
             pending = lib.pn_transport_pending(self._transport)
