@@ -95,6 +95,7 @@ class Engine:
         self._tail_ended = False
         """The peer has hung up: nothing more of it is to be read."""
         self._closed_reported = False
+        self._output_ended = False
         self._freed = False
         self._handlers: dict[int, Callable[[Any], None]] = {
             lib.PN_LINK_FLOW: self._on_flow,
@@ -136,15 +137,18 @@ class Engine:
     def output(self) -> list[bytes]:
         """What is to be written to the peer now, in order; empty when there is nothing."""
         transport = self._transport
-        chunks = runs.output(transport)
-        while (pending := lib.pn_transport_pending(transport)) > 0:
-            buffer = ffi.new("char[]", pending)
-            count = lib.pn_transport_peek(transport, buffer, pending)
+        chunks, left = runs.output(transport)
+        while left > 0:
+            buffer = ffi.new("char[]", left)
+            count = lib.pn_transport_peek(transport, buffer, left)
             chunks.append(ffi.unpack(buffer, count))
             lib.pn_transport_pop(transport, count)
-        for give_back, pn in self._written_off:
-            give_back(pn)
-        self._written_off.clear()
+            left = lib.pn_transport_pending(transport)
+        self._output_ended = left < 0
+        if self._written_off:
+            for give_back, pn in self._written_off:
+                give_back(pn)
+            self._written_off.clear()
         return chunks
 
     def take_events(self) -> list[Event]:
@@ -159,8 +163,8 @@ class Engine:
 
     @property
     def finished(self) -> bool:
-        """Both directions are closed: the socket may be."""
-        return self._freed or bool(lib.pn_transport_closed(self._transport)) or lib.pn_transport_pending(self._transport) < 0
+        """All was written that ever will be (`output` has found so): the socket may be closed."""
+        return self._freed or self._output_ended
 
     @property
     def remote_max_frame_bytes(self) -> int:

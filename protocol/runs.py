@@ -24,6 +24,7 @@ _messages = _new("messages_t *")
 _deliveries = _new("void *[]", MESSAGES_MAX)
 _sizes = _new("uint32_t[]", MESSAGES_MAX)
 _bytes = _new("char[]", BYTES_MAX)
+_left = _new("ssize_t *")
 
 
 def bind(proton_ffi: Any, proton: Any) -> None:
@@ -89,9 +90,11 @@ def push(transport: Any, data: bytes) -> int:
     return taken
 
 
-def output(transport: Any) -> list[bytes]:
-    """Take what is to be written, in order. What is left, if anything is, begins with a frame larger than the buffer."""
+def output(transport: Any) -> tuple[list[bytes], int]:
+    """Take what is to be written, in order; and how large what is left is: a frame larger than the buffer, or 0, or -1 for ever."""
     chunks = []
-    while count := _output(transport, _bytes, BYTES_MAX):
+    while count := _output(transport, _bytes, BYTES_MAX, _left):
         chunks.append(_unpack(_bytes, count))
-    return chunks
+        if _left[0] <= 0:
+            break
+    return chunks, _left[0]

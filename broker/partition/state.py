@@ -206,7 +206,7 @@ class Partition:
         """Something was left for the next batch, which should come at once."""
         if self._overdue:
             return True
-        return any(book and subqueue.available for book, subqueue in zip(self._books, self._subqueues, strict=True))
+        return any(subqueue.available and book for subqueue, book in zip(self._subqueues, self._books, strict=True))
 
     def next_due_ms(self) -> int | None:
         """When a batch is due although nobody asks for one."""

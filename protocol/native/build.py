@@ -10,7 +10,7 @@ ffibuilder = FFI()
 ffibuilder.cdef((HERE / "runs.h").read_text())
 ffibuilder.set_source(
     "protocol._runs",
-    "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n" + (HERE / "runs.h").read_text(),
+    "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <sys/types.h>\n" + (HERE / "runs.h").read_text(),
     sources=["protocol/native/runs.c"],
     include_dirs=["protocol/native"],
     extra_compile_args=["-std=c99", "-O2"],

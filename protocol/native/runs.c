@@ -158,10 +158,11 @@ size_t runs_push(void *transport, const char *bytes, size_t size) {
     return pushed;
 }
 
-size_t runs_output(void *transport, char *bytes, size_t size) {
+size_t runs_output(void *transport, char *bytes, size_t size, ssize_t *left) {
     size_t taken = 0;
     for (;;) {
         ssize_t pending = pn.transport_pending(transport);
+        *left = pending;
         if (pending <= 0 || (size_t)pending > size - taken) return taken;
         ssize_t count = pn.transport_peek(transport, bytes + taken, (size_t)pending);
         if (count <= 0) return taken;

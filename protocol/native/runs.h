@@ -36,5 +36,6 @@ void runs_settle(void *const *deliveries, size_t count, uint64_t outcome);
 /* Hand over what the peer sent; gives how much was taken: less than all when the connection is closed or broken. */
 size_t runs_push(void *transport, const char *bytes, size_t size);
 
-/* Take what is to be written to the peer, as much as has room; 0: nothing, or its next part is larger than `size`. */
-size_t runs_output(void *transport, char *bytes, size_t size);
+/* Take what is to be written to the peer, as much as has room; gives how much. `left` becomes the size of the next part, which had none,
+   0 when there is nothing more now, and less than 0 when nothing will ever follow. */
+size_t runs_output(void *transport, char *bytes, size_t size, ssize_t *left);
