@@ -1,6 +1,6 @@
 # The broker, and nothing it does not need at run time: everything is built in the first stage and copied as one folder.
 FROM python:3.11-slim-bookworm AS build
-# python-qpid-proton comes as source: its C core needs a compiler. Without pkg-config and libssl-dev it is built without
+# python-qpid-proton comes as source, and protocol/native is C: a compiler. Without pkg-config and libssl-dev it is built without
 # its own TLS, which the broker does not use: asyncio does TLS, and proton gets the plain bytes.
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/partibus
@@ -10,7 +10,7 @@ WORKDIR /source
 COPY pyproject.toml ./
 RUN python -c "import tomllib; print('\n'.join(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))" > dependencies.txt \
     && pip install --requirement dependencies.txt
-COPY README.md LICENSE ./
+COPY setup.py MANIFEST.in README.md LICENSE ./
 COPY protocol protocol
 COPY storage storage
 COPY broker broker

@@ -18,11 +18,13 @@ help: ## this list
 $(BIN)/python:
 	tools/make-venv.sh "$(PYTHON)" $(VENV)
 
-$(RUN): pyproject.toml | $(BIN)/python
+NATIVE := setup.py $(wildcard protocol/native/*.[chp]*)
+
+$(RUN): pyproject.toml $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(DEV): pyproject.toml | $(BIN)/python
+$(DEV): pyproject.toml $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(RUN) $@
 
@@ -68,5 +70,5 @@ image: ## the container image
 	docker build --tag partibus:latest .
 
 clean: ## everything that was made; the data folder stays
-	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/js/node_modules
+	rm -rf $(VENV) .cache build dist *.egg-info protocol/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/js/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
