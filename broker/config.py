@@ -132,6 +132,9 @@ class Settings(BaseSettings):
 
     connections_max: int = Field(10_000, ge=1, description="AMQP connections at a time, over all ports.")
     connection_open_timeout_ms: int = Field(60_000, ge=100, description="Time a new connection has to finish its TLS, SASL and open.")
+    unclaimed_timeout_ms: int = Field(
+        20_000, ge=0, description="Time a connection may stay open without a valid token or login; 0 for as long as it likes."
+    )
     sessions_per_connection_max: int = Field(256, ge=1, le=65_535, description="AMQP sessions per connection.")
     links_per_connection_max: int = Field(5_000, ge=1, description="Links per connection.")
     frame_bytes_max: int = Field(256 * KIB, ge=512, le=16 * MIB, description="Largest AMQP frame accepted, announced in open.")

@@ -164,6 +164,7 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tick_timer: asyncio.TimerHandle | None = None
         self._claim_timer: asyncio.TimerHandle | None = None
+        self._unclaimed_timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._open_timer: asyncio.TimerHandle | None = self._loop.call_later(
             settings.connection_open_timeout_ms / 1000, self._open_timed_out
@@ -193,9 +194,13 @@ class Connection:
 
     def eof_received(self) -> None:
         """The client closed its end."""
-        if not self._closed:
+        if self._closed:
+            return
+        try:
             self._dispatch(self.engine.receive_eof())
             self.flush_soon()
+        except Exception:
+            self.fail()
 
     def connection_lost(self) -> None:
         """The socket is gone: give back what the client held unseen, forget the rest."""
@@ -203,7 +208,7 @@ class Connection:
             return
         self._closed = True
         self.services.left(self)
-        for timer in (self._tick_timer, self._claim_timer, self._open_timer, self._close_timer):
+        for timer in (self._tick_timer, self._claim_timer, self._unclaimed_timer, self._open_timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
         for task in self._tasks:
@@ -268,14 +273,17 @@ class Connection:
         self._tick_timer = None
         if self._closed or self._sasl is not None:
             return
-        now_ms = int(self._loop.time() * 1000)
-        due_ms = self.engine.tick(now_ms)
-        events = self.engine.take_events()
-        if events:
-            self._dispatch(events)
-        self.flush_soon()
-        if due_ms:
-            self._tick_timer = self._loop.call_later(max(due_ms - now_ms, 1) / 1000, self._tick)
+        try:
+            now_ms = int(self._loop.time() * 1000)
+            due_ms = self.engine.tick(now_ms)
+            events = self.engine.take_events()
+            if events:
+                self._dispatch(events)
+            self.flush_soon()
+            if due_ms:
+                self._tick_timer = self._loop.call_later(max(due_ms - now_ms, 1) / 1000, self._tick)
+        except Exception:
+            self.fail()
 
     def _close_wire(self) -> None:
         """Close the socket once it has taken what is written; a client that does not read does not keep it."""
@@ -368,6 +376,7 @@ class Connection:
             self._tick_timer = None
         self.container_id = event.container_id
         self._pads_frames = _needs_padding(event.properties)
+        self._watch_unclaimed()
         self.engine.open(SERVER_PROPERTIES)
         settings = self.services.settings
         if len(self.services.connections) > settings.connections_max:
@@ -403,6 +412,9 @@ class Connection:
         if audience not in self.claims and len(self.claims) >= 1_000:
             raise Refused(Reason.QUOTA_EXCEEDED, "1000 tokens are the maximum for a connection.")
         self.claims[audience] = claim
+        if self._unclaimed_timer is not None:
+            self._unclaimed_timer.cancel()
+            self._unclaimed_timer = None
         self._watch_claims()
 
     def authorize(self, path: str, right: str) -> None:
@@ -416,6 +428,18 @@ class Connection:
             f"Unauthorized access. '{right}' claim(s) are required to perform this operation. Resource: 'sb://"
             f"{self.services.namespace.name}/{path}'.",
         )
+
+    def _watch_unclaimed(self) -> None:
+        """Whoever shows no right in good time is not kept: it costs memory, and has none (AMQP contract 1.2)."""
+        timeout_ms = self.services.settings.unclaimed_timeout_ms
+        if not self.claims and timeout_ms and self._unclaimed_timer is None:
+            self._unclaimed_timer = self._loop.call_later(timeout_ms / 1000, self._stayed_unclaimed)
+
+    def _stayed_unclaimed(self) -> None:
+        self._unclaimed_timer = None
+        seconds = self.services.settings.unclaimed_timeout_ms / 1000
+        log.info("connection.unclaimed", peer=self.peer, container=self.container_id)
+        self.close(Refused(Reason.UNAUTHORIZED, f"Unauthorized access. No valid token was put to '$cbs' for {seconds:g} seconds."))
 
     def _watch_claims(self) -> None:
         if self._claim_timer is not None:
@@ -443,6 +467,7 @@ class Connection:
                         link, Refused(Reason.UNAUTHORIZED, "ExpiredToken: the token of this link has expired. Please put another.")
                     )
         self._watch_claims()
+        self._watch_unclaimed()
 
     # --- events -----------------------------------------------------------------------------------------------------
 

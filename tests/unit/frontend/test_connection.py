@@ -169,6 +169,37 @@ async def test_a_token_opens_what_it_is_for_and_its_end_closes_the_link() -> Non
     assert [link.name for link in client.connection.engine.links() if not link.gone] == ["sender-0", "name-1"], "$cbs stays"
 
 
+async def test_a_connection_that_shows_no_right_in_good_time_is_closed_with_a_reason() -> None:
+    stack = LinkStack(unclaimed_timeout_ms=50)
+    client, with_key = await stack.connect(raw.sasl_anonymous()), await stack.connect()
+    await responders(client)
+    client.transfer(0, 0, put_token("no token"))
+    await until(lambda: client.wire.closed)
+    (close,) = await client.heard(raw.CLOSE)
+    assert close.field(0).value[0] == "amqp:unauthorized-access" and "$cbs" in close.field(0).value[1]
+    assert not with_key.wire.closed
+
+
+async def test_a_connection_whose_last_token_has_expired_is_closed_unless_another_comes() -> None:
+    stack = LinkStack(unclaimed_timeout_ms=100)
+    renewed, left = await stack.connect(raw.sasl_anonymous()), await stack.connect(raw.sasl_anonymous())
+    for client in (renewed, left):
+        await responders(client)
+        client.transfer(0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2)))
+        await responses(client)
+    stack.clock.advance(5_000)
+    for client in (renewed, left):
+        client.connection._claims_ran_out()
+    renewed.transfer(0, 1, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 60)))
+    await until(lambda: left.wire.closed)
+    assert not renewed.wire.closed and renewed.connection.claims
+
+
+async def test_without_a_time_limit_a_connection_without_rights_stays() -> None:
+    client = await LinkStack(unclaimed_timeout_ms=0).connect(raw.sasl_anonymous())
+    assert client.connection._unclaimed_timer is None
+
+
 @pytest.mark.parametrize("token", ["SharedAccessSignature sr=x&sig=y&se=1&skn=z", "no token", ""])
 async def test_a_bad_token_is_answered_with_dashed_keys_and_opens_nothing(token: str) -> None:
     client = await LinkStack().connect(raw.sasl_anonymous())
