@@ -47,11 +47,19 @@ def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -
 
 
 def merge_changes(earlier: bytes | None, later: bytes | None) -> bytes | None:
-    """Both changes as one; where they differ, the later one holds. Removals are kept, for the message they will meet."""
+    """Both changes as one; where they differ, the later one holds. Removals are kept, for the message they will meet.
+
+    What does not fit into METADATA_BYTES_MAX is left out, the oldest first: a message may be given back any number of times.
+    """
     if earlier is None or later is None:
         return later if earlier is None else earlier
-    merged = _entries(earlier, 0, len(earlier)) | _entries(later, 0, len(later))
-    return _encode_entries(merged)
+    old, new = _entries(earlier, 0, len(earlier)), _entries(later, 0, len(later))
+    excess = sum(map(_entry_bytes, (old | new).items())) - METADATA_BYTES_MAX
+    for key in [key for key in old if key not in new]:
+        if excess <= 0:
+            break
+        excess -= _entry_bytes((key, old.pop(key)))
+    return _encode_entries(old | new)
 
 
 def with_changes(bare_message: bytes, changed: bytes) -> bytes:
@@ -80,6 +88,11 @@ def _entries(buffer: bytes, value: int, end: int) -> dict[bytes, bytes]:
         assert key is not None, "checked when the message was stored and when the change was encoded"
         found[key] = buffer[at_value:behind]
     return found
+
+
+def _entry_bytes(entry: tuple[bytes, bytes]) -> int:
+    key, value = entry
+    return len(encode_text(key)) + len(value)
 
 
 def _encode_entries(entries: Mapping[bytes, bytes]) -> bytes:

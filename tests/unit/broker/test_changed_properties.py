@@ -2,6 +2,7 @@ import pytest
 
 from broker.changed_properties import encode_changes, merge_changes, with_changes
 from broker.errors import Reason, Refused
+from broker.stored_message import METADATA_BYTES_MAX
 from protocol.codec import Symbol, ULong, decode_all
 from tests.support.amqp_messages import APPLICATION, DATA, PROPERTIES, message, section, sections
 
@@ -59,3 +60,14 @@ def test_long_keys_keep_their_text() -> None:
     key = "é" * 200
     bare = message(application={key: 1})
     assert sections(with_changes(bare, encode_changes({"b": 2}) or b""))[APPLICATION] == {key: 1, "b": 2}
+
+
+def test_changes_that_keep_coming_stay_bounded_and_the_latest_hold() -> None:
+    merged = None
+    for number in range(100):
+        merged = merge_changes(merged, encode_changes({f"note-{number}": "x" * 5_000, "attempt": number}))
+        assert merged is not None and len(merged) < METADATA_BYTES_MAX + 100
+    found = decode_all(merged or b"")
+    assert found["attempt"] == 99 and "note-99" in found and "note-98" in found and "note-0" not in found
+    full = encode_changes({"all": "y" * 65_000})
+    assert merge_changes(merged, full) == full
