@@ -1,3 +1,4 @@
+# syntax=docker/dockerfile:1
 # The broker, and nothing it does not need at run time: everything is built in the first stage and copied as one folder.
 FROM python:3.11-slim-bookworm AS build
 # python-qpid-proton comes as source, and protocol/native is C: a compiler. Without pkg-config and libssl-dev it is built without

@@ -11,6 +11,16 @@ if [ -z "$python" ] || ! "$python" -c 'import sys; sys.exit(sys.version_info < (
     exit 1
 fi
 
+# The AMQP engine is C, compiled at installation: say what is missing before pip says it in a hundred lines.
+missing=
+command -v gcc >/dev/null || command -v cc >/dev/null || missing="gcc libc6-dev"
+"$python" -c 'import os, sysconfig; raise SystemExit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' ||
+    missing="$missing python3-dev"
+if [ -n "$missing" ]; then
+    echo "A C compiler and Python's headers are needed to build the AMQP engine. On Debian: apt-get install $missing" >&2
+    exit 1
+fi
+
 if "$python" -c 'import ensurepip, venv' 2>/dev/null && "$python" -m venv "$folder"; then
     exit 0
 fi
