@@ -49,6 +49,7 @@ class QueueSettings:
 
     lock_duration_ms: int = 60_000
     max_size_mb: int = 1024
+    """MiB that each partition may hold: the entity holds so much times the number of its partitions."""
     requires_duplicate_detection: bool = False
     duplicate_detection_window_ms: int = 600_000
     requires_session: bool = False

@@ -273,8 +273,8 @@ class Partition:
         self._batch.answers.append((client, Sent(first, send.cookie)))
 
     def _check_quota(self, size: int) -> None:
-        settings = self._description.settings
-        limit = settings.max_size_mb * MIB // self._description.partitions
+        """Each partition may hold the entity's whole `max_size_mb`: a partitioned one holds a multiple (HTTP contract 3.2)."""
+        limit = self._description.settings.max_size_mb * MIB
         used = self.messages.live_bytes
         if used + size > limit:
             raise Refused(

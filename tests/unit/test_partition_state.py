@@ -75,14 +75,15 @@ async def test_enqueued_times_do_not_run_backwards_when_the_clock_does() -> None
     assert (await harness.peek()).enqueued_at_ms == [before_ms, before_ms]
 
 
-async def test_a_send_beyond_the_partitions_share_of_the_quota_is_refused_whole() -> None:
+async def test_a_partition_holds_the_whole_of_max_size_and_a_send_beyond_it_is_refused_whole() -> None:
     harness = Harness(QueueSettings(max_size_mb=1))
-    share = (1 << 20) // 16
-    await harness.send(b"x" * (share - 10))
+    limit = 1 << 20
+    assert harness.description.partitions == 16
+    await harness.send(b"x" * (limit - 10))
     refused = one(await harness.do(1, Send([b"1234567890", b"1"], None, "mine")), Failed)
-    assert refused.reason is Reason.QUOTA_EXCEEDED and refused.cookie == "mine" and str(share) in refused.description
+    assert refused.reason is Reason.QUOTA_EXCEEDED and refused.cookie == "mine" and str(limit) in refused.description
     await harness.send(b"1234567890")
-    assert harness.task.live_bytes == share
+    assert harness.task.live_bytes == limit
 
 
 async def test_an_empty_send_is_answered_and_changes_nothing() -> None:
