@@ -33,6 +33,7 @@ from protocol.events import (
     MessagesReceived,
     MessageTooLarge,
     Outcome,
+    TransactionalMessage,
 )
 from protocol.frames import BatchFrameFinder
 from protocol.links import Link, Session
@@ -51,6 +52,7 @@ _event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
 _unsent = lib.pn_session_outgoing_bytes
 # Plain numbers: comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _REJECTED, _MODIFIED = int(Outcome.ACCEPTED), int(Outcome.REJECTED), int(Outcome.MODIFIED)
+_TRANSACTIONAL = int(Outcome.TRANSACTIONAL)
 _NOT_TERMINAL = (int(Outcome.NONE), int(Outcome.RECEIVED))
 
 
@@ -244,8 +246,7 @@ class Engine:
         if properties:
             _put(lib.pn_link_properties(pn), codec.encode(properties))
         if max_message_bytes:
-            link.max_message_bytes = max_message_bytes
-            lib.pn_link_set_max_message_size(pn, max_message_bytes)
+            self.limit_messages(link, max_message_bytes)
         lib.pn_link_open(pn)
 
     def refuse_link(self, link: Link, error: ErrorCondition) -> None:
@@ -293,6 +294,11 @@ class Engine:
     def grant(self, link: Link, credit: int) -> None:
         """Let the peer send `credit` more messages (§2.6.7)."""
         lib.pn_link_flow(link.pn, credit)
+
+    def limit_messages(self, link: Link, max_message_bytes: int) -> None:
+        """Take messages of this size at most from now on. Only an attach tells the peer (§2.7.3)."""
+        link.max_message_bytes = max_message_bytes
+        lib.pn_link_set_max_message_size(link.pn, max_message_bytes)
 
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Settle incoming deliveries as accepted (§3.4.2). Consecutive ones go out as one disposition."""
@@ -398,9 +404,9 @@ class Engine:
         self._report_closed(error)
 
     def _on_transfer(self, link: Link, delivery: Any, is_batch: bool) -> None:
-        """A transfer that is not plain: of a batch, in parts, aborted, too large, on a link without a bound."""
+        """A transfer that is not plain: of a batch, in parts, aborted, too large, with a state, on a link without a bound."""
         pn = link.pn
-        if not lib.pn_delivery_readable(delivery):  # the rest of one that was too large has bytes, too, and is none
+        if not lib.pn_delivery_readable(delivery):  # the rest of one that was refused has bytes, too, and is none
             return
         size = lib.pn_delivery_pending(delivery)
         settled = lib.pn_delivery_settled(delivery)
@@ -409,13 +415,16 @@ class Engine:
             lib.pn_delivery_settle(delivery)
             lib.pn_link_flow(pn, 1)  # it has used up credit, and nobody else hears of it
             return
-        if link.max_message_bytes and size > link.max_message_bytes:
-            # Settled now, even if more is to come: proton throws the rest of it away unseen (§2.7.5).
+        too_large = link.max_message_bytes and size > link.max_message_bytes
+        if too_large or lib.pn_delivery_remote_state(delivery) == _TRANSACTIONAL:
+            # Settled now, even if more is to come: proton throws the rest of it away unseen (§2.7.5). Every frame of a delivery names
+            # its transaction (§4.4.2); proton reads the first one's.
             self._forget_partial(link)
             lib.pn_link_advance(pn)
             if settled:
                 lib.pn_delivery_settle(delivery)
-            self._events.append(MessageTooLarge(link, [] if settled else [delivery], size))
+            own = [] if settled else [delivery]
+            self._events.append(MessageTooLarge(link, own, size) if too_large else TransactionalMessage(link, own))
             return
         if lib.pn_delivery_partial(delivery):
             link.partial_is_batch |= is_batch

@@ -100,6 +100,15 @@ class MessageTooLarge:
 
 
 @dataclass(slots=True)
+class TransactionalMessage:
+    """A delivery that the peer sent as work of a transaction (§4.4.2); what it carries is thrown away, all of it."""
+
+    link: Link
+    deliveries: list[Delivery]
+    """The one delivery, to be rejected; none if it was sent settled."""
+
+
+@dataclass(slots=True)
 class DeliveriesUpdated:
     """A receiving peer gave outgoing deliveries a state (§2.7.6): the same for all of them."""
 
@@ -120,5 +129,5 @@ class DeliveriesUpdated:
 
 Event = (
     ConnectionOpened | ConnectionClosed | LinkAttached | LinkDetached | CreditGranted | MessagesReceived | MessageTooLarge
-    | DeliveriesUpdated
+    | TransactionalMessage | DeliveriesUpdated
 )  # fmt: skip

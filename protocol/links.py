@@ -34,7 +34,7 @@ class Link:
     snd_settle_mode: int
     rcv_settle_mode: int
     max_message_bytes: int = 0
-    """The largest message taken from the peer; set by `Engine.accept_link`."""
+    """The largest message taken from the peer; set by `Engine.accept_link` and `Engine.limit_messages`."""
     partial_bytes: int = 0
     """What has come of a message whose last frame has not; 0 without one."""
     partial_is_batch: bool = False

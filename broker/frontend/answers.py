@@ -54,6 +54,11 @@ def error_of(refused: Refused) -> ErrorCondition:
     return ErrorCondition(_WORDINGS[refused.reason].condition, description_of(refused))
 
 
+def no_transactions() -> Refused:
+    """The refusal of all that has to do with a transaction: it is not carried out, and must never look as if it were."""
+    return Refused(Reason.NOT_IMPLEMENTED, "Transactions are not supported by this version.")
+
+
 def status_of(reason: Reason) -> tuple[int, str]:
     """Status code and error condition of an answer by `$management` or `$cbs`."""
     wording = _WORDINGS[reason]

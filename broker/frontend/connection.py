@@ -19,7 +19,7 @@ from broker.clock import Clock
 from broker.config import Settings
 from broker.errors import Reason, Refused
 from broker.frontend.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddress, parse_address
-from broker.frontend.answers import error_of
+from broker.frontend.answers import error_of, no_transactions
 from broker.frontend.cbs import CbsNode
 from broker.frontend.incoming_link import IncomingLink
 from broker.frontend.management import ManagementNode
@@ -42,6 +42,7 @@ from protocol.events import (
     LinkDetached,
     MessagesReceived,
     MessageTooLarge,
+    TransactionalMessage,
 )
 from protocol.frames import pad_performatives
 from protocol.links import Link
@@ -474,8 +475,10 @@ class Connection:
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
             match event:
-                case MessagesReceived(link=link) | MessageTooLarge(link=link) if link.context is not None and not link.gone:
+                case MessagesReceived(link=link) if link.context is not None and not link.gone:
                     link.context.received(event)
+                case MessageTooLarge(link=link) | TransactionalMessage(link=link) if link.context is not None and not link.gone:
+                    link.context.refused(event)
                 case DeliveriesUpdated(link=link) if link.context is not None and not link.gone:
                     link.context.updated(event)
                 case CreditGranted(link=link) if link.context is not None and not link.gone:
@@ -516,7 +519,7 @@ class Connection:
 
     def _attach_to_node(self, link: Link) -> None:
         if link.target_is_coordinator:
-            raise Refused(Reason.NOT_IMPLEMENTED, "Transactions are not supported by this version.")
+            raise no_transactions()
         text = link.target_address if link.incoming else link.source_address
         if self.engine.source_is_dynamic(link) or self.engine.target_is_dynamic(link):
             raise Refused(Reason.NOT_IMPLEMENTED, "Dynamic nodes are not supported: attach to an existing entity.")

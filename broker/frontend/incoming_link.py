@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from broker.entities import MAIN
 from broker.errors import Reason, Refused
 from broker.frontend.addresses import Address
-from broker.frontend.answers import error_of
+from broker.frontend.answers import error_of, no_transactions
 from broker.frontend.batch import split
 from broker.operations import Answer, Failed, Send, Sent
 from broker.queue import Queue, next_client
@@ -23,11 +23,14 @@ from broker.router import PartitionHandle
 from broker.stored_message import StoredMessage, store
 from protocol.codec import Symbol, ULong
 from protocol.engine import Delivery
-from protocol.events import MessagesReceived, MessageTooLarge
+from protocol.events import MessagesReceived, MessageTooLarge, TransactionalMessage
 from protocol.links import Link
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection
+
+TRANSFER_DESTINATION = "com.microsoft:transfer-destination-address"
+"""Attach property: the link leads to this entity, and what it names as its target stands in between (AMQP contract 4.1)."""
 
 
 @dataclass(slots=True)
@@ -41,11 +44,12 @@ class _Underway:
     """How many deliveries there were."""
     size: int
     """The messages' bytes."""
-    pinned: bool
-    """Their key pins them to the partition."""
+    number: int | None
+    """The partition; None if their key pins them to it."""
     began: float
     """When, by the loop's clock."""
-    attempts: int = 1
+    refused_by: dict[int, Reason] = field(default_factory=dict)
+    """Partitions that did not take them."""
 
 
 class IncomingLink:
@@ -58,8 +62,14 @@ class IncomingLink:
         """Accept the link and grant its first credit. Raises Refused."""
         if address.subqueue != MAIN:
             raise Refused(Reason.NOT_ALLOWED, "Messages cannot be sent to a dead-letter queue.")
+        if (destination := connection.engine.link_properties(link).get(TRANSFER_DESTINATION)) is not None:
+            raise Refused(
+                Reason.NOT_IMPLEMENTED,
+                f"Sending to '{destination!s:.300}' via '{queue.name}' ({TRANSFER_DESTINATION}) is not supported by this version. "
+                "Attach to the destination itself.",
+            )
         check_can_send(queue)
-        size_max = queue.description.settings.max_message_size_kb * 1024
+        size_max = message_bytes_max(queue)
         connection.engine.accept_link(
             link, max_message_bytes=size_max, properties={Symbol("com.microsoft:max-message-batch-size"): ULong(size_max)}
         )
@@ -82,11 +92,8 @@ class IncomingLink:
 
     # --- messages in ------------------------------------------------------------------------------------------------
 
-    def received(self, event: MessagesReceived | MessageTooLarge) -> None:
+    def received(self, event: MessagesReceived) -> None:
         """Transfers of the client (§2.7.5)."""
-        if isinstance(event, MessageTooLarge):
-            self._refuse(event.deliveries, too_large(self.queue, event.size), 1)
-            return
         self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
         if event.batch:
             try:
@@ -95,6 +102,10 @@ class IncomingLink:
                 self._refuse(event.deliveries, why, 1)
         else:
             self._send_messages(event.payloads, event.deliveries)
+
+    def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
+        """A transfer that the engine has not kept."""
+        self._refuse(event.deliveries, too_large(self.queue, event.size) if isinstance(event, MessageTooLarge) else no_transactions(), 1)
 
     def _send_messages(self, payloads: Sequence[bytes], deliveries: Sequence[Delivery]) -> None:
         """Messages of their own, each with its outcome: those without a key go round in runs, the others where they belong."""
@@ -126,16 +137,17 @@ class IncomingLink:
         if unkeyed:
             self._post_unkeyed(unkeyed, unkeyed_deliveries)
         for partition, messages, own in keyed.values():
-            self._post(partition, messages, own, len(messages), pinned=True)
+            self._post(partition, messages, own, len(messages))
 
     def _post_unkeyed(self, messages: Sequence[StoredMessage], deliveries: Sequence[Delivery]) -> None:
+        router = self.queue.router
         try:
-            runs = self.queue.router.spread(len(messages))
+            runs = router.spread(len(messages), self._loop.time())
         except Refused as why:
             self._refuse(deliveries, why, len(messages))
             return
-        for partition, start, stop in runs:
-            self._post(partition, messages[start:stop], deliveries[start:stop], stop - start, pinned=False)
+        for number, start, stop in runs:
+            self._post(router.handles[number], messages[start:stop], deliveries[start:stop], stop - start, number)
 
     def _send_batch(self, payload: bytes, deliveries: Sequence[Delivery]) -> None:
         """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn (AMQP contract 4.5)."""
@@ -158,8 +170,11 @@ class IncomingLink:
         if not key and self.queue.description.settings.requires_duplicate_detection:
             key = messages[0].message_id().hex()  # the id that the official clients put on the envelope
         router = self.queue.router
-        partition = router.keyed(key) if key else router.spread(1)[0][0]
-        self._post(partition, messages, deliveries, 1, pinned=bool(key))
+        if key:
+            self._post(router.keyed(key), messages, deliveries, 1)
+        else:
+            number = router.spread(1, self._loop.time())[0][0]
+            self._post(router.handles[number], messages, deliveries, 1, number)
 
     def _key(self, message: StoredMessage) -> str | None:
         """What pins a message to a partition (AMQP contract 10.7). Raises Refused for what this queue does not take."""
@@ -179,14 +194,20 @@ class IncomingLink:
             )
 
     def _post(
-        self, partition: PartitionHandle, messages: Sequence[StoredMessage], deliveries: Sequence[Delivery], count: int, *, pinned: bool
+        self,
+        partition: PartitionHandle,
+        messages: Sequence[StoredMessage],
+        deliveries: Sequence[Delivery],
+        count: int,
+        number: int | None = None,
     ) -> None:
+        """Ask a partition to store messages; `number` is its own if another one may take them in its place."""
         data = [message.data for message in messages]
         size = sum(map(len, data))
         times_to_live_ms = [message.time_to_live_ms for message in messages]
         self._sends += 1
         send = Send(data, times_to_live_ms if any(times_to_live_ms) else None, self._sends)
-        self._waiting[self._sends] = _Underway(send, deliveries, count, size, pinned, self._loop.time())
+        self._waiting[self._sends] = _Underway(send, deliveries, count, size, number, self._loop.time())
         self._connection.took(size)
         partition.post(send, self._client, self._answered)
 
@@ -204,8 +225,10 @@ class IncomingLink:
             return
         assert isinstance(answer.cookie, int), "cookies of this link are numbers"
         sent = self._waiting.pop(answer.cookie)
-        if isinstance(answer, Failed) and self._sent_elsewhere(sent, answer):
-            return
+        if isinstance(answer, Failed):
+            if self._sent_elsewhere(sent, answer):
+                return
+            answer = self._of_all(sent, answer)
         self._connection.finished_with(sent.size)
         if isinstance(answer, Sent):
             self._meter.incoming_messages.inc(len(sent.send.messages))
@@ -222,21 +245,33 @@ class IncomingLink:
             self._refuse(sent.deliveries, Refused(answer.reason, answer.description), sent.count)
 
     def _sent_elsewhere(self, sent: _Underway, failed: Failed) -> bool:
-        """Messages without a key do not depend on a partition: when one went down with them, another one takes them.
+        """Messages without a key do not depend on a partition: what one went down with, or has no room for, another one takes.
 
-        The partition has said that nothing of them will ever be read there, so they cannot come twice.
+        Whoever answers `Failed` has said that nothing of them will ever be read there, so they cannot come twice. Every partition is
+        asked once. A full disk is another matter: it is the same one for all partitions, and all would write to it in vain.
         """
-        if sent.pinned or failed.reason is not Reason.PARTITION_UNAVAILABLE or sent.attempts >= self.queue.description.partitions:
+        if sent.number is None or failed.reason not in (Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED):
             return False
-        try:
-            partition = self.queue.router.spread(1)[0][0]
-        except Refused:
+        router, now = self.queue.router, self._loop.time()
+        if failed.reason is Reason.QUOTA_EXCEEDED:
+            router.full(sent.number, now)
+        sent.refused_by[sent.number] = failed.reason
+        number = router.another(sent.refused_by, len(sent.send.messages), now)
+        if number is None:
             return False
-        sent.attempts += 1
+        sent.number = number
         assert isinstance(sent.send.cookie, int), "cookies of this link are numbers"
         self._waiting[sent.send.cookie] = sent
-        partition.post(sent.send, self._client, self._answered)
+        router.handles[number].post(sent.send, self._client, self._answered)
         return True
+
+    def _of_all(self, sent: _Underway, last: Failed) -> Failed:
+        """The answer of all partitions together: full for good only if each of them is, for one that is down may come back with room."""
+        full, partitions = list(sent.refused_by.values()).count(Reason.QUOTA_EXCEEDED), self.queue.description.partitions
+        if last.reason is not Reason.QUOTA_EXCEEDED or sent.number is None or full == partitions:
+            return last
+        text = f"{full} of the {partitions} partitions of '{self.queue.name}' are full, the others are not available. Please try again."
+        return Failed(Reason.PARTITION_UNAVAILABLE, text, last.cookie)
 
     def _refuse(self, deliveries: Sequence[Delivery], why: Refused, count: int) -> None:
         """`count` deliveries are refused: `deliveries`, or none of them if they came settled. Their credit comes back either way."""
@@ -263,11 +298,13 @@ class IncomingLink:
         self.queue.watchers.discard(self)
 
     def queue_changed(self) -> None:
-        """Other settings: the queue may not take messages any more."""
+        """Other settings: the queue may not take messages any more, or others in size."""
         try:
             check_can_send(self.queue)
         except Refused as why:
             self._connection.close_link(self.link, why)
+        else:
+            self._connection.engine.limit_messages(self.link, message_bytes_max(self.queue))
 
     def queue_ended(self, why: Refused) -> None:
         """The queue was deleted."""
@@ -281,10 +318,15 @@ def check_can_send(queue: Queue) -> None:
         raise Refused(Reason.ENTITY_DISABLED, f"Entity '{queue.name}' is disabled for sending: its status is {status.value}.")
 
 
+def message_bytes_max(queue: Queue) -> int:
+    """The largest message that the queue takes, a batch as a whole counting as one."""
+    return queue.description.settings.max_message_size_kb * 1024
+
+
 def too_large(queue: Queue, size: int) -> Refused:
     """The refusal of a message over the queue's limit."""
-    size_max = queue.description.settings.max_message_size_kb * 1024
     return Refused(
         Reason.MESSAGE_TOO_LARGE,
-        f"The received message (delivery-size: {size} bytes) exceeds the limit ({size_max} bytes) of the entity '{queue.name}'.",
+        f"The received message (delivery-size: {size} bytes) exceeds the limit ({message_bytes_max(queue)} bytes) of the entity "
+        f"'{queue.name}'.",
     )

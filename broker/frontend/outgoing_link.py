@@ -20,7 +20,7 @@ from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASO
 from broker.errors import Reason, Refused
 from broker.frontend.addresses import Address
 from broker.frontend.annotations import deliverables
-from broker.frontend.answers import error_of
+from broker.frontend.answers import error_of, no_transactions
 from broker.frontend.demand_plan import DemandPlan
 from broker.frontend.receive_cache import Shelf, split, without
 from broker.operations import (
@@ -387,7 +387,7 @@ class OutgoingLink:
             case Outcome.RELEASED | Outcome.NONE | Outcome.RECEIVED:
                 return None
             case _:
-                raise Refused(Reason.NOT_IMPLEMENTED, "Transactions are not supported by this version.")
+                raise no_transactions()
 
     def _settled(self, settled: Settled) -> None:
         assert isinstance(settled.cookie, int), "cookies of this link are numbers"
@@ -444,10 +444,6 @@ class OutgoingLink:
         self.credit_granted()
 
     # --- the end ----------------------------------------------------------------------------------------------------
-
-    def received(self, event: Any) -> None:
-        """A client cannot send here: the engine takes no transfer on an outgoing link."""
-        raise AssertionError("a transfer on an outgoing link")
 
     def detached(self) -> None:
         """The link is gone: unseen messages go back at once, the others when their locks run out."""

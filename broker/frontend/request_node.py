@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.errors import Reason, Refused
-from broker.frontend.answers import error_of
+from broker.frontend.answers import error_of, no_transactions
 from protocol.codec import DecodeError, Described, ULong, decode, encode
 from protocol.engine import Delivery
-from protocol.events import DeliveriesUpdated, MessagesReceived, MessageTooLarge
+from protocol.events import DeliveriesUpdated, MessagesReceived, MessageTooLarge, TransactionalMessage
 from protocol.links import SETTLED, Link
 
 if TYPE_CHECKING:
@@ -115,13 +115,9 @@ class RequestLink:
         node.join(self)
         connection.engine.grant(link, REQUEST_CREDIT)
 
-    def received(self, event: MessagesReceived | MessageTooLarge) -> None:
+    def received(self, event: MessagesReceived) -> None:
         """Requests, each accepted as a transfer at once and answered by a message of its own."""
         engine = self._connection.engine
-        if isinstance(event, MessageTooLarge):
-            refusal = Refused(Reason.MESSAGE_TOO_LARGE, f"The request has {event.size} bytes; {REQUEST_BYTES_MAX} are the maximum.")
-            self._refuse(event.deliveries, refusal)
-            return
         for index, payload in enumerate(event.payloads):
             own = event.deliveries[index : index + 1]
             try:
@@ -137,6 +133,14 @@ class RequestLink:
             # Credit comes back with the response, so that a client that floods requests is held back.
             self._connection.spawn(self._serve(request), name=f"request {request.properties.get('operation')}")
         self._connection.flush_soon()
+
+    def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
+        """A request that the engine has not kept."""
+        if isinstance(event, MessageTooLarge):
+            text = f"The request has {event.size} bytes; {REQUEST_BYTES_MAX} are the maximum."
+            self._refuse(event.deliveries, Refused(Reason.MESSAGE_TOO_LARGE, text))
+        else:
+            self._refuse(event.deliveries, no_transactions())
 
     async def _serve(self, request: Request) -> None:
         try:

@@ -2,8 +2,8 @@
 
    A call from Python into C gives the interpreter's lock away and takes it back, about 0.1 us, and proton's interface wants some
    25 calls a message: more than all they do. Here are only the loops around them, over what is plain; whatever is not
-   (parts of messages, aborted or too large ones, other outcomes, links and sessions that come and go) stays in the collector
-   for protocol/engine.py, which decides.
+   (parts of messages, aborted or too large ones, those sent with a state, other outcomes, links and sessions that come and go)
+   stays in the collector for protocol/engine.py, which decides.
 
    Proton is linked into its own Python module, so its functions come as addresses. No memory is allocated here, none is kept. */
 
@@ -68,7 +68,7 @@ void runs_bind(const uintptr_t *functions, int transport_event, int attached, ui
 
 /* Take one message off its link, if it is plain, is like the run and has room. */
 static bool take_message(run_t *run, void *link, void *delivery, char *bytes, size_t room) {
-    if (!pn.delivery_readable(delivery) || pn.delivery_partial(delivery)) return false;
+    if (!pn.delivery_readable(delivery) || pn.delivery_partial(delivery) || pn.delivery_remote_state(delivery)) return false;
     size_t size = pn.delivery_pending(delivery);
     bool settled = pn.delivery_settled(delivery);
     if (size > pn.link_max_message_size(link) || size > room || (run->count && settled != run->settled)) return false;

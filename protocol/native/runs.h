@@ -15,8 +15,8 @@ extern const char *const runs_functions[];
 /* To be called first: their addresses, and the values of PN_TRANSPORT, of both states of an attached link, of PN_ACCEPTED. */
 void runs_bind(const uintptr_t *functions, int transport_event, int attached, uint64_t accepted);
 
-/* Take events off the collector while they are plain and alike: whole messages of one link, of the size it announced at most, or
-   outcomes `accepted` of one link. Of settled messages, `deliveries` are not to be used: they are gone. */
+/* Take events off the collector while they are plain and alike: whole messages of one link, without a state, of its largest size at
+   most, or outcomes `accepted` of one link. Of settled messages, `deliveries` are not to be used: they are gone. */
 void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, size_t count_max, char *bytes, size_t bytes_max);
 
 /* Messages to be sent, in two parts that lie end to end each: what stands in front, and the rest, of which the first `skipped` bytes

@@ -29,6 +29,7 @@ from protocol.events import (
     MessagesReceived,
     MessageTooLarge,
     Outcome,
+    TransactionalMessage,
 )
 from protocol.frames import BatchFrameFinder, pad_performatives
 from protocol.links import Link
@@ -115,6 +116,9 @@ class Peer:
                 case MessageTooLarge(link=link) if not link.gone:
                     assert event.size > link.max_message_bytes
                     engine.reject(event.deliveries, ErrorCondition("amqp:link:message-size-exceeded", "too large"))
+                    engine.grant(link, 1)
+                case TransactionalMessage(link=link) if not link.gone:
+                    engine.reject(event.deliveries, ErrorCondition("amqp:not-implemented", "no transactions"))
                     engine.grant(link, 1)
                 case DeliveriesUpdated(link=link) if not link.gone:
                     known = [delivery for delivery in event.deliveries if delivery in self._sent[link]]

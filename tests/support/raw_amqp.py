@@ -21,6 +21,7 @@ AMQP_HEADER, SASL_HEADER, TLS_HEADER = b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
 SASL_MECHANISMS, SASL_INIT, SASL_OUTCOME = 0x40, 0x41, 0x44
 RECEIVED, ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x23, 0x28)
+TRANSACTIONAL = 0x34
 SOURCE, TARGET, ERROR = 0x28, 0x29, 0x1D
 SENDER, RECEIVER = False, True
 """The values of `role` (§2.8.1)."""
@@ -109,10 +110,10 @@ def flow_fields(handle: int | None = None, link_delivery_count: int = 0, credit:
 
 
 def transfer_fields(
-    handle: int, number: int, *, batch: bool = False, settled: bool = False, more: bool = False, tag: bytes | None = None
+    handle: int, number: int, *, batch: bool = False, settled: bool = False, more: bool = False, tag: bytes | None = None, state: Any = None
 ) -> list[Any]:
     """A transfer's fields (§2.7.5); `number` is the delivery-id."""
-    return [
+    fields = [
         UInt(handle),
         UInt(number),
         _SIZE.pack(number) if tag is None else tag,
@@ -120,6 +121,7 @@ def transfer_fields(
         settled,
         more,
     ]
+    return fields if state is None else [*fields, None, state]
 
 
 def disposition_fields(role: bool, first: int, last: int, settled: bool, state: Any) -> list[Any]:

@@ -21,10 +21,12 @@ from protocol.events import (
     MessagesReceived,
     MessageTooLarge,
     Outcome,
+    TransactionalMessage,
 )
 from tests.support import raw_amqp as raw
 from tests.support.engine_peer import EnginePeer, frames_of, message, of, only
 
+TRANSACTION = raw.outcome(raw.TRANSACTIONAL, [b"transaction-1"])
 REFUSAL = ErrorCondition("amqp:not-found", "The messaging entity 'queue' could not be found.")
 
 
@@ -433,6 +435,52 @@ def test_one_message_may_be_larger_than_the_bound_on_parts_and_what_is_whole_cou
     peer.release(peer.say(detach(0)))
     assert peer.say(transfer(1, 21, b"x" * 9_000, more=True)) == [], "a link that is gone holds nothing"
     assert raw.CLOSE not in [frame.code for frame in peer.hear()]
+
+
+def test_the_largest_size_of_a_link_can_be_changed_for_what_comes(peer: EnginePeer) -> None:
+    link = peer.sender(max_message_bytes=1000)
+    peer.engine.limit_messages(link, 100)
+    assert only(peer.say(transfer(0, 0, b"x" * 101)), MessageTooLarge).size == 101
+    assert payloads(peer.say(transfer(0, 1, b"x" * 100))) == [b"x" * 100]
+    peer.engine.limit_messages(link, 2000)
+    assert payloads(peer.say(transfer(0, 2, b"x" * 2000), transfer(0, 3, b"y"))) == [b"x" * 2000, b"y"]
+    assert only(peer.say(transfer(0, 4, b"x" * 2001)), MessageTooLarge).size == 2001
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("parts", [(TRANSACTION,), (TRANSACTION, TRANSACTION), (TRANSACTION, None, None)], ids=len)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_work_of_a_transaction_is_told_from_messages_and_none_of_it_stays(
+    peer: EnginePeer, settled: bool, batch: bool, parts: tuple[Any, ...], at_once: bool
+) -> None:
+    link = peer.sender()
+    last = len(parts) - 1
+    frames = [
+        transfer(0, 0, b"before"),
+        *(transfer(0, 1, b"part", more=at < last, settled=settled, batch=batch, state=state) for at, state in enumerate(parts)),
+        transfer(0, 2, b"behind"),
+    ]
+    events = peer.say(*frames) if at_once else [event for frame in frames for event in peer.say(frame)]
+    assert payloads(events) == [b"before", b"behind"]
+    (refused,) = of(events, TransactionalMessage)
+    assert refused.link is link and len(refused.deliveries) == (0 if settled else 1)
+    peer.engine.reject(refused.deliveries, ErrorCondition("amqp:not-implemented", "no transactions"))
+    outcomes = [(frame.field(1), frame.field(4).descriptor) for frame in peer.heard(raw.DISPOSITION)]
+    assert outcomes == ([] if settled else [(1, raw.REJECTED)])
+
+
+@pytest.mark.parametrize("state", [raw.outcome(raw.ACCEPTED), raw.outcome(raw.RECEIVED, [UInt(0), ULong(0)])], ids=["accepted", "received"])
+def test_a_transfer_with_another_state_is_a_message_like_any(peer: EnginePeer, state: Any) -> None:
+    peer.sender()
+    assert payloads(peer.say(transfer(0, 0, b"one"), transfer(0, 1, b"two", state=state), transfer(0, 2, b"three"))) == [
+        b"one",
+        b"two",
+        b"three",
+    ]
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------------
