@@ -2,7 +2,7 @@
 
 The key of a message is its session-id, else its partition-key, else its message-id where the entity detects duplicates.
 A key pins its messages to one partition by a stable hash; messages without a key go round over the partitions that are
-available. A keyed send to a partition that is down is refused, and may be retried.
+available, and have room as far as is known. A keyed send to a partition that is down is refused, and may be retried.
 
 The hash is part of what we promise (docs/partitioning.md): BLAKE2b with an 8-byte digest over the key's UTF-8 bytes,
 read as a big-endian number, modulo the number of partitions. It never changes for an entity.
@@ -11,7 +11,7 @@ read as a big-endian number, modulo the number of partitions. It never changes f
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -21,6 +21,8 @@ from broker.operations import ClientId, Operation, Sink, partition_of, partition
 RUN_MESSAGES_MAX = 128
 EVEN_TO = 16
 """One part in so many is what partitions may differ by."""
+FULL_S = 1.0
+"""For so long a partition that was full is given nothing that another one takes. Then it is tried: it may have been emptied."""
 
 
 class PartitionHandle(Protocol):
@@ -46,8 +48,10 @@ class Router:
         self.handles = handles
         self._given = [0] * len(handles)
         """Messages without a key so far, by partition."""
-        self._down: set[int] = set()
-        """Partitions that were not available at the last spread."""
+        self._passed: set[int] = set()
+        """Partitions that were passed over at the last spread: not available, or full."""
+        self._full_until: dict[int, float] = {}
+        """Partitions that were full a moment ago."""
         self._turn = 0
 
     def keyed(self, key: str) -> PartitionHandle:
@@ -58,8 +62,10 @@ class Router:
             raise Refused(Reason.PARTITION_UNAVAILABLE, f"Partition {number}, where this key belongs, is not available. Please try again.")
         return handle
 
-    def spread(self, count: int) -> list[tuple[PartitionHandle, int, int]]:
+    def spread(self, count: int, now: float) -> list[tuple[int, int, int]]:
         """Where `count` messages without a key go: runs (partition, from, to), each to the partition that was given the least.
+
+        `now` is in seconds, by any clock that does not run backwards.
 
         Messages that come one by one go one by one round the partitions. Under load each partition gets a run, for a commit costs
         the same for one message as for thirty: a run is never longer than a sixteenth of what each partition got before, so
@@ -71,7 +77,9 @@ class Router:
         numbers = [number for number, handle in enumerate(handles) if handle.available]
         if not numbers:
             raise Refused(Reason.PARTITION_UNAVAILABLE, "No partition of the entity is available. Please try again.")
-        if self._down or len(numbers) < len(handles):
+        if self._full_until:
+            numbers = self._with_room(numbers, now)
+        if self._passed or len(numbers) < len(handles):
             self._keep_pace(numbers)
         least = min(map(given.__getitem__, numbers))
         run = max(-(-count // len(numbers)), min(RUN_MESSAGES_MAX, least // EVEN_TO))
@@ -82,17 +90,36 @@ class Router:
             stop = min(start + run, count)
             number = min(numbers, key=given.__getitem__)  # the first of several, in their turn
             given[number] += stop - start
-            runs.append((handles[number], start, stop))
+            runs.append((number, start, stop))
             start, self._turn = stop, number + 1
         return runs
 
-    def _keep_pace(self, available: Sequence[int]) -> None:
+    def full(self, number: int, now: float) -> None:
+        """A partition has refused messages for want of room: others come first, for a while."""
+        self._full_until[number] = now + FULL_S
+
+    def another(self, refused_by: Collection[int], count: int, now: float) -> int | None:
+        """The partition that is to take `count` messages that others have refused; None when no other one is available."""
+        numbers = [number for number, handle in enumerate(self.handles) if handle.available and number not in refused_by]
+        if not numbers:
+            return None
+        number = min(self._with_room(numbers, now), key=self._given.__getitem__)
+        self._given[number] += count
+        return number
+
+    def _with_room(self, numbers: list[int], now: float) -> list[int]:
+        """Those of which nobody knows that they are full; all, if that leaves none: what is too large for one may fit in another."""
+        for number in [number for number, until in self._full_until.items() if until <= now]:
+            del self._full_until[number]
+        return [number for number in numbers if number not in self._full_until] or numbers
+
+    def _keep_pace(self, taking: Sequence[int]) -> None:
         """One that comes back is not given all that it missed."""
-        back = self._down.intersection(available)
-        others = [self._given[number] for number in available if number not in back]
+        back = self._passed.intersection(taking)
+        others = [self._given[number] for number in taking if number not in back]
         for number in back:
             self._given[number] = max(self._given[number], min(others, default=0))
-        self._down = set(range(len(self.handles))).difference(available)
+        self._passed = set(range(len(self.handles))).difference(taking)
 
     def of_sequence_number(self, sequence_number: int) -> PartitionHandle:
         """The partition that gave a sequence number. Raises Refused(MESSAGE_NOT_FOUND) for one that nobody gave."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker.errors import Reason, Refused
 from broker.operations import ClientId, Operation, Sink
-from broker.router import EVEN_TO, RUN_MESSAGES_MAX, Router, partition_of_key
+from broker.router import EVEN_TO, FULL_S, RUN_MESSAGES_MAX, Router, partition_of_key
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +32,7 @@ def handles(count: int) -> list[Handle]:
 
 
 def spread(router: Router, count: int) -> list[tuple[int, int, int]]:
-    runs = [(router.handles.index(handle), start, stop) for handle, start, stop in router.spread(count)]
+    runs = router.spread(count, 0.0)
     assert [start for _, start, _ in runs] == [0, *(stop for _, _, stop in runs[:-1])] and runs[-1][2] == count, "all, in order, once"
     return runs
 
@@ -146,8 +146,56 @@ def test_without_any_partition_a_send_is_refused_with_what_clients_retry() -> No
     for part in parts:
         part.available = False
     with pytest.raises(Refused) as refused:
-        Router(parts).spread(3)
+        Router(parts).spread(3, 0.0)
     assert refused.value.reason is Reason.PARTITION_UNAVAILABLE
+
+
+# --- without room -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_that_was_full_is_given_nothing_for_a_while_and_then_no_flood() -> None:
+    router = Router(handles(4))
+    router.full(2, 10.0)
+    before = [router.spread(1, 10.0 + FULL_S * at / 300)[0][0] for at in range(300)]
+    assert Counter(before) == {0: 100, 1: 100, 3: 100}
+    after = Counter(router.spread(1, 10.0 + FULL_S)[0][0] for _ in range(400))
+    assert 80 <= after[2] <= 120
+
+
+def test_a_partition_that_is_found_full_again_is_passed_over_again() -> None:
+    router = Router(handles(2))
+    for at in range(5):
+        now = at * FULL_S
+        router.full(1, now)
+        assert {router.spread(1, now + FULL_S / 2)[0][0] for _ in range(4)} == {0}
+
+
+def test_when_all_are_full_they_take_turns_as_ever_and_one_that_is_down_is_given_nothing() -> None:
+    parts = handles(4)
+    router = Router(parts)
+    for number in range(4):
+        router.full(number, 0.0)
+    assert [spread(router, 1)[0][0] for _ in range(5)] == [0, 1, 2, 3, 0]
+    parts[1].available = False
+    assert {spread(router, 1)[0][0] for _ in range(9)} == {0, 2, 3}
+
+
+def test_what_partitions_have_refused_goes_to_each_other_one_once_first_to_those_with_room() -> None:
+    parts = handles(5)
+    router = Router(parts)
+    router.full(0, 0.0)
+    router.full(1, 0.0)
+    parts[3].available = False
+    tried: list[int] = []
+    while (number := router.another(tried, 10, 0.0)) is not None:
+        tried.append(number)
+    assert tried == [2, 4, 0, 1]
+
+
+def test_what_another_partition_takes_counts_as_given_to_it() -> None:
+    router = Router(handles(3))
+    assert router.another([0], 10, 0.0) == 1
+    assert Counter(spread(router, 1)[0][0] for _ in range(20)) == {0: 10, 2: 10}
 
 
 # --- by number --------------------------------------------------------------------------------------------------------------

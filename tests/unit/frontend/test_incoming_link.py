@@ -12,7 +12,7 @@ from broker.errors import Reason, Refused
 from broker.operations import Failed, Send, Sent
 from broker.router import partition_of_key
 from broker.stored_message import bare_message_offset
-from protocol.codec import Timestamp, UInt
+from protocol.codec import Symbol, Timestamp, UInt
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import DATA, message, section, sections
 from tests.support.link_stack import Client, LinkStack, Part, turn, until
@@ -154,6 +154,76 @@ async def test_messages_without_a_key_go_elsewhere_when_their_partition_went_dow
     assert stack.services.inflight.bytes == 0
 
 
+def full(send: Send) -> Failed:
+    return Failed(Reason.QUOTA_EXCEEDED, "Max partition size in bytes: 1024", send.cookie)
+
+
+def down(send: Send) -> Failed:
+    return Failed(Reason.PARTITION_UNAVAILABLE, "down", send.cookie)
+
+
+@pytest.mark.parametrize("is_batch", [False, True], ids=["message", "batch"])
+async def test_what_a_full_partition_refuses_goes_to_each_other_one_once_until_all_are_full(is_batch: bool) -> None:
+    stack, client = await sending(4)
+    client.transfer(0, 0, batch(body(1), body(2)) if is_batch else body(1), batch=is_batch)
+    tried = []
+    while any(part.has(Send) for part in stack.parts):
+        part = stack.part_of(Send)
+        tried.append(part.number)
+        assert await client.hear() == [] and len(stored_by(part)) == 1 + is_batch
+        part.answer(Send, full)
+    assert sorted(tried) == [0, 1, 2, 3]
+    assert error_of((await outcomes(client))[0]) == ("amqp:resource-limit-exceeded", "Max partition size in bytes: 1024")
+    assert stack.services.inflight.bytes == 0
+
+
+async def test_a_full_partition_is_not_asked_again_for_a_while_and_costs_later_messages_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.router.FULL_S", 1_000_000.0)
+    stack, client = await sending(3)
+    client.transfer(0, 0, body(0))
+    stack.parts[0].answer(Send, full)
+    make_durable(stack)
+    for number in range(1, 10):
+        client.transfer(0, number, body(number))
+        assert not stack.parts[0].has(Send)
+        make_durable(stack)
+    assert {outcome.descriptor for outcome in (await outcomes(client)).values()} == {raw.ACCEPTED}
+
+
+async def test_with_a_key_a_full_partition_refuses_at_once() -> None:
+    stack, client = await sending(4)
+    client.transfer(0, 0, keyed("a"))
+    client.transfer(0, 1, batch(keyed("a"), keyed("a")), batch=True)
+    for _ in range(2):
+        stack.part_of(Send).answer(Send, full)
+    found = await outcomes(client)
+    assert [error_of(found[number])[0] for number in range(2)] == ["amqp:resource-limit-exceeded"] * 2
+
+
+async def test_a_message_may_be_sent_again_while_a_partition_that_is_down_may_still_have_room() -> None:
+    stack, client = await sending(3)
+    stack.parts[1].available = False
+    client.transfer(0, 0, body(0))
+    stack.parts[0].answer(Send, full)
+    stack.parts[2].answer(Send, full)
+    condition, description = error_of((await outcomes(client))[0])
+    assert condition == "com.microsoft:server-busy" and "2 of the 3 partitions" in description
+    stack.parts[1].available = True
+    client.transfer(0, 1, body(1))
+    stack.parts[1].answer(Send, down)
+    for number in (0, 2):
+        stack.parts[number].answer(Send, full)
+    assert error_of((await outcomes(client))[1])[0] == "com.microsoft:server-busy"
+
+
+async def test_a_full_disk_is_the_same_one_for_every_partition() -> None:
+    stack, client = await sending(4)
+    client.transfer(0, 0, body(0))
+    stack.part_of(Send).answer(Send, lambda send: Failed(Reason.DISK_FULL, "The disk is full.", send.cookie))
+    assert not any(part.has(Send) for part in stack.parts)
+    assert error_of((await outcomes(client))[0])[0] == "amqp:resource-limit-exceeded"
+
+
 async def test_a_message_over_the_limit_is_refused_and_the_link_goes_on() -> None:
     stack, client = await sending(settings=QueueSettings(max_message_size_kb=1))
     client.transfer(0, 0, message(body=[bytes(2_000)]))
@@ -161,6 +231,24 @@ async def test_a_message_over_the_limit_is_refused_and_the_link_goes_on() -> Non
     assert condition == "amqp:link:message-size-exceeded" and "1024" in description
     client.transfer(0, 1, body(1))
     assert len(all_stored(stack)) == 1
+
+
+async def test_a_changed_limit_of_the_queue_holds_for_links_that_are_attached() -> None:
+    stack, client = await sending(settings=QueueSettings(max_message_size_kb=4))
+    settings = stack.queue.description.settings
+    for number, (limit_kb, size) in enumerate([(1, 2_000), (8, 6_000), (4, 6_000)]):
+        stack.queue.description = replace(stack.queue.description, settings=replace(settings, max_message_size_kb=limit_kb))
+        for watcher in stack.queue.watchers:
+            watcher.queue_changed()
+        client.transfer(0, number, message(body=[bytes(size)]))
+        if size > limit_kb * 1024:
+            condition, description = error_of((await outcomes(client))[number])
+            assert condition == "amqp:link:message-size-exceeded" and str(limit_kb * 1024) in description
+        else:
+            assert [len(body) for bodies in all_stored(stack).values() for body in bodies] == [size]
+            make_durable(stack)
+            assert (await outcomes(client))[number].descriptor == raw.ACCEPTED
+    assert all_stored(stack) == {}
 
 
 async def test_a_message_for_later_is_refused_and_one_whose_time_has_come_is_not() -> None:
@@ -184,6 +272,27 @@ async def test_a_time_to_live_goes_along_and_messages_without_an_id_get_one() ->
     assert operation.time_to_live_ms == [5_000]
     found = sections(operation.messages[0][bare_message_offset(operation.messages[0]) :])
     assert len(found[0x73][0]) == 32
+
+
+@pytest.mark.parametrize("is_batch", [False, True], ids=["message", "batch"])
+async def test_what_is_sent_in_a_transaction_is_refused_and_never_stored(is_batch: bool) -> None:
+    stack, client = await sending(link_credit=8)
+    state = raw.outcome(raw.TRANSACTIONAL, [b"transaction-1"])
+    payload = batch(body(1), body(2)) if is_batch else body(1)
+    for number in range(20):
+        client.transfer(0, number, payload, batch=is_batch, settled=number % 2 == 1, state=state)
+    frames = await client.hear()
+    refused = [frame for frame in frames if frame.code == raw.DISPOSITION]
+    assert {number for frame in refused for number in range(frame.field(1), (frame.field(2) or frame.field(1)) + 1)} == set(range(0, 20, 2))
+    for frame in refused:
+        condition, description = error_of(frame.field(4))
+        assert condition == "amqp:not-implemented" and "ransaction" in description
+    assert all_stored(stack) == {}
+    assert stack.metrics.registry.get_sample_value("partibus_user_errors_total", {"entity": "queue"}) == 20
+    flow = [frame for frame in frames if frame.code == raw.FLOW][-1]
+    assert flow.field(5) + flow.field(6) >= 20 + 8 - 2, "delivery-count + link-credit: their credit comes back"
+    client.transfer(0, 20, body(3))
+    assert list(all_stored(stack).values()) == [[b"3"]]
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------------
@@ -368,6 +477,21 @@ async def test_nobody_sends_to_a_dead_letter_queue_or_to_one_that_does_not_exist
     assert await refused(client, "queue/$DeadLetterQueue") == "amqp:not-allowed"
     client.detach(7)
     assert await refused(client, "nothing") == "amqp:not-found"
+
+
+@pytest.mark.parametrize("destination", ["other", "", 7])
+async def test_a_link_that_leads_to_another_entity_by_way_of_this_one_is_refused(destination: Any) -> None:
+    stack = LinkStack()
+    client = await stack.connect()
+    fields = [*raw.sender_attach(0, "queue"), None, None, None, {Symbol("com.microsoft:transfer-destination-address"): destination}]
+    attach, detach = await client.attach(fields)
+    assert attach.field(5) is None and attach.field(6) is None
+    condition, description, _ = detach.field(2).value
+    assert condition == "amqp:not-implemented" and f"'{destination}'" in description and "'queue'" in description
+    client.detach(0)
+    await client.hear()
+    fields[13] = {Symbol("com.microsoft:transfer-destination-address"): None, Symbol("com.microsoft:timeout"): UInt(60_000)}
+    assert [frame.code for frame in await client.attach(fields)] == [raw.ATTACH, raw.FLOW], "no destination is named"
 
 
 async def test_without_a_claim_nothing_is_told_of_what_exists() -> None:
