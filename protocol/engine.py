@@ -43,6 +43,12 @@ Delivery = NewType("Delivery", object)
 
 PRODUCT = "partibus"
 PARTIAL_BYTES_MAX = 64 * 1024 * 1024
+PUSH_BYTES_MAX = 32 * 1024
+PUSH_BYTES_MIN = 256
+EVENTS_MAX = 400_000
+"""What may gather in proton between two looks at its events, some 165 bytes each, which it keeps until the connection is gone."""
+DISPOSITION_BYTES = 20
+"""A disposition has at least so many, and may speak of every unsettled delivery of its session."""
 LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 NULL = ffi.NULL
 
@@ -124,9 +130,20 @@ class Engine:
         return events
 
     def _feed(self, piece: bytes, is_batch: bool) -> bool:
-        pushed = runs.push(self._transport, piece)
-        self._pump(is_batch)
-        return pushed == len(piece)  # if not, it is closed or broken, and proton has said so in an event
+        begin, size = 0, len(piece)
+        while begin < size:
+            end = size if size <= PUSH_BYTES_MIN else min(begin + self._push_bytes(), size)
+            pushed = runs.push(self._transport, piece, begin, end)
+            self._pump(is_batch and end == size)
+            if pushed < end - begin:  # closed or broken, and proton has said so in an event
+                return False
+            begin = end
+        return True
+
+    def _push_bytes(self) -> int:
+        """How much to push at once, so that no more than EVENTS_MAX events come of it."""
+        unsettled: int = sum(map(lib.pn_link_unsettled, self._links))
+        return max(min(PUSH_BYTES_MAX, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
 
     def receive_eof(self) -> list[Event]:
         """The peer closed its end of the socket."""
@@ -264,6 +281,7 @@ class Engine:
             return
         _set_condition(lib.pn_link_condition(link.pn), error)
         lib.pn_link_close(link.pn)
+        self._forget_partial(link)
         link.gone = True
 
     def release_link(self, link: Link) -> None:
@@ -410,7 +428,7 @@ class Engine:
             return
         size = lib.pn_delivery_pending(delivery)
         settled = lib.pn_delivery_settled(delivery)
-        if settled and size == 1 and lib.pn_delivery_aborted(delivery):  # proton says so: settled, and one byte that there is not
+        if size == 1 and lib.pn_delivery_aborted(delivery):  # proton shows it with one byte that there is not
             self._forget_partial(link)
             lib.pn_delivery_settle(delivery)
             lib.pn_link_flow(pn, 1)  # it has used up credit, and nobody else hears of it
@@ -433,7 +451,8 @@ class Engine:
         payload = b""
         if size:
             buffer = ffi.new("char[]", size)
-            lib.pn_link_recv(pn, buffer, size)
+            count = lib.pn_link_recv(pn, buffer, size)
+            assert count == size, "proton has what it says is pending"
             payload = ffi.unpack(buffer, size)
         lib.pn_link_advance(pn)
         if link.partial_bytes:
@@ -441,7 +460,14 @@ class Engine:
             self._forget_partial(link)
         if settled:
             lib.pn_delivery_settle(delivery)
-        self._events.append(MessagesReceived(link, [] if settled else [delivery], [payload], settled, is_batch))
+        events = self._events
+        last = events[-1] if events else None
+        if type(last) is MessagesReceived and last.link is link and last.settled is settled and not (is_batch or last.batch):
+            last.payloads.append(payload)
+            if not settled:
+                last.deliveries.append(delivery)
+        else:
+            events.append(MessagesReceived(link, [] if settled else [delivery], [payload], settled, is_batch))
 
     def _count_partial(self, link: Link, size: int) -> None:
         """Bound what all links together hold of messages that are not whole: nobody else sees it, or can hold it back."""

@@ -66,10 +66,12 @@ def payloads() -> list[bytes]:
 
 def send(link: Any, tags: Sequence[bytes], fronts: Sequence[bytes], settled: bool, rests: Sequence[bytes], skipped: int) -> list[Any]:
     """Send messages; gives their deliveries, none when settled. See `Engine.send`."""
-    count = len(tags)
-    messages = _messages
-    messages.count, messages.tag_size, messages.skipped = count, len(tags[0]), skipped
+    count, tag_size = len(tags), len(tags[0])
     parts = [b"".join(tags), b"".join(fronts), b"".join(rests)]
+    if len(fronts) != count or len(rests) not in (0, count) or len(parts[0]) != count * tag_size:
+        raise ValueError("every message has a front, a rest if there are any, and a tag of the same size")
+    messages = _messages
+    messages.count, messages.tag_size, messages.skipped = count, tag_size, skipped
     pointers = messages.tags, messages.fronts, messages.rests = list(map(_from_buffer, parts))
     front_sizes = messages.front_sizes = _new("uint32_t[]", list(map(len, fronts)))
     rest_sizes = messages.rest_sizes = _new("uint32_t[]", list(map(len, rests))) if rests else ffi.NULL
@@ -84,9 +86,9 @@ def settle(deliveries: Sequence[Any], outcome: int) -> None:
     _settle(_new("void *[]", deliveries), len(deliveries), outcome)
 
 
-def push(transport: Any, data: bytes) -> int:
-    """Hand over what the peer sent; gives how much was taken: not all of it when the connection is closed or broken."""
-    taken: int = _push(transport, _from_buffer(data), len(data))
+def push(transport: Any, data: bytes, begin: int, end: int) -> int:
+    """Hand over a part of what the peer sent; gives how much was taken: not all of it when the connection is closed or broken."""
+    taken: int = _push(transport, _from_buffer(data) + begin, end - begin)
     return taken
 
 

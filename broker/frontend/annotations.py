@@ -56,8 +56,8 @@ _FIRST_DELIVERY = b"\x00\x53\x70\xc0\x06\x05\x41\x40\x40\x41\x43"
 
 
 Deliverables = tuple[list[bytes], list[bytes]]
-"""Messages as a receiver is to see them, in two parts, so that nothing is copied to join them: what stands in front of each, and
-the rest, behind the first HEAD.size bytes of it; empty where the front is all."""
+"""Messages as a receiver is to see them, in two parts, which the engine joins for all of them at once: what stands in front of each,
+and the rest, behind the first HEAD.size bytes of it; empty where the front is all."""
 
 
 def deliverables(

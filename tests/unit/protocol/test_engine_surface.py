@@ -105,6 +105,7 @@ FUNCTIONS = {
     "pn_link_state": "int(pn_link_t *)",
     "pn_link_source": "pn_terminus_t *(pn_link_t *)",
     "pn_link_target": "pn_terminus_t *(pn_link_t *)",
+    "pn_link_unsettled": "int(pn_link_t *)",
     "pn_session_close": "void(pn_session_t *)",
     "pn_session_free": "void(pn_session_t *)",
     "pn_session_open": "void(pn_session_t *)",

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from protocol import runs
-from protocol.events import DeliveriesUpdated, Event, MessagesReceived, Outcome
+from protocol.events import DeliveriesUpdated, ErrorCondition, Event, MessagesReceived, Outcome
 from tests.support import raw_amqp as raw
 from tests.support.engine_peer import EnginePeer, message, of, only
-from tests.unit.protocol.test_engine import detach, disposition, payloads, tags, transfer
+from tests.unit.protocol.test_engine import detach, disposition, payloads, resident_kib, tags, transfer
 
 NATIVE = Path(__file__).parents[3] / "protocol" / "native"
 
@@ -97,6 +97,35 @@ def test_a_message_in_parts_between_plain_ones_comes_whole_and_in_its_place(peer
     assert payloads(peer.say(transfer(0, 1, b"o"), transfer(0, 2, b"three"))) == [b"two", b"three"]
 
 
+def test_an_aborted_message_stays_none_when_a_disposition_says_that_it_is_not_settled(peer: EnginePeer) -> None:
+    peer.sender()
+    aborted = raw.frame(raw.TRANSFER, [*raw.transfer_fields(0, 0)[:5], False, None, None, None, True])
+    unsettled = raw.frame(raw.DISPOSITION, raw.disposition_fields(False, 0, 0, False, None))
+    assert payloads(peer.say(aborted, unsettled)) == []
+
+
+def test_messages_beside_an_unfinished_one_come_as_one_event(peer: EnginePeer) -> None:
+    peer.sender(0)
+    other = peer.sender(1)
+    peer.say(transfer(0, 0, b"first part", more=True))
+    event = only(peer.say(*(transfer(1, number, b"m") for number in range(1, 51))), MessagesReceived)
+    assert event.link is other and len(event.payloads) == len(event.deliveries) == 50
+
+
+def test_a_link_that_we_close_in_the_middle_of_a_message_slows_nobody(peer: EnginePeer) -> None:
+    link = peer.sender(0)
+    peer.say(transfer(0, 0, b"first part", more=True))
+    peer.engine.close_link(link, ErrorCondition("amqp:not-found", "gone"))
+    assert peer.engine._partial_bytes == 0
+
+
+def test_large_messages_of_one_read_come_as_one_event() -> None:
+    peer = EnginePeer(max_frame_bytes=1 << 20).open()
+    peer.sender(max_message_bytes=1 << 22)
+    sent = [whole(number, runs.BYTES_MAX + 1) for number in range(3)]
+    assert only(peer.say(*(transfer(0, number, payload) for number, payload in enumerate(sent))), MessagesReceived).payloads == sent
+
+
 # --- outcomes -------------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +171,16 @@ def test_outcomes_that_come_after_their_links_detach_are_nobodys(peer: EnginePee
     assert [frame.code for frame in peer.hear()] == [raw.DETACH]
 
 
+def test_outcomes_that_name_every_delivery_again_and_again_take_bounded_memory(peer: EnginePeer) -> None:
+    count = 1000
+    link = peer.receiver(credit=count)
+    peer.engine.send(link, tags(*range(count)), [b"x"] * count, False)
+    peer.hear()
+    before = resident_kib()
+    peer.say(*(disposition(number % 2, count - 1, raw.outcome(raw.RECEIVED)) for number in range(1000)))
+    assert resident_kib() - before < 100_000, "a million events of 165 bytes, if all of them were kept at a time"
+
+
 # --- out ------------------------------------------------------------------------------------------------------------------
 
 
@@ -167,6 +206,22 @@ def test_many_messages_larger_than_the_buffer_together_are_written_in_order(peer
     sent = [whole(number, 40_000) for number in range(30)]
     peer.engine.send(link, tags(*range(30)), sent, True)
     assert [frame.payload for frame in peer.heard(raw.TRANSFER)] == sent
+
+
+@pytest.mark.parametrize(
+    ("given", "fronts", "rests"),
+    [
+        (tags(1, 2, 3), [b"a"], []),
+        (tags(1, 2), [b"a", b"b"], [b"HEADx"]),
+        ([b"x" * 16, b"y"], [b"a", b"b"], []),
+    ],
+    ids=["fewer fronts", "fewer rests", "uneven tags"],
+)
+def test_what_does_not_belong_together_is_not_sent(peer: EnginePeer, given: list[bytes], fronts: list[bytes], rests: list[bytes]) -> None:
+    link = peer.receiver()
+    with pytest.raises(ValueError, match="every message"):
+        peer.engine.send(link, given, fronts, True, rests, 4)
+    assert peer.hear() == []
 
 
 # --- the source -----------------------------------------------------------------------------------------------------------
