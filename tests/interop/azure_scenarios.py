@@ -23,6 +23,7 @@ from azure.servicebus.exceptions import (
     MessagingEntityNotFoundError,
     ServiceBusAuthenticationError,
     ServiceBusError,
+    ServiceBusQuotaExceededError,
 )
 
 from tests.interop.azure_clients import Client, Receiver, assert_empty, bodies, body, receive_exactly
@@ -576,6 +577,30 @@ async def mixed_keys_in_a_batch(bench: Bench) -> None:
 
 def keyed(keys: Iterable[str]) -> list[ServiceBusMessage]:
     return [ServiceBusMessage("x", partition_key=key) for key in keys]
+
+
+@scenario
+async def full_partitions(bench: Bench) -> None:
+    """Three partitions hold a mebibyte each, and so five of these messages each."""
+    large = bytes(200 * 1024)
+    sender = await bench.client.sender(bench.queue)
+    for _ in range(5):
+        await sender.send_messages(ServiceBusMessage(large, partition_key="a"))
+    with pytest.raises(ServiceBusQuotaExceededError):
+        await sender.send_messages(ServiceBusMessage(large, partition_key="a"))
+    for number in range(10):  # without a key there is room elsewhere, also for a batch
+        await sender.send_messages([ServiceBusMessage(large)] if number % 2 else ServiceBusMessage(large))
+    for refused in (ServiceBusMessage(large), [ServiceBusMessage(large)]):
+        with pytest.raises(ServiceBusQuotaExceededError):
+            await sender.send_messages(refused)
+    await sender.send_messages(ServiceBusMessage("small, and so there is room"))
+    receiver = await bench.receiver(receive_mode=RECEIVE_AND_DELETE)
+    found = Counter(partition(message) for message in await receive_exactly(receiver, 16))
+    assert sorted(found.values()) == [5, 5, 6]
+    for _ in range(15):
+        await sender.send_messages(ServiceBusMessage(large))
+    found = Counter(partition(message) for message in await receive_exactly(receiver, 15))
+    assert found == {0: 5, 1: 5, 2: 5}, "emptied, they take messages again"
 
 
 async def assert_not_allowed(sending: Awaitable[None]) -> None:

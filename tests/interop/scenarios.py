@@ -57,6 +57,7 @@ PYTHON_ONLY: dict[str, dict[str, object]] = {
     "no-key-spreads": {},
     "conflicting-keys": {},
     "mixed-keys-in-a-batch": {},
+    "full-partitions": {"PartitionCount": 3, "MaxSizeInMegabytes": 1},
     "one-partition-keeps-order": {"PartitionCount": 1},
     "key-keeps-order": {},
 }
