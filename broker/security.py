@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, unquote_plus
 
@@ -42,14 +42,21 @@ class Claim:
     of_namespace: bool = True
     """Whether the key is one of the namespace's rules; an entity's own key creates and lists no entities (HTTP contract 1.7)."""
 
+    def lasts(self, now_ms: int) -> bool:
+        """Whether it has not run out."""
+        return self.expires_at_ms is None or self.expires_at_ms > now_ms
+
     def covers_path(self, path: str) -> bool:
         """Whether the claim reaches the entity path, in any case: it is the claim's own, or lies below it."""
-        path = path.strip("/").casefold()
-        return not self.path or path == self.path or path.startswith(self.path + "/")
+        return reaches(self.path, path)
 
     def covers(self, path: str, right: str) -> bool:
         """Whether the claim gives the right on the entity path; "" is the namespace. Manage includes the other two."""
         return (right in self.rights or MANAGE in self.rights) and self.covers_path(path)
+
+    def covers_any(self, path: str, rights: Iterable[str]) -> bool:
+        """Whether the claim gives one of the rights on the entity path."""
+        return any(self.covers(path, right) for right in rights)
 
 
 class Authorizer:
@@ -79,7 +86,11 @@ class Authorizer:
         return Claim(path, rule.rights, expires_at_ms, key_name, of_namespace)
 
     def verify_key(self, key_name: str, key: str) -> Claim:
-        """The claim of a rule of the namespace by its name and either of its keys (SASL PLAIN). Raises Refused(UNAUTHORIZED)."""
+        """The claim of a rule of the namespace by its name and either of its keys (SASL PLAIN). Raises Refused(UNAUTHORIZED).
+
+        An entity's rules cannot be meant: the login comes before any address, and rules of many entities may share a name. Their keys
+        sign tokens, which name the entity.
+        """
         for rule in self._namespace_rules:
             if rule.key_name == key_name and any(hmac.compare_digest(one.encode(), key.encode()) for one in _keys(rule)):
                 return Claim("", rule.rights, None, key_name)
@@ -91,6 +102,12 @@ class Authorizer:
             yield from ((rule, False) for rule in self._entity_rules(path) if rule.key_name == key_name)
             path = path.rpartition("/")[0]
         yield from ((rule, True) for rule in self._namespace_rules if rule.key_name == key_name)
+
+
+def reaches(claimed: str, path: str) -> bool:
+    """Whether an entity path, in any case, is a claimed one (case folded; "" is the whole namespace), or lies below it."""
+    path = path.strip("/").casefold()
+    return not claimed or path == claimed or path.startswith(claimed + "/")
 
 
 def _token_parts(text: str) -> tuple[str, str, str, str]:

@@ -18,7 +18,7 @@ import structlog
 from broker.clock import Clock
 from broker.config import Settings
 from broker.errors import Reason, Refused
-from broker.frontend.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddress, parse_address
+from broker.frontend.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddress, audience_path, parse_address
 from broker.frontend.answers import error_of, no_transactions
 from broker.frontend.cbs import CbsNode
 from broker.frontend.incoming_link import IncomingLink
@@ -29,7 +29,7 @@ from broker.frontend.request_node import RequestLink, RequestNode, ResponseLink
 from broker.metrics import Metrics
 from broker.namespace import Namespace, not_found_text
 from broker.queue import Queue
-from broker.security import Authorizer, Claim
+from broker.security import Authorizer, Claim, reaches
 from protocol.engine import Engine
 from protocol.events import (
     ConnectionClosed,
@@ -418,15 +418,16 @@ class Connection:
             self._unclaimed_timer = None
         self._watch_claims()
 
-    def authorize(self, path: str, right: str) -> None:
-        """Raises Refused(UNAUTHORIZED) unless a claim that has not run out permits it."""
+    def authorize(self, path: str, *rights: str) -> None:
+        """Raises Refused(UNAUTHORIZED) unless a claim that has not run out permits one of the rights."""
         now_ms = self.services.clock.now_ms()
         for claim in self.claims.values():
-            if claim.covers(path, right) and (claim.expires_at_ms is None or claim.expires_at_ms > now_ms):
+            if claim.lasts(now_ms) and claim.covers_any(path, rights):
                 return
+        wanted = "' or '".join(rights)
         raise Refused(
             Reason.UNAUTHORIZED,
-            f"Unauthorized access. '{right}' claim(s) are required to perform this operation. Resource: 'sb://"
+            f"Unauthorized access. '{wanted}' claim(s) are required to perform this operation. Resource: 'sb://"
             f"{self.services.namespace.name}/{path}'.",
         )
 
@@ -453,22 +454,30 @@ class Connection:
             self._claim_timer = self._loop.call_later(delay_ms / 1000, self._claims_ran_out)
 
     def _claims_ran_out(self) -> None:
-        """Links whose permission has ended are closed."""
+        """Links whose permission has ended are closed; `$cbs`, where the next token is put, needs none."""
         self._claim_timer = None
         now_ms = self.services.clock.now_ms()
-        self.claims = {
-            audience: claim for audience, claim in self.claims.items() if claim.expires_at_ms is None or claim.expires_at_ms > now_ms
-        }
+        ended = [audience for audience, claim in self.claims.items() if not claim.lasts(now_ms)]
+        for audience in ended:
+            del self.claims[audience]
         for link in self.engine.links():
-            if isinstance(link.context, IncomingLink | OutgoingLink) and not link.gone:
-                try:
-                    self.authorize(link.context.path, link.context.RIGHT)
-                except Refused:
-                    self.close_link(
-                        link, Refused(Reason.UNAUTHORIZED, "ExpiredToken: the token of this link has expired. Please put another.")
-                    )
+            if not link.gone and link.context is not None and link.context.rights and not self._may_stay(link.context, ended):
+                self.close_link(link, Refused(Reason.UNAUTHORIZED, "ExpiredToken: the token of this link has expired. Please put another."))
         self._watch_claims()
         self._watch_unclaimed()
+
+    def _may_stay(self, link: IncomingLink | OutgoingLink | RequestLink | ResponseLink, ended: list[str]) -> bool:
+        """Whether a link is still permitted after the claims of these audiences have ended.
+
+        The end of a claim ends the links of the entity that it was put for (AMQP contract 2.7), unless another one was put for that
+        entity, or for what it belongs to. A token that was put for something else does not keep them, however far it reaches: those
+        of .NET are all good for the whole namespace, and put and renewed entity by entity.
+        """
+        own_has_ended = any(reaches(audience_path(audience), link.path) for audience in ended)
+        return any(
+            claim.covers_any(link.path, link.rights) and (not own_has_ended or reaches(audience_path(audience), link.path))
+            for audience, claim in self.claims.items()
+        )
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -531,37 +540,35 @@ class Connection:
             self._attach_to_request_node(link, address)
             return
         queue = self.services.namespace.find(address.entity)
-        self.authorize(address.path, "Send" if link.incoming else "Listen")  # before existence: names are not to be probed
+        served_by = IncomingLink if link.incoming else OutgoingLink
+        self.authorize(address.path, *served_by.rights)  # before existence: names are not to be probed
         if queue is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.services.namespace.name}/{address.entity}"))
-        if link.incoming:
-            IncomingLink.attach(self, link, queue, address)
-        else:
-            OutgoingLink.attach(self, link, queue, address)
+        served_by.attach(self, link, queue, address)
 
     def _attach_to_request_node(self, link: Link, address: Address) -> None:
         """A request/response pair meets in a node of its own, per AMQP session (AMQP contract 2.1, 7.1)."""
         key = (id(link.session), f"{address.entity}/{address.subqueue}/{address.node}".casefold())
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = RequestNode(self._handler(address), lambda: self._nodes.pop(key, None))
+            handler, rights = self._handler(address)
+            node = self._nodes[key] = RequestNode(handler, address.path, rights, lambda: self._nodes.pop(key, None))
         if link.incoming:
             RequestLink.attach(self, link, node)
         else:
             ResponseLink.attach(self, link, node)
 
-    def _handler(self, address: Address) -> CbsNode | ManagementNode:
+    def _handler(self, address: Address) -> tuple[CbsNode | ManagementNode, tuple[str, ...]]:
+        """What serves a node, and the rights of which one is needed to use it."""
         if address.node == NODE_CBS:
-            return CbsNode(self)
+            return CbsNode(self), ()
         assert address.node == NODE_MANAGEMENT
         queue: Queue | None = self.services.namespace.find(address.entity)
-        try:
-            self.authorize(address.path, "Listen")
-        except Refused:
-            self.authorize(address.path, "Send")
+        rights = ("Listen", "Send")
+        self.authorize(address.path, *rights)
         if queue is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.services.namespace.name}/{address.entity}"))
-        return ManagementNode(self, queue, address)
+        return ManagementNode(self, queue, address), rights
 
 
 def _needs_padding(properties: dict[str, object]) -> bool:

@@ -55,7 +55,7 @@ class _Underway:
 class IncomingLink:
     """A link on which a client sends to a queue. Owned by its connection."""
 
-    RIGHT = "Send"
+    rights = ("Send",)
 
     @classmethod
     def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:

@@ -66,7 +66,7 @@ SESSION_FILTER = "com.microsoft:session-filter"
 class OutgoingLink:
     """A link on which a client receives from a subqueue. Owned by its connection."""
 
-    RIGHT = "Listen"
+    rights = ("Listen",)
 
     @classmethod
     def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:

@@ -63,7 +63,9 @@ class Handler(Protocol):
 class RequestNode:
     """The meeting point of request and response links. Owned by its connection."""
 
-    def __init__(self, handler: Handler, on_empty: Callable[[], object]) -> None:
+    def __init__(self, handler: Handler, path: str, rights: tuple[str, ...], on_empty: Callable[[], object]) -> None:
+        """Any of `rights` on `path` lets a client use the node; without any, everybody may."""
+        self.path, self.rights = path, rights
         self._handler, self._on_empty = handler, on_empty
         self._responders: list[ResponseLink] = []
         self._links = 0
@@ -109,7 +111,7 @@ class RequestLink:
         link.context = cls(connection, link, node)
 
     def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
-        self.link = link
+        self.link, self.path, self.rights = link, node.path, node.rights
         self._connection, self._node = connection, node
         self._under_way = 0
         node.join(self)
@@ -174,7 +176,7 @@ class ResponseLink:
         link.context = cls(connection, link, node)
 
     def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
-        self.link = link
+        self.link, self.path, self.rights = link, node.path, node.rights
         self._connection, self._node = connection, node
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0

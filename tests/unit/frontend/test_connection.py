@@ -169,6 +169,66 @@ async def test_a_token_opens_what_it_is_for_and_its_end_closes_the_link() -> Non
     assert [link.name for link in client.connection.engine.links() if not link.gone] == ["sender-0", "name-1"], "$cbs stays"
 
 
+SOON_S = 10
+TOKENS: dict[str, tuple[list[tuple[str, str, int]], list[str]]] = {
+    "python: one for the queue, also for its management": ([("sb://test/queue", "sb://test/queue", SOON_S)], []),
+    "js: the management node has its own": (
+        [("sb://test/queue", "sb://test/queue", SOON_S), ("sb://test/queue/$management", "sb://test/queue/$management", 600)],
+        ["queue/$management"],
+    ),
+    "js: only that of the node has ended": (
+        [("sb://test/queue", "sb://test/queue", 600), ("sb://test/queue/$management", "sb://test/queue/$management", SOON_S)],
+        ["queue", "queue/$management"],
+    ),
+    ".net: tokens of the namespace, put by entity": (
+        [("amqps://test/", "sb://test/queue", SOON_S), ("amqps://test/", "sb://test/other", 600)],
+        [],
+    ),
+    ".net: the other one has ended": (
+        [("amqps://test/", "sb://test/queue", 600), ("amqps://test/", "sb://test/other", SOON_S)],
+        ["queue", "queue/$management"],
+    ),
+    "one for the namespace beside it": (
+        [("sb://test/queue", "sb://test/queue", SOON_S), ("sb://test/", "sb://test/", 600)],
+        ["queue", "queue/$management"],
+    ),
+    "put for another entity only": (
+        [("sb://test/", "sb://test/other", 600), ("sb://test/", "sb://test/third", SOON_S)],
+        ["queue", "queue/$management"],
+    ),
+    "renewed": (
+        [("sb://test/queue", "sb://test/queue", SOON_S), ("sb://test/queue", "sb://test/queue", 600)],
+        ["queue", "queue/$management"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("tokens", "left"), TOKENS.values(), ids=TOKENS)
+async def test_the_end_of_a_claim_ends_the_links_of_what_it_was_put_for_and_no_others(
+    tokens: list[tuple[str, str, int]], left: list[str]
+) -> None:
+    stack = LinkStack()
+    client = await stack.connect(raw.sasl_anonymous())
+    await responders(client)
+    for number, (resource, name, lasts_s) in enumerate(tokens):
+        token = sas_token(resource, expires_at_s=stack.clock.now_ms() // 1000 + lasts_s)
+        client.transfer(0, number, put_token(token, name))
+        ((_, answer),) = await responses(client)
+        assert answer[APPLICATION]["status-code"] == 202
+    await client.sender(5, "queue")
+    await client.receiver(6, address="queue")
+    await client.sender(7, "queue/$management")
+    await client.receiver(8, address="queue/$management")
+    stack.clock.advance(1_000 * SOON_S)
+    client.connection._claims_ran_out()
+    errors = [frame.field(2).value for frame in await client.heard(raw.DETACH)]
+    assert all(condition == "amqp:unauthorized-access" and "ExpiredToken" in text for condition, text, _ in errors)
+    names = {"queue": ["sender-5", "receiver-6"], "queue/$management": ["sender-7", "receiver-8"]}
+    stay = ["sender-0", "name-1", *(name for path in left for name in names[path])]
+    assert [link.name for link in client.connection.engine.links() if not link.gone] == stay, "$cbs stays"
+    assert len(errors) == 6 - len(stay)
+
+
 async def test_a_connection_that_shows_no_right_in_good_time_is_closed_with_a_reason() -> None:
     stack = LinkStack(unclaimed_timeout_ms=50)
     client, with_key = await stack.connect(raw.sasl_anonymous()), await stack.connect()
