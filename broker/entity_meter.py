@@ -16,6 +16,7 @@ class EntityMeter:
         "_commit_records",
         "_commit_seconds",
         "_commits",
+        "_entity",
         "_metrics",
         "abandoned_messages",
         "completed_messages",
@@ -41,7 +42,7 @@ class EntityMeter:
         self.abandoned_messages = metrics.tally(metrics.abandoned_messages.labels(entity))
         self.completed_messages = metrics.tally(metrics.completed_messages.labels(entity))
         self.dead_lettered_messages = metrics.tally(metrics.dead_lettered_messages.labels(entity))
-        self._metrics = metrics
+        self._metrics, self._entity = metrics, entity
         self._commits = metrics.tally(metrics.commits)
         self._commit_bytes = metrics.tally(metrics.commit_bytes)
         self._commit_records = metrics.tally(metrics.commit_records)
@@ -61,6 +62,10 @@ class EntityMeter:
         self.server_errors = metrics.tally(metrics.server_errors.labels(entity))
         self.successful_requests = metrics.tally(metrics.successful_requests.labels(entity))
         self.user_errors = metrics.tally(metrics.user_errors.labels(entity))
+
+    def end(self) -> None:
+        """The entity is gone, and its series with it. Links that still hold this meter may go on counting."""
+        self._metrics.forget_entity(self._entity)
 
     def refused(self, reason: Reason, count: int) -> None:
         """Operations that were not carried out."""

@@ -84,18 +84,26 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._hot: dict[Counter | Histogram, Tally | Timing] = {}
+        self._of_entities: list[Counter | Histogram] = []
+        """Those that have a series for each entity."""
         self.registry.register(_Settler(self._hot))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
         def counter(name: str, text: str, labels: tuple[str, ...] = _ENTITY) -> Counter:
-            return Counter(name, text, labels, namespace="partibus", registry=self.registry)
+            made = Counter(name, text, labels, namespace="partibus", registry=self.registry)
+            if labels == _ENTITY:
+                self._of_entities.append(made)
+            return made
 
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
             return Gauge(name, text, labels, namespace="partibus", registry=self.registry)
 
         def histogram(name: str, text: str, labels: tuple[str, ...] = ()) -> Histogram:
-            return Histogram(name, text, labels, namespace="partibus", registry=self.registry, buckets=_COMMIT_SECONDS)
+            made = Histogram(name, text, labels, namespace="partibus", registry=self.registry, buckets=_COMMIT_SECONDS)
+            if labels == _ENTITY:
+                self._of_entities.append(made)
+            return made
 
         # messages
         self.incoming_messages = counter("incoming_messages", "Messages sent to the entity and acknowledged.")
@@ -139,6 +147,15 @@ class Metrics:
         self.commit_seconds = histogram("commit_seconds", "From a commit's handing over to its being durable.")
         self.commit_failures = counter("commit_failures", "Commits whose write or sync failed; each takes its partition down.", ())
         self.partition_restarts = counter("partition_restarts", "Partitions that came back after a failure.", ())
+
+    def forget_entity(self, entity: str) -> None:
+        """Show nothing of this entity any more, and keep nothing: names come and go, and each has some thirty series.
+
+        Who still holds a `Tally` or `Timing` of it may go on adding: nobody looks at what it holds.
+        """
+        for each in self._of_entities:
+            self._hot.pop(each.labels(entity), None)
+            each.remove(entity)
 
     def tally(self, counter: Counter) -> Tally:
         """The hot side of a counter without labels, or of a labelled child; one for each."""

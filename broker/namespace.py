@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -30,6 +30,8 @@ from storage.log import LogStore
 log = structlog.get_logger("namespace")
 
 CATALOGUE_VERSION = 1
+OPENING_MAX = 32
+"""Partitions that are opened at a time to be counted: a list of a thousand queues must not take all threads and descriptors."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,6 +73,7 @@ class Namespace:
         self._partitions_default, self._entities_max = partitions_default, entities_max
         self._queues: dict[str, Queue] = {}
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._opening = asyncio.Semaphore(OPENING_MAX)
 
     async def load(self) -> None:
         """Bring the entities of the catalogue back. Raises storage.errors.CorruptRecord."""
@@ -109,9 +112,16 @@ class Namespace:
         return queue.description.settings.authorization_rules if queue else ()
 
     async def runtime(self, name: str) -> EntityRuntime:
-        """Counts and health, once every partition has been opened or has failed to. Raises Refused(ENTITY_NOT_FOUND)."""
+        """Counts and health, once every partition that has a log was opened or has failed to. Raises Refused(ENTITY_NOT_FOUND).
+
+        A partition without a log holds nothing, and stays as it is: nothing is written because somebody looks.
+        """
         queue = self._existing(name)
-        await queue.opened()
+        try:
+            with_logs: Collection[int] = await self._store.partitions(queue.description.generation)
+        except StorageError:  # whatever it is, opening them will tell, and end in a state
+            with_logs = range(queue.description.partitions)
+        await queue.opened(with_logs, self._opening)
         return self.runtime_now(queue)
 
     def runtime_now(self, queue: Queue) -> EntityRuntime:

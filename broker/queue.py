@@ -7,13 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from broker.entities import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, QueueDescription
 from broker.entity_meter import EntityMeter
 from broker.errors import Refused
-from broker.operations import Answer, ClientId, Detach, Failed, Operation, Recalled, Release, Sink, SubqueueCounts, Update
+from broker.operations import (
+    Answer,
+    ClientId,
+    Demand,
+    Detach,
+    Failed,
+    Operation,
+    Recalled,
+    Release,
+    Sink,
+    SubqueueCounts,
+    Unavailable,
+    Update,
+    Withdraw,
+    Withdrawn,
+)
 from broker.router import PartitionHandle, Router
 
 
@@ -54,8 +69,23 @@ class _Sleeping:
         self._queue, self._number = queue, number
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
-        if not isinstance(operation, Detach | Release | Recalled):  # nobody holds anything in it, so there is nothing to end
+        if isinstance(operation, Detach | Release | Recalled):
+            return  # nobody holds anything in it, so there is nothing to end
+        if self._queue.gone is None:
             self._queue.partition(self._number).post(operation, client, sink)
+        else:
+            asyncio.get_running_loop().call_soon(sink, self._answer_of_the_gone(operation, self._queue.gone))
+
+    def _answer_of_the_gone(self, operation: Operation, why: Refused) -> Answer:
+        match operation:
+            case Demand():
+                return Unavailable(self._number)
+            case Withdraw():
+                return Withdrawn(self._number, operation.subqueue)
+            case Detach() | Release() | Recalled():
+                raise AssertionError("has no answer")
+            case _:
+                return Failed(why.reason, why.description, operation.cookie)
 
 
 class Queue:
@@ -69,6 +99,8 @@ class Queue:
         self.accessed_at_ms: int | None = None
         """When a client last sent, received or peeked; set by the links."""
         self.watchers: set[Watcher] = set()
+        self.gone: Refused | None = None
+        """Why it is no more: no partition comes to life after that, for its log would outlive the queue."""
         self._start_partition = start_partition
         self._partitions: dict[int, Partition] = {}
         self._handles: list[PartitionHandle] = [_Sleeping(self, number) for number in range(description.partitions)]
@@ -82,13 +114,25 @@ class Queue:
         """A partition, brought to life if it was not."""
         partition = self._partitions.get(number)
         if partition is None:
+            assert self.gone is None, "a queue that was deleted wakes no partition"
             partition = self._partitions[number] = self._start_partition(self, number)
             self._handles[number] = partition
         return partition
 
-    async def opened(self) -> None:
-        """Return once every partition was opened, or could not be."""
-        await asyncio.gather(*(self.partition(number).opened() for number in range(self.description.partitions)))
+    async def opened(self, numbers: Collection[int], turns: asyncio.Semaphore) -> None:
+        """Return once these partitions, and those that live, were opened, or could not be; `turns` bounds how many open at a time.
+
+        Raises Refused once the queue is gone.
+        """
+
+        async def open_one(number: int) -> None:
+            async with turns:
+                if self.gone is None:
+                    await self.partition(number).opened()
+
+        await asyncio.gather(*(open_one(number) for number in sorted({*numbers, *self._partitions})))
+        if self.gone is not None:
+            raise self.gone
 
     @property
     def available(self) -> bool:
@@ -130,7 +174,9 @@ class Queue:
         await asyncio.gather(*(partition.stop() for partition in self._partitions.values()))
 
     async def end(self, why: Refused) -> None:
-        """The queue is deleted: tell who is attached, and stop."""
+        """The queue is deleted: tell who is attached, stop, and be counted no more."""
+        self.gone = why
+        self.meter.end()
         for watcher in list(self.watchers):
             watcher.queue_ended(why)
         await self.stop()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,7 @@ from storage.threads import run_to_end
 LOGS_DIRECTORY = "logs"
 DELETED_SUFFIX = "#deleted"
 """No percent-encoded name holds a `#`."""
+_PARTITION = re.compile(r"[0-9a-f]{4}")
 NAME_BYTES_MAX = 240
 """Of an entity's percent-encoded name; file systems allow 255, and the suffix wants room."""
 
@@ -109,6 +111,14 @@ class FileLogStore:
         await self._prepare()
         names = await run_to_end(self._executor, lambda: self._disk.names(self._shared.root))
         return sorted(unquote(name) for name in names if not name.endswith(DELETED_SUFFIX))
+
+    async def partitions(self, entity: str) -> list[int]:
+        directory = self._directory(entity)
+        try:
+            names = await run_to_end(self._executor, lambda: self._disk.names(directory))
+        except OSError as error:
+            raise disk_error(error, directory) from error
+        return sorted(int(name, 16) for name in names if _PARTITION.fullmatch(name))
 
     async def delete(self, entity: str) -> None:
         await self._prepare()

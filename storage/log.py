@@ -167,6 +167,9 @@ class LogStore(Protocol):
     async def entities(self) -> list[str]:
         """The identifiers of all entities that have logs."""
 
+    async def partitions(self, entity: str) -> list[int]:
+        """The partitions of an entity that have a log, ascending: those ever claimed. Opens none. Raises DiskFailed."""
+
     async def delete(self, entity: str) -> None:
         """Delete all logs of an entity, durably. They must be closed."""
 

@@ -42,6 +42,12 @@ class BrokerThread:
         """Where it listens; port 0 for what it does not."""
         return Addresses(*(port_of(self.broker.addresses.get(name, "")) for name in ("amqp", "amqps", "http")))
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The broker's own, in its thread."""
+        assert self._loop is not None, "the broker was started"
+        return self._loop
+
     def __enter__(self) -> BrokerThread:
         self._thread.start()
         assert self._up.wait(READY_WITHIN_S), "the broker does not come up"

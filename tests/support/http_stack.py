@@ -75,6 +75,12 @@ class HttpStack:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def queue(self, name: str) -> Queue:
+        """A queue that exists."""
+        queue = self.namespace.find(name)
+        assert queue is not None
+        return queue
+
     async def ask(
         self, method: str, path: str, body: bytes | None = None, *, token: str | None = "", headers: dict[str, str] | None = None
     ) -> tuple[int, str, dict[str, str]]:

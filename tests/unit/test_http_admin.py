@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 from lxml import etree
 
 from broker.entities import AuthorizationRule, QueueSettings
 from broker.http.admin import Address, read_address
 from broker.http.atom import ATOM, SERVICE_BUS
-from broker.operations import SubqueueCounts
+from broker.operations import Send, SubqueueCounts
+from broker.queue import ask
+from broker.stored_message import store
+from storage.disk import LocalDisk
+from tests.support.amqp_messages import message
+from tests.support.broker_thread import BrokerThread
 from tests.support.http_stack import HttpStack, http_stack
 from tests.support.sas import sas_token
 
@@ -189,6 +196,7 @@ async def test_runtime_counts_come_from_all_partitions(stack: HttpStack) -> None
         "$deadletterqueue": SubqueueCounts(active=3, bytes=100),
     }
     stack.partition.available = False
+    stack.queue("orders").partition(0)
     text = (await stack.ask("GET", "/orders"))[1]
     assert [value(text, f"d2p1:{name}MessageCount") for name in ("Active", "DeadLetter", "Scheduled", "Transfer")] == ["5", "3", "2", "0"]
     assert (value(text, "MessageCount"), value(text, "SizeInBytes")) == ("11", "1000")
@@ -236,6 +244,43 @@ async def test_namespace_information_is_what_clients_probe_the_connection_with(s
         "Messaging",
     )
     assert value(text, "CreatedTime") and value(text, "ModifiedTime")
+
+
+async def test_creating_and_listing_touch_no_log_and_counts_are_right_after_a_restart(tmp_path: Path) -> None:
+    async def listed(http_url: str) -> dict[str, tuple[str | None, ...]]:
+        headers = {"Authorization": sas_token("https://h")}
+        async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{http_url}/$Resources/queues") as response:
+            feed = etree.fromstring(await response.read())
+        return {
+            entry.findtext(f"{{{ATOM}}}title") or "": tuple(
+                entry.findtext(f".//{{{SERVICE_BUS}}}{element}") for element in ("MessageCount", "SizeInBytes")
+            )
+            for entry in feed.findall(f"{{{ATOM}}}entry")
+        }
+
+    def logs() -> list[str]:
+        return sorted(str(path.relative_to(data / "logs")) for path in (data / "logs").rglob("*"))
+
+    data, names = tmp_path / "data", [f"q{number:02}" for number in range(50)]
+    with BrokerThread(tmp_path, [], LocalDisk()) as broker:
+        async with aiohttp.ClientSession(headers={"Authorization": sas_token("https://h")}) as session:
+            for name in names:
+                async with session.put(f"{broker.addresses.http_url}/{name}", data=queue_body()) as response:
+                    assert response.status == 201
+            async with session.get(f"{broker.addresses.http_url}/q07") as response:
+                assert value(await response.text(), "MessageCount") == "0"
+        assert await listed(broker.addresses.http_url) == dict.fromkeys(names, ("0", "0")) and logs() == []
+        queue = broker.broker.namespace.find("q07")
+        assert queue is not None
+        payload = store(message(body=[b"x" * 1000]), lambda: "id").data
+        sent = asyncio.run_coroutine_threadsafe(ask(queue.partition(11), Send([payload] * 3, None)), broker.loop)
+        await asyncio.wait_for(asyncio.wrap_future(sent), 10)
+    known = logs()
+    assert {Path(path).parts[:2] for path in known if len(Path(path).parts) > 1} == {(queue.description.generation, "000b")}
+    with BrokerThread(tmp_path, [], LocalDisk()) as broker:
+        assert await listed(broker.addresses.http_url) == dict.fromkeys(names, ("0", "0")) | {"q07": ("3", str(3 * len(payload)))}
+        after = {Path(path).parts[:2] for path in logs() if len(Path(path).parts) > 1}
+        assert after == {(queue.description.generation, "000b")}
 
 
 # --- topics: later ---------------------------------------------------------------------------------------------------

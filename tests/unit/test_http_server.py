@@ -151,7 +151,8 @@ async def test_stopping_lets_an_open_request_finish_and_refuses_new_connections(
 
 async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: HttpStack) -> None:
     await stack.namespace.create_queue("orders", QueueSettings(), 3)
-    await stack.namespace.runtime("orders")
+    for number in range(3):
+        stack.queue("orders").partition(number)
     stack.partition.health, stack.partition.available = "recovering", False
     status, text, _ = await stack.ask("GET", "/health", token=None)
     assert status == 200
@@ -172,7 +173,7 @@ async def test_a_broker_that_does_not_serve_is_unhealthy_in_the_emulators_words(
 
 async def test_metrics_are_prometheus_text_with_gauges_gathered_at_the_scrape(stack: HttpStack) -> None:
     await stack.namespace.create_queue("orders", QueueSettings(), 2)
-    await stack.namespace.runtime("orders")
+    stack.queue("orders").partition(0)
     stack.partition.held = {"": SubqueueCounts(active=5, bytes=700), "$deadletterqueue": SubqueueCounts(active=2, bytes=50)}
     stack.metrics.incoming_messages.labels("orders").inc(7)
     status, text, headers = await stack.ask("GET", "/metrics", token=None)

@@ -46,6 +46,35 @@ async def test_entities_of_any_name_have_logs_of_their_own(tmp_path: Path) -> No
     await store.close()
 
 
+def files_below(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+async def test_which_partitions_have_a_log_is_known_without_opening_or_making_one(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    for partition in (300, 0, 7):
+        log = store.log("orders", partition)
+        await log.claim()
+        await log.close()
+    (tmp_path / "logs" / "orders" / "lost+found").mkdir()
+    files = files_below(tmp_path)
+    assert (await store.partitions("orders"), await store.partitions("nowhere")) == ([0, 7, 300], [])
+    await store.close()
+    again = small_store(tmp_path)  # which has not looked at its folder yet
+    assert await again.partitions("orders") == [0, 7, 300]
+    await again.close()
+    assert files_below(tmp_path) == files
+
+
+async def test_a_disk_that_does_not_say_which_partitions_have_a_log_is_an_error() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    store = small_store(ROOT, disk)
+    disk.fail("names")
+    with pytest.raises(DiskFailed, match="Input/output error"):
+        await store.partitions("orders")
+    await store.close()
+
+
 @pytest.mark.parametrize("name", ["", "a" * 185, "ü" * 93, "/" * 100])
 async def test_a_name_that_cannot_be_stored_is_refused(name: str) -> None:
     store = small_store(ROOT, RecordingDisk())

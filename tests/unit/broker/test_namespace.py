@@ -15,7 +15,7 @@ from broker.entities import AuthorizationRule, EntityStatus, QueueDescription, Q
 from broker.entity_meter import EntityMeter
 from broker.errors import Reason, Refused
 from broker.metrics import Metrics
-from broker.namespace import Namespace, decode_description, encode_description, not_found_text
+from broker.namespace import OPENING_MAX, Namespace, decode_description, encode_description, not_found_text
 from broker.operations import (
     ClientId,
     Demand,
@@ -24,14 +24,16 @@ from broker.operations import (
     Operation,
     Recalled,
     Release,
+    Send,
     Sink,
     SubqueueCounts,
     Update,
     Updated,
 )
-from broker.queue import Queue
+from broker.queue import Queue, ask
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
+from storage.errors import DiskFailed
 from storage.file_store import FileLogStore
 from storage.log import LogStore
 
@@ -282,6 +284,103 @@ async def test_counts_are_those_of_all_partitions_and_availability_is_limited_wh
     assert (runtime.message_count, runtime.size_bytes, runtime.availability) == (4 * (2 + 1 + 3 + 1 + 1), 60, "Available")
     world.parts["orders", 2].available = False
     assert (await world.namespace.runtime("orders")).availability == "Limited"
+
+
+async def test_only_partitions_that_have_a_log_are_opened_to_be_counted_and_so_many_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = await world.namespace.create_queue("orders", QueueSettings(), 200)
+    await world.namespace.runtime("orders")
+    assert world.parts == {} and await world.store.entities() == []
+    for number in (7, *range(100, 160)):
+        log = world.store.log(description.generation, number)
+        await log.claim()
+        await log.close()
+    opening, most = 0, 0
+
+    async def opened(part: Part) -> None:
+        nonlocal opening, most
+        opening += 1
+        most = max(most, opening)
+        await asyncio.sleep(0)
+        opening -= 1
+
+    monkeypatch.setattr(Part, "opened", opened)
+    world.queue("orders").partition(3)  # in use, though its log is not there yet
+    await asyncio.gather(*(world.namespace.runtime("orders") for _ in range(3)))
+    assert {number for _, number in world.parts} == {3, 7, *range(100, 160)}
+    assert most == OPENING_MAX
+
+
+async def test_where_the_disk_does_not_say_which_logs_there_are_all_partitions_are_opened(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.namespace.create_queue("orders", QueueSettings(), 3)
+
+    async def fails(entity: str) -> list[int]:
+        raise DiskFailed("broken")
+
+    monkeypatch.setattr(world.store, "partitions", fails)
+    await world.namespace.runtime("orders")
+    assert {number for _, number in world.parts} == {0, 1, 2}
+
+
+async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    description = await world.namespace.create_queue("orders", QueueSettings(), 2)
+    queue, listing, go_on = world.queue("orders"), asyncio.Event(), asyncio.Event()
+
+    async def partitions(entity: str) -> list[int]:
+        listing.set()
+        await go_on.wait()
+        return [0, 1]
+
+    monkeypatch.setattr(world.store, "partitions", partitions)
+    counting = asyncio.create_task(world.namespace.runtime("orders"))
+    await listing.wait()
+    await world.namespace.delete_queue("orders")
+    go_on.set()
+    with pytest.raises(Refused) as refused:
+        await counting
+    assert refused.value.reason is Reason.ENTITY_NOT_FOUND and world.parts == {}
+    with pytest.raises(Refused) as refused:  # a link that has not heard of it yet
+        await ask(queue.router.keyed("a"), Send([b""], None))
+    assert refused.value.reason is Reason.ENTITY_NOT_FOUND and world.parts == {}
+    assert description.generation not in await world.store.entities()
+
+
+async def test_names_that_come_and_go_leave_nothing_in_the_metrics(world: World) -> None:
+    def series() -> int:
+        return sum(len(family.samples) for family in world.metrics.registry.collect())
+
+    before, hot = series(), len(world.metrics._hot)
+    meters = []
+    for number in range(100):
+        await world.namespace.create_queue(f"queue{number}", QueueSettings())
+        meters.append(world.queue(f"queue{number}").meter)
+        meters[-1].incoming_messages.inc(3)
+        meters[-1].send_seconds.observe(0.001)
+        assert series() > before
+        await world.namespace.delete_queue(f"queue{number}")
+    for meter in meters:  # links that have not ended yet
+        meter.incoming_messages.inc()
+        meter.refused(Reason.ENTITY_NOT_FOUND, 1)
+        for _ in range(3_000):
+            meter.send_seconds.observe(0.001)
+    commits = 4  # those of the logs, which no entity has alone
+    assert (series(), len(world.metrics._hot)) == (before, hot + commits)
+
+
+async def test_a_queue_created_again_counts_from_nothing_and_the_old_ones_links_do_not_count_for_it(world: World) -> None:
+    await world.namespace.create_queue("orders", QueueSettings())
+    old = world.queue("orders").meter
+    old.incoming_messages.inc(5)
+    await world.namespace.delete_queue("orders")
+    await world.namespace.create_queue("orders", QueueSettings())
+    old.incoming_messages.inc(5)
+    world.queue("orders").meter.incoming_messages.inc(1)
+    assert world.metrics.registry.get_sample_value("partibus_incoming_messages_total", {"entity": "orders"}) is not None
+    list(world.metrics.registry.collect())
+    assert world.metrics.registry.get_sample_value("partibus_incoming_messages_total", {"entity": "orders"}) == 1
 
 
 async def test_closing_stops_every_partition_that_lives(world: World) -> None:
