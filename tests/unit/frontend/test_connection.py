@@ -9,7 +9,7 @@ import pytest
 from broker.frontend import connection as connection_module
 from broker.frontend import request_node
 from broker.operations import Peek, Peeked
-from protocol.codec import Described, Symbol, UInt, ULong
+from protocol.codec import Described, Symbol, Timestamp, UInt, ULong
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import APPLICATION, PROPERTIES, VALUE, section, sections
 from tests.support.link_stack import Client, LinkStack, turn, until
@@ -260,6 +260,18 @@ async def test_without_a_time_limit_a_connection_without_rights_stays() -> None:
     assert client.connection._unclaimed_timer is None
 
 
+@pytest.mark.parametrize("expiration", ["1", "0", "soon", Timestamp(1), None], ids=repr)
+async def test_rule_37_the_expiration_of_a_request_may_be_text_and_never_counts(expiration: Any) -> None:
+    stack = LinkStack()
+    client = await stack.connect(raw.sasl_anonymous())
+    await responders(client)
+    ends_at_s = stack.clock.now_ms() // 1000 + 60
+    client.transfer(0, 0, put_token(sas_token("sb://test/queue", expires_at_s=ends_at_s), expiration=expiration))
+    ((_, answer),) = await responses(client)
+    assert answer[APPLICATION]["status-code"] == 202
+    assert [claim.expires_at_ms for claim in client.connection.claims.values()] == [1000 * ends_at_s]
+
+
 @pytest.mark.parametrize("token", ["SharedAccessSignature sr=x&sig=y&se=1&skn=z", "no token", ""])
 async def test_a_bad_token_is_answered_with_dashed_keys_and_opens_nothing(token: str) -> None:
     client = await LinkStack().connect(raw.sasl_anonymous())
@@ -291,6 +303,19 @@ async def test_rule_4_a_response_link_without_a_target_address_is_found() -> Non
     await responders(client, targets=(None,))
     client.transfer(0, 0, put_token("junk"))
     assert len(await responses(client)) == 1
+
+
+async def test_one_reply_to_on_several_connections_brings_each_its_own_responses() -> None:
+    """Java names its reply-to addresses alike on all its connections."""
+    stack = LinkStack()
+    clients = [await stack.connect() for _ in range(3)]
+    for client in clients:
+        await responders(client, targets=("cbs-reply", "other"))
+    for number, client in enumerate(clients):
+        client.transfer(0, 0, put_token("junk", message_id=ULong(number), reply_to="cbs-reply"))
+    for number, client in enumerate(clients):
+        assert [(handle, answer[PROPERTIES][5]) for handle, answer in await responses(client)] == [(1, number)]
+        assert await client.heard(raw.TRANSFER) == []
 
 
 async def test_a_request_is_accepted_and_one_that_came_settled_is_only_answered() -> None:

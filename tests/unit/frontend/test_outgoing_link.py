@@ -87,6 +87,24 @@ async def test_credit_becomes_a_share_of_demand_at_every_partition() -> None:
     assert demands(stack) == {0: 3, 1: 3, 2: 3, 3: 3}
 
 
+async def test_a_flow_that_says_what_is_known_already_asks_for_nothing_more() -> None:
+    """pyamqp repeats its flows unchanged."""
+    stack, client = await receiving(credit=8)
+    for delivery_count, credit in ((0, 8), (2, 6), (0, 8)):  # the last one was on its way when the messages came
+        asked = waiting(stack)
+        for _ in range(3):
+            client.flow(0, delivery_count, credit)
+            await turn()
+        assert waiting(stack) == asked and sum(asked.values()) >= credit
+        if not delivery_count:
+            give(stack, 0, 2)
+            assert len(tags_of(await client.hear())) == 2
+    for number in range(1, 4):
+        give(stack, number, 2)
+    give(stack, 0, 4)
+    assert len(tags_of(await client.hear())) == 8 - 2 - 2, "no more than the credit"
+
+
 async def test_a_message_is_handed_over_as_soon_as_a_partition_gives_it() -> None:
     stack, client = await receiving(10)
     messages = give(stack, 2, 1)
