@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, ValidationError, model_validator
 from pydantic.alias_generators import to_pascal
 
 from broker.config import PARTITIONS_MAX, Right, Settings
@@ -111,6 +111,8 @@ _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 
 
 class _Part(BaseModel):
+    """Numbers and truth values are JSON's own, as in every file of the emulator: in quotes, or one for the other, they are a mistake."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_pascal, validate_by_alias=True, validate_by_name=False)
 
 
@@ -129,23 +131,23 @@ class SasPolicy(_Part):
 class QueueProperties(_Part):
     """`Queues[].Properties`: the emulator's eight, then our additions."""
 
-    dead_lettering_on_message_expiration: bool = False
+    dead_lettering_on_message_expiration: StrictBool = False
     default_message_time_to_live: Duration = _HOUR_MS
     duplicate_detection_history_time_window: Limited = 20_000
     forward_dead_lettered_messages_to: Target = None
     forward_to: Target = None
     lock_duration: Limited = _MINUTE_MS
-    max_delivery_count: int = 3
-    requires_duplicate_detection: bool = False
-    requires_session: bool = False
+    max_delivery_count: StrictInt = 3
+    requires_duplicate_detection: StrictBool = False
+    requires_session: StrictBool = False
 
-    partitioned: bool | None = None
-    partition_count: int | None = Field(None, ge=1, le=PARTITIONS_MAX)
-    max_size_in_megabytes: int = 1024
-    max_message_size_in_kilobytes: int | None = None
+    partitioned: StrictBool | None = None
+    partition_count: StrictInt | None = Field(None, ge=1, le=PARTITIONS_MAX)
+    max_size_in_megabytes: StrictInt = 1024
+    max_message_size_in_kilobytes: StrictInt | None = None
     auto_delete_on_idle: Duration = None
-    enable_batched_operations: bool = True
-    enable_express: bool = False
+    enable_batched_operations: StrictBool = True
+    enable_express: StrictBool = False
     status: EntityStatus = EntityStatus.ACTIVE
     user_metadata: str | None = None
     authorization_rules: tuple[SasPolicy, ...] = ()
@@ -205,13 +207,13 @@ class Rule(_Part):
 
 
 class SubscriptionProperties(_Part):
-    dead_lettering_on_message_expiration: bool = False
+    dead_lettering_on_message_expiration: StrictBool = False
     default_message_time_to_live: Duration = _HOUR_MS
     forward_dead_lettered_messages_to: Target = None
     forward_to: Target = None
     lock_duration: Limited = _MINUTE_MS
-    max_delivery_count: int = Field(3, ge=1)
-    requires_session: bool = False
+    max_delivery_count: StrictInt = Field(3, ge=1)
+    requires_session: StrictBool = False
 
 
 class Subscription(_Part):
@@ -223,9 +225,9 @@ class Subscription(_Part):
 class TopicProperties(_Part):
     default_message_time_to_live: Duration = _HOUR_MS
     duplicate_detection_history_time_window: Limited = 20_000
-    requires_duplicate_detection: bool = False
-    partitioned: bool | None = None
-    partition_count: int | None = Field(None, ge=1, le=PARTITIONS_MAX)
+    requires_duplicate_detection: StrictBool = False
+    partitioned: StrictBool | None = None
+    partition_count: StrictInt | None = Field(None, ge=1, le=PARTITIONS_MAX)
 
 
 class Topic(_Part):
@@ -268,6 +270,8 @@ def load_config_file(path: Path, defaults: Settings) -> ConfigFile:
         raise WrongConfigFile(f"{path}: cannot be read: {error}") from error
     try:
         content = json.loads(without_comments(text), object_pairs_hook=_no_duplicates)
+    except RecursionError as error:
+        raise WrongConfigFile(f"{path}: lists and objects stand too deep in one another") from error
     except json.JSONDecodeError as error:
         raise WrongConfigFile(f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
     except ValueError as error:
@@ -361,7 +365,7 @@ def _as_spec(queue: Queue, defaults: Settings) -> QueueSpec:
         auto_delete_on_idle_ms=file.auto_delete_on_idle,
         enable_partitioning=partitioned,
         enable_express=file.enable_express,
-        max_message_size_kb=file.max_message_size_in_kilobytes or defaults.message_kb_max,
+        max_message_size_kb=size_kb if (size_kb := file.max_message_size_in_kilobytes) is not None else defaults.message_kb_max,
         authorization_rules=tuple(policy.as_rule() for policy in file.authorization_rules),
     )
     return QueueSpec(queue.name, check_queue(queue.name, settings), file.partition_count)

@@ -79,6 +79,13 @@ def test_a_wrong_configuration_file_ends_with_code_2_and_names_file_field_and_re
     assert not (tmp_path / "data").exists()
 
 
+def test_a_configuration_file_that_no_reader_can_follow_ends_with_code_2(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("[" * 100_000)
+    done = partibus("serve", "--data-dir", str(tmp_path / "data"), "--config", str(path))
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"partibus: {path}: lists and objects stand too deep in one another")
+
+
 def test_asking_for_the_health_of_a_broker_that_is_not_there_ends_with_code_1() -> None:
     done = partibus("health", "--url", "http://127.0.0.1:1")
     assert done.returncode == 1
