@@ -11,7 +11,12 @@ Each document is a file of its own, replaced as a whole or not at all. All numbe
         20     …  name, UTF-8
          …     …  document
 
-The file's name begins with that of the document, as far as it is plain, and goes on with a digest of it.
+The file's name begins with that of the document, as far as it is plain, and goes on with a digest of it: `….document`. A
+deletion renames it to `….deleted`, which asks a full disk for nothing, and stays as the record that the document was deleted
+and not lost, until the owner has cleared away what belonged to it (`forget`). Where both are, the document was put again later.
+
+*An unknown outcome.* When the folder cannot be synced, its last change may be on the disk or not. It is made known by making it
+anew: the next sync then has something to write, and is no mere repetition of the one that failed (durability rule 4).
 """
 
 from __future__ import annotations
@@ -19,17 +24,21 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
 from storage.disk import TEMPORARY_SUFFIX, Disk, close_quietly, disk_error, make_directories, publish
-from storage.errors import CommitFailed, CorruptRecord, UnknownFormat
+from storage.errors import CommitFailed, CorruptRecord, DiskFull, UnknownFormat
 from storage.record import crc32c
 from storage.threads import run_to_end
 
 FORMAT_VERSION = 1
 DOCUMENT_SUFFIX = ".document"
+DELETED_SUFFIX = ".deleted"
 NAME_BYTES_MAX = 65_535
+ATTEMPTS = 3
+"""How often a change is made whose outcome is not known, before the caller hears of it."""
 
 _MAGIC = b"PbDocmnt"
 _HEAD = struct.Struct("<8sI")
@@ -44,41 +53,70 @@ class Catalogue:
         self._directory = directory
         self._disk = disk
         self._turn = asyncio.Lock()
+        self._unknown: set[str] = set()
+        """Documents whose last change has an outcome that is not known."""
 
     async def load_all(self) -> dict[str, bytes]:
-        """All documents by name; removes what a crash has left half done.
+        """All documents by name, durably as they are read; removes what a crash has left half done.
 
         Raises CorruptRecord, which names the file, UnknownFormat, DiskFailed.
         """
         async with self._turn:
             return await run_to_end(None, self._load_all)
 
+    async def load_deleted(self) -> list[str]:
+        """The names of the documents that were deleted and not forgotten yet. Raises as `load_all`, which comes first."""
+        async with self._turn:
+            return await run_to_end(None, self._load_deleted)
+
     async def put(self, name: str, document: bytes) -> None:
         """Keep the document in place of the one of that name; durable when it returns.
 
-        Raises DiskFull (nothing happened), CommitFailed (after a restart it may be the old one or the new one).
+        Raises DiskFull (nothing happened), CommitFailed: the outcome is not known, now and after a restart there may be the old
+        one or the new one, until a `put` or `delete` of that name has returned.
         """
         async with self._turn:
-            await run_to_end(None, lambda: self._put(name, document))
+            await run_to_end(None, lambda: self._until_known(name, lambda: self._put(name, document)))
 
     async def delete(self, name: str) -> None:
-        """Remove the document, if there is one; durable when it returns. Raises CommitFailed."""
+        """Delete the document, if there is one, and remember that it was deleted; durable when it returns.
+
+        Raises CommitFailed: the outcome is not known, as with `put`.
+        """
         async with self._turn:
-            await run_to_end(None, lambda: self._delete(name))
+            await run_to_end(None, lambda: self._until_known(name, lambda: self._delete(name)))
+
+    async def forget(self, name: str) -> None:
+        """A deleted document need not be remembered any longer. After a crash it may still be. Raises DiskFailed."""
+        async with self._turn:
+            await run_to_end(None, lambda: self._forget(name))
 
     def _load_all(self) -> dict[str, bytes]:
         documents: dict[str, bytes] = {}
         try:
-            for file_name in sorted(self._disk.names(self._directory)):
+            names = sorted(self._disk.names(self._directory))
+            for file_name in names:
                 path = self._directory / file_name
                 if file_name.endswith(TEMPORARY_SUFFIX):
                     self._disk.remove(path)
                 elif file_name.endswith(DOCUMENT_SUFFIX):
                     name, document = _decode(self._read(path), path)
                     documents[name] = document
+            if names:
+                # Whoever was here before may have died between a change and its sync. What is read is acted upon: an entity is
+                # served, another one's logs are removed. So it must not be otherwise after a power cut (durability rule 3).
+                self._disk.sync_directory(self._directory)
         except OSError as error:
             raise disk_error(error, self._directory) from error
         return documents
+
+    def _load_deleted(self) -> list[str]:
+        try:
+            names = set(self._disk.names(self._directory))
+            paths = [self._directory / name for name in sorted(names) if name.endswith(DELETED_SUFFIX)]
+            return [_decode(self._read(path), path)[0] for path in paths if path.with_suffix(DOCUMENT_SUFFIX).name not in names]
+        except OSError as error:
+            raise disk_error(error, self._directory) from error
 
     def _read(self, path: Path) -> bytes:
         fd = self._disk.open_read(path)
@@ -96,13 +134,42 @@ class Catalogue:
         close_quietly(self._disk, fd)
 
     def _delete(self, name: str) -> None:
+        path = self._directory / file_name_of(name)
+        deleted = path.with_suffix(DELETED_SUFFIX)
         try:
-            self._disk.remove(self._directory / file_name_of(name))
+            names = self._disk.names(self._directory)
+            if path.name not in names:
+                if deleted.name not in names or name not in self._unknown:
+                    return
+                self._disk.rename(deleted, path)  # durability rule 4: only what is changed anew is written by the next sync
+            self._disk.rename(path, deleted)
             self._disk.sync_directory(self._directory)
-        except FileNotFoundError:
-            return  # there is no folder yet
         except OSError as error:
             raise CommitFailed(f"{self._directory}: {error.strerror}") from error
+
+    def _until_known(self, name: str, change: Callable[[], None]) -> None:
+        """Make a change, and make it anew while its outcome is not known. Raises DiskFull (nothing happened), CommitFailed."""
+        for _ in range(ATTEMPTS):
+            try:
+                change()
+            except DiskFull as full:
+                if name not in self._unknown:
+                    raise
+                failure = CommitFailed(f"{full}; what came of the change before is not known")
+            except CommitFailed as error:
+                self._unknown.add(name)
+                failure = error
+            else:
+                self._unknown.discard(name)
+                return
+        raise failure
+
+    def _forget(self, name: str) -> None:
+        path = (self._directory / file_name_of(name)).with_suffix(DELETED_SUFFIX)
+        try:
+            self._disk.remove(path)
+        except OSError as error:
+            raise disk_error(error, path) from error
 
 
 def file_name_of(name: str) -> str:
@@ -129,6 +196,6 @@ def _decode(data: bytes, path: Path) -> tuple[str, bytes]:
         raise UnknownFormat(f"{path}: document format version {version} is not known, only {FORMAT_VERSION}")
     name = data[_NAME_AT : _NAME_AT + name_length].decode()
     document = data[_NAME_AT + name_length :]
-    if len(document) != length or path.name != file_name_of(name):
+    if len(document) != length or path.with_suffix(DOCUMENT_SUFFIX).name != file_name_of(name):
         raise CorruptRecord(str(path), 0, f"the file is not the document {name!r} that it says it is")
     return name, document

@@ -14,7 +14,7 @@ class CommitFailed(StorageError):
     """A write or a sync failed, and what of it reached the disk is not known (durability rule 4).
 
     A log is unusable from here on and wants to be claimed anew; once it has been, nothing of the failed commit is ever
-    read again. A document of the catalogue may be the old or the new one after a restart.
+    read again. A document of the catalogue may be the old or the new one until a later change of it has returned.
     """
 
 

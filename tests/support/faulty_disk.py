@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +32,12 @@ class _Fault:
 class FaultyDisk:
     """See `storage.disk.Disk`. Faults are counted over all threads."""
 
-    def __init__(self, inner: Disk) -> None:
+    def __init__(self, inner: Disk, lose: Callable[[Path], None] | None = None) -> None:
+        """`lose` is told of each directory whose sync failed, so that the disk behind can lose what was not written."""
         self.calls: Counter[str] = Counter()
         """How often each operation was called."""
         self._inner = inner
+        self._lose = lose
         self._faults: list[_Fault] = []
         self._flips: list[tuple[str, int]] = []
         self._paths: dict[int, Path] = {}
@@ -97,7 +99,12 @@ class FaultyDisk:
         self._inner.remove_tree(path)
 
     def sync_directory(self, path: Path) -> None:
-        self._meet("sync_directory", path)
+        try:
+            self._meet("sync_directory", path)
+        except OSError:
+            if self._lose is not None:
+                self._lose(path)
+            raise
         self._inner.sync_directory(path)
 
     def create(self, path: Path) -> int:

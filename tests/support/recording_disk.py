@@ -64,7 +64,8 @@ class _Directory:
         self.pending.append(changes)
 
     def sync(self) -> None:
-        self.durable = dict(self.entries)
+        for changes in self.pending:
+            _apply(self.durable, changes)
         self.pending.clear()
 
     def after_power_cut(self, keep: Callable[[], bool]) -> _Directory:
@@ -97,6 +98,13 @@ class RecordingDisk:
             left = RecordingDisk(queued=self._queued, capacity_bytes=self.capacity_bytes)
             left._root = self._root.after_power_cut((lambda: rng.random() < 0.5) if rng else (lambda: False))
             return left
+
+    def lose(self, path: Path) -> None:
+        """A sync of this directory has failed: its changes so far count as written, and no later sync writes them."""
+        with self._mutex:
+            node = self._node(path)
+            assert isinstance(node, _Directory)
+            node.pending.clear()
 
     def contents(self, path: Path) -> bytearray:
         """A file's bytes, to be looked at or damaged."""
