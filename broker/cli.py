@@ -7,12 +7,16 @@ configuration file are wrong.
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import http.client
 import importlib.metadata
+import ipaddress
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Annotated, NoReturn
+from urllib.parse import quote
 
 import structlog
 import typer
@@ -145,17 +149,21 @@ def serve(
 
 @app.command()
 def health(
-    url: Annotated[str, typer.Option(help="Address of the HTTP port.", show_default="http://127.0.0.1 and the configured port")] = "",
+    url: Annotated[
+        str, typer.Option(help="Address of the HTTP port.", show_default=f"{variable_of('host')} and {variable_of('http_port')}")
+    ] = "",
 ) -> None:
     """Ask a running broker how it is: exit code 0 when it serves, 1 when not. For container health checks."""
     try:
-        address = url or f"http://127.0.0.1:{load_settings().http_port}"
+        address = url or _own_url(load_settings())
     except WrongSettings as wrong:
         _fail(wrong, 2)
+    # Nobody asks a broker of this machine by way of a proxy, though a container may have one set.
+    proxies = urllib.request.ProxyHandler(None if url else {})
     try:
-        with urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=3) as answer:
+        with urllib.request.build_opener(proxies).open(f"{address.rstrip('/')}/health", timeout=3) as answer:
             typer.echo(answer.read().decode())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         _fail(f"{address}: {error}", 1)
 
 
@@ -175,6 +183,23 @@ def default_text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "[]" if value == () else str(value)
+
+
+def _own_url(settings: Settings) -> str:
+    """The HTTP port of a broker on this machine that has the same settings. Raises WrongSettings."""
+    if settings.http_port == 0:
+        raise WrongSettings(
+            f"{variable_of('http_port')}: with 0 the broker takes any free port, which cannot be known here; "
+            "its log names it (`server.ready`): give that address with --url"
+        )
+    host = settings.host
+    with contextlib.suppress(ValueError):  # a name
+        given = ipaddress.ip_address(host)
+        if given.is_unspecified:  # it listens on every address, loopback among them
+            host = "127.0.0.1" if given.version == 4 else "::1"
+    if ":" in host:
+        host = f"[{quote(host, safe=':')}]"
+    return f"http://{host}:{settings.http_port}"
 
 
 def _warn(settings: Settings, file: ConfigFile | None) -> None:

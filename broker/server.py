@@ -35,6 +35,7 @@ from broker.partition.task import PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from broker.queue import Queue
 from broker.security import Authorizer
+from broker.sockets import addresses_text, listen
 from broker.stored_message import MessageIds
 from broker.tls import server_context, tls_files
 from storage.catalogue import Catalogue
@@ -65,7 +66,7 @@ class Broker:
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
         self.addresses: dict[str, str] = {}
-        """What is listened on, once it is: amqp, amqps, http → "host:port"."""
+        """What is listened on, once it is: amqp, amqps, http → "host:port", with commas between the addresses of one host."""
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._serving = False
@@ -138,19 +139,20 @@ class Broker:
             lambda websocket, request: serve_websocket(services, websocket, request),
         )
         loop = asyncio.get_running_loop()
-        listeners = []
+        listeners: list[asyncio.Server] = []
         assert self._tasks is not None
         http_task: asyncio.Task[None] | None = None
         try:
             for name, port, context in (("amqp", settings.amqp_port, None), ("amqps", settings.amqps_port, tls)):
                 if port is None:
                     continue
-                listener = await loop.create_server(
-                    lambda: StreamProtocol(services), settings.host, port, ssl=context, backlog=BACKLOG, start_serving=False
-                )
-                listeners.append(listener)
-                self.addresses[name] = _address(listener.sockets[0].getsockname())
-            self.addresses["http"] = _address((await http.start())[0])
+                sockets = await listen(settings.host, port, BACKLOG)
+                self.addresses[name] = addresses_text(sockets)
+                listeners += [
+                    await loop.create_server(lambda: StreamProtocol(services), sock=each, ssl=context, backlog=BACKLOG, start_serving=False)
+                    for each in sockets
+                ]
+            self.addresses["http"] = addresses_text(await http.start())
             http_task = self._tasks.create_task(http.run(), name="http")
             for listener in listeners:
                 await listener.start_serving()
@@ -228,11 +230,6 @@ async def _until_gone(services: Services, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(timeout_s, CLOSE_TIMEOUT_S)):
                 await services.wait_until_alone()
-
-
-def _address(name: tuple[Any, ...]) -> str:
-    host = f"[{name[0]}]" if ":" in name[0] else name[0]
-    return f"{host}:{name[1]}"
 
 
 def _raise_descriptor_limit() -> None:

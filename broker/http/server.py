@@ -29,6 +29,7 @@ from broker.http.refusals import HttpRefusal, refusal_of
 from broker.http.seams import TokenVerifier
 from broker.metrics import Metrics
 from broker.namespace import Namespace
+from broker.sockets import listen
 
 log = structlog.get_logger("http")
 
@@ -66,11 +67,11 @@ class HttpServer:
         self._greeting: set[asyncio.Task[None]] = set()  # connections that have not shown what they speak
         self._stopping, self._stopped = asyncio.Event(), asyncio.Event()
 
-    async def start(self) -> list[tuple[str, int]]:
-        """Bind, and give the addresses. Clients are queued from here on and answered from `run` on. Raises OSError."""
+    async def start(self) -> list[socket.socket]:
+        """Bind, and give the listening sockets. Clients are queued from here on and answered from `run` on. Raises OSError."""
         await self._runner.setup()
-        self._listeners = await _listen(self._settings.host, self._settings.http_port)
-        return [listener.getsockname()[:2] for listener in self._listeners]
+        self._listeners = await listen(self._settings.host, self._settings.http_port, _BACKLOG)
+        return self._listeners
 
     async def run(self) -> None:
         """Accept until `stop`; returns once every connection is closed."""
@@ -209,28 +210,6 @@ class HttpServer:
 
 def _allowed(exception: web.HTTPException) -> dict[str, str]:
     return {"Allow": exception.headers["Allow"]} if "Allow" in exception.headers else {}
-
-
-async def _listen(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address of the host, all on one port. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    listeners: list[socket.socket] = []
-    try:
-        for family, _, _, _, address in dict.fromkeys(found):
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            listeners.append(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # Port 0 takes a free one once; the other addresses of the host get the same.
-            listener.bind((address[0], listeners[0].getsockname()[1] if len(listeners) > 1 else port))
-            listener.listen(_BACKLOG)
-            listener.setblocking(False)
-    except OSError:
-        for listener in listeners:
-            listener.close()
-        raise
-    return listeners
 
 
 async def _peek(connection: socket.socket) -> bytes:

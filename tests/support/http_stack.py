@@ -124,7 +124,8 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
     files = tls_files(settings, SystemClock().now_ms())
     authorizer = Authorizer(settings.authorization_rules(), namespace.rules_of)
     server = HttpServer(settings, namespace, authorizer, metrics, clock, server_context(files), lambda: serving[0], _echo)
-    ((_, port),) = await server.start()
+    (listener,) = await server.start()
+    port: int = listener.getsockname()[1]
     running = asyncio.create_task(server.run(), name="http")
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:

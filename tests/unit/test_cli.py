@@ -7,12 +7,26 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from broker.config import Settings, variable_of
 from tests.support.broker_process import BrokerProcess
+
+
+class HealthyBroker(BaseHTTPRequestHandler):
+    """Answers `GET /health` and nothing else."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+        self.wfile.write(b"well")
+
+    def log_message(self, format: str, *values: object) -> None:
+        pass
 
 
 def partibus(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -84,6 +98,57 @@ def test_a_configuration_file_that_no_reader_can_follow_ends_with_code_2(tmp_pat
     path.write_text("[" * 100_000)
     done = partibus("serve", "--data-dir", str(tmp_path / "data"), "--config", str(path))
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"partibus: {path}: lists and objects stand too deep in one another")
+
+
+@pytest.mark.parametrize(
+    ("host", "listens_on", "family"),
+    [
+        ("127.0.0.2", "127.0.0.2", socket.AF_INET),
+        ("0.0.0.0", "127.0.0.1", socket.AF_INET),
+        ("::", "::1", socket.AF_INET6),
+        ("::1", "::1", socket.AF_INET6),
+        ("localhost", "127.0.0.1", socket.AF_INET),
+    ],
+)
+def test_the_health_is_asked_where_the_broker_listens(host: str, listens_on: str, family: int) -> None:
+    with ThreadingHTTPServer((listens_on, 0), HealthyBroker, bind_and_activate=False) as server:
+        server.address_family = family
+        server.socket.close()
+        server.socket = socket.socket(family)
+        server.server_bind()
+        server.server_activate()
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        # A proxy is not asked for what runs on this machine.
+        done = partibus("health", PARTIBUS_HOST=host, PARTIBUS_HTTP_PORT=str(server.server_address[1]), http_proxy="http://127.0.0.1:1")
+        server.shutdown()
+        thread.join()
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+def test_the_health_of_a_broker_on_any_free_port_cannot_be_asked_without_its_address() -> None:
+    done = partibus("health", PARTIBUS_HTTP_PORT="0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("partibus: PARTIBUS_HTTP_PORT: with 0 the broker takes any free port, which cannot be known here;")
+    assert "--url" in done.stderr
+
+
+def test_asking_for_the_health_of_something_that_is_no_broker_ends_with_code_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def answer() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(1000)
+                client.sendall(b"nonsense\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        done = partibus("health", "--url", f"http://127.0.0.1:{port}")
+        thread.join()
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"partibus: http://127.0.0.1:{port}: ") and "Traceback" not in done.stderr
 
 
 def test_asking_for_the_health_of_a_broker_that_is_not_there_ends_with_code_1() -> None:

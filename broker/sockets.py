@@ -1,0 +1,90 @@
+"""Listening sockets: every address of a host, all on one port.
+
+Answers for binding and for nothing else: who accepts, and what is spoken, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger("sockets")
+
+ATTEMPTS = 16
+"""With port 0: a port that is free on one address may be taken on the next one, but hardly so often in a row."""
+_MISSING = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
+
+_Address = tuple[int, tuple[Any, ...]]
+"""Address family, and what `bind` takes for it."""
+
+
+async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
+    """Listening sockets on every address of the host, all on one port; port 0 is one that is free on all of them.
+
+    Clients are queued from here on. An address that only the host's name has, and not this machine (`localhost` where IPv6 is switched
+    off), is left out and logged. Raises OSError, also where nothing is left.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = list(dict.fromkeys((int(family), address) for family, _, _, _, address in found))
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _listen_on(addresses, port, backlog)
+        except OSError as error:
+            if port or error.errno != errno.EADDRINUSE or attempt == ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _listen_on(addresses: Sequence[_Address], port: int, backlog: int) -> list[socket.socket]:
+    listeners: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for family, address in addresses:
+            try:
+                listener = _listen_on_one(family, (address[0], port, *address[2:]), backlog)
+            except OSError as error:
+                if error.errno not in _MISSING:
+                    raise
+                missing = error
+                log.warning("address.left_out", address=address[0], error=error.strerror)
+                continue
+            listeners.append(listener)
+            port = listener.getsockname()[1]
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    if missing is not None and not listeners:
+        raise missing
+    return listeners
+
+
+def _listen_on_one(family: int, address: tuple[Any, ...], backlog: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"{address_text(address)}: {error.strerror}") from error
+    return listener
+
+
+def address_text(address: tuple[Any, ...]) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{host}:{address[1]}"
+
+
+def addresses_text(listeners: Sequence[socket.socket]) -> str:
+    """Where sockets listen: all their addresses, separated by commas."""
+    return ", ".join(address_text(listener.getsockname()) for listener in listeners)
