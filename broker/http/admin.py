@@ -1,9 +1,9 @@
 """The administration API for queues (HTTP contract 1.7, 2.1, 2.2, 2.8, 2.10): addresses, rights, status codes.
 
-Create and update are the same PUT: `If-Match` tells them apart. A missing queue answers GET with 200 and an empty feed. Rights
-are checked before existence, so that nobody learns names without them. Reads and writes no files: the namespace carries
-out what is asked, durably, before the answer. Topics, subscriptions and rules come in a later version: lists of them are
-empty, creating one is refused with 501.
+Create and update are the same PUT: `If-Match` tells them apart. Where no queue is, GET answers 200 with the feed of what lies directly
+below, most often nothing. Rights are checked before existence, so that nobody learns names without them. Reads and writes no files:
+the namespace carries out what is asked, durably, before the answer. Topics, subscriptions and rules come in a later version: lists of
+them are empty, creating one is refused with 501.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from broker.http.atom import (
     ENTRY_TYPE,
     FEED_TYPE,
     SERVICE_BUS,
+    Child,
     Description,
     Entry,
     WrongXml,
@@ -28,9 +29,9 @@ from broker.http.atom import (
     parse_entry,
     timestamp,
     top,
+    write_discovery,
     write_entry,
     write_feed,
-    write_nothing_here,
 )
 from broker.http.queue_xml import QueueDefaults, read_queue, write_queue
 from broker.http.refusals import HttpRefusal
@@ -97,10 +98,32 @@ class Administration:
 
     async def _get(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         queue = self._namespace.find_queue(name) if name else None
-        if queue is None:  # discovery, open to whoever has a token at all
-            return _xml(write_nothing_here(_url(request, name), self._clock.now_ms()), FEED_TYPE)
+        if queue is None:
+            return self._discover(request, claim, name)
         self._require(claim, queue.name, _READ)
         return await self._entry_response(request, queue, 200)
+
+    def _discover(self, request: web.Request, claim: Claim, path: str) -> web.Response:
+        """What lies directly below a path where no entity is (HTTP contract 2.8), as far as the caller may manage it.
+
+        Open to whoever has a token at all: who may manage nothing there finds nothing there.
+        """
+        skip, count = _page(request)
+        prefix = f"{key_of(path)}/" if path else ""
+        updated_ms: dict[str, int] = {}
+        paths: dict[str, str] = {}
+        for queue in self._namespace.live_queues():
+            name = queue.name
+            if key_of(name).startswith(prefix) and claim.covers(name, MANAGE):
+                end = name.find("/", len(prefix))
+                key = key_of(name if end < 0 else name[:end])
+                updated_ms[key] = max(updated_ms.get(key, 0), queue.description.updated_at_ms)
+                if end < 0 or key not in paths:  # an entity's own name shows its casing best
+                    paths[key] = name if end < 0 else name[:end]
+        shown = sorted(paths)[skip : skip + count]
+        children = [Child(_url(request, paths[key]), paths[key], updated_ms[key]) for key in shown]
+        next_url = _next_url(request, path, skip, count, len(paths))
+        return _xml(write_discovery(_url(request, path), next_url, self._clock.now_ms(), children), FEED_TYPE)
 
     async def _put(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         updating = "If-Match" in request.headers
@@ -125,7 +148,7 @@ class Administration:
 
     async def _list_queues(self, request: web.Request, claim: Claim) -> web.Response:
         self._demand_namespace(request, claim, "$Resources/queues")
-        skip, count = _number(request, "$skip", 0), min(_number(request, "$top", PAGE_DEFAULT), PAGE_MAX)
+        skip, count = _page(request)
         queues = self._namespace.queues()
         entries = []
         for queue in queues[skip : skip + count]:
@@ -133,7 +156,7 @@ class Administration:
                 entries.append(await self._entry(request, queue))
             except Refused:
                 continue  # deleted since
-        return self._feed(request, "Queues", entries, (skip + count, count) if count and skip + count < len(queues) else None)
+        return self._feed(request, "Queues", entries, _next_url(request, "$Resources/queues", skip, count, len(queues)))
 
     def _namespace_info(self, request: web.Request, claim: Claim) -> web.Response:
         self._demand_namespace(request, claim, "$namespaceinfo")
@@ -237,16 +260,24 @@ class Administration:
         description = write_queue(queue, await self._namespace.runtime(queue.name), request.host)
         return Entry(_url(request, queue.name), queue.name, self._namespace.name, queue.created_at_ms, queue.updated_at_ms, description)
 
-    def _feed(self, request: web.Request, title: str, entries: list[Entry], following: tuple[int, int] | None) -> web.Response:
-        path = f"$Resources/{title.lower()}"
-        next_url = f"{_url(request, path)}&%24skip={following[0]}&%24top={following[1]}" if following else None
-        return _xml(write_feed(title, _url(request, path), next_url, self._clock.now_ms(), entries), FEED_TYPE)
+    def _feed(self, request: web.Request, title: str, entries: list[Entry], next_url: str | None) -> web.Response:
+        return _xml(write_feed(title, _url(request, f"$Resources/{title.lower()}"), next_url, self._clock.now_ms(), entries), FEED_TYPE)
 
 
 def _url(request: web.Request, path: str) -> str:
     """The absolute address, as the client reached us: JS takes an entity's name from it."""
     version = urllib.parse.quote(request.query.get("api-version", API_VERSION_DEFAULT), safe="")
     return f"{request.scheme}://{request.host}/{urllib.parse.quote(path, safe='/$~')}?api-version={version}"
+
+
+def _page(request: web.Request) -> tuple[int, int]:
+    """How many entries of a list to pass over, and how many to show."""
+    return _number(request, "$skip", 0), min(_number(request, "$top", PAGE_DEFAULT), PAGE_MAX)
+
+
+def _next_url(request: web.Request, path: str, skip: int, count: int, total: int) -> str | None:
+    """Where a list goes on, None at its end."""
+    return f"{_url(request, path)}&%24skip={skip + count}&%24top={count}" if count and skip + count < total else None
 
 
 def _number(request: web.Request, name: str, default: int) -> int:

@@ -59,6 +59,15 @@ class Entry:
     description: Element
 
 
+@dataclass(slots=True, frozen=True)
+class Child:
+    """What lies directly below a path: an entity, or a path on the way to some."""
+
+    url: str
+    path: str
+    updated_ms: int
+
+
 def parse_entry(body: bytes) -> Description:
     """The description in an ATOM entry. Raises WrongXml.
 
@@ -132,8 +141,11 @@ def write_feed(title: str, url: str, next_url: str | None, now_ms: int, entries:
     return etree.tostring(feed)
 
 
-def write_nothing_here(url: str, now_ms: int) -> bytes:
-    """The answer to GET of a path where no entity is. Go knows "not found" by this very title (HTTP contract 2.8)."""
+def write_discovery(url: str, next_url: str | None, now_ms: int, children: Sequence[Child]) -> bytes:
+    """The answer to GET of a path where no entity is: what lies directly below it. Go knows "not found" by this very title.
+
+    Without a `content`, no entry is an entity to anybody: the other clients know "not found" by that (HTTP contract 2.8).
+    """
     feed = top("feed", ATOM)
     child(feed, "title", "Publicly Listed Services", ATOM).set("type", "text")
     child(feed, "subtitle", "This is the list of publicly-listed services currently available.", ATOM).set("type", "text")
@@ -141,6 +153,14 @@ def write_nothing_here(url: str, now_ms: int) -> bytes:
     child(feed, "updated", timestamp(now_ms), ATOM)
     child(feed, "generator", "Service Bus 1.1", ATOM)
     _link(feed, "self", url)
+    if next_url is not None:
+        _link(feed, "next", next_url)
+    for each in children:
+        entry = etree.SubElement(feed, f"{{{ATOM}}}entry")
+        child(entry, "id", each.url, ATOM)
+        child(entry, "title", each.path, ATOM).set("type", "text")
+        child(entry, "updated", timestamp(each.updated_ms), ATOM)
+        _link(entry, "alternate", each.url)
     return etree.tostring(feed)
 
 

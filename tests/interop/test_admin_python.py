@@ -44,6 +44,14 @@ def test_a_queue_is_created_with_the_services_defaults_and_partitioned(admin: Se
     assert dict(found) == dict(created)
 
 
+def test_a_queue_is_missing_also_where_others_lie_below_its_name(admin: ServiceBusAdministrationClient, name: str) -> None:
+    admin.create_queue(f"{name}/below")
+    with pytest.raises(ResourceNotFoundError):
+        admin.get_queue(name)
+    with pytest.raises(ResourceNotFoundError):
+        admin.get_queue_runtime_properties(name)
+
+
 def test_every_property_comes_back_as_it_was_set(admin: ServiceBusAdministrationClient, name: str) -> None:
     target = f"{name}/target"
     admin.create_queue(target)

@@ -11,15 +11,16 @@ from broker.entity_rules import WrongProperty
 from broker.http.atom import (
     ATOM,
     SERVICE_BUS,
+    Child,
     Entry,
     WrongXml,
     parse_entry,
     printable,
     timestamp,
+    write_discovery,
     write_entry,
     write_error,
     write_feed,
-    write_nothing_here,
 )
 from broker.http.queue_xml import QueueDefaults, address_of, entity_of, read_queue, write_queue
 from broker.namespace import EntityRuntime
@@ -260,10 +261,21 @@ def test_a_feed_has_self_and_then_next_and_no_third_link() -> None:
     assert len(etree.fromstring(write_feed("Queues", "http://h/", None, NOW_MS, [])).findall(f"{{{ATOM}}}link")) == 1
 
 
-def test_nothing_here_has_the_title_by_which_go_knows_it_and_no_entry() -> None:
-    feed = etree.fromstring(write_nothing_here("http://h/q", NOW_MS))
+def test_discovery_has_the_title_by_which_go_knows_not_found_and_entries_without_content() -> None:
+    feed = etree.fromstring(write_discovery("http://h/q", None, NOW_MS, []))
     assert feed.findtext(f"{{{ATOM}}}title") == "Publicly Listed Services"
     assert feed.find(f"{{{ATOM}}}entry") is None
+    feed = etree.fromstring(write_discovery("http://h/q", "http://h/next", NOW_MS, [Child("http://h/q/a", "q/a", NOW_MS)]))
+    assert feed.findtext(f"{{{ATOM}}}title") == "Publicly Listed Services"
+    assert [(link.get("rel"), link.get("href")) for link in feed.findall(f"{{{ATOM}}}link")] == [
+        ("self", "http://h/q"),
+        ("next", "http://h/next"),
+    ]
+    (entry,) = feed.findall(f"{{{ATOM}}}entry")
+    assert [etree.QName(element).localname for element in entry] == ["id", "title", "updated", "link"]
+    link = entry.find(f"{{{ATOM}}}link")
+    assert link is not None and (link.get("rel"), link.get("href")) == ("alternate", "http://h/q/a")
+    assert entry.findtext(f"{{{ATOM}}}updated") == "2026-01-05T10:00:00.123Z"
 
 
 def test_an_error_has_an_integer_code_and_no_namespace() -> None:

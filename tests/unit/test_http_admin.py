@@ -134,6 +134,58 @@ async def test_asking_for_what_does_not_exist_gives_200_and_an_empty_feed(stack:
 
 
 @pytest.mark.parametrize(
+    ("path", "children"),
+    [
+        ("/", ["a", "Dir", "z"]),
+        ("/?api-version=2021-05&$skip=1&$top=1", ["Dir"]),
+        ("/dir", ["Dir/b", "Dir/deep"]),
+        ("/DIR%2Fdeep/", ["Dir/deep/c", "Dir/deep/d"]),
+        ("/dir/b/below", []),
+        ("/di", []),
+        ("/$Resources", []),
+    ],
+)
+async def test_a_path_where_no_entity_is_lists_what_lies_directly_below(stack: HttpStack, path: str, children: list[str]) -> None:
+    for name in ("z", "a", "a/x/y", "Dir/b", "dir/deep/d", "Dir/deep/c"):
+        await stack.namespace.create_queue(name, QueueSettings())
+    status, text, headers = await stack.ask("GET", path)
+    assert (status, headers["Content-Type"]) == (200, "application/atom+xml;type=feed;charset=utf-8")
+    assert '<title type="text">Publicly Listed Services</title>' in text and "<content" not in text
+    assert [title.casefold() for title in titles(text)] == [child.casefold() for child in children]
+    for entry, child in zip(etree.fromstring(text.encode()).findall(f"{{{ATOM}}}entry"), titles(text), strict=True):
+        assert entry.findtext(f"{{{ATOM}}}id") == f"{stack.url}/{child}?api-version=2021-05"
+    assert (next_of(text) is not None) == ("$top=1" in path)
+
+
+async def test_discovery_is_paged_like_a_list(stack: HttpStack) -> None:
+    for number in range(105):
+        await stack.namespace.create_queue(f"dir/q{number:03}", QueueSettings(enable_partitioning=False))
+    first = (await stack.ask("GET", "/dir?api-version=2024-05"))[1]
+    following = next_of(first)
+    assert following == f"{stack.url}/dir?api-version=2024-05&%24skip=100&%24top=100"
+    second = (await stack.ask("GET", following.removeprefix(stack.url)))[1]
+    assert (titles(first) + titles(second), next_of(second)) == ([f"dir/q{number:03}" for number in range(105)], None)
+
+
+async def test_discovery_names_only_what_the_caller_may_manage(tmp_path: Path) -> None:
+    rules = [{"key_name": "app", "primary_key": "k", "rights": ["Send", "Listen"]}]
+    async with http_stack(tmp_path, sas_rules=rules) as stack:
+        own = AuthorizationRule("own", "k1", "k2", frozenset({"Manage", "Send", "Listen"}))
+        await stack.namespace.create_queue("dir/mine", QueueSettings(authorization_rules=(own,)))
+        for name in ("dir/other", "top"):
+            await stack.namespace.create_queue(name, QueueSettings())
+        for token, root, below in (
+            (sas_token("https://h"), ["dir", "top"], ["dir/mine", "dir/other"]),
+            (sas_token("https://h/dir"), ["dir"], ["dir/mine", "dir/other"]),
+            (sas_token("https://h/dir/mine", key_name="own", key="k1"), ["dir"], ["dir/mine"]),
+            (sas_token("https://h/elsewhere"), [], []),
+            (sas_token("https://h", key_name="app", key="k"), [], []),
+        ):
+            assert titles((await stack.ask("GET", "/", token=token))[1]) == root
+            assert titles((await stack.ask("GET", "/dir", token=token))[1]) == below
+
+
+@pytest.mark.parametrize(
     ("inner", "words"),
     [
         ("<LockDuration>PT6M</LockDuration>", "The supplied lock time exceeds the allowed maximum of '5' minutes."),
