@@ -150,6 +150,9 @@ class Settings(BaseSettings):
     output_buffer_bytes_max: int = Field(
         4 * MIB, ge=64 * KIB, description="Bytes waiting for a slow reader before its links are given nothing more."
     )
+    total_output_bytes_max: int = Field(
+        256 * MIB, ge=MIB, description="The same over all connections: beyond it, each one has room for its share alone, 64 KiB at least."
+    )
     receive_cache_messages: int = Field(1_000, ge=0, description="Locked messages kept ready per connection for its next requests.")
     receive_cache_bytes: int = Field(4 * MIB, ge=0, description="The same in bytes.")
 

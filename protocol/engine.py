@@ -343,6 +343,10 @@ class Engine:
         """What waits in the link's session for its window to open (§2.5.6), or to be written."""
         return int(_unsent(link.session.pn))
 
+    def unsent_bytes_of_all(self) -> int:
+        """The same of all sessions."""
+        return sum(map(_unsent, self._sessions))
+
     def drained(self, link: Link) -> None:
         """There is nothing more now: give the credit back."""
         lib.pn_link_drained(link.pn)

@@ -24,6 +24,7 @@ from broker.frontend.cbs import CbsNode
 from broker.frontend.incoming_link import IncomingLink
 from broker.frontend.management import ManagementNode
 from broker.frontend.outgoing_link import OutgoingLink
+from broker.frontend.output_total import OutputTotal
 from broker.frontend.receive_cache import ReceiveCache
 from broker.frontend.request_node import RequestLink, RequestNode, ResponseLink
 from broker.metrics import Metrics
@@ -59,6 +60,7 @@ class Wire(Protocol):
     """The stream below: a TCP or TLS transport of asyncio, or a WebSocket made to look like one."""
 
     def write(self, data: bytes) -> None: ...
+    def get_write_buffer_size(self) -> int: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
     def pause_reading(self) -> None: ...
@@ -108,6 +110,7 @@ class Services:
         self.clock, self.metrics, self.spawn, self.message_id = clock, metrics, spawn, message_id
         self.inflight = Inflight(settings.total_inflight_bytes_max)
         self.connections: set[Connection] = set()
+        self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)
         self._alone = asyncio.Event()
         self._alone.set()
         metrics.active_connections.set_function(lambda: len(self.connections))
@@ -124,6 +127,7 @@ class Services:
         """It is gone."""
         self.connections.discard(connection)
         self.inflight.forget(connection)
+        self.output.forget(connection)
         self.metrics.connections_closed.inc()
         if not self.connections:
             self._alone.set()
@@ -151,6 +155,8 @@ class Connection:
         """The peer reads what it is sent; False from the wire's high-water mark to its low-water mark."""
         self.output_room = settings.output_buffer_bytes_max
         """How many bytes links may still hand to the engine before the next write."""
+        self.response_bytes = 0
+        """Responses that wait for credit; kept by the response links."""
         self.claims: dict[str, Claim] = {}
         """By the audience they were put for; "" is who logged in with SASL PLAIN."""
         self._loop = asyncio.get_running_loop()
@@ -260,7 +266,7 @@ class Connection:
             events = self.engine.take_events()
             if events:
                 self._dispatch(events)
-        self.output_room = self.services.settings.output_buffer_bytes_max
+        self.output_room = self.services.output.room
         if self._hungry and self.writable:
             hungry, self._hungry = self._hungry, set()
             for link in hungry:
@@ -295,19 +301,30 @@ class Connection:
     def sent(self, size: int) -> None:
         """A link has handed so many bytes to the engine."""
         self.output_room -= size
+        self.services.output.add(size)
         self.flush_soon()
 
     def has_room_for(self, link: OutgoingLink | ResponseLink) -> bool:
         """Whether the link may hand more messages to the engine; if not, its `credit_granted` is called when it may.
 
         No room is where this turn's bytes are not written yet, where the client does not read, and where it keeps the window of its
-        AMQP session shut (§2.5.6): what it has given credit for would wait in the engine.
+        AMQP session shut (§2.5.6): what it has given credit for would wait in the engine. And where too much waits in all connections
+        together, and this one has its share of it.
         """
-        room_max = self.services.settings.output_buffer_bytes_max
-        if self.writable and self.output_room > 0 and self.engine.unsent_bytes(link.link) < room_max:
+        output = self.services.output
+        if (
+            self.writable
+            and not (output.is_over and output.holds(self))
+            and self.output_room > 0
+            and self.engine.unsent_bytes(link.link) < output.room
+        ):
             return True
         self._hungry.add(link)
         return False
+
+    def waiting_bytes(self) -> int:
+        """What links have given and the wire has not taken yet, or the client holds back."""
+        return self.wire.get_write_buffer_size() + self.engine.unsent_bytes_of_all() + self.response_bytes
 
     # --- bounds -----------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class WebSocketWire:
         self._websocket, self._transport = websocket, transport
         self._buffer_bytes_max = buffer_bytes_max
         self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._sending_bytes = 0
         self._wake = asyncio.Event()
         self._may_read = asyncio.Event()
         self._may_read.set()
@@ -78,6 +78,9 @@ class WebSocketWire:
         self._wake.set()
         if self._waiting_bytes > self._buffer_bytes_max and self.connection is not None:
             self.connection.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return self._waiting_bytes + self._sending_bytes
 
     def close(self) -> None:
         self._closing = True
@@ -104,7 +107,9 @@ class WebSocketWire:
             waiting, self._waiting = self._waiting, []
             size, self._waiting_bytes = self._waiting_bytes, 0
             if waiting:
+                self._sending_bytes = size
                 await self._websocket.send_bytes(b"".join(waiting))
+                self._sending_bytes = 0
                 if size > self._buffer_bytes_max and self.connection is not None:
                     self.connection.resume_writing()
             if self._closing and not self._waiting:

@@ -149,8 +149,8 @@ class OutgoingLink:
 
     def _run_max(self) -> int:
         """How many messages may come from one partition at once."""
-        settings = self._connection.services.settings
-        return max(min(settings.output_buffer_bytes_max // (4 * self._message_bytes), settings.receive_cache_messages // 2), 1)
+        services = self._connection.services
+        return max(min(services.output.room // (4 * self._message_bytes), services.settings.receive_cache_messages // 2), 1)
 
     def _withdraw_is_due(self) -> None:
         self._withdraw_timer = None

@@ -187,8 +187,13 @@ class ResponseLink:
         """Send a response, now or when there is credit for it."""
         if self.link.gone:
             return
-        if len(self._waiting) >= RESPONSES_WAITING_MAX or self._waiting_bytes >= RESPONSES_WAITING_BYTES_MAX:
-            self._connection.close_link(
+        connection, output = self._connection, self._connection.services.output
+        if (
+            len(self._waiting) >= RESPONSES_WAITING_MAX
+            or self._waiting_bytes >= RESPONSES_WAITING_BYTES_MAX
+            or (output.is_over and connection.response_bytes >= output.room)
+        ):
+            connection.close_link(
                 self.link,
                 Refused(
                     Reason.QUOTA_EXCEEDED,
@@ -197,8 +202,13 @@ class ResponseLink:
             )
             return
         self._waiting.append(payload)
-        self._waiting_bytes += len(payload)
+        self._count(len(payload))
+        output.add(len(payload))
         self.credit_granted()
+
+    def _count(self, size: int) -> None:
+        self._waiting_bytes += size
+        self._connection.response_bytes += size
 
     def credit_granted(self) -> None:
         """Send what waits, as far as the credit goes and the client reads."""
@@ -210,7 +220,7 @@ class ResponseLink:
             if not connection.has_room_for(self):
                 return
             payload = self._waiting.popleft()
-            self._waiting_bytes -= len(payload)
+            self._count(-len(payload))
             self._tags += 1
             engine.send(self.link, [self._tags.to_bytes(8, "big")], [payload], settled)
             connection.sent(len(payload))
@@ -226,6 +236,7 @@ class ResponseLink:
     def detached(self) -> None:
         """The link is gone, and with it the responses that wait."""
         self._waiting.clear()
+        self._count(-self._waiting_bytes)
         self._node.leave(self)
 
 

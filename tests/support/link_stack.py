@@ -87,6 +87,10 @@ class Wire:
     def write(self, data: bytes) -> None:
         self.written += data
 
+    def get_write_buffer_size(self) -> int:
+        """What the client has not heard yet."""
+        return len(self.written)
+
     def close(self) -> None:
         self.closed = True
 
