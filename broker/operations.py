@@ -273,6 +273,8 @@ class Peeked:
     changed: list[bytes | None]
     states: list[int]
     cookie: object
+    more: bool = False
+    """The answer is as large as one may be, and others follow what it shows."""
 
 
 @dataclass(slots=True)

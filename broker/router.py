@@ -52,6 +52,8 @@ class Router:
         """Partitions that were passed over at the last spread: not available, or full."""
         self._full_until: dict[int, float] = {}
         """Partitions that were full a moment ago."""
+        self.unseen: set[int] = set()
+        """Partitions that browsers are not shown, for they are down, and of which that was logged."""
         self._turn = 0
 
     def keyed(self, key: str) -> PartitionHandle:

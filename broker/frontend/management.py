@@ -1,11 +1,15 @@
 """The `$management` node of an entity: peek, renew lock, receive by sequence number, update disposition (AMQP contract 7).
 
+A request about several partitions asks all of them, and one that is down or refuses takes nothing from the others: what they did
+counts, and the response tells the first refusal.
+
 Responses carry camel-case keys, the status an int, the condition a symbol (contract, rule 3). Every request gets a response, also
 one that nobody foresaw, for the official clients wait without end.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,11 +22,13 @@ from broker.frontend.addresses import Address
 from broker.frontend.annotations import deliverables, joined, peeked_messages
 from broker.frontend.answers import status_of
 from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost
+from broker.frontend.receive_cache import without
 from broker.frontend.request_node import Request, Response
 from broker.metrics import Tally
 from broker.namespace import not_found_text
 from broker.operations import (
     Abandon,
+    Answer,
     Complete,
     DeadLetter,
     Defer,
@@ -32,12 +38,13 @@ from broker.operations import (
     Peek,
     Peeked,
     ReceiveDeferred,
+    Release,
     Renewed,
     RenewLocks,
     Settled,
     partition_of,
 )
-from broker.queue import Queue, ask
+from broker.queue import Queue, ask, next_client
 from broker.router import PartitionHandle
 from protocol.codec import Array, Int, Symbol, Timestamp, TypeCode
 
@@ -93,7 +100,10 @@ class ManagementNode:
         self._queue = queue
 
     async def _peek(self, body: dict[str, Any]) -> Response:
-        """One page, by sequence number over all partitions: the next page begins behind the last one seen."""
+        """One page, by sequence number over all partitions: the next page begins behind the last one seen.
+
+        A partition that is down is stepped over. Where there is nothing else to show the client is told that there may be more.
+        """
         start = _integer(body, "from-sequence-number")
         count = min(_integer(body, "message-count"), PEEK_MESSAGES_MAX)
         if count <= 0:
@@ -103,28 +113,59 @@ class ManagementNode:
         size = 0
         partitions = self._queue.description.partitions
         start = max(start, 0)
+        down: list[int] = []
         for number in range(min(partition_of(start), partitions), partitions):
-            peeked = await ask(self._queue.router.handles[number], Peek(self._subqueue, start, count - len(messages)))
-            if isinstance(peeked, Peeked):
-                for message in peeked_messages(peeked, partitioned=partitions > 1):
-                    size += len(message)
-                    if messages and size > size_max:
-                        return _ok({"messages": [{"message": each} for each in messages]})
-                    messages.append(message)
-            if len(messages) >= count:
+            peeked = await self._peek_partition(number, Peek(self._subqueue, start, count - len(messages)))
+            if peeked is None:
+                down.append(number)
+                continue
+            for message in peeked_messages(peeked, partitioned=partitions > 1):
+                size += len(message)
+                if messages and size > size_max:
+                    return _ok({"messages": [{"message": each} for each in messages]})
+                messages.append(message)
+            if len(messages) >= count or peeked.more:
                 break
+        if down and not messages:
+            names = ", ".join(map(str, down))
+            raise Refused(
+                Reason.PARTITION_UNAVAILABLE,
+                f"There is nothing to show but what may be in partitions of '{self._queue.name}' that are not available: {names}. "
+                "Please try again.",
+            )
         return _ok({"messages": [{"message": each} for each in messages]}) if messages else NO_CONTENT
+
+    async def _peek_partition(self, number: int, peek: Peek) -> Peeked | None:
+        """What one partition shows; None while it is down, which is logged once until it is back."""
+        router = self._queue.router
+        handle = router.handles[number]
+        answer = await _answer(handle, peek) if handle.available else None
+        if isinstance(answer, Refused) and answer.reason not in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL):
+            raise answer
+        if answer is None or isinstance(answer, Refused):
+            if number not in router.unseen:
+                router.unseen.add(number)
+                log.warning("peek.partition_unseen", entity=self._queue.name, partition=number)
+            return None
+        router.unseen.discard(number)
+        assert isinstance(answer, Peeked), f"{answer} is no answer to Peek"
+        return answer
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
         tokens = _tokens(body)
         until_ms = [0] * len(tokens)
-        for places, operation in self._by_partition(tokens, lambda group: RenewLocks(group)):
-            answer = await ask(self._handle(tokens[places[0]]), operation)
+        refusals: list[Refused] = []
+        for places, answer in await self._ask_partitions(tokens, RenewLocks):
+            if isinstance(answer, Refused):
+                refusals.append(answer)
+                continue
             assert isinstance(answer, Renewed), f"{answer} is no answer to RenewLocks"
             if answer.failures:
-                raise lock_lost()
+                refusals.append(lock_lost())
             for place in places:
                 until_ms[place] = answer.locked_until_ms
+        if refusals:
+            raise refusals[0]
         return _ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
 
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
@@ -134,16 +175,15 @@ class ManagementNode:
         mode = _integer(body, "receiver-settle-mode", PEEK_LOCK)
         if not numbers:
             raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
+        if mode not in (RECEIVE_AND_DELETE, PEEK_LOCK):
+            raise Refused(Reason.ARGUMENT, f"receiver-settle-mode is {mode}; it is 0 to receive and delete, 1 to lock.")
         if len({partition_of(number) for number in numbers}) > 1:
             raise Refused(Reason.NOT_ALLOWED, "The sequence numbers belong to different partitions; ask for those of one at a time.")
         handle = self._queue.router.of_sequence_number(numbers[0])
         locked = await ask(handle, ReceiveDeferred(self._subqueue, numbers))
         assert isinstance(locked, Locked), f"{locked} is no answer to ReceiveDeferred"
         if mode == RECEIVE_AND_DELETE:
-            settled = await ask(handle, Complete(locked.tokens))
-            assert isinstance(settled, Settled), f"{settled} is no answer to Complete"
-            if settled.failures:
-                raise lock_lost()
+            locked = await _removed(handle, locked)
         partitioned = self._queue.description.partitions > 1
         payloads = joined(deliverables(locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=partitioned))
         return _ok(
@@ -177,14 +217,21 @@ class ManagementNode:
                 make, counter = (lambda group: DeadLetter(group, changes)), None  # the partition counts these
             case _:
                 raise Refused(Reason.ARGUMENT, f"'{status}' is no disposition-status: completed, abandoned, defered and suspended are.")
-        for places, operation in self._by_partition(tokens, make):
-            answer = await ask(self._handle(tokens[places[0]]), operation)
+        settled: list[LockToken] = []
+        refusals: list[Refused] = []
+        for places, answer in await self._ask_partitions(tokens, make):
+            if isinstance(answer, Refused):
+                refusals.append(answer)
+                continue
             assert isinstance(answer, Settled), f"{answer} is no answer to a settlement"
             if answer.failures:
-                raise lock_lost()
-            if counter is not None:
-                counter.inc(len(places))
-        self._forget(tokens)
+                refusals.append(lock_lost())
+            settled += [tokens[place] for index, place in enumerate(places) if index not in answer.failures]
+        if counter is not None:
+            counter.inc(len(settled))
+        self._forget(settled)
+        if refusals:
+            raise refusals[0]
         return _ok({})
 
     def _forget(self, tokens: Sequence[LockToken]) -> None:
@@ -194,18 +241,45 @@ class ManagementNode:
                 for token in tokens:
                     link.context.forget(token)
 
-    def _by_partition(self, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]) -> list[tuple[list[int], Operation]]:
-        """One operation for each partition concerned, with the places of its tokens."""
+    async def _ask_partitions(
+        self, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]
+    ) -> list[tuple[list[int], Answer | Refused]]:
+        """Ask each partition concerned, all at once: what each says, in the order of the tokens, with its tokens' places."""
         groups: dict[bytes, list[int]] = {}
         for place, token in enumerate(tokens):
             groups.setdefault(token[:2], []).append(place)
-        return [(places, make([tokens[place] for place in places])) for places in groups.values()]
+        find = self._queue.router.of_token
+        asked = [_answer(find(tokens[places[0]]), make([tokens[place] for place in places])) for places in groups.values()]
+        return list(zip(groups.values(), await asyncio.gather(*asked), strict=True))
 
-    def _handle(self, token: LockToken) -> PartitionHandle:
-        handle = self._queue.router.of_token(token)
-        if handle is None:
-            raise lock_lost()
-        return handle
+
+async def _answer(handle: PartitionHandle | None, operation: Operation) -> Answer | Refused:
+    """Ask one partition; its refusal is an answer, too. A token that nobody gave has no partition, and no lock."""
+    if handle is None:
+        return lock_lost()
+    try:
+        return await ask(handle, operation)
+    except Refused as why:
+        return why
+
+
+async def _removed(handle: PartitionHandle, locked: Locked) -> Locked:
+    """Remove messages that were locked a moment ago; gives those that were removed, for nobody else will ever have them.
+
+    What is not removed is released. Raises Refused if that is all.
+    """
+    settled = await _answer(handle, Complete(locked.tokens))
+    if isinstance(settled, Refused):
+        handle.post(Release(locked.tokens), next_client(), _ignore)
+        raise settled
+    assert isinstance(settled, Settled), f"{settled} is no answer to Complete"
+    if len(settled.failures) == len(locked.tokens):
+        raise lock_lost()
+    return without(locked, settled.failures) if settled.failures else locked
+
+
+def _ignore(answer: Answer) -> None:
+    """Nobody waits for it."""
 
 
 def _ok(body: dict[str, Any]) -> Response:

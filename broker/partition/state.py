@@ -505,9 +505,12 @@ class Partition:
         """What this very batch has sent is not shown: it may still be refused (durability rule 3)."""
         subqueue = self.messages.find(peek.subqueue)
         found: list[Reference] = []
-        room = self.bounds.peeked_bytes_max
+        room, more = self.bounds.peeked_bytes_max, False
         for reference in subqueue.browse(max(peek.from_sequence_number, 0)):
-            if len(found) >= peek.count or room <= 0 or (self._batch.has_sent and reference.sequence_number >= self._batch.first_sent):
+            if len(found) >= peek.count or (self._batch.has_sent and reference.sequence_number >= self._batch.first_sent):
+                break
+            if room <= 0:
+                more = True
                 break
             if not self._is_overdue(subqueue, reference):
                 found.append(reference)
@@ -526,6 +529,7 @@ class Partition:
                 [reference.changed for reference in found],
                 [MessageState.DEFERRED if reference.state == DEFERRED else MessageState.ACTIVE for reference in found],
                 peek.cookie,
+                more,
             ),
         ))  # fmt: skip
 
