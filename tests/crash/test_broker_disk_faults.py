@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from broker.router import partition_of_key
 from protocol.codec import Symbol
@@ -33,6 +34,8 @@ PARTITIONS = 16
 VICTIM = 5
 VICTIM_FOLDER = f"/{VICTIM:04x}"
 BACK_WITHIN_S = 10.0
+BACK_AFTER_LONG_WITHIN_S = 20.0
+"""The longer a partition was down, the longer it pauses between two attempts: up to 10 s."""
 SERVER_BUSY, RESOURCE_LIMIT = "com.microsoft:server-busy", "amqp:resource-limit-exceeded"
 KEYS = {partition_of_key(f"key{number}", PARTITIONS): f"key{number}" for number in range(400)}
 """A key for each partition."""
@@ -102,10 +105,10 @@ def commit_failures(addresses: Addresses) -> int:
         return int(float(line.split()[1]))
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + BACK_WITHIN_S
+def wait_until(holds: Callable[[], bool], what: str, within_s: float = BACK_WITHIN_S) -> None:
+    deadline = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < deadline, f"{what} within {BACK_WITHIN_S} s"
+        assert time.monotonic() < deadline, f"{what} within {within_s} s"
         time.sleep(0.02)
 
 
@@ -215,6 +218,59 @@ def test_the_official_client_rides_out_a_failed_sync_with_a_key_and_without(tmp_
         assert sorted(bodies) == sorted(expected)
 
 
+def browsed(connection_string: str, page: int = 7, **options: Any) -> list[str]:
+    """Bodies that the official client is shown, page after page; its own memory of the last one says where the next begins."""
+    found: list[str] = []
+    with (
+        ServiceBusClient.from_connection_string(connection_string, **options) as sdk,
+        sdk.get_queue_receiver("orders") as receiver,
+    ):
+        while messages := receiver.peek_messages(page):
+            assert len(messages) <= page
+            found += [b"".join(each.body).decode("latin-1") for each in messages]
+    return found
+
+
+def test_browsing_shows_what_the_other_partitions_hold_while_one_is_down(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with BrokerThread(tmp_path, [queue("orders")], disk) as broker:
+        text = broker.addresses.connection_string()
+        sent = [f"{number} {each}" for number in range(PARTITIONS) for each in range(3)]
+        with ServiceBusClient.from_connection_string(text) as sdk, sdk.get_queue_sender("orders") as sender:
+            for number in range(PARTITIONS):
+                sender.send_messages([ServiceBusMessage(f"{number} {each}", partition_key=KEYS[number]) for each in range(3)])
+        assert browsed(text) == sent
+
+        for operation in ("names", "open_read", "open_write", "create"):
+            disk.fail(operation, times=1_000_000, path_part=VICTIM_FOLDER)
+        fail_a_write(disk)
+        with client_of(broker.addresses) as client:
+            assert client.send(VICTIM) == SERVER_BUSY
+        assert health(broker.addresses)["partitions"][VICTIM] == "recovering"
+        assert browsed(text) == [body for body in sent if not body.startswith(f"{VICTIM} ")]
+
+        disk.heal()
+        wait_until(lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "the partition is back", BACK_AFTER_LONG_WITHIN_S)
+        assert browsed(text) == sent
+
+
+def test_browsing_is_refused_for_a_retry_only_when_nothing_but_what_is_down_could_be_shown(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with BrokerThread(tmp_path, [queue("orders")], disk) as broker:
+        text = broker.addresses.connection_string()
+        with client_of(broker.addresses) as client:
+            assert client.send(VICTIM) is None
+            for operation in ("names", "open_read", "open_write", "create"):
+                disk.fail(operation, times=1_000_000, path_part=VICTIM_FOLDER)
+            fail_a_write(disk)
+            assert client.send(VICTIM) == SERVER_BUSY
+        with pytest.raises(ServiceBusServerBusyError):
+            browsed(text, retry_total=0)
+        disk.heal()
+        wait_until(lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "the partition is back", BACK_AFTER_LONG_WITHIN_S)
+        assert len(browsed(text, retry_total=0)) == 1
+
+
 def test_a_partition_that_fails_while_others_receive_gives_its_messages_after_it_is_back(tmp_path: Path) -> None:
     disk = FaultyDisk(LocalDisk())
     with BrokerThread(tmp_path, [queue("orders")], disk) as broker, client_of(broker.addresses) as client:
@@ -288,6 +344,11 @@ def test_damage_in_the_middle_of_a_log_stops_its_partition_and_no_other(tmp_path
                 assert client.send() is None
             assert health(addresses)["partitions"] == ["failed" if number == VICTIM else "healthy" for number in range(PARTITIONS)]
             assert health(addresses)["availability"] == availability(addresses) == "Limited"
+        for _ in range(3):
+            shown = browsed(addresses.connection_string(), page=100)
+            assert len(shown) == (PARTITIONS - 1) * 6 + 3 * PARTITIONS
+        (unseen,) = [json.loads(line) for line in broker.log.splitlines() if "peek.partition_unseen" in line]
+        assert (unseen["level"], unseen["entity"], unseen["partition"]) == ("warning", "orders", VICTIM)
         (line,) = [line for line in broker.log.splitlines() if "partition.failed" in line]
         entry = json.loads(line)
         assert entry["level"] == "error" and entry["partition"] == VICTIM and entry["entity"] == "orders"
