@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.errors import Reason, Refused
-from broker.stored_message import METADATA_BYTES_MAX
+from broker.stored_message import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
 from protocol.codec import EncodeError, encode, encode_map, encode_text
 from protocol.sections import APPLICATION_PROPERTIES, PROPERTIES, find_sections, pairs, text_bytes
 
@@ -38,9 +38,12 @@ def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -
         if key in (DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION) and value is not None:
             value = str(value)
         try:
-            changes += encode(str(key)), encode(value)
+            encoded = encode(value)
+            changes += encode(str(key)), encoded
         except EncodeError as error:
             raise Refused(Reason.ARGUMENT, f"The property '{key}' cannot be set: {error}.") from error
+        if len(encoded) > PROPERTY_BYTES_MAX:
+            raise Refused(Reason.ARGUMENT, f"The property '{key:.80}' takes {len(encoded)} bytes, {PROPERTY_BYTES_MAX} are the maximum.")
     if (size := sum(map(len, changes))) > METADATA_BYTES_MAX:
         raise Refused(Reason.ARGUMENT, f"The properties to set take {size} bytes, {METADATA_BYTES_MAX} are the maximum.")
     return encode_map(changes) if changes else None

@@ -25,7 +25,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 
 from broker.errors import Reason, Refused
 from protocol.codec import DecodeError, encode
@@ -52,6 +52,8 @@ KEY_CHARACTERS_MAX = 128
 """Of a message-id, session-id or partition-key (AMQP contract 10.1)."""
 METADATA_BYTES_MAX = 65_536
 """Of message-annotations, properties and application-properties together (AMQP contract 10.1, header size)."""
+PROPERTY_BYTES_MAX = 32_768
+"""Of one property, as it is encoded (AMQP contract 10.1, header size)."""
 
 BROKER_ANNOTATIONS = frozenset(
     (
@@ -234,6 +236,8 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
             Reason.MESSAGE_TOO_LARGE,
             f"The message's annotations and properties take {metadata_bytes} bytes, at most {METADATA_BYTES_MAX} are allowed.",
         )
+    if metadata_bytes > PROPERTY_BYTES_MAX:  # seldom: no property of a smaller whole can be too large
+        _check_property_sizes(payload, sections)
     flags = priority = ttl_ms = 0
     if ends[HEADER] - values[HEADER] > 1:  # many clients send it empty
         flags, priority, ttl_ms = _header(payload, values[HEADER], ends[HEADER])
@@ -357,6 +361,23 @@ def _check_application_properties(payload: bytes, value: int, end: int) -> None:
     for at_key in pairs(payload, value, end)[:-1:2]:
         if payload[at_key] != 0xA1 and payload[at_key] != 0xB1:
             raise DecodeError("the key of an application property is no string")
+
+
+def _check_property_sizes(payload: bytes, sections: Sections) -> None:
+    values, ends = sections.values, sections.ends
+    if ends[PROPERTIES]:
+        places = fields(payload, values[PROPERTIES], ends[PROPERTIES], FIELDS_MAX[PROPERTIES])
+        for number, (at, behind) in enumerate(pairwise(places)):
+            _check_property_size(f"number {number} of the properties list", behind - at)
+    if ends[APPLICATION_PROPERTIES]:
+        places = pairs(payload, values[APPLICATION_PROPERTIES], ends[APPLICATION_PROPERTIES])
+        for at_key, at, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
+            _check_property_size(f"'{(text_bytes(payload, at_key) or b'').decode():.80}'", behind - at)
+
+
+def _check_property_size(name: str, size: int) -> None:
+    if size > PROPERTY_BYTES_MAX:
+        raise Refused(Reason.MESSAGE_TOO_LARGE, f"The property {name} takes {size} bytes, at most {PROPERTY_BYTES_MAX} are allowed.")
 
 
 def _with_message_id(payload: bytes, places: list[int], message_id: str) -> bytes:

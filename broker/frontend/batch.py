@@ -16,6 +16,9 @@ from protocol.sections import DATA, PROPERTIES, annotation, data_sections, field
 
 BATCH_MESSAGE_FORMAT = 0x80013700
 
+BATCH_BYTES_MAX = 1024 * 1024
+"""Of a batch as a whole, also where the entity takes larger messages (AMQP contract 4.5). The official Python client makes none larger."""
+
 _GROUP_ID = 10  # place in the properties (§3.2.4)
 
 
@@ -28,7 +31,15 @@ class RoutingHint:
 
 
 def split(payload: bytes) -> tuple[list[bytes], RoutingHint]:
-    """The messages of a batch, each as its sender encoded it. Raises Refused(DECODE) if there are none, or no batch."""
+    """The messages of a batch, each as its sender encoded it.
+
+    Raises Refused: DECODE if there are none, or no batch; MESSAGE_TOO_LARGE for more than BATCH_BYTES_MAX.
+    """
+    if len(payload) > BATCH_BYTES_MAX:
+        raise Refused(
+            Reason.MESSAGE_TOO_LARGE,
+            f"The batch has {len(payload)} bytes; {BATCH_BYTES_MAX} are the maximum, whatever a single message may have.",
+        )
     try:
         sections = find_sections(payload)
         if not sections.has(DATA):

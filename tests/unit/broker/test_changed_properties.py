@@ -2,7 +2,7 @@ import pytest
 
 from broker.changed_properties import encode_changes, merge_changes, with_changes
 from broker.errors import Reason, Refused
-from broker.stored_message import METADATA_BYTES_MAX
+from broker.stored_message import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
 from protocol.codec import Symbol, ULong, decode_all
 from tests.support.amqp_messages import APPLICATION, DATA, PROPERTIES, message, section, sections
 
@@ -33,6 +33,15 @@ def test_reason_and_description_of_a_dead_letter_are_strings_whatever_was_sent()
 def test_what_cannot_be_a_property_is_an_argument_error(properties: dict[object, object]) -> None:
     with pytest.raises(Refused) as refused:
         encode_changes(properties)
+    assert refused.value.reason is Reason.ARGUMENT
+
+
+@pytest.mark.parametrize("name", ["own", "DeadLetterErrorDescription"])
+def test_a_property_is_no_larger_than_one_of_a_message_may_be(name: str) -> None:
+    longest = "x" * (PROPERTY_BYTES_MAX - 5)  # behind the constructor and four bytes of length
+    assert decode_all(encode_changes({name: longest}) or b"") == {name: longest}
+    with pytest.raises(Refused, match=f"'{name}' takes {PROPERTY_BYTES_MAX + 1} bytes") as refused:
+        encode_changes({name: longest + "x"})
     assert refused.value.reason is Reason.ARGUMENT
 
 
@@ -69,5 +78,5 @@ def test_changes_that_keep_coming_stay_bounded_and_the_latest_hold() -> None:
         assert merged is not None and len(merged) < METADATA_BYTES_MAX + 100
     found = decode_all(merged or b"")
     assert found["attempt"] == 99 and "note-99" in found and "note-98" in found and "note-0" not in found
-    full = encode_changes({"all": "y" * 65_000})
+    full = encode_changes({"all": "y" * 32_500, "rest": "y" * 32_500})
     assert merge_changes(merged, full) == full

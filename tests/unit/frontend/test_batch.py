@@ -3,9 +3,9 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus._pyamqp._encode import encode_payload
 
 from broker.errors import Reason, Refused
-from broker.frontend.batch import RoutingHint, split
+from broker.frontend.batch import BATCH_BYTES_MAX, RoutingHint, split
 from broker.stored_message import store
-from tests.support.amqp_messages import VALUE, message, section
+from tests.support.amqp_messages import DATA, VALUE, message, section
 
 
 def test_each_data_section_is_a_message() -> None:
@@ -32,6 +32,15 @@ def test_what_is_no_batch_is_refused(payload: bytes) -> None:
     with pytest.raises(Refused) as refused:
         split(payload)
     assert refused.value.reason is Reason.DECODE
+
+
+def test_a_batch_has_a_limit_of_its_own() -> None:
+    inner = message(body=[b"x" * (BATCH_BYTES_MAX - 100)])
+    exact = message(body=[inner, b"y" * (BATCH_BYTES_MAX - len(message(body=[inner, b""])))])
+    assert len(exact) == BATCH_BYTES_MAX and split(exact)[0][0] == inner
+    with pytest.raises(Refused) as refused:
+        split(exact + section(DATA, b""))
+    assert refused.value.reason is Reason.MESSAGE_TOO_LARGE and str(BATCH_BYTES_MAX) in refused.value.description
 
 
 def test_a_batch_of_the_official_python_client_is_taken_apart() -> None:
