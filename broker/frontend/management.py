@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -229,17 +229,16 @@ class ManagementNode:
             settled += [tokens[place] for index, place in enumerate(places) if index not in answer.failures]
         if counter is not None:
             counter.inc(len(settled))
-        self._forget(settled)
+        self._forget(frozenset(settled))
         if refusals:
             raise refusals[0]
         return _ok({})
 
-    def _forget(self, tokens: Sequence[LockToken]) -> None:
+    def _forget(self, tokens: Set[LockToken]) -> None:
         """What was delivered over a link of this connection is settled there, too."""
         for link in self._connection.engine.links():
             if isinstance(link.context, OutgoingLink) and link.context.queue is self._queue:
-                for token in tokens:
-                    link.context.forget(token)
+                link.context.forget(tokens)
 
     async def _ask_partitions(
         self, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]

@@ -13,7 +13,7 @@ it has not seen goes back at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
@@ -419,15 +419,15 @@ class OutgoingLink:
             self._engine.reject(deliveries, error_of(Refused(failed.reason, failed.description)))
             self._connection.flush_soon()
 
-    def forget(self, token: LockToken) -> None:
-        """The message was settled another way (`$management`): settle it here, too (AMQP contract 6.2)."""
-        for delivery, held in self._unsettled.items():
-            if held == token:
+    def forget(self, tokens: Set[LockToken]) -> None:
+        """Messages were settled another way (`$management`): settle those of this link here, too (AMQP contract 6.2)."""
+        deliveries = [delivery for delivery, held in self._unsettled.items() if held in tokens]
+        if deliveries:
+            for delivery in deliveries:
                 del self._unsettled[delivery]
-                self._engine.settle([delivery], Outcome.ACCEPTED)
-                self._connection.flush_soon()
-                self.credit_granted()  # the bound on unsettled deliveries may have held messages back
-                return
+            self._engine.settle(deliveries, Outcome.ACCEPTED)
+            self._connection.flush_soon()
+            self.credit_granted()  # the bound on unsettled deliveries may have held messages back
 
     # --- partitions that go down ------------------------------------------------------------------------------------
 

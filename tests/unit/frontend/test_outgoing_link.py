@@ -569,8 +569,8 @@ async def test_what_was_settled_over_management_is_settled_on_the_link() -> None
     messages = give(stack, 1, 1)
     await client.hear()
     (link,) = client.connection.engine.links()
-    link.context.forget(messages.tokens[0])
-    link.context.forget(messages.tokens[0])
+    link.context.forget({messages.tokens[0], bytes(16)})
+    link.context.forget({messages.tokens[0]})
     (answer,) = await client.heard(raw.DISPOSITION)
     assert (answer.field(1), answer.field(3), answer.field(4).descriptor) == (0, True, raw.ACCEPTED)
 
@@ -618,7 +618,7 @@ async def test_settling_over_management_lets_the_next_ones_out_too() -> None:
     await client.hear()
     demands(stack)
     (link,) = client.connection.engine.links()
-    link.context.forget(messages.tokens[0])
+    link.context.forget({messages.tokens[0]})
     assert demands(stack) == {0: 1}
 
 
