@@ -139,7 +139,7 @@ class Settings(BaseSettings):
     links_per_connection_max: int = Field(5_000, ge=1, description="Links per connection.")
     frame_bytes_max: int = Field(256 * KIB, ge=512, le=16 * MIB, description="Largest AMQP frame accepted, announced in open.")
     idle_timeout_ms: int = Field(
-        240_000, ge=1_000, description="Idle time-out announced in open: a peer silent for longer is disconnected."
+        240_000, ge=1_000, description="Idle time-out announced in open; a peer that was silent for twice as long is disconnected."
     )
     link_credit: int = Field(1_000, ge=1, le=100_000, description="Messages a client may send on a link ahead of their acknowledgement.")
     unsettled_per_link_max: int = Field(5_000, ge=1, description="Deliveries a receiver may hold unsettled on one link.")

@@ -23,6 +23,7 @@ AUTO_DELETE_ON_IDLE_MS_MIN = 300_000
 DUPLICATE_WINDOW_MS = (5_000, 604_800_000)
 """Wider than the service's 20 s to 7 d: the emulator's files may say 5 s."""
 MAX_SIZE_MB_MAX = 81_920
+"""The service takes 1,024 and some multiples of it alone; here any number counts, so that a small disk can say what it has."""
 MAX_DELIVERY_COUNT_MAX = 2_147_483_647
 MAX_MESSAGE_SIZE_KB = (1, 102_400)
 """Wider than the service's, which begins at 1,024: a user may want small messages only."""
