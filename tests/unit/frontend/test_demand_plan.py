@@ -49,10 +49,11 @@ def test_where_part_of_the_demand_was_met_it_is_asked_anew_so_that_others_give_b
 
 
 def test_a_partition_that_answered_in_full_is_asked_for_a_run_and_is_to_tell_when_it_has_no_more() -> None:
-    plan = flowing(4, 100, 2)
-    assert plan.ask(10, ANY_RUN) == [(2, RUN_MESSAGES, True)]
-    assert plan.ask(10, ANY_RUN) == [], "what flows in is enough"
-    assert plan.ask(RUN_MESSAGES + 1, ANY_RUN) == [], "and the rest stands elsewhere"
+    plan = flowing(4, 100, 1, 2)
+    assert plan.ask(10, ANY_RUN) == [(1, RUN_MESSAGES, True)]
+    assert plan.ask(RUN_MESSAGES, ANY_RUN) == [], "what is on its way is enough"
+    assert plan.ask(RUN_MESSAGES + 1, ANY_RUN) == [(2, RUN_MESSAGES, True)]
+    assert plan.ask(1_000, ANY_RUN) == [], "and the rest stands elsewhere"
 
 
 @pytest.mark.parametrize(
