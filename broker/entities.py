@@ -83,10 +83,12 @@ class QueueDescription:
     settings: QueueSettings = field(default_factory=QueueSettings)
     created_at_ms: int = 0
     updated_at_ms: int = 0
+    file_settings: QueueSettings | None = None
+    """What the configuration file asked for when it was last applied: only what has changed in it since is applied again."""
 
-    def updated(self, settings: QueueSettings, now_ms: int) -> QueueDescription:
-        """The same queue with other settings."""
-        return replace(self, settings=settings, updated_at_ms=now_ms)
+    def updated(self, settings: QueueSettings, now_ms: int, file_settings: QueueSettings | None = None) -> QueueDescription:
+        """The same queue with other settings; `file_settings` if they come from the configuration file."""
+        return replace(self, settings=settings, updated_at_ms=now_ms, file_settings=file_settings or self.file_settings)
 
 
 def key_of(name: str) -> str:

@@ -1,24 +1,32 @@
 """The namespace: all entities of the broker, found by name, kept in the catalogue.
 
 An entity exists on all its partitions or on none: its catalogue entry, written atomically, is the moment of its creation
-and of its end; its partitions' logs come to life when they are first used, and are deleted after the entry is gone. What a
-crash leaves in between (logs without an entry) is cleared at the next start.
+and of its end; its partitions' logs come to life when they are first used, and are deleted after the entry was. What a crash
+leaves in between is cleared at the next start, but only logs whose entry is known to be deleted: others may be somebody's messages.
+
+*An unknown outcome* (durability rule 3). A change of the catalogue that fails may be on the disk or not. The catalogue has then tried
+more than once; the client hears that it may try again, and until the entry is known again to be what is served, in the
+background or before the next change of that name, the name is *unsettled*:
+
+    create failed    nobody is served under the name; what may have been written is deleted
+    update failed    the queue is served as it was, and its entry written as it was
+    delete failed    the queue is out of service: what it acknowledged might be gone after a restart. It comes back with its entry
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 import structlog
 
 from broker.clock import Clock
-from broker.entities import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings, key_of
+from broker.entities import AuthorizationRule, QueueDescription, QueueSettings, key_of
+from broker.entity_documents import decode_description, encode_description
 from broker.entity_rules import check_queue, check_update
 from broker.errors import Reason, Refused
 from broker.operations import SubqueueCounts
@@ -29,7 +37,6 @@ from storage.log import LogStore
 
 log = structlog.get_logger("namespace")
 
-CATALOGUE_VERSION = 1
 OPENING_MAX = 32
 """Partitions that are opened at a time to be counted: a list of a thousand queues must not take all threads and descriptors."""
 
@@ -67,25 +74,53 @@ class Namespace:
         make_queue: Callable[[QueueDescription], Queue],
         partitions_default: int,
         entities_max: int,
+        settle_retry_ms: int = 1_000,
     ) -> None:
+        """`settle_retry_ms`: how often it is tried to settle what a failed change has left unknown."""
         self.name = name
         self._catalogue, self._store, self._clock, self._make_queue = catalogue, store, clock, make_queue
         self._partitions_default, self._entities_max = partitions_default, entities_max
         self._queues: dict[str, Queue] = {}
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
+        self._settle_retry_ms = settle_retry_ms
+        self._unsettled: dict[str, str] = {}
+        """By key: the generation whose entry may not be what is served."""
+        self._settling: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
-        """Bring the entities of the catalogue back. Raises storage.errors.CorruptRecord."""
+        """Bring the entities of the catalogue back. Raises StorageError: what cannot be read, or is another process'."""
+        with_logs = set(await self._store.entities())  # before anything else: it locks the folder
+        known: set[str] = set()
+        namesakes: dict[str, list[QueueDescription]] = {}
         for document, content in (await self._catalogue.load_all()).items():
             description = decode_description(content)
             assert document == description.generation, f"catalogue document {document} holds {description.generation}"
-            self._queues[key_of(description.name)] = self._make_queue(description)
-        known = {queue.description.generation for queue in self._queues.values()}
-        for generation in await self._store.entities():
-            if generation not in known:
-                await self._store.delete(generation)
-                log.info("entity.cleared", generation=generation)
+            known.add(description.generation)
+            namesakes.setdefault(key_of(description.name), []).append(description)
+        for key, found in namesakes.items():
+            self._queues[key] = self._make_queue(found[0] if len(found) == 1 else await self._choose(found, with_logs))
+        deleted = set(await self._catalogue.load_deleted())
+        for generation in deleted - known:
+            await self._clear(generation)
+        for generation in sorted(with_logs - known - deleted):
+            log.error("entity.logs_without_entry", generation=generation, reason="Nothing says that they were deleted: they are kept.")
+
+    async def _choose(self, found: list[QueueDescription], with_logs: set[str]) -> QueueDescription:
+        """Of several entries of one name the newest that has logs, or else the newest. Those without logs are deleted: they hold nothing.
+
+        Such entries come from brokers before this version, or from a folder that was put together by hand.
+        """
+        newest_last = sorted(found, key=lambda each: (each.generation in with_logs, each.created_at_ms, each.generation))
+        chosen = newest_last.pop()
+        for other in newest_last:
+            if other.generation in with_logs:
+                log.error("entity.name_taken_twice", entity=chosen.name, served=chosen.generation, kept_unserved=other.generation)
+            else:
+                await self._catalogue.delete(other.generation)
+                await self._clear(other.generation)
+                log.warning("entity.entry_without_logs_deleted", entity=chosen.name, served=chosen.generation, deleted=other.generation)
+        return chosen
 
     # --- looking up -------------------------------------------------------------------------------------------------
 
@@ -144,11 +179,17 @@ class Namespace:
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
-    async def create_queue(self, name: str, settings: QueueSettings, partitions: int | None = None) -> QueueDescription:
-        """Create a queue, durably. Raises Refused: ENTITY_EXISTS, ARGUMENT, QUOTA_EXCEEDED."""
+    async def create_queue(
+        self, name: str, settings: QueueSettings, partitions: int | None = None, *, file_settings: QueueSettings | None = None
+    ) -> QueueDescription:
+        """Create a queue, durably. `file_settings` if the configuration file asks for it.
+
+        Raises Refused: ENTITY_EXISTS, ARGUMENT, QUOTA_EXCEEDED, and as `_on_disk`.
+        """
         name = name.strip("/")
         settings = check_queue(name, settings)
         async with self._change(name):
+            await self._settle(key_of(name))
             if self.find(name) is not None:
                 raise Refused(
                     Reason.ENTITY_EXISTS,
@@ -160,39 +201,135 @@ class Namespace:
                 )
             now_ms = self._clock.now_ms()
             count = (partitions or self._partitions_default) if settings.enable_partitioning else 1
-            description = QueueDescription(name, uuid.uuid4().hex, count, settings, now_ms, now_ms)
+            description = QueueDescription(name, uuid.uuid4().hex, count, settings, now_ms, now_ms, file_settings)
             await self._keep(description)
             self._queues[key_of(name)] = self._make_queue(description)
             log.info("entity.created", entity=name, partitions=count)
             return description
 
-    async def update_queue(self, name: str, settings: QueueSettings) -> QueueDescription:
-        """Replace a queue's settings, durably, on all partitions. Raises Refused: ENTITY_NOT_FOUND, ARGUMENT."""
+    async def update_queue(self, name: str, settings: QueueSettings, *, file_settings: QueueSettings | None = None) -> QueueDescription:
+        """Replace a queue's settings, durably, on all partitions. `file_settings` if the configuration file asks for it.
+
+        Raises Refused: ENTITY_NOT_FOUND, ARGUMENT, and as `_on_disk`.
+        """
         async with self._change(name):
+            await self._settle(key_of(name))
             queue = self._existing(name)
             settings = check_update(queue.description.name, queue.description.settings, settings)
-            description = queue.description.updated(settings, self._clock.now_ms())
+            description = queue.description.updated(settings, self._clock.now_ms(), file_settings)
             await self._keep(description)
             await queue.update(description)
             log.info("entity.updated", entity=description.name)
             return description
 
     async def delete_queue(self, name: str) -> None:
-        """Delete a queue with all it holds, durably. Raises Refused(ENTITY_NOT_FOUND)."""
+        """Delete a queue with all it holds, durably. Raises Refused: ENTITY_NOT_FOUND, and as `_on_disk`.
+
+        Once the entry is deleted the queue is: what is left of its files is cleared at the next start.
+        """
+        key = key_of(name)
         async with self._change(name):
+            if key not in self._queues:
+                await self._settle(key)
             queue = self._existing(name)
-            await _on_disk(self._catalogue.delete(queue.description.generation))
-            del self._queues[key_of(name)]
+            try:
+                await self._on_disk(key, queue.description.generation, self._catalogue.delete(queue.description.generation))
+            except BaseException:
+                if key in self._unsettled:
+                    await queue.end(_unsettled(queue.description.name))
+                raise
+            del self._queues[key]
             await queue.end(Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)))
-            await self._store.delete(queue.description.generation)
             log.info("entity.deleted", entity=queue.description.name)
+            await self._clear(queue.description.generation)
+
+    async def _clear(self, generation: str) -> None:
+        """Remove what a deleted entity has left. If the disk refuses, the next start does it."""
+        try:
+            await self._store.delete(generation)
+            await self._catalogue.forget(generation)
+            log.info("entity.cleared", generation=generation)
+        except StorageError as error:
+            log.warning("entity.not_cleared", generation=generation, error=str(error))
 
     async def close(self) -> None:
         """Stop all partitions; each finishes what it has begun."""
+        if self._settling is not None:
+            self._settling.cancel()
+            await asyncio.wait([self._settling])
+        await self._settle_each()
         await asyncio.gather(*(queue.stop() for queue in self._queues.values()))
 
     async def _keep(self, description: QueueDescription) -> None:
-        await _on_disk(self._catalogue.put(description.generation, encode_description(description)))
+        entry = self._catalogue.put(description.generation, encode_description(description))
+        await self._on_disk(key_of(description.name), description.generation, entry)
+
+    # --- what the disk refuses --------------------------------------------------------------------------------------
+
+    @property
+    def unsettled(self) -> Collection[str]:
+        """The keys of the names whose last change failed, and may be on the disk all the same."""
+        return self._unsettled.keys()
+
+    async def _on_disk(self, key: str, generation: str, change: Awaitable[None]) -> None:
+        """Carry out a change of the catalogue. If it fails, or is cancelled and so goes on unheard, the name is unsettled.
+
+        Raises Refused: DISK_FULL (nothing happened), PARTITION_UNAVAILABLE.
+        """
+        try:
+            await change
+        except DiskFull as error:
+            raise Refused(Reason.DISK_FULL, "The disk is full: the entity was left as it is.") from error
+        except BaseException as error:
+            self._unsettled[key] = generation
+            if self._settling is None:
+                self._settling = asyncio.create_task(self._settle_all(), name="namespace-settle")
+            if not isinstance(error, StorageError):
+                raise
+            log.error("catalogue.failed", entity=key, error=str(error))
+            raise _unsettled(key) from error
+        self._unsettled.pop(key, None)
+
+    async def _settle(self, key: str) -> None:
+        """Make the entry of an unsettled name what is served under it. The caller has the name's turn. Raises Refused."""
+        generation = self._unsettled.get(key)
+        if generation is None:
+            return
+        queue = self._queues.get(key)
+        try:
+            if queue is None:
+                await self._catalogue.delete(generation)
+            else:
+                await self._catalogue.put(generation, encode_description(queue.description))
+        except StorageError as error:
+            log.warning("catalogue.unsettled", entity=key, error=str(error))
+            raise _unsettled(key) from error
+        if queue is None:
+            await self._clear(generation)
+        elif queue.gone is not None:
+            await queue.end(queue.gone)  # whoever has attached meanwhile; and its logs are closed before they are claimed again
+            self._queues[key] = self._make_queue(queue.description)
+            for watcher in list(queue.watchers):
+                watcher.queue_ended(queue.gone)
+        del self._unsettled[key]
+        log.info("catalogue.settled", entity=key)
+
+    async def _settle_all(self) -> None:
+        """Try until nothing is unsettled."""
+        try:
+            while self._unsettled:
+                await asyncio.sleep(self._settle_retry_ms / 1_000)
+                await self._settle_each()
+        finally:
+            self._settling = None
+
+    async def _settle_each(self) -> None:
+        for key in list(self._unsettled):
+            async with self._change(key):
+                with contextlib.suppress(Refused):
+                    await self._settle(key)
+
+    # --- within -----------------------------------------------------------------------------------------------------
 
     def _existing(self, name: str) -> Queue:
         queue = self.find(name)
@@ -209,37 +346,13 @@ class Namespace:
         return lock
 
 
-async def _on_disk(change: Awaitable[None]) -> None:
-    """A change of the catalogue; what the disk refuses is refused, and nothing has changed (durability rule 6)."""
-    try:
-        await change
-    except DiskFull as error:
-        raise Refused(Reason.DISK_FULL, "The disk is full: the entity was left as it is.") from error
-    except StorageError as error:
-        log.error("catalogue.failed", error=str(error))
-        raise Refused(Reason.INTERNAL, "The catalogue could not be written: the entity was left as it is. Please try again.") from error
+def _unsettled(name: str) -> Refused:
+    """Retried by every client: it is settled as soon as the disk takes it."""
+    return Refused(
+        Reason.PARTITION_UNAVAILABLE, f"The catalogue could not be written: the last change of '{name}' is being undone. Please try again."
+    )
 
 
 def not_found_text(name: str) -> str:
     """What JavaScript and Java recognise a missing entity by (AMQP contract 9.4)."""
     return f"The messaging entity '{name}' could not be found."
-
-
-def encode_description(description: QueueDescription) -> bytes:
-    """A queue as its catalogue document: JSON, so that a person can read it."""
-    fields = asdict(description)
-    settings = fields["settings"]
-    settings["status"] = description.settings.status.value
-    for rule in settings["authorization_rules"]:
-        rule["rights"] = sorted(rule["rights"])
-    return json.dumps({"version": CATALOGUE_VERSION, "kind": "queue", **fields}, indent=1).encode()
-
-
-def decode_description(content: bytes) -> QueueDescription:
-    """The inverse; settings that a later version added keep their defaults."""
-    fields: dict[str, Any] = json.loads(content)
-    assert fields.pop("version") == CATALOGUE_VERSION and fields.pop("kind") == "queue", "a catalogue document of another version"
-    settings = fields.pop("settings")
-    rules = tuple(AuthorizationRule(**(rule | {"rights": frozenset(rule["rights"])})) for rule in settings.pop("authorization_rules"))
-    status = EntityStatus(settings.pop("status"))
-    return QueueDescription(**fields, settings=replace(QueueSettings(**settings), authorization_rules=rules, status=status))

@@ -100,7 +100,7 @@ class Queue:
         """When a client last sent, received or peeked; set by the links."""
         self.watchers: set[Watcher] = set()
         self.gone: Refused | None = None
-        """Why it is no more: no partition comes to life after that, for its log would outlive the queue."""
+        """Why it is no more, or out of service: no partition comes to life after that, for its log would outlive the queue."""
         self._start_partition = start_partition
         self._partitions: dict[int, Partition] = {}
         self._handles: list[PartitionHandle] = [_Sleeping(self, number) for number in range(description.partitions)]
@@ -137,7 +137,7 @@ class Queue:
     @property
     def available(self) -> bool:
         """All partitions are, as far as anybody knows."""
-        return all(handle.available for handle in self._handles)
+        return self.gone is None and all(handle.available for handle in self._handles)
 
     def health(self) -> list[str]:
         """Each partition's state, by number."""
@@ -174,7 +174,7 @@ class Queue:
         await asyncio.gather(*(partition.stop() for partition in self._partitions.values()))
 
     async def end(self, why: Refused) -> None:
-        """The queue is deleted: tell who is attached, stop, and be counted no more."""
+        """The queue is deleted, or out of service: tell who is attached, stop, and be counted no more."""
         self.gone = why
         self.meter.end()
         for watcher in list(self.watchers):

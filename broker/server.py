@@ -19,12 +19,12 @@ from typing import Any
 import structlog
 import uvloop
 
+from broker.apply_file import apply_file
 from broker.clock import Clock, SystemClock
 from broker.config import Settings
 from broker.config_file import ConfigFile
 from broker.entities import QueueDescription
 from broker.entity_meter import EntityMeter
-from broker.errors import Refused
 from broker.frontend.connection import Services
 from broker.frontend.listener import StreamProtocol, serve_websocket
 from broker.http.server import HttpServer
@@ -117,7 +117,7 @@ class Broker:
     async def _serve(self) -> None:
         settings = self.settings
         await self.namespace.load()
-        await self._apply_file()
+        await apply_file(self.file.queues if self.file else (), self.namespace)
         tls = server_context(tls_files(settings, self.clock.now_ms()))
         services = Services(
             settings=settings,
@@ -172,18 +172,6 @@ class Broker:
             await _until_gone(services, settings.shutdown_timeout_ms / 1000)
             if http_task is not None:
                 await http.stop()
-
-    async def _apply_file(self) -> None:
-        """Entities of the configuration file: created where they are missing, brought up to date where they differ."""
-        for spec in self.file.queues if self.file else ():
-            existing = self.namespace.find_queue(spec.name)
-            if existing is None:
-                await self.namespace.create_queue(spec.name, spec.settings, spec.partitions)
-            elif existing.settings != spec.settings:
-                try:
-                    await self.namespace.update_queue(spec.name, spec.settings)
-                except Refused as why:
-                    log.warning("config.not_applied", entity=spec.name, reason=why.description)
 
     # --- parts that are made as they are needed ---------------------------------------------------------------------
 

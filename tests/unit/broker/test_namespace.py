@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import replace
+import errno
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.clock import ManualClock
-from broker.entities import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings
+from broker.entities import AuthorizationRule, QueueDescription, QueueSettings
+from broker.entity_documents import decode_description, encode_description
 from broker.entity_meter import EntityMeter
 from broker.errors import Reason, Refused
 from broker.metrics import Metrics
-from broker.namespace import OPENING_MAX, Namespace, decode_description, encode_description, not_found_text
+from broker.namespace import OPENING_MAX, Namespace, not_found_text
 from broker.operations import (
     ClientId,
     Demand,
@@ -31,11 +35,12 @@ from broker.operations import (
     Updated,
 )
 from broker.queue import Queue, ask
-from storage.catalogue import Catalogue
+from storage.catalogue import ATTEMPTS, Catalogue
 from storage.disk import LocalDisk
 from storage.errors import DiskFailed
 from storage.file_store import FileLogStore
 from storage.log import LogStore
+from tests.support.faulty_disk import FaultyDisk
 
 ALL = frozenset({"Manage", "Send", "Listen"})
 
@@ -67,20 +72,22 @@ class Part:
 class World:
     """A namespace on a folder, and the partitions that it made."""
 
-    def __init__(self, folder: Path, entities_max: int = 100) -> None:
+    def __init__(self, folder: Path, entities_max: int = 100, settle_retry_ms: int = 60_000) -> None:
+        self.disk = FaultyDisk(LocalDisk())
         self.folder, self.clock, self.metrics = folder, ManualClock(), Metrics()
         self.parts: dict[tuple[str, int], Part] = {}
         self.store = FileLogStore(
-            folder / "logs", LocalDisk(), fsync="always", fsync_interval_ms=100, segment_bytes_max=1 << 20, committer_threads=1
+            folder / "logs", self.disk, fsync="always", fsync_interval_ms=100, segment_bytes_max=1 << 20, committer_threads=1
         )
         self.namespace = Namespace(
             "test",
-            catalogue=Catalogue(folder / "catalogue", LocalDisk()),
+            catalogue=Catalogue(folder / "catalogue", self.disk),
             store=cast(LogStore, self.store),
             clock=self.clock,
             make_queue=self._make_queue,
             partitions_default=4,
             entities_max=entities_max,
+            settle_retry_ms=settle_retry_ms,
         )
 
     def _make_queue(self, description: QueueDescription) -> Queue:
@@ -112,11 +119,13 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     made = World(tmp_path)
     await made.namespace.load()
     yield made
+    await made.namespace.close()
     await made.store.close()
 
 
 async def again(world: World) -> World:
     """The same folder, opened as after a restart."""
+    await world.namespace.close()
     await world.store.close()
     restarted = World(world.folder)
     await restarted.namespace.load()
@@ -255,16 +264,228 @@ async def test_what_does_not_exist_is_not_found_in_the_words_that_clients_know(w
     assert refused.value.description == not_found_text("nothing") == "The messaging entity 'nothing' could not be found."
 
 
-async def test_logs_that_a_crash_left_without_an_entry_are_cleared_at_the_next_start(world: World) -> None:
-    kept = await world.namespace.create_queue("orders", QueueSettings())
-    for generation in (kept.generation, "f" * 32):
-        log = world.store.log(generation, 0)
-        await log.claim()
-        await log.close()
-    assert set(await world.store.entities()) == {kept.generation, "f" * 32}
-    restarted = await again(world)
-    assert set(await restarted.store.entities()) == {kept.generation}
+async def make_logs(world: World, generation: str) -> None:
+    log = world.store.log(generation, 0)
+    await log.claim()
+    await log.close()
+
+
+# --- a start ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_folder_that_another_broker_uses_is_not_touched(world: World) -> None:
+    await world.namespace.create_queue("orders", QueueSettings())
+    being_written = world.folder / "catalogue" / "orders-0.document.tmp"
+    being_written.write_bytes(b"half")
+    second = World(world.folder)
+    with pytest.raises(DiskFailed, match="another process"):
+        await second.namespace.load()
+    assert being_written.exists()
+    await second.store.close()
+
+
+async def test_logs_without_an_entry_are_kept_and_reported_unless_it_is_known_that_their_entry_was_deleted(world: World) -> None:
+    kept, deleted = [(await world.namespace.create_queue(name, QueueSettings())).generation for name in ("orders", "gone")]
+    for generation in (kept, deleted, "f" * 32):
+        await make_logs(world, generation)
+    world.disk.fail("sync_directory", path_part="/logs/logs", times=1_000)
+    await world.namespace.delete_queue("gone")
+    world.disk.heal()
+    (world.folder / "logs" / "logs" / f"{deleted}#deleted").rename(world.folder / "logs" / "logs" / deleted)  # a power cut: not synced
+    assert set(await world.store.entities()) == {kept, deleted, "f" * 32}
+    with capture_logs() as lines:
+        restarted = await again(world)
+    assert set(await restarted.store.entities()) == {kept, "f" * 32}
+    assert [line["generation"] for line in lines if line["event"] == "entity.logs_without_entry"] == ["f" * 32]
+    with capture_logs() as lines:
+        restarted = await again(restarted)
+    assert not [line for line in lines if line["event"] == "entity.cleared"], "what was cleared is forgotten"
     await restarted.store.close()
+
+
+@pytest.mark.parametrize("operation", ["rename", "sync_directory", "remove_tree"])
+async def test_a_deletion_whose_files_stay_has_succeeded_and_is_finished_at_the_next_start(world: World, operation: str) -> None:
+    generation = (await world.namespace.create_queue("orders", QueueSettings())).generation
+    await make_logs(world, generation)
+    world.disk.fail(operation, path_part="/logs/logs", times=1_000)
+    with capture_logs() as lines:
+        await world.namespace.delete_queue("orders")
+    assert [line["log_level"] for line in lines if line["event"] == "entity.not_cleared"] == ["warning"]
+    with pytest.raises(Refused) as refused:
+        await world.namespace.delete_queue("orders")
+    assert refused.value.reason is Reason.ENTITY_NOT_FOUND
+    assert (await world.namespace.create_queue("orders", QueueSettings())).generation != generation
+    restarted = await again(world)
+    assert not [name for name in os.listdir(world.folder / "logs" / "logs") if name.startswith(generation)]
+    assert await restarted.namespace.runtime("orders")
+    await restarted.store.close()
+
+
+@pytest.mark.parametrize("with_logs", ["none", "older", "newer", "both"])
+async def test_of_two_entries_of_one_name_none_that_has_logs_is_deleted(world: World, with_logs: str) -> None:
+    older, newer = QueueDescription("Orders", "a" * 32, 4, created_at_ms=1), QueueDescription("orders", "9" * 32, 4, created_at_ms=2)
+    catalogue = Catalogue(world.folder / "catalogue", LocalDisk())
+    for which, description in (("older", older), ("newer", newer)):
+        await catalogue.put(description.generation, encode_description(description))
+        if with_logs in (which, "both"):
+            await make_logs(world, description.generation)
+    served = older if with_logs == "older" else newer
+    other = newer if with_logs == "older" else older
+    for _ in range(2):
+        with capture_logs() as lines:
+            world = await again(world)
+        assert list(world.namespace.queues()) == [served]
+        (reported,) = [line["kept_unserved"] for line in lines if line["event"] == "entity.name_taken_twice"] or [None]
+        assert reported == (other.generation if with_logs == "both" else None)
+        assert set(await world.store.entities()) == {
+            each.generation for which, each in (("older", older), ("newer", newer)) if with_logs in (which, "both")
+        }
+        assert set(await catalogue.load_all()) == {served.generation, *([other.generation] if with_logs == "both" else [])}
+        assert await catalogue.load_deleted() == []
+    await world.store.close()
+
+
+# --- changes that the disk fails (tests/crash/test_namespace_faults.py has every call) ----------------------------------------
+
+
+async def entries(world: World) -> list[QueueDescription]:
+    """What a restart would find."""
+    return [decode_description(content) for content in (await Catalogue(world.folder / "catalogue", LocalDisk()).load_all()).values()]
+
+
+async def refused_change(change: Awaitable[object]) -> Refused:
+    with pytest.raises(Refused) as refused:
+        await change
+    return refused.value
+
+
+async def test_a_creation_of_unknown_outcome_is_undone_before_the_name_is_used_again(world: World) -> None:
+    world.disk.fail("sync_directory", path_part="catalogue", times=2 * ATTEMPTS)
+    for _ in range(2):
+        why = await refused_change(world.namespace.create_queue("orders", QueueSettings()))
+        assert why.reason is Reason.PARTITION_UNAVAILABLE and list(world.namespace.unsettled) == ["orders"]
+        assert world.namespace.find("orders") is None
+    created = await world.namespace.create_queue("orders", QueueSettings())
+    assert await entries(world) == [created] and not world.namespace.unsettled
+
+
+async def test_who_deletes_what_may_have_been_created_hears_that_it_is_not_there_once_that_is_so(world: World) -> None:
+    world.disk.fail("sync_directory", path_part="catalogue", times=ATTEMPTS)
+    await refused_change(world.namespace.create_queue("orders", QueueSettings()))
+    assert (await refused_change(world.namespace.delete_queue("orders"))).reason is Reason.ENTITY_NOT_FOUND
+    assert await entries(world) == [] and not world.namespace.unsettled
+
+
+async def test_an_update_of_unknown_outcome_leaves_the_queue_as_it_was_in_service_and_soon_on_the_disk(tmp_path: Path) -> None:
+    world = World(tmp_path, settle_retry_ms=1)
+    await world.namespace.load()
+    created = await world.namespace.create_queue("orders", QueueSettings())
+    world.disk.fail("sync_directory", path_part="catalogue", times=ATTEMPTS)
+    await refused_change(world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)))
+    assert world.namespace.find_queue("orders") is created
+    await until(lambda: not world.namespace.unsettled)
+    assert await entries(world) == [created]
+    await world.namespace.close()
+    await world.store.close()
+
+
+async def test_a_queue_whose_deletion_has_an_unknown_outcome_is_out_of_service_until_its_entry_is_back(tmp_path: Path) -> None:
+    world = World(tmp_path, settle_retry_ms=1)
+    await world.namespace.load()
+    created = await world.namespace.create_queue("orders", QueueSettings())
+    queue, attached, later = world.queue("orders"), Watcher(), Watcher()
+    queue.watchers.add(attached)
+    queue.partition(1)
+    world.disk.fail("sync_directory", path_part="catalogue", times=1_000_000)
+    await refused_change(world.namespace.delete_queue("orders"))
+    assert world.parts["orders", 1].stopped and [why.reason for why in attached.ended] == [Reason.PARTITION_UNAVAILABLE]
+    assert world.namespace.find_queue("orders") is created and not queue.available
+    queue.watchers.add(later)
+    why = await refused_change(ask(queue.router.handles[0], Send([b"x"], None)))
+    assert why.reason is Reason.PARTITION_UNAVAILABLE and list(world.parts) == [("orders", 1)]
+    assert (await refused_change(world.namespace.runtime("orders"))).reason is Reason.PARTITION_UNAVAILABLE
+    world.disk.heal()
+    await until(lambda: not world.namespace.unsettled)
+    again_served = world.queue("orders")
+    assert again_served is not queue and again_served.description == created and again_served.available
+    assert later.ended, "who has attached meanwhile is to attach anew"
+    assert (await world.namespace.runtime("orders")).availability == "Available"
+    assert await entries(world) == [created]
+    await world.namespace.close()
+    await world.store.close()
+
+
+async def test_a_deletion_that_is_tried_again_succeeds_when_the_disk_does(world: World) -> None:
+    created = await world.namespace.create_queue("orders", QueueSettings())
+    await make_logs(world, created.generation)
+    world.disk.fail("sync_directory", path_part="catalogue", times=2 * ATTEMPTS)
+    for _ in range(2):
+        await refused_change(world.namespace.delete_queue("orders"))
+    await world.namespace.delete_queue("orders")
+    assert (await entries(world), await world.store.entities()) == ([], []) and not world.namespace.unsettled
+
+
+async def test_a_change_that_is_cancelled_while_the_disk_works_leaves_no_second_entry_and_no_queue_that_may_vanish(world: World) -> None:
+    loop, reached, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    sync_directory = world.disk.sync_directory
+
+    def hold(path: Path) -> None:
+        if path.name == "catalogue":
+            loop.call_soon_threadsafe(reached.set)
+            assert go_on.wait(20)
+        sync_directory(path)
+
+    async def cancelled(change: Coroutine[Any, Any, object]) -> None:
+        reached.clear()
+        go_on.clear()
+        world.disk.sync_directory = hold  # type: ignore[method-assign]
+        task = asyncio.create_task(change)
+        await asyncio.wait_for(reached.wait(), 20)
+        task.cancel()
+        go_on.set()
+        await asyncio.wait([task], timeout=20)
+        assert task.cancelled()
+        world.disk.sync_directory = sync_directory  # type: ignore[method-assign]
+
+    await cancelled(world.namespace.create_queue("orders", QueueSettings()))
+    created = await world.namespace.create_queue("orders", QueueSettings())
+    assert await entries(world) == [created]
+    await cancelled(world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)))
+    await cancelled(world.namespace.delete_queue("orders"))
+    assert not world.queue("orders").available
+    updated = await world.namespace.update_queue("orders", QueueSettings(max_delivery_count=4))
+    assert await entries(world) == [updated] and world.queue("orders").available
+
+
+async def test_what_is_unsettled_is_tried_once_more_when_the_broker_stops(world: World) -> None:
+    created = await world.namespace.create_queue("orders", QueueSettings())
+    world.disk.fail("sync_directory", path_part="catalogue", times=ATTEMPTS)
+    await refused_change(world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)))
+    await world.namespace.close()
+    assert await entries(world) == [created]
+
+
+async def test_a_full_disk_refuses_a_change_for_certain_and_lets_queues_be_deleted(world: World) -> None:
+    created = await world.namespace.create_queue("orders", QueueSettings())
+    for operation in ("create", "write", "sync"):
+        world.disk.fail(operation, errno.ENOSPC, path_part="catalogue", times=1_000_000)
+    for change in (
+        world.namespace.create_queue("more", QueueSettings()),
+        world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)),
+    ):
+        assert (await refused_change(change)).reason is Reason.DISK_FULL
+    assert not world.namespace.unsettled and await entries(world) == [created]
+    await world.namespace.delete_queue("orders")
+    assert await entries(world) == []
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while True:  # it is tried again every millisecond
+            if condition():
+                return
+            await asyncio.sleep(0.001)
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------------
@@ -391,16 +612,7 @@ async def test_closing_stops_every_partition_that_lives(world: World) -> None:
     assert len(world.parts) == 2 and all(part.stopped for part in world.parts.values())
 
 
-# --- the catalogue's document -----------------------------------------------------------------------------------------------
-
-
-def test_a_description_survives_its_document() -> None:
-    rule = AuthorizationRule("app", "primary", "secondary", ALL, 1, 2)
-    settings = replace(
-        QueueSettings(), status=EntityStatus.SEND_DISABLED, authorization_rules=(rule,), default_time_to_live_ms=5, user_metadata="ümlaut"
-    )
-    description = QueueDescription("orders", "a" * 32, 16, settings, 1, 2)
-    assert decode_description(encode_description(description)) == description
+# --- rights -----------------------------------------------------------------------------------------------------------------
 
 
 async def test_the_rules_of_an_entity_are_found_by_its_path_and_a_missing_one_has_none(world: World) -> None:

@@ -1,0 +1,297 @@
+"""Every disk call that a change of the namespace makes fails once, a few times, or from then on, and then the broker restarts.
+
+Whatever the change was answered: no acknowledged message is lost, no refused change is there once it is settled, and what is not
+settled is the one or the other as a whole. (What a partition does when its own log fails has tests of its own.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.entities import MAIN, QueueDescription, QueueSettings
+from broker.entity_meter import EntityMeter
+from broker.errors import Reason, Refused
+from broker.metrics import Metrics
+from broker.namespace import Namespace
+from broker.operations import Send, Sent
+from broker.partition.payloads import PayloadBudget
+from broker.partition.task import PartitionTask
+from broker.queue import Queue, ask
+from storage.catalogue import ATTEMPTS, Catalogue
+from storage.log import LogStore
+from tests.support.faulty_disk import OPERATIONS, FaultyDisk
+from tests.support.logs import small_store
+from tests.support.partition_asking import pages
+from tests.support.recording_disk import RecordingDisk
+
+ROOT = Path("/data")
+FOR_EVER = 1_000_000
+WAIT_S = 20
+OLD, NEW = QueueSettings(max_delivery_count=1), QueueSettings(max_delivery_count=2)
+
+
+class Life:
+    """A namespace with real partitions, from a start to an end."""
+
+    def __init__(self, inner: RecordingDisk, *, lossy: bool = False) -> None:
+        self.inner = inner
+        self.disk = FaultyDisk(inner, lose=self._lose if lossy else None)
+        self.clock, self.metrics, self.payloads = ManualClock(), Metrics(), PayloadBudget(1 << 20)
+        self.tasks: list[PartitionTask] = []
+        self.runs: list[asyncio.Task[None]] = []
+        self.store = small_store(ROOT, self.disk, reserve_bytes=0)
+        self.namespace = Namespace(
+            "test",
+            catalogue=Catalogue(ROOT / "catalogue", self.disk),
+            store=cast(LogStore, self.store),
+            clock=self.clock,
+            make_queue=lambda description: Queue(description, EntityMeter(self.metrics, description.name), self._start),
+            partitions_default=2,
+            entities_max=10,
+            settle_retry_ms=1,
+        )
+
+    def _lose(self, path: Path) -> None:
+        if path.name == "catalogue":
+            self.inner.lose(path)
+
+    def _start(self, queue: Queue, number: int) -> PartitionTask:
+        log = self.store.log(queue.description.generation, number)
+        task = PartitionTask(number, log=log, clock=self.clock, describe=lambda: queue.description, payloads=self.payloads)
+        self.tasks.append(task)
+        self.runs.append(asyncio.create_task(task.run()))
+        return task
+
+    async def send(self, name: str, body: bytes) -> set[bytes]:
+        """Send a message to each partition, told apart by its number; gives those that were acknowledged."""
+        queue = self.namespace.find(name)
+        acknowledged = set[bytes]()
+        for number, handle in enumerate(queue.router.handles if queue else ()):
+            message = b"%s to %d" % (body, number)
+            try:
+                assert isinstance(await ask(handle, Send([message], None)), Sent)
+                acknowledged.add(message)
+            except Refused as why:
+                assert why.reason in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL)
+        return acknowledged
+
+    async def messages(self, name: str) -> Counter[bytes]:
+        queue = self.namespace.find(name)
+        assert queue is not None
+        found: Counter[bytes] = Counter()
+        for number in range(queue.description.partitions):
+            async for page in pages(cast(PartitionTask, queue.partition(number)), MAIN):
+                found.update(bytes(message) for message in page.messages)
+        return found
+
+    async def settled(self) -> None:
+        """Wait until it is known what is on the disk, and all partitions are back."""
+        async with asyncio.timeout(WAIT_S):
+            while self.namespace.unsettled or not all(queue.available for queue in self.namespace.live_queues()):
+                self.clock.advance(1_000)
+                for task in self.tasks:
+                    task.wake()
+                await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            await self.namespace.close()
+            await asyncio.gather(*self.runs)
+            await self.store.close()
+
+    async def end(self, restart: str, rng: random.Random) -> RecordingDisk:
+        """End in one of four ways; gives the disk that the next life finds."""
+        left = self.inner
+        if restart == "power cut":
+            left = self.inner.after_power_cut()
+        elif restart == "power cut, some kept":
+            left = self.inner.after_power_cut(rng)
+        if restart != "stop":
+            for operation in OPERATIONS:  # killed: nothing reaches the disk any more
+                self.disk.fail(operation, times=FOR_EVER)
+        await self.close()
+        return left
+
+
+@dataclass
+class Expected:
+    """What clients were told of the queue `orders`."""
+
+    settings: QueueSettings | None
+    """As acknowledged; None is no queue."""
+    possible: list[QueueSettings | None] = field(default_factory=list)
+    """What else may be after a restart, for the last change was not acknowledged and is not settled."""
+    acknowledged: set[bytes] = field(default_factory=set)
+
+    def has(self, body: bytes) -> bool:
+        """Whether all partitions have acknowledged it."""
+        return {b"%s to 0" % body, b"%s to 1" % body} <= self.acknowledged
+
+
+async def change(life: Life, what: str) -> bool:
+    """Whether it was acknowledged; a refusal is one that clients try again."""
+    try:
+        match what:
+            case "create":
+                await life.namespace.create_queue("orders", NEW)
+            case "update":
+                await life.namespace.update_queue("orders", NEW)
+            case _:
+                await life.namespace.delete_queue("orders")
+    except Refused as why:
+        assert why.reason in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL)
+        return False
+    return True
+
+
+async def tell(life: Life, what: str, expected: Expected) -> bool:
+    """Make the change and note what it was answered; what is served is as acknowledged."""
+    after = None if what == "delete" else NEW
+    acknowledged = await change(life, what)
+    if acknowledged:
+        expected.settings = after
+        if what == "delete":
+            expected.acknowledged.clear()
+    served = life.namespace.find_queue("orders")
+    assert (served.settings if served else None) == expected.settings
+    return acknowledged
+
+
+async def post(life: Life, expected: Expected, body: bytes) -> None:
+    """Send, and note what is answered."""
+    expected.acknowledged |= await life.send("orders", body)
+
+
+async def check(life: Life, expected: Expected) -> None:
+    """After a restart: what was acknowledged, or what could not be known, as a whole."""
+    queue = life.namespace.find_queue("orders")
+    settings = queue.settings if queue else None
+    assert settings == expected.settings or settings in expected.possible
+    expected.settings = settings
+    if settings is None:
+        assert expected.acknowledged == set() or None in expected.possible
+        expected.acknowledged.clear()
+    else:
+        found = await life.messages("orders")
+        assert {message for message, count in found.items() if count == 1} == set(found), "nothing is there twice"
+        assert expected.acknowledged <= set(found), "nothing acknowledged is lost"
+    assert set(await life.messages("bystander")) == {b"bystander to 0", b"bystander to 1"}
+    generations = {each.generation for each in life.namespace.queues()}
+    assert set(await life.store.entities()) <= generations, "what a deletion left is cleared"
+    assert len(await Catalogue(ROOT / "catalogue", life.inner).load_all()) == len(generations), "one entry for each name"
+
+
+async def first_life(what: str, lossy: bool) -> tuple[Life, Expected]:
+    """A queue that sees nothing of all this, and one to update or delete, with a message."""
+    life = Life(RecordingDisk(), lossy=lossy)
+    await life.namespace.load()
+    await life.namespace.create_queue("bystander", OLD)
+    assert await life.send("bystander", b"bystander") == {b"bystander to 0", b"bystander to 1"}
+    expected = Expected(None)
+    if what != "create":
+        await life.namespace.create_queue("orders", OLD)
+        expected.settings = OLD
+        await post(life, expected, b"before")
+        assert expected.has(b"before")
+    return life, expected
+
+
+async def faults_of(what: str) -> list[tuple[str, int]]:
+    """Every disk call of the change, as operation and number."""
+    life, _ = await first_life(what, False)
+    before = life.disk.calls.copy()
+    assert await change(life, what)
+    calls = life.disk.calls - before
+    await life.close()
+    return [(operation, nth) for operation, count in calls.items() for nth in range(1, count + 1)]
+
+
+def varieties() -> Iterable[tuple[int, int]]:
+    """How often the call and those like it after it fail, and how."""
+    return [(1, errno.EIO), (ATTEMPTS, errno.EIO), (FOR_EVER, errno.EIO), (FOR_EVER, errno.ENOSPC)]
+
+
+@pytest.mark.parametrize("restart", ["stop", "kill", "power cut", "power cut, some kept"])
+@pytest.mark.parametrize("retry", ["none", "at once", "once the disk is whole"])
+@pytest.mark.parametrize("what", ["create", "update", "delete"])
+async def test_a_change_that_the_disk_fails_loses_nothing_acknowledged_and_shows_nothing_refused(
+    what: str, retry: str, restart: str
+) -> None:
+    rng = random.Random(7)
+    unsettled = 0
+    faults = await faults_of(what)
+    assert {"rename", "sync_directory"} <= {operation for operation, _ in faults}
+    for (operation, nth), (times, error) in itertools.product(faults, varieties()):
+        print(f"{operation} number {nth} fails {times} times with {errno.errorcode[error]}")
+        life, expected = await first_life(what, lossy=restart.startswith("power cut"))
+        life.disk.fail(operation, error, nth=nth, times=times)
+        acknowledged = await tell(life, what, expected)
+        await post(life, expected, b"after the first answer")
+        if retry == "at once" and not acknowledged:
+            acknowledged = await tell(life, what, expected)
+            await post(life, expected, b"after the second answer")
+        if retry != "none":
+            life.disk.heal()
+            if retry == "once the disk is whole" and not acknowledged:
+                assert await tell(life, what, expected), "the retry succeeds"
+            await life.settled()
+            await post(life, expected, b"after all")
+            assert expected.settings is None or expected.has(b"after all")
+        if life.namespace.unsettled:
+            unsettled += 1
+            expected.possible = [None if what == "delete" else NEW]
+            assert what != "delete" or not any(message.startswith(b"after") for message in expected.acknowledged)
+        left = await life.end(restart, rng)
+
+        for further in (b"in the second life", b"in the third life"):
+            life = Life(left)
+            await life.namespace.load()
+            await check(life, expected)
+            expected.possible = []
+            if expected.settings is None:
+                await life.namespace.create_queue("orders", OLD)
+                expected.settings = OLD
+            await post(life, expected, further)
+            assert expected.has(further)
+            left = await life.end("power cut", rng)
+    assert unsettled > 0 or retry != "none", "some outcomes were not known"
+
+
+async def test_over_many_changes_failures_and_restarts_each_queue_is_as_it_was_last_acknowledged() -> None:
+    """Many changes of a few queues, over a disk that fails at random, with restarts: a longer story than the ones above."""
+    rng = random.Random(11)
+    inner, described = RecordingDisk(), dict[str, QueueDescription]()
+    for _ in range(30):
+        life = Life(inner)
+        await life.namespace.load()
+        assert {each.name: each for each in life.namespace.queues()} == described
+        for _ in range(10):
+            name = rng.choice(["a", "b", "c"])
+            for operation in rng.sample(["sync_directory", "rename", "sync", "create", "write", "remove"], 2):
+                life.disk.fail(operation, nth=rng.randrange(1, 4), times=rng.choice([1, 2, 5]), path_part="catalogue")
+            settings = QueueSettings(max_delivery_count=rng.randrange(1, 1_000))
+            try:
+                if name not in described:
+                    described[name] = await life.namespace.create_queue(name, settings)
+                elif rng.random() < 0.6:
+                    described[name] = await life.namespace.update_queue(name, settings)
+                else:
+                    await life.namespace.delete_queue(name)
+                    del described[name]
+            except Refused as why:
+                assert why.reason is Reason.PARTITION_UNAVAILABLE
+        life.disk.heal()
+        await life.settled()
+        assert {each.name: each for each in life.namespace.queues()} == described
+        inner = await life.end(rng.choice(["stop", "kill", "power cut"]), rng)
