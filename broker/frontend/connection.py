@@ -168,6 +168,8 @@ class Connection:
         self._holds: set[str] = set()
         self._inflight_bytes = 0
         self._closed = False
+        self._written = self._written_in = 0
+        """Bytes of the last write, and the turn of it (`OutputTotal.turn`)."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._tick_timer: asyncio.TimerHandle | None = None
         self._claim_timer: asyncio.TimerHandle | None = None
@@ -262,6 +264,7 @@ class Connection:
         if chunks:
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             self.wire.write(pad_performatives(data) if self._pads_frames else data)
+            self._written, self._written_in = len(data), self.services.output.turn
             # Writing uses up credit, and proton says so.
             events = self.engine.take_events()
             if events:
@@ -323,8 +326,12 @@ class Connection:
         return False
 
     def waiting_bytes(self) -> int:
-        """What links have given and the wire has not taken yet, or the client holds back."""
-        return self.wire.get_write_buffer_size() + self.engine.unsent_bytes_of_all() + self.response_bytes
+        """What links have given and the wire has not taken yet, or the client holds back.
+
+        uvloop's transports tell of a write only when they have tried it, at the end of a turn: one just made counts as waiting.
+        """
+        just_written = self._written if self.services.output.turn - self._written_in < 2 else 0
+        return just_written + self.wire.get_write_buffer_size() + self.engine.unsent_bytes_of_all() + self.response_bytes
 
     # --- bounds -----------------------------------------------------------------------------------------------------
 

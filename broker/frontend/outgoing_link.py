@@ -130,8 +130,11 @@ class OutgoingLink:
         credit = self._engine.credit(self.link)
         if credit <= 0 or self._is_blocked():
             return 0
-        free = self._connection.services.settings.unsettled_per_link_max - len(self._unsettled)
-        return min(credit, free) - self._removing_count
+        services = self._connection.services
+        wanted = min(credit, services.settings.unsettled_per_link_max - len(self._unsettled)) - self._removing_count
+        if services.output.is_over:
+            return min(wanted, max(services.output.room // self._message_bytes, 1))
+        return wanted
 
     def _is_blocked(self) -> bool:
         """The client does not read as fast as it grants credit. Its connection calls `credit_granted` when there is room again."""

@@ -33,6 +33,8 @@ class OutputTotal:
 
     def __init__(self, bytes_max: int, room_bytes_max: int, connections: Collection[Output]) -> None:
         """`room_bytes_max` is a connection's own bound; `connections` are those that there are, at any time."""
+        self.turn = 0
+        """Goes up with the turns of the event loop in which something was given, and by 2 where time has passed."""
         self.room = room_bytes_max
         """How many bytes may wait in one connection now."""
         self.is_over = False
@@ -41,12 +43,20 @@ class OutputTotal:
         """How much more may be given before what waits has to be counted."""
         self._held: set[Output] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._turn_is_marked = False
 
     def add(self, size: int) -> None:
         """So many bytes were given to a connection."""
         self._uncounted_max -= size
+        if not self._turn_is_marked:
+            self._turn_is_marked = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
         if self._uncounted_max < 0:
             self._count()
+
+    def _next_turn(self) -> None:
+        self.turn += 1
+        self._turn_is_marked = False
 
     def _count(self) -> None:
         left = self._bytes_max - sum(connection.waiting_bytes() for connection in self._connections)
@@ -71,6 +81,7 @@ class OutputTotal:
 
     def _look_again(self) -> None:
         self._timer = None
+        self.turn += 2
         self._count()
         held, self._held = self._held, set()
         for connection in held:

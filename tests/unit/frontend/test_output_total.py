@@ -33,7 +33,7 @@ class Reader:
 # --- on its own -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_waits_is_counted_only_when_as_much_as_the_bound_was_given() -> None:
+async def test_what_waits_is_counted_only_when_as_much_as_the_bound_was_given() -> None:
     reader = Reader()
     total = OutputTotal(16 * MIB, 4 * MIB, [reader])
     for _ in range(16 * 10):
@@ -41,7 +41,7 @@ def test_what_waits_is_counted_only_when_as_much_as_the_bound_was_given() -> Non
     assert 5 <= reader.counted <= 10 and not total.is_over and total.room == 4 * MIB
 
 
-def test_over_the_bound_a_connection_has_room_for_its_share_and_the_others_are_not_held() -> None:
+async def test_over_the_bound_a_connection_has_room_for_its_share_and_the_others_are_not_held() -> None:
     slow, prompt = [Reader(4 * MIB) for _ in range(4)], Reader()
     total = OutputTotal(16 * MIB, 4 * MIB, [*slow, prompt])
     assert not total.holds(slow[0])
@@ -49,7 +49,7 @@ def test_over_the_bound_a_connection_has_room_for_its_share_and_the_others_are_n
     assert total.is_over and total.room == 16 * MIB // 5 and not total.holds(prompt)
 
 
-def test_the_share_is_never_so_small_that_a_connection_could_not_go_on() -> None:
+async def test_the_share_is_never_so_small_that_a_connection_could_not_go_on() -> None:
     total = OutputTotal(MIB, 4 * MIB, [Reader(MIB), *(Reader() for _ in range(1_000))])
     total.add(2 * MIB)
     assert total.is_over and total.room == SHARE_BYTES_MIN
@@ -140,3 +140,16 @@ async def test_over_the_bound_responses_that_nobody_fetches_close_their_link_ear
         detaches += await client.heard(raw.DETACH)
     assert [str(frame.field(2).value[0]) for frame in detaches] == ["amqp:resource-limit-exceeded"]
     assert client.connection.response_bytes == 0
+
+
+async def test_over_the_bound_a_run_that_was_asked_for_before_goes_out_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_total, "LOOK_AGAIN_S", 60)
+    stack = LinkStack(1)
+    (client,) = await receivers(stack, 1)
+    stack.services.output.room, stack.services.output.is_over = 65_536, True
+    until_ms = stack.clock.now_ms() + 60_000
+    stack.parts[0].answer(Demand, lambda demand: locked(0, 50, body=bytes(20_000), until_ms=until_ms))
+    first = len(tags_of(await client.hear()))
+    assert 1 <= first <= 10
+    stack.services.output._look_again()
+    assert first + len(tags_of(await client.hear())) == 50
