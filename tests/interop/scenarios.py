@@ -66,6 +66,7 @@ PYTHON_ONLY: dict[str, dict[str, object]] = {
 PLAIN_AMQP: dict[str, dict[str, object]] = {
     "send-one": {},
     "send-many": {},
+    "send-batch": {},
     "receive-settled": {},
     "accepted": {},
     "released": {},
@@ -88,8 +89,10 @@ PLAIN_AMQP: dict[str, dict[str, object]] = {
 }
 """What AMQP 1.0 clients that know nothing of Service Bus do, and with requests of their own to `$management`."""
 
-RHEA_ONLY: dict[str, dict[str, object]] = {"send-batch": {}, "modified-not-failed": {}, "credit-one-by-one": {}}
-REACTOR: dict[str, dict[str, object]] = {name: PLAIN_AMQP[name] for name in ("send-one", "send-many", "accepted", "released", "drain")}
+RHEA_ONLY: dict[str, dict[str, object]] = {"modified-not-failed": {}, "credit-one-by-one": {}}
+PROTON_ONLY: dict[str, dict[str, object]] = {"send-batch-unmarked": {}, "dead-letter": {}}
+REACTOR_ONLY: dict[str, dict[str, object]] = {"both-ways-at-once": {}}
+"""What one of these clients alone can say, or cannot, or does in a way of its own."""
 
 OFFICIAL = {**ROUND_TRIP, **CHANGED_PROPERTIES, **LIMITS}
 
@@ -97,8 +100,8 @@ CLIENTS: dict[str, dict[str, dict[str, object]]] = {
     "python-sync": {**ROUND_TRIP, **LIMITS, **PYTHON_ONLY},
     "python-aio": {**ROUND_TRIP, **LIMITS, **PYTHON_ONLY},
     "python-7.14.3": ROUND_TRIP,
-    "proton-blocking": PLAIN_AMQP,
-    "proton-reactor": REACTOR,
+    "proton-blocking": {**PLAIN_AMQP, **PROTON_ONLY},
+    "proton-reactor": {**PLAIN_AMQP, **PROTON_ONLY, **REACTOR_ONLY},
     "javascript": OFFICIAL,
     "rhea": {**PLAIN_AMQP, **RHEA_ONLY},
     "go": OFFICIAL,

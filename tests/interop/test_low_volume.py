@@ -16,7 +16,7 @@ import pytest
 from proton import Delivery, Message
 from proton.utils import BlockingConnection
 
-from tests.interop.proton_client import Receiver, connected
+from tests.interop.proton_blocking import Receiver, connected
 from tests.interop.scenarios import LOW_VOLUME
 from tests.support.broker_process import BrokerProcess
 
