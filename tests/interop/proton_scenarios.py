@@ -306,6 +306,7 @@ async def modified_undeliverable_here(bench: Bench) -> None:
     taken = await bench.fetch(number, settle_mode=0)
     assert [decoded(entry).id for entry in taken.body["messages"]] == ["m"]
     assert (await bench.fetch(number)).status == 404
+    assert (await bench.ask("peek-message", from_sequence_number=1, message_count=int32(10))).status == 204, "it is gone, not just locked"
 
 
 @scenario
