@@ -10,7 +10,8 @@ While one commit runs, the next batch gathers in the mailbox. An answer leaves o
 
 *A failed commit* (rule 4). Whether it is on the disk is unknown, so nobody is answered before the log was claimed anew, which
 gives it up for good, or could not be claimed: then the partition is down, and nothing of it will be read before the next
-claim has given it up. All state is made again from the log; the batch and all that waits are refused, and each attached
+claim has given it up (by this process: if it ends while the disk still refuses, the next one cannot know of it, and may
+find what was refused). All state is made again from the log; the batch and all that waits are refused, and each attached
 client is told once that its demand and its locks are void (`Unavailable`).
 
 *A full disk* (rule 6). Nothing of the commit was kept. The batch's sends are cut off and refused, the rest is committed
