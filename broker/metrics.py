@@ -159,16 +159,12 @@ class Metrics:
 
     def tally(self, counter: Counter) -> Tally:
         """The hot side of a counter without labels, or of a labelled child; one for each."""
-        tally = self._hot.get(counter)
-        if tally is None:
-            tally = self._hot[counter] = Tally(counter)
+        tally = self._hot.setdefault(counter, Tally(counter))
         assert isinstance(tally, Tally)
         return tally
 
     def timing(self, histogram: Histogram) -> Timing:
         """The same of a histogram."""
-        timing = self._hot.get(histogram)
-        if timing is None:
-            timing = self._hot[histogram] = Timing(histogram)
+        timing = self._hot.setdefault(histogram, Timing(histogram))
         assert isinstance(timing, Timing)
         return timing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from itertools import groupby
 from pathlib import Path
@@ -227,7 +226,6 @@ def test_what_does_not_belong_together_is_not_sent(peer: EnginePeer, given: list
 # --- the source -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="built elsewhere")
 def test_the_compiler_has_nothing_to_say() -> None:
     flags = ["-std=c99", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
     checked = subprocess.run(["gcc", *flags, str(NATIVE / "runs.c")], capture_output=True, text=True, check=False)
