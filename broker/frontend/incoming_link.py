@@ -247,8 +247,9 @@ class IncomingLink:
     def _sent_elsewhere(self, sent: _Underway, failed: Failed) -> bool:
         """Messages without a key do not depend on a partition: what one went down with, or has no room for, another one takes.
 
-        Whoever answers `Failed` has said that nothing of them will ever be read there, so they cannot come twice (but for
-        a process that ends while that disk still refuses, see `partition/task.py`). Every partition is asked once. A full disk is another matter: it is the same one for all partitions, and all would write to it in vain.
+        Whoever answers `Failed` has said that nothing of them will ever be read there, so they cannot come twice (but for a process
+        that ends while that disk still refuses, see `partition/task.py`). Every partition is asked once. A full disk is another
+        matter: it is the same one for all partitions, and all would write to it in vain.
         """
         if sent.number is None or failed.reason not in (Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED):
             return False
