@@ -1,6 +1,6 @@
 """One AMQP 1.0 connection, server side, sans-IO: bytes in → events; calls → bytes out.
 
-Drives proton's C engine through its cffi surface, and is the only file of the broker that names `cproton_ffi`: a Python
+Drives proton's C engine through its cffi surface (`proton_values.py` alone names `cproton_ffi`): a Python
 wrapper object per delivery would cost more than everything else together. What is plain (whole messages, their acceptance)
 goes through `runs.py`, many deliveries in one call; whatever is not is decided here, one event at a time.
 python-qpid-proton is pinned, and `tests/unit/protocol/test_engine_surface.py` fails loudly when an upgrade changes what is used.
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NewType
-
-from cproton_ffi import ffi, lib
 
 from protocol import codec, runs
 from protocol.events import (
@@ -37,11 +35,11 @@ from protocol.events import (
 )
 from protocol.frames import BatchFrameFinder
 from protocol.links import Link, Session
+from protocol.proton_values import condition_of, echo_terminus, encoded_of, ffi, fields_of, lib, link_of, put, set_condition, text_of
 
 Delivery = NewType("Delivery", object)
 """A delivery of the engine: opaque, hashable, to be given back to it."""
 
-PRODUCT = "partibus"
 PARTIAL_BYTES_MAX = 64 * 1024 * 1024
 PUSH_BYTES_MAX = 32 * 1024
 PUSH_BYTES_MIN = 256
@@ -211,7 +209,7 @@ class Engine:
     def open(self, properties: dict[Any, Any] | None = None) -> None:
         """Answer the peer's open (§2.7.1)."""
         if properties:
-            _put(lib.pn_connection_properties(self._connection), codec.encode(properties))
+            put(lib.pn_connection_properties(self._connection), codec.encode(properties))
         lib.pn_connection_open(self._connection)
         if lib.pn_connection_state(self._connection) & lib.PN_REMOTE_CLOSED:  # open and close came in one read
             lib.pn_connection_close(self._connection)
@@ -221,7 +219,7 @@ class Engine:
         if not lib.pn_connection_state(self._connection) & LOCAL_OPEN_STATES:
             lib.pn_connection_open(self._connection)
         if error is not None:
-            _set_condition(lib.pn_connection_condition(self._connection), error)
+            set_condition(lib.pn_connection_condition(self._connection), error)
         lib.pn_connection_close(self._connection)
 
     # --- links ------------------------------------------------------------------------------------------------------
@@ -232,11 +230,11 @@ class Engine:
 
     def link_properties(self, link: Link) -> dict[str, Any]:
         """The peer's attach properties; keys as text."""
-        return _fields(lib.pn_link_remote_properties(link.pn))
+        return fields_of(lib.pn_link_remote_properties(link.pn))
 
     def source_filter(self, link: Link) -> dict[str, Any]:
         """The filter set of the peer's source (§3.5.8); keys as text."""
-        return _fields(lib.pn_terminus_filter(lib.pn_link_remote_source(link.pn)))
+        return fields_of(lib.pn_terminus_filter(lib.pn_link_remote_source(link.pn)))
 
     def source_is_dynamic(self, link: Link) -> bool:
         """The peer asks for a node to be made for it (§3.5.3)."""
@@ -254,14 +252,14 @@ class Engine:
         `max_message_bytes` is announced, and held, on incoming links; `source_filter` (an encoded map) replaces the echo.
         """
         pn = link.pn
-        _echo_terminus(lib.pn_link_source(pn), lib.pn_link_remote_source(pn))
-        _echo_terminus(lib.pn_link_target(pn), lib.pn_link_remote_target(pn))
+        echo_terminus(lib.pn_link_source(pn), lib.pn_link_remote_source(pn))
+        echo_terminus(lib.pn_link_target(pn), lib.pn_link_remote_target(pn))
         if source_filter:
-            _put(lib.pn_terminus_filter(lib.pn_link_source(pn)), source_filter)
+            put(lib.pn_terminus_filter(lib.pn_link_source(pn)), source_filter)
         lib.pn_link_set_snd_settle_mode(pn, link.snd_settle_mode)
         lib.pn_link_set_rcv_settle_mode(pn, link.rcv_settle_mode)
         if properties:
-            _put(lib.pn_link_properties(pn), codec.encode(properties))
+            put(lib.pn_link_properties(pn), codec.encode(properties))
         if max_message_bytes:
             self.limit_messages(link, max_message_bytes)
         lib.pn_link_open(pn)
@@ -279,7 +277,7 @@ class Engine:
         """Close an attached link with an error (§2.6.6); it is gone for us, whatever the peer still sends on it."""
         if link.gone:
             return
-        _set_condition(lib.pn_link_condition(link.pn), error)
+        set_condition(lib.pn_link_condition(link.pn), error)
         lib.pn_link_close(link.pn)
         self._forget_partial(link)
         link.gone = True
@@ -326,7 +324,7 @@ class Engine:
         """Settle deliveries as rejected (§3.4.3), with all three fields of the error (contract, rule 7), or bare."""
         for delivery in deliveries:
             if error is not None:
-                _set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
+                set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
         runs.settle(deliveries, _REJECTED)
 
     # --- outgoing links ---------------------------------------------------------------------------------------------
@@ -504,12 +502,12 @@ class Engine:
             return
         update = DeliveriesUpdated(link, [delivery], outcome, settled)
         if outcome == _REJECTED:
-            update.error = _condition(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
+            update.error = condition_of(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
         elif outcome == _MODIFIED:
             remote = lib.pn_delivery_remote(delivery)
             update.failed = bool(lib.pn_disposition_is_failed(remote))
             update.undeliverable_here = bool(lib.pn_disposition_is_undeliverable(remote))
-            update.annotations = _encoded(lib.pn_disposition_annotations(remote))
+            update.annotations = encoded_of(lib.pn_disposition_annotations(remote))
         if type(last) is DeliveriesUpdated and _same_update(last, update):
             last.deliveries.append(Delivery(delivery))
         else:
@@ -528,7 +526,7 @@ class Engine:
         if pn in self._links:
             self._break("amqp:session:handle-in-use", "a link of this name is attached in this session already")
             return
-        link = self._links[pn] = _link(pn, self._session(lib.pn_link_session(pn)))
+        link = self._links[pn] = link_of(pn, self._session(lib.pn_link_session(pn)))
         self._events.append(LinkAttached(link))
 
     def _session(self, pn: Any) -> Session:
@@ -546,7 +544,7 @@ class Engine:
             self._forget_partial(link)
             lib.pn_link_free(pn)
             return
-        self._leave(link, closed, _condition(lib.pn_link_remote_condition(pn)))
+        self._leave(link, closed, condition_of(lib.pn_link_remote_condition(pn)))
 
     def _leave(self, link: Link, closed: bool, error: ErrorCondition | None) -> None:
         self._forget_partial(link)
@@ -557,7 +555,7 @@ class Engine:
 
     def _on_end(self, event: Any) -> None:
         pn = lib.pn_event_session(event)
-        error = _condition(lib.pn_session_remote_condition(pn))
+        error = condition_of(lib.pn_session_remote_condition(pn))
         session = self._session(pn)
         del self._sessions[pn]
         session.ended = True
@@ -583,18 +581,18 @@ class Engine:
         self._open_reported = True
         self._events.append(
             ConnectionOpened(
-                _text(lib.pn_connection_remote_container(connection)) or "",
-                _text(lib.pn_connection_remote_hostname(connection)) or "",
-                _fields(lib.pn_connection_remote_properties(connection)),
+                text_of(lib.pn_connection_remote_container(connection)) or "",
+                text_of(lib.pn_connection_remote_hostname(connection)) or "",
+                fields_of(lib.pn_connection_remote_properties(connection)),
             )
         )
 
     def _on_close(self, event: Any) -> None:
-        self._report_closed(_condition(lib.pn_connection_remote_condition(self._connection)))
+        self._report_closed(condition_of(lib.pn_connection_remote_condition(self._connection)))
         lib.pn_connection_close(self._connection)
 
     def _on_transport_error(self, event: Any) -> None:
-        self._report_closed(_condition(lib.pn_transport_condition(self._transport)))
+        self._report_closed(condition_of(lib.pn_transport_condition(self._transport)))
 
     def _on_tail_closed(self, event: Any) -> None:
         # A close and what proton complains of were reported before; of a frame it cannot read it says nothing.
@@ -622,77 +620,4 @@ def _same_update(one: DeliveriesUpdated, other: DeliveriesUpdated) -> bool:
     )
 
 
-# --- C values -----------------------------------------------------------------------------------------------------------
-
 runs.bind(ffi, lib)
-
-
-def _link(pn: Any, session: Session) -> Link:
-    target = lib.pn_link_remote_target(pn)
-    return Link(
-        pn,
-        session,
-        incoming=bool(lib.pn_link_is_receiver(pn)),
-        name=_text(lib.pn_link_name(pn)) or "",
-        source_address=_text(lib.pn_terminus_get_address(lib.pn_link_remote_source(pn))),
-        target_address=_text(lib.pn_terminus_get_address(target)),
-        target_is_coordinator=lib.pn_terminus_get_type(target) == lib.PN_COORDINATOR,
-        snd_settle_mode=int(lib.pn_link_remote_snd_settle_mode(pn)),
-        rcv_settle_mode=int(lib.pn_link_remote_rcv_settle_mode(pn)),
-    )
-
-
-def _text(value: Any) -> str | None:
-    return None if not value else ffi.string(value).decode("utf-8", "replace")
-
-
-def _encoded(data: Any) -> bytes:
-    """What a pn_data holds, encoded; empty when it holds nothing."""
-    if not data or (size := lib.pn_data_encoded_size(data)) <= 0:
-        return b""
-    buffer = ffi.new("char[]", size)
-    count = lib.pn_data_encode(data, buffer, size)
-    return ffi.unpack(buffer, count) if count > 0 else b""
-
-
-def _echo_terminus(local: Any, remote: Any) -> None:
-    """Make our source or target what the peer's is, without what in it cannot be encoded again: proton would not survive the try."""
-    lib.pn_terminus_copy(local, remote)
-    for part in (lib.pn_terminus_properties, lib.pn_terminus_capabilities, lib.pn_terminus_outcomes, lib.pn_terminus_filter):
-        data = part(local)
-        if lib.pn_data_encoded_size(data) < 0:
-            lib.pn_data_clear(data)
-
-
-def _put(data: Any, encoded: bytes) -> None:
-    lib.pn_data_clear(data)
-    lib.pn_data_decode(data, encoded, len(encoded))
-
-
-def _fields(data: Any) -> dict[str, Any]:
-    """A map keyed by symbols (§3.2.7 `fields`), with text keys; empty for anything else."""
-    encoded = _encoded(data)
-    if not encoded:
-        return {}
-    try:
-        value, _ = codec.decode(encoded)
-    except codec.DecodeError:
-        return {}
-    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
-
-
-def _condition(pn: Any) -> ErrorCondition | None:
-    if not pn or not lib.pn_condition_is_set(pn):
-        return None
-    name = _text(lib.pn_condition_get_name(pn)) or ""
-    return ErrorCondition(name, _text(lib.pn_condition_get_description(pn)) or "", _encoded(lib.pn_condition_info(pn)))
-
-
-_DEFAULT_INFO = codec.encode({codec.Symbol("product"): PRODUCT})
-
-
-def _set_condition(pn: Any, error: ErrorCondition) -> None:
-    """All three fields: an error of two hangs the Python SDK, and proton drops an empty map (contract, rule 7)."""
-    lib.pn_condition_set_name(pn, error.condition.encode())
-    lib.pn_condition_set_description(pn, error.description.encode() or b" ")
-    _put(lib.pn_condition_info(pn), error.info or _DEFAULT_INFO)

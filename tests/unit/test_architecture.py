@@ -104,8 +104,10 @@ def homes(of: object) -> list[str]:
     return [module_of(path) for path in SOURCES if of(path)]
 
 
-def test_only_the_engine_names_protons_c_core() -> None:
-    assert homes(lambda path: any(below(name, "cproton_ffi") or below(name, "cproton") for name in imports_of(path))) == ["protocol.engine"]
+def test_only_the_file_of_its_values_names_protons_c_core() -> None:
+    assert homes(lambda path: any(below(name, "cproton_ffi") or below(name, "cproton") for name in imports_of(path))) == [
+        "protocol.proton_values"
+    ]
 
 
 def test_only_the_clock_reads_the_time_of_day() -> None:

@@ -1,0 +1,93 @@
+"""Values of proton's C engine and ours: conditions, termini, encoded maps, links.
+
+Alone names `cproton_ffi`; `engine.py` and what belongs to it take `ffi` and `lib` from here. Holds no state of a connection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cproton_ffi import ffi, lib
+
+from protocol import codec
+from protocol.events import ErrorCondition
+from protocol.links import Link, Session
+
+__all__ = ["condition_of", "echo_terminus", "encoded_of", "ffi", "fields_of", "lib", "link_of", "put", "set_condition", "text_of"]
+
+PRODUCT = "partibus"
+
+
+def link_of(pn: Any, session: Session) -> Link:
+    """A link as its peer has attached it."""
+    target = lib.pn_link_remote_target(pn)
+    return Link(
+        pn,
+        session,
+        incoming=bool(lib.pn_link_is_receiver(pn)),
+        name=text_of(lib.pn_link_name(pn)) or "",
+        source_address=text_of(lib.pn_terminus_get_address(lib.pn_link_remote_source(pn))),
+        target_address=text_of(lib.pn_terminus_get_address(target)),
+        target_is_coordinator=lib.pn_terminus_get_type(target) == lib.PN_COORDINATOR,
+        snd_settle_mode=int(lib.pn_link_remote_snd_settle_mode(pn)),
+        rcv_settle_mode=int(lib.pn_link_remote_rcv_settle_mode(pn)),
+    )
+
+
+def text_of(value: Any) -> str | None:
+    """A C string; None for a null pointer."""
+    return None if not value else ffi.string(value).decode("utf-8", "replace")
+
+
+def encoded_of(data: Any) -> bytes:
+    """What a pn_data holds, encoded; empty when it holds nothing."""
+    if not data or (size := lib.pn_data_encoded_size(data)) <= 0:
+        return b""
+    buffer = ffi.new("char[]", size)
+    count = lib.pn_data_encode(data, buffer, size)
+    return ffi.unpack(buffer, count) if count > 0 else b""
+
+
+def echo_terminus(local: Any, remote: Any) -> None:
+    """Make our source or target what the peer's is, without what in it cannot be encoded again: proton would not survive the try."""
+    lib.pn_terminus_copy(local, remote)
+    for part in (lib.pn_terminus_properties, lib.pn_terminus_capabilities, lib.pn_terminus_outcomes, lib.pn_terminus_filter):
+        data = part(local)
+        if lib.pn_data_encoded_size(data) < 0:
+            lib.pn_data_clear(data)
+
+
+def put(data: Any, encoded: bytes) -> None:
+    """Fill a pn_data with an encoded value."""
+    lib.pn_data_clear(data)
+    lib.pn_data_decode(data, encoded, len(encoded))
+
+
+def fields_of(data: Any) -> dict[str, Any]:
+    """A map keyed by symbols (§3.2.7 `fields`), with text keys; empty for anything else."""
+    encoded = encoded_of(data)
+    if not encoded:
+        return {}
+    try:
+        value, _ = codec.decode(encoded)
+    except codec.DecodeError:
+        return {}
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+
+
+def condition_of(pn: Any) -> ErrorCondition | None:
+    """An error (§2.8.14); None where none is set."""
+    if not pn or not lib.pn_condition_is_set(pn):
+        return None
+    name = text_of(lib.pn_condition_get_name(pn)) or ""
+    return ErrorCondition(name, text_of(lib.pn_condition_get_description(pn)) or "", encoded_of(lib.pn_condition_info(pn)))
+
+
+_DEFAULT_INFO = codec.encode({codec.Symbol("product"): PRODUCT})
+
+
+def set_condition(pn: Any, error: ErrorCondition) -> None:
+    """All three fields: an error of two hangs the Python SDK, and proton drops an empty map (contract, rule 7)."""
+    lib.pn_condition_set_name(pn, error.condition.encode())
+    lib.pn_condition_set_description(pn, error.description.encode() or b" ")
+    put(lib.pn_condition_info(pn), error.info or _DEFAULT_INFO)
