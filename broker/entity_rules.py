@@ -58,6 +58,10 @@ def check_entity_name(name: str) -> None:
             f"'{name}' contains character(s) that is not allowed by Service Bus. Entity segments can contain only letters, numbers, "
             "periods (.), hyphens (-), and underscores (_).",
         )
+    if any(segment in (".", "..") for segment in name.split("/")):
+        _refuse(
+            "Name", f"'{name}' contains the segment '.' or '..', which HTTP clients and proxies resolve: the name could not be reached."
+        )
     if _SUBSCRIPTION.search(name):
         _refuse("Name", f"'{name}' contains the segment 'subscriptions', which is reserved for the subscriptions of a topic.")
 

@@ -87,6 +87,8 @@ class Namespace:
         self._unsettled: dict[str, str] = {}
         """By key: the generation whose entry may not be what is served."""
         self._settling: asyncio.Task[None] | None = None
+        self.rules_changed: Callable[[], None] = lambda: None
+        """Called when authorization rules of an entity are others than before, or are gone with it; set by whoever keeps claims."""
 
     async def load(self) -> None:
         """Bring the entities of the catalogue back. Raises StorageError: what cannot be read, or is another process'."""
@@ -215,10 +217,13 @@ class Namespace:
         async with self._change(name):
             await self._settle(key_of(name))
             queue = self._existing(name)
+            rules = queue.description.settings.authorization_rules
             settings = check_update(queue.description.name, queue.description.settings, settings)
             description = queue.description.updated(settings, self._clock.now_ms(), file_settings)
             await self._keep(description)
             await queue.update(description)
+            if settings.authorization_rules != rules:
+                self.rules_changed()
             log.info("entity.updated", entity=description.name)
             return description
 
@@ -239,6 +244,8 @@ class Namespace:
                     await queue.end(_unsettled(queue.description.name))
                 raise
             del self._queues[key]
+            if queue.description.settings.authorization_rules:
+                self.rules_changed()
             await queue.end(Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)))
             log.info("entity.deleted", entity=queue.description.name)
             await self._clear(queue.description.generation)

@@ -15,7 +15,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import unquote, unquote_plus
 
 from broker.entities import AuthorizationRule
@@ -23,6 +23,9 @@ from broker.errors import Reason, Refused
 from broker.frontend.addresses import audience_path
 
 MANAGE, LISTEN, SEND = "Manage", "Listen", "Send"
+
+EXPIRY_S_MAX = 253_402_300_799
+"""The last second of the year 9999: the latest that the clients' timestamps can hold. Tokens said to live longer live until then."""
 
 _SCHEME = "sharedaccesssignature "
 _TOKEN_CHARACTERS_MAX = 8_192
@@ -39,8 +42,15 @@ class Claim:
     expires_at_ms: int | None
     """Wall clock since the epoch; None for a key, which does not expire."""
     key_name: str
-    of_namespace: bool = True
-    """Whether the key is one of the namespace's rules; an entity's own key creates and lists no entities (HTTP contract 1.7)."""
+    owner: str = ""
+    """The entity (case folded) whose rule the key is; "" for a rule of the namespace."""
+    key: str = field(default="", repr=False)
+    """The key that signed the token, or was given at the login."""
+
+    @property
+    def of_namespace(self) -> bool:
+        """Whether the key is one of the namespace's rules; an entity's own key creates and lists no entities (HTTP contract 1.7)."""
+        return not self.owner
 
     def lasts(self, now_ms: int) -> bool:
         """Whether it has not run out."""
@@ -76,14 +86,22 @@ class Authorizer:
         path = audience_path(unquote_plus(resource))
         signed = f"{resource}\n{expiry}".encode()
         given = unquote(signature).encode()
-        verified = next((found for found in self._rules(path, key_name) if _signed_by(found[0], signed, given)), None)
-        if verified is None:
+        claim = next(
+            (
+                Claim(path, rule.rights, _expires_at_ms(expiry), key_name, owner, key)
+                for owner, rule in self._rules(path, key_name)
+                for key in _keys(rule)
+                if hmac.compare_digest(_signature(key, signed), given)
+            ),
+            None,
+        )
+        if claim is None:
             raise _refused("InvalidSignature: The token has an invalid signature.")
-        expires_at_ms = int(expiry) * 1000
+        expires_at_ms = claim.expires_at_ms
+        assert expires_at_ms is not None, "a token has an expiry"
         if expires_at_ms + grace_ms <= now_ms:
             raise _refused(f"ExpiredToken: The token expired at {expiry} (seconds since 1970), {(now_ms - expires_at_ms) // 1000} s ago.")
-        rule, of_namespace = verified
-        return Claim(path, rule.rights, expires_at_ms, key_name, of_namespace)
+        return claim
 
     def verify_key(self, key_name: str, key: str) -> Claim:
         """The claim of a rule of the namespace by its name and either of its keys (SASL PLAIN). Raises Refused(UNAUTHORIZED).
@@ -93,15 +111,23 @@ class Authorizer:
         """
         for rule in self._namespace_rules:
             if rule.key_name == key_name and any(hmac.compare_digest(one.encode(), key.encode()) for one in _keys(rule)):
-                return Claim("", rule.rights, None, key_name)
+                return Claim("", rule.rights, None, key_name, key=key)
         raise _refused("InvalidSignature: Unknown key name or wrong key.")
 
-    def _rules(self, path: str, key_name: str) -> Iterator[tuple[AuthorizationRule, bool]]:
-        """Rules of that name, the nearest first, each with whether it is the namespace's."""
+    def stands(self, claim: Claim) -> bool:
+        """Whether the key behind a claim is still in force, and still permits what the claim permits.
+
+        It is not once the key was removed or changed, the rule lost rights, or the entity was deleted (and created again without it).
+        """
+        rules = self._entity_rules(claim.owner) if claim.owner else self._namespace_rules
+        return any(rule.key_name == claim.key_name and claim.key in _keys(rule) and claim.rights <= rule.rights for rule in rules)
+
+    def _rules(self, path: str, key_name: str) -> Iterator[tuple[str, AuthorizationRule]]:
+        """Rules of that name, the nearest first, each with the entity it belongs to; "" is the namespace."""
         while path:
-            yield from ((rule, False) for rule in self._entity_rules(path) if rule.key_name == key_name)
+            yield from ((path, rule) for rule in self._entity_rules(path) if rule.key_name == key_name)
             path = path.rpartition("/")[0]
-        yield from ((rule, True) for rule in self._namespace_rules if rule.key_name == key_name)
+        yield from (("", rule) for rule in self._namespace_rules if rule.key_name == key_name)
 
 
 def reaches(claimed: str, path: str) -> bool:
@@ -126,15 +152,17 @@ def _token_parts(text: str) -> tuple[str, str, str, str]:
     if missing:
         raise _refused(f"MalformedToken: The token lacks {', '.join(missing)}.")
     expiry = parts["se"]
-    if not (expiry.isascii() and expiry.isdigit() and len(expiry) <= 15):
+    if not (expiry.isascii() and expiry.isdigit()):
         raise _refused("MalformedToken: The token's expiry (se) is no number of seconds.")
     if unquote_plus(parts["sr"]).count("/") > _SEGMENTS_MAX:
         raise _refused(f"MalformedToken: The token's resource (sr) has more than {_SEGMENTS_MAX} segments.")
     return parts["sr"], parts["sig"], expiry, unquote(parts["skn"])
 
 
-def _signed_by(rule: AuthorizationRule, signed: bytes, given: bytes) -> bool:
-    return any(hmac.compare_digest(_signature(key, signed), given) for key in _keys(rule))
+def _expires_at_ms(expiry: str) -> int:
+    """A token's `se` in milliseconds since the epoch, clamped to what a timestamp can hold: long-lived ready-made tokens work."""
+    digits = expiry.lstrip("0")
+    return (EXPIRY_S_MAX if len(digits) > len(str(EXPIRY_S_MAX)) else min(int(digits or "0"), EXPIRY_S_MAX)) * 1000
 
 
 def _keys(rule: AuthorizationRule) -> list[str]:

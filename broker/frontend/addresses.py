@@ -101,6 +101,8 @@ def _checked_entity(segments: list[str], text: str) -> str:
         raise BadAddress(f"The entity path has {len(entity)} characters, at most {ENTITY_CHARACTERS_MAX} are allowed.")
     if not all(segments) or any(segment.startswith("$") for segment in segments):
         raise BadAddress(f"'{entity}' is no entity path: a part of it is empty or begins with '$'.")
+    if not {".", ".."}.isdisjoint(segments):
+        raise BadAddress(f"'{entity}' is no entity path: '.' and '..' are no names.")
     if not entity.isprintable() or not _ILLEGAL.isdisjoint(entity):
         raise BadAddress(f"'{entity}' is no entity path: it holds a character that is not allowed.")
     return entity

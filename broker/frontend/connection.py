@@ -113,9 +113,14 @@ class Services:
         self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)
         self._alone = asyncio.Event()
         self._alone.set()
+        namespace.rules_changed = self._rules_changed
         metrics.active_connections.set_function(lambda: len(self.connections))
         metrics.active_links.set_function(lambda: sum(len(connection.engine.links()) for connection in self.connections))
         metrics.inflight_bytes.set_function(lambda: self.inflight.bytes)
+
+    def _rules_changed(self) -> None:
+        for connection in list(self.connections):
+            connection.rules_changed()
 
     def joined(self, connection: Connection) -> None:
         """A client has connected."""
@@ -482,11 +487,22 @@ class Connection:
         self._claim_timer = None
         now_ms = self.services.clock.now_ms()
         ended = [audience for audience, claim in self.claims.items() if not claim.lasts(now_ms)]
+        self._end_claims(ended, "ExpiredToken: the token of this link has expired. Please put another.")
+
+    def rules_changed(self) -> None:
+        """Authorization rules of an entity were changed or deleted: end the claims whose key is no longer in force."""
+        stands = self.services.authorizer.stands
+        ended = [audience for audience, claim in self.claims.items() if not stands(claim)]
+        if ended:
+            self._end_claims(ended, "The key behind the token of this link was removed or changed. Please put a token of another key.")
+
+    def _end_claims(self, ended: list[str], why: str) -> None:
+        """Forget the claims put for these audiences, and close the links that no other claim permits."""
         for audience in ended:
             del self.claims[audience]
         for link in self.engine.links():
             if not link.gone and link.context is not None and link.context.rights and not self._may_stay(link.context, ended):
-                self.close_link(link, Refused(Reason.UNAUTHORIZED, "ExpiredToken: the token of this link has expired. Please put another."))
+                self.close_link(link, Refused(Reason.UNAUTHORIZED, why))
         self._watch_claims()
         self._watch_unclaimed()
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from broker.clock import ManualClock
 from broker.config import Settings, load_settings
-from broker.entities import QueueDescription, QueueSettings, key_of
+from broker.entities import AuthorizationRule, QueueDescription, QueueSettings, key_of
 from broker.entity_meter import EntityMeter
 from broker.frontend.connection import Connection, Services
 from broker.metrics import Metrics
@@ -111,9 +112,21 @@ class FixedNamespace:
 
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
+        self.rules_changed: Callable[[], None] = lambda: None
+        """Set by whoever keeps claims, and to be called when rules have changed."""
 
     def find(self, name: str) -> Queue | None:
         return self.queues.get(key_of(name))
+
+    def rules_of(self, path: str) -> Sequence[AuthorizationRule]:
+        queue = self.find(path)
+        return queue.description.settings.authorization_rules if queue else ()
+
+    def change_rules(self, name: str, *rules: AuthorizationRule) -> None:
+        """Give a queue other authorization rules, as the administration API does."""
+        queue = self.queues[key_of(name)]
+        queue.description = queue.description.updated(replace(queue.description.settings, authorization_rules=rules), 0)
+        self.rules_changed()
 
 
 class LinkStack:
@@ -129,7 +142,7 @@ class LinkStack:
         self.services = Services(
             settings=self.settings,
             namespace=cast(Namespace, self.namespace),
-            authorizer=Authorizer(self.settings.authorization_rules(), lambda path: ()),
+            authorizer=Authorizer(self.settings.authorization_rules(), self.namespace.rules_of),
             clock=self.clock,
             metrics=self.metrics,
             spawn=self._spawn,

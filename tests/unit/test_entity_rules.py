@@ -19,7 +19,7 @@ def test_a_name_of_the_service_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "-a", "a-", "a b", "a//b", "/a", "$Resources", "ä", "a" * 261, "t/subscriptions/s", "t/Subscriptions"]
+    "name", ["", "-a", "a-", "a b", "a//b", "/a", "$Resources", "ä", "a" * 261, "t/subscriptions/s", "t/Subscriptions", "a/../b", "a/./b"]
 )
 def test_another_name_is_refused(name: str) -> None:
     with pytest.raises(WrongProperty) as caught:

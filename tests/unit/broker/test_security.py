@@ -2,6 +2,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -10,7 +11,7 @@ from azure.servicebus._pyamqp.utils import generate_sas_token
 
 from broker.entities import AuthorizationRule
 from broker.errors import Reason, Refused
-from broker.security import Authorizer, Claim
+from broker.security import EXPIRY_S_MAX, Authorizer, Claim
 
 NOW_MS = 1_700_000_000_000
 LATER = str(NOW_MS // 1000 + 600)
@@ -112,7 +113,6 @@ def test_rules_are_those_of_the_entity_its_parents_or_the_namespace() -> None:
         token("host", order="sr sig se"),
         token("host", expiry="soon"),
         token("host", expiry="-5"),
-        token("host", expiry="9" * 30),
         token("host", expiry="²"),
         token("sb://h/" + "a/" * 100),
         token("host") + "x" * 9000,
@@ -134,6 +134,41 @@ def test_an_expired_token_is_refused_once_its_grace_is_over() -> None:
     assert "ExpiredToken" in refusal(expired).description
     assert verify(expired, grace_ms=60_000).expires_at_ms == NOW_MS - 59_000
     refusal(token("host", expiry=str(NOW_MS // 1000)))
+
+
+@pytest.mark.parametrize("expiry", ["253402300799", "253402300800", "9999999999999", "9" * 15, "9" * 16, "9" * 5_000, "0" * 50 + "9" * 30])
+def test_a_token_for_longer_than_a_timestamp_can_hold_lasts_until_the_end_of_the_year_9999(expiry: str) -> None:
+    claim = verify(token("host", expiry=expiry))
+    assert claim.expires_at_ms == EXPIRY_S_MAX * 1000 and claim.lasts(NOW_MS)
+    assert datetime.fromtimestamp(claim.expires_at_ms // 1000, UTC).year == 9999
+
+
+@pytest.mark.parametrize(
+    ("rules", "stands"),
+    [
+        ([SENDER], True),
+        ([AuthorizationRule("Sender", "another", QUEUE_KEY, frozenset({"Send"}))], True),
+        ([AuthorizationRule("Sender", QUEUE_KEY, "", frozenset({"Send", "Listen"}))], True),
+        ([AuthorizationRule("Sender", "another", "", frozenset({"Send"}))], False),
+        ([AuthorizationRule("Renamed", QUEUE_KEY, "", frozenset({"Send"}))], False),
+        ([AuthorizationRule("Sender", QUEUE_KEY, "", frozenset({"Listen"}))], False),
+        ([], False),
+    ],
+    ids=["as it was", "now secondary", "more rights", "another key", "another name", "other rights", "gone"],
+)
+def test_a_claim_stands_while_its_key_is_in_force_with_its_rights(rules: list[AuthorizationRule], stands: bool) -> None:
+    claim = verify(token("sb://h/orders", key=QUEUE_KEY, name="Sender"))
+    assert Authorizer([ROOT], lambda path: rules if path == "orders" else []).stands(claim) is stands
+
+
+def test_a_claim_of_the_namespace_stands_whatever_an_entity_of_its_name_says() -> None:
+    for claim in (verify(token("sb://h/orders")), AUTHORIZER.verify_key(ROOT.key_name, SECONDARY)):
+        assert Authorizer([ROOT], lambda path: []).stands(claim)
+        assert not Authorizer([], lambda path: [ROOT]).stands(claim)
+
+
+def test_a_claim_shows_no_key() -> None:
+    assert PRIMARY not in repr(verify(token("sb://h/orders")))
 
 
 @pytest.mark.parametrize("text", ["eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJ4In0.c2ln", "Bearer eyJhbGciOiJSUzI1NiJ9.e30.c2ln"])
@@ -175,7 +210,7 @@ def test_manage_includes_listen_and_send() -> None:
 
 def test_a_key_name_and_either_key_are_a_claim_on_the_namespace() -> None:
     for key in (PRIMARY, SECONDARY):
-        assert AUTHORIZER.verify_key(ROOT.key_name, key) == Claim("", ROOT.rights, None, ROOT.key_name)
+        assert AUTHORIZER.verify_key(ROOT.key_name, key) == Claim("", ROOT.rights, None, ROOT.key_name, key=key)
 
 
 @pytest.mark.parametrize(("name", "key"), [(ROOT.key_name, "wrong"), (ROOT.key_name, ""), ("Sender", QUEUE_KEY), ("", "")])

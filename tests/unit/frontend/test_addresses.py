@@ -40,7 +40,7 @@ def test_a_subscription_tells_its_topic() -> None:
     [
         "", "/", "amqps://localhost", "amqps://localhost/", "$management", "$DeadLetterQueue", "orders/$unknown", "a//b", "$cbs/x",
         "orders/$cbs", "orders/$management/$DeadLetterQueue", "orders/$Transfer", "or?ders", "or#ders", "a@b", "a*", "a\\b", "a\nb",
-        "%00", "%ff", "x" * 261,
+        "%00", "%ff", "x" * 261, "a/../b", "a/./b", "../a", "a/%2e%2E/b", "..",
     ],
 )  # fmt: skip
 def test_what_can_be_no_entity_is_a_bad_address(text: str) -> None:
