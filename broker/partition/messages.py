@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 
-from broker.changed_properties import merge_changes
 from broker.entities import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
 from broker.errors import Reason, Refused
 from broker.operations import PARTITION_SHIFT
@@ -58,10 +57,22 @@ class Messages:
 
     @property
     def live_bytes(self) -> int:
-        """The size of all messages."""
+        """The size of all messages as they were sent: what the quota counts."""
         total = 0
         for subqueue in self.subqueues:
             total += subqueue.bytes
+        return total
+
+    @property
+    def relocatable_bytes(self) -> int:
+        """What writing every message again would take, with its changed properties and its row in the tables of RELOCATED records.
+
+        Compaction weighs this against the log. The sizes of the messages alone would not do: a message of one byte takes forty more
+        in a RELOCATED record, and one record may have given 32 KiB of changed properties to a thousand messages.
+        """
+        total = 0
+        for subqueue in self.subqueues:
+            total += subqueue.bytes + subqueue.changed_bytes + records.RELOCATED_MESSAGE_BYTES * len(subqueue.references)
         return total
 
     @property
@@ -79,14 +90,16 @@ class Messages:
             frames.popleft()
         return frames[0].position if frames else None
 
-    def oldest_frames(self, count: int) -> list[Position]:
-        """The oldest frames that hold live messages."""
-        self.first_live()
+    def oldest_frames(self, count: int, reach: int, below: Position) -> list[Position]:
+        """The oldest frames below a position that hold live messages: up to `count`, and after the first one `reach` bytes of the log."""
+        first = self.first_live()
         oldest: list[Position] = []
         for frame in self._frames:
-            if len(oldest) == count:
+            if first is None or len(oldest) == count or frame.position >= below:
                 break
             if frame.live:
+                if oldest and frame.position - first > reach:
+                    break
                 oldest.append(frame.position)
         return oldest
 
@@ -140,8 +153,7 @@ class Messages:
             return
         references = [subqueue.references[number] for number in mark.sequence_numbers]
         if mark.changed is not None:
-            for reference in references:
-                reference.changed = merge_changes(reference.changed, mark.changed)
+            subqueue.change(references, mark.changed)
         if mark.kind == records.RETURNED or mark.counts_delivery:
             for reference in references:
                 reference.delivery_count += 1
@@ -250,14 +262,46 @@ class Messages:
 
     # --- compaction -------------------------------------------------------------------------------------------------
 
-    def relocate(self, frames: Sequence[Frame], commit: Commit) -> Relocated | None:
-        """Append all live messages of these frames to a commit. To be given to `apply_relocated` once it is durable."""
+    def living_in(self, frame: Frame) -> list[tuple[Frame, int]]:
+        """The sequence numbers of the live messages that stand in a frame, each with the frame."""
+        found: list[tuple[Frame, int]] = []
+        for record in frame.records():
+            numbers: Sequence[int] = ()
+            if record.kind == records.ENQUEUED:
+                enqueued = records.read_enqueued(record)
+                numbers = range(enqueued.first, enqueued.first + len(enqueued.sizes))
+            elif record.kind == records.RELOCATED:
+                numbers = records.read_relocated(record).sequence_numbers
+            found += [(frame, number) for number in numbers if self._standing_in(frame, number) is not None]
+        return found
+
+    def _standing_in(self, frame: Frame, number: int) -> tuple[Subqueue, Reference] | None:
+        for subqueue in self.subqueues:
+            reference = subqueue.references.get(number)
+            if reference is not None and reference.frame.position == frame.position:
+                return subqueue, reference
+        return None
+
+    def relocate(self, candidates: deque[tuple[Frame, int]], commit: Commit, bytes_max: int) -> Relocated | None:
+        """Append live messages to a commit, from the front of what `living_in` gave, and take them from there.
+
+        Takes what a frame of `bytes_max` has room for, at least one message. Passes over messages that were removed or moved on since.
+        To be given to `apply_relocated` once the commit is durable; None if no message is left.
+        """
         found: list[tuple[Subqueue, Reference]] = []
         messages: list[bytes] = []
-        for frame in frames:
-            for subqueue, reference in self._living_in(frame):
-                found.append((subqueue, reference))
+        room = bytes_max - records.RELOCATED_FRAME_BYTES
+        while candidates:
+            frame, number = candidates[0]
+            standing = self._standing_in(frame, number)
+            if standing is not None:
+                reference = standing[1]
+                room -= reference.size + len(reference.changed or b"") + records.RELOCATED_MESSAGE_BYTES
+                if room < 0 and found:
+                    break
+                found.append(standing)
                 messages.append(frame.data[reference.offset : reference.offset + reference.size])
+            candidates.popleft()
         if not found:
             return None
         references = [reference for _, reference in found]
@@ -273,20 +317,6 @@ class Messages:
             0,
         )
         return relocated._replace(messages_offset=records.add_relocated(commit, relocated, messages))
-
-    def _living_in(self, frame: Frame) -> Iterable[tuple[Subqueue, Reference]]:
-        for record in frame.records():
-            numbers: Sequence[int] = ()
-            if record.kind == records.ENQUEUED:
-                enqueued = records.read_enqueued(record)
-                numbers = range(enqueued.first, enqueued.first + len(enqueued.sizes))
-            elif record.kind == records.RELOCATED:
-                numbers = records.read_relocated(record).sequence_numbers
-            for number in numbers:
-                for subqueue in self.subqueues:
-                    reference = subqueue.references.get(number)
-                    if reference is not None and reference.frame.position == frame.position:
-                        yield subqueue, reference
 
     def check(self) -> None:
         """Assert that frames and memory agree with the references."""

@@ -46,10 +46,13 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from storage.log import Commit, Record
+from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Commit, Record
 
 ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED = range(1, 8)
 VERSION = 1
+
+RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2
+"""What the tables of a RELOCATED record take for each message, beside the message and its changed properties."""
 
 _HAS_EXPIRIES = 1
 _COUNTS_DELIVERY = 1
@@ -60,6 +63,10 @@ _COUNTERS = struct.Struct("<QQ")
 _RELOCATED = struct.Struct("<II")
 
 assert array("Q").itemsize == 8 and array("I").itemsize == 4 and array("H").itemsize == 2
+
+
+RELOCATED_FRAME_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + _RELOCATED.size
+"""What a frame with one RELOCATED record takes before its tables."""
 
 
 class UnreadableRecord(Exception):

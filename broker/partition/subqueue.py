@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from broker.changed_properties import merge_changes
 from broker.partition.timers import TimerWheel
 from storage.log import Position
 
@@ -110,8 +111,8 @@ class Reference:
 class Subqueue:
     """The references of one subqueue. Owned by the partition's state machine."""
 
-    __slots__ = ("_next", "_order", "_returned", "_strays", "available", "bytes", "deferred", "expiry", "locked", "name", "number",
-                 "references")  # fmt: skip
+    __slots__ = ("_next", "_order", "_returned", "_strays", "available", "bytes", "changed_bytes", "deferred", "expiry", "locked",
+                 "name", "number", "references")  # fmt: skip
 
     def __init__(self, number: int, name: str) -> None:
         self.number = number
@@ -125,6 +126,9 @@ class Subqueue:
         self.deferred = 0
         """References that are DEFERRED, locked or not."""
         self.bytes = 0
+        """The size of all messages, as they were sent."""
+        self.changed_bytes = 0
+        """The size of all changed properties, counted for each message that has them."""
         self._order: array[int] = array("Q")
         self._next = 0
         self._returned: list[int] = []
@@ -146,6 +150,8 @@ class Subqueue:
         assert number not in self.references and reference.lease is None
         self.references[number] = reference
         self.bytes += reference.size
+        if reference.changed is not None:
+            self.changed_bytes += len(reference.changed)
         if not self._order or number > self._order[-1]:
             self._order.append(number)
         else:
@@ -174,6 +180,8 @@ class Subqueue:
             cancelled += 1
         self._cancel_expiry(expires_at_ms, cancelled)
         self.bytes -= size
+        if self.changed_bytes:
+            self.changed_bytes -= sum(len(reference.changed) for reference in removed if reference.changed is not None)
         self.deferred -= deferred
         self.available -= len(removed) - deferred
         self._tidy()
@@ -278,6 +286,13 @@ class Subqueue:
                 self.available -= 1
                 self.deferred += 1
 
+    def change(self, references: Iterable[Reference], changed: bytes) -> None:
+        """Lay changed properties over those that the messages have already."""
+        for reference in references:
+            before = reference.changed
+            reference.changed = merged = merge_changes(before, changed)
+            self.changed_bytes += (len(merged) if merged else 0) - (len(before) if before else 0)
+
     def _lock(self, references: Sequence[Reference], lease: Lease) -> None:
         lease.references.extend(references)
         lease.left += len(references)
@@ -317,6 +332,7 @@ class Subqueue:
         self.deferred = sum(1 for reference in references if reference.state)
         self.available = len(references) - self.deferred
         self.bytes = sum(reference.size for reference in references)
+        self.changed_bytes = sum(len(reference.changed) for reference in references if reference.changed is not None)
         if self.expiry is not None:
             for reference in references:
                 if reference.expires_at_ms is not None:
@@ -354,6 +370,7 @@ class Subqueue:
         assert self.deferred == sum(1 for each in references if each.state == DEFERRED)
         assert self.available == sum(1 for each in references if each.state == READY and each.lease is None)
         assert self.bytes == sum(each.size for each in references)
+        assert self.changed_bytes == sum(len(each.changed) for each in references if each.changed is not None)
         assert list(self._order) == sorted(set(self._order)) and self._strays == sorted(set(self._strays))
         assert self.references.keys() <= {*self._order, *self._strays}, "a message that peeking does not reach"
         reachable = {*self._order[self._next :], *self._returned}

@@ -6,17 +6,25 @@
 that place, then a checkpoint, then the log is trimmed. A crash between any two steps leaves a log that says all: after
 the first nothing was taken away, and after the last a replay needs neither the trimmed part (see `messages.py`) nor the checkpoint.
 
-*Compaction*: when the log is mostly garbage but a few old messages keep its oldest segments, these are appended again
-(RELOCATED), in batches, and what they stood in is trimmed. Only when that commit is durable does a reference point to the
-new place; a crash before, or on the way, leaves some messages where they were.
+*Compaction*: when the log is mostly garbage but a few old messages keep its oldest segments, compaction appends these messages again
+(RELOCATED) and trims what they stood in. A reference points to the new place only once that commit is durable; a crash before
+that, or half-way, leaves some messages where they were.
 
-Bound: compaction starts when the garbage exceeds twice the live bytes (and a minimum), and each step moves at least as many
-bytes as were appended since the step before; so one round over the live messages is done before the log has grown by
-them once more. Each byte that stays is written again at most once per round, and a round frees twice as much.
+*Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of at most
+`relocated_frame_bytes_max`, or of one message where that alone is larger. What was read and does not fit waits for the next commit;
+the frames it stands in stay in memory until then.
+
+*Bound on what compaction writes.* The live bytes are what writing every message again would take (`Messages.relocatable_bytes`), not the
+sizes of the messages. Compaction starts when the rest of the log, the garbage, exceeds twice the live bytes (and a minimum). A
+round over the log writes each live message once and frees all the garbage, so compaction writes at most half as many bytes as
+come in. Each step reads or writes at least as many bytes as were appended since the step before, so a round ends before the
+log has doubled. A checkpoint writes the whole state too, so a trim waits until as much was appended as the last checkpoint took.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
@@ -28,7 +36,8 @@ from storage.errors import DiskFull, StorageError
 from storage.log import Checkpoint, Frame, Log, Position
 
 MIB = 1024 * 1024
-_FRAMES_AT_ONCE = 8
+_FRAMES_AT_ONCE = 64
+"""Frames that are read together while compacting; they also stand within `relocation_bytes_max` of each other."""
 
 
 LOOKS_PER_DUE = 256
@@ -46,9 +55,11 @@ class UpkeepLimits:
     garbage_per_live: int = 2
     """… and so many times the live bytes."""
     relocation_bytes: int = MIB
-    """Read from the oldest frames in one step, at least."""
+    """Read or written in one step of compaction, at least."""
     relocation_bytes_max: int = 8 * MIB
     """The same, at most; one frame may exceed it."""
+    relocated_frame_bytes_max: int = MIB
+    """What a relocation writes in one commit; one message may exceed it."""
     pause_ms: int = 1000
     """After the disk refused something."""
 
@@ -63,6 +74,8 @@ class Upkeep:
         self._checkpoint_at = checkpoint_at
         self._counters_at: Position | None = None
         self._relocated_at = log.end
+        self._candidates: deque[tuple[Frame, int]] = deque()
+        """Messages that were read for compaction and are not written yet: frame and sequence number."""
         self._paused_until_ms = 0
         self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_min) // LOOKS_PER_DUE
         self._look_at: int = log.end
@@ -76,7 +89,7 @@ class Upkeep:
             more = await self._compact()
             self._look_at = self._log.end if more else self._log.end + self._look_bytes
             await self._trim(now_ms)
-            if self._log.end - (self._checkpoint_at or self._log.start) >= self._limits.checkpoint_bytes:
+            if self._may_checkpoint(self._limits.checkpoint_bytes):
                 await self.save_checkpoint(now_ms)
             return more
         except DiskFull:
@@ -97,12 +110,25 @@ class Upkeep:
         self._checkpoint_at = position
         return True
 
+    def _may_checkpoint(self, appended_min: int) -> bool:
+        """So much was appended since the last checkpoint, and at least what the tables of another one take."""
+        appended = self._log.end - (self._checkpoint_at or self._log.start)
+        return appended >= max(appended_min, self._messages.relocatable_bytes - self._messages.live_bytes)
+
+    def _trim_place(self) -> Position | None:
+        """Up to where the log holds nothing live and can give room back; None if that is nowhere."""
+        first_live = self._messages.first_live()
+        points = self._log.trim_points
+        place = bisect_right(points, self._log.end if first_live is None else first_live)
+        return points[place - 1] if place else None
+
     async def _trim(self, now_ms: int) -> None:
         log = self._log
-        first_live = self._messages.first_live()
-        target = log.end if first_live is None else first_live
-        place = max((point for point in log.trim_points if point <= target), default=None)
+        place = self._trim_place()
         if place is None:
+            return
+        saved = self._checkpoint_at is not None and self._checkpoint_at >= place
+        if not saved and not self._may_checkpoint(0):
             return
         if self._counters_at is None or self._counters_at < place:
             commit = log.begin()
@@ -110,31 +136,41 @@ class Upkeep:
             commit.add(records.COUNTERS, [records.encode_counters(counters)], records.VERSION)
             await log.append(commit, urgent=True)
             self._counters_at = commit.start
-        if (self._checkpoint_at is None or self._checkpoint_at < place) and not await self.save_checkpoint(now_ms):
+        if not saved and not await self.save_checkpoint(now_ms):
             return
         await log.trim(place)
         self._output.info("log.trimmed", start=log.start, end=log.end, live_bytes=self._messages.live_bytes)
 
     async def _compact(self) -> bool:
-        """Append the oldest live messages again, where that lets a part of the log go."""
+        """Append the oldest live messages again, where that lets a part of the log go. True if something was moved."""
         log, messages, limits = self._log, self._messages, self._limits
-        live_bytes = messages.live_bytes
-        if log.end - log.start - live_bytes <= max(limits.garbage_bytes_min, limits.garbage_per_live * live_bytes):
+        live_bytes = messages.relocatable_bytes
+        garbage = log.end - (self._trim_place() or log.start) - live_bytes  # what a trim is about to free does not count
+        if garbage <= max(limits.garbage_bytes_min, limits.garbage_per_live * live_bytes):
+            self._candidates.clear()
             return False
         last = max(log.trim_points, default=log.start)
-        budget = min(max(limits.relocation_bytes, log.end - self._relocated_at), limits.relocation_bytes_max)
-        frames: list[Frame] = []
-        oldest = [position for position in messages.oldest_frames(1024) if position < last]
-        while oldest and budget > 0:
-            fetched = await log.fetch(oldest[:_FRAMES_AT_ONCE])
-            del oldest[:_FRAMES_AT_ONCE]
-            frames += fetched
-            budget -= sum(len(frame.data) for frame in fetched)
-        commit = log.begin()
-        relocated = messages.relocate(frames, commit)
-        if relocated is None:
-            return False
-        await log.append(commit)
-        messages.apply_relocated(commit.start, relocated)
+        to_read = to_write = min(max(limits.relocation_bytes, log.end - self._relocated_at), limits.relocation_bytes_max)
+        moved = False
+        while to_write > 0:
+            if not self._candidates:
+                positions = messages.oldest_frames(_FRAMES_AT_ONCE, to_read, last) if to_read > 0 else []
+                if not positions:
+                    break
+                for frame in await log.fetch(positions):
+                    to_read -= len(frame.data)
+                    self._candidates += messages.living_in(frame)
+            to_write -= await self._relocate()
+            moved = True
         self._relocated_at = log.end
-        return True
+        return moved
+
+    async def _relocate(self) -> int:
+        """Write some of the candidates again, in one commit; gives its size."""
+        commit = self._log.begin()
+        relocated = self._messages.relocate(self._candidates, commit, self._limits.relocated_frame_bytes_max)
+        if relocated is None:
+            return 0
+        await self._log.append(commit)
+        self._messages.apply_relocated(commit.start, relocated)
+        return commit.bytes
