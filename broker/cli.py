@@ -182,7 +182,9 @@ def default_text(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return "[]" if value == () else str(value)
+    if isinstance(value, tuple):
+        return ",".join(value) or "[]"
+    return str(value)
 
 
 def _own_url(settings: Settings) -> str:

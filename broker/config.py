@@ -10,13 +10,14 @@ in the names. Nothing here reads a file or opens a socket.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from broker.entities import PARTITIONS_DEFAULT, AuthorizationRule
@@ -34,6 +35,24 @@ Right = Literal["Manage", "Send", "Listen"]
 FsyncPolicy = Literal["always", "interval", "never"]
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _split(given: object) -> object:
+    """A list as its variable spells it: separated by commas, or as JSON; `none` is the empty one."""
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        try:
+            return json.loads(given)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not a JSON list: {error}") from error
+    if isinstance(given, str):
+        return tuple(part.strip() for part in given.split(",") if part.strip())
+    return () if given is None else given
+
+
+HostName = Annotated[str, Field(pattern=r"^(\*|(\*\.)?[0-9A-Za-z_-][0-9A-Za-z._-]*)$", max_length=253)]
+Origin = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9+.-]*://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(:[0-9]{1,5})?$", max_length=300)]
+HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_split)]
+Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
 
 
 class SasRule(BaseModel):
@@ -81,6 +100,13 @@ class Settings(BaseSettings):
         None, description="Certificate chain (PEM). Without one, a certificate is made in the data folder."
     )
     tls_key: Path | None = Field(None, description="Private key (PEM) of the certificate.")
+    hostnames: HostNames = Field(
+        ("host.docker.internal", "host.containers.internal"),
+        description="More names under which the HTTP port answers, separated by commas; `*.example.com` is any name one label below.",
+    )
+    origins: Origins = Field(
+        (), description="Other sites whose web pages may use the HTTP port, separated by commas: `https://app.example.com`."
+    )
 
     # --- identity and keys -------------------------------------------------------------------------------------------
 

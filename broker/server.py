@@ -37,7 +37,7 @@ from broker.queue import Queue
 from broker.security import Authorizer
 from broker.sockets import addresses_text, listen
 from broker.stored_message import MessageIds
-from broker.tls import server_context, tls_files
+from broker.tls import certificate_names, server_context, tls_files
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
 from storage.file_store import FileLogStore
@@ -118,7 +118,8 @@ class Broker:
         settings = self.settings
         await self.namespace.load()
         await apply_file(self.file.queues if self.file else (), self.namespace)
-        tls = server_context(tls_files(settings, self.clock.now_ms()))
+        files = tls_files(settings, self.clock.now_ms())
+        tls = server_context(files)
         services = Services(
             settings=settings,
             namespace=self.namespace,
@@ -135,6 +136,7 @@ class Broker:
             self.metrics,
             self.clock,
             tls,
+            certificate_names(files),
             lambda: self._serving,
             lambda websocket, request: serve_websocket(services, websocket, request),
         )

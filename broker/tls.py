@@ -60,6 +60,18 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
+def certificate_names(files: TlsFiles) -> tuple[str, ...]:
+    """The DNS names that the server's certificate is for, wildcards included. Raises WrongCertificate."""
+    try:
+        certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+    except x509.ExtensionNotFound:  # clients stopped looking at the common name years ago (RFC 9525)
+        return ()
+    except (OSError, ValueError) as error:
+        raise WrongCertificate(f"{files.certificate}: its names cannot be read: {error}") from error
+    return tuple(names)
+
+
 def server_names(host: str) -> list[str]:
     """The names and addresses under which clients may reach this machine."""
     return list(dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname(), host]))

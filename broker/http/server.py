@@ -14,10 +14,10 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from broker.clock import Clock
 from broker.config import Settings
@@ -27,6 +27,7 @@ from broker.http.health import HealthHandler
 from broker.http.metrics import MetricsHandler
 from broker.http.refusals import HttpRefusal, refusal_of
 from broker.http.seams import TokenVerifier
+from broker.http.sites import Sites
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.sockets import listen
@@ -56,11 +57,14 @@ class HttpServer:
         metrics: Metrics,
         clock: Clock,
         tls: ssl.SSLContext,
+        certificate_names: Collection[str],
         serving: Callable[[], bool],
         serve_websocket: ServeWebSocket,
     ) -> None:
         self._settings, self._namespace, self._metrics, self._clock = settings, namespace, metrics, clock
         self._tls, self._serve_websocket = tls, serve_websocket
+        # A certificate that was given may not have the name of the host that the settings listen on; whoever set it knows it.
+        self._sites = Sites((*certificate_names, *settings.hostnames, settings.host), settings.origins)
         self._administration = Administration(settings, namespace, tokens, clock)
         self._runner = self._make_runner(HealthHandler(namespace, serving), MetricsHandler(metrics, namespace))
         self._listeners: list[socket.socket] = []
@@ -187,6 +191,7 @@ class HttpServer:
     async def _answer(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
         """Every way to fail becomes an answer in the contract's shape; every answer is counted."""
         try:
+            self._check_site(request)
             response = await handler(request)
         except HttpRefusal as refusal:
             response = self._refuse(request, refusal)
@@ -204,8 +209,23 @@ class HttpServer:
             response.headers["x-ms-client-request-id"] = request_id
         return response
 
+    def _check_site(self, request: web.Request) -> None:
+        self._sites.check(
+            scheme=request.scheme,
+            target=request.raw_path,
+            http_1_0=request.version < HttpVersion11,
+            hosts=request.headers.getall("Host", ()),
+            origins=request.headers.getall("Origin", ()),
+            under_any_name=_is_for_everybody(request),
+        )
+
     def _refuse(self, request: web.Request, refusal: HttpRefusal) -> web.Response:
         return refusal.response(request.path, self._namespace.name, self._clock.now_ms())
+
+
+def _is_for_everybody(request: web.Request) -> bool:
+    """Health and metrics, as a probe or a scraper asks for them; with a token it is administration."""
+    return request.path in ("/health", "/metrics") and request.method in ("GET", "HEAD") and "Authorization" not in request.headers
 
 
 def _allowed(exception: web.HTTPException) -> dict[str, str]:

@@ -25,7 +25,7 @@ from broker.namespace import Namespace
 from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts, Update, Updated
 from broker.queue import Queue
 from broker.security import Authorizer
-from broker.tls import TlsFiles, server_context, tls_files
+from broker.tls import TlsFiles, certificate_names, server_context, tls_files
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore
@@ -123,7 +123,9 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
     await namespace.load()
     files = tls_files(settings, SystemClock().now_ms())
     authorizer = Authorizer(settings.authorization_rules(), namespace.rules_of)
-    server = HttpServer(settings, namespace, authorizer, metrics, clock, server_context(files), lambda: serving[0], _echo)
+    server = HttpServer(
+        settings, namespace, authorizer, metrics, clock, server_context(files), certificate_names(files), lambda: serving[0], _echo
+    )
     (listener,) = await server.start()
     port: int = listener.getsockname()[1]
     running = asyncio.create_task(server.run(), name="http")

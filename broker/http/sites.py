@@ -1,0 +1,94 @@
+"""Which names the HTTP port answers under, and which web pages may use it.
+
+A browser sends requests for any page that its user looks at, and a page may have its own name point at our address (DNS rebinding). Two
+headers tell such requests apart, for no page can change them: `Host` names the site as the browser knows it, `Origin` the page. A page
+cannot choose an IP address or a name without a dot as its own name, so those are always answered; other names are the certificate's or
+the settings'. Pure: headers in, a refusal out. RFC 9110 7.2 and 7.4 (`Host`, 421), RFC 6454 7 (`Origin`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+
+from broker.http.refusals import HttpRefusal
+
+_AUTHORITY = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[0-9A-Za-z._-]+)(?::([0-9]{0,5}))?", re.ASCII)
+"""Host and port as `Host` has them (RFC 3986 3.2.2). No user, and none of the marks that no host name of the field has."""
+_ORIGIN = re.compile(rf"([a-z][a-z0-9+.-]*)://{_AUTHORITY.pattern}", re.ASCII | re.IGNORECASE)
+_PORTS = {"http": 80, "https": 443}
+MISDIRECTED = 421
+
+
+class Sites:
+    """The names and origins of one HTTP port. `names` may begin with `*.`, which stands for one label; the name `*` is any name."""
+
+    def __init__(self, names: Iterable[str], origins: Iterable[str]) -> None:
+        self._names = frozenset(_plain(name) for name in names)
+        self._origins = frozenset(site for site in map(_site_of, origins) if site is not None)
+
+    def check(
+        self, *, scheme: str, target: str, http_1_0: bool, hosts: Sequence[str], origins: Sequence[str], under_any_name: bool
+    ) -> None:
+        """Raise HttpRefusal for a request that is not for this site, or comes from another one.
+
+        `scheme` is http or https, `target` the request target as it came, `hosts` and `origins` all values of the two headers.
+        `under_any_name`: the answer is the same for everybody, so the name does not matter (`/health`).
+        """
+        if not target.startswith("/"):
+            raise HttpRefusal(400, 0, "The request target must be a path: this is not a proxy.")
+        if len(hosts) != 1:
+            if hosts or not http_1_0:
+                raise HttpRefusal(400, 0, f"A request needs exactly one Host header; this one has {len(hosts)}.")
+            own = None
+        else:
+            own = _AUTHORITY.fullmatch(hosts[0].strip())
+            if own is None or int(own[2] or 0) > 65_535:
+                raise HttpRefusal(400, 0, "The Host header is not a name or an address with an optional port.")
+            if not under_any_name and not self._answers_to(own[1]):
+                raise HttpRefusal(
+                    MISDIRECTED,
+                    0,
+                    f"This broker does not answer under the name '{own[1]}'. Use its IP address, a name without a dot or a name in its "
+                    "certificate, or add the name to PARTIBUS_HOSTNAMES.",
+                )
+        site = (scheme, _plain(own[1]), int(own[2] or _PORTS[scheme])) if own is not None else None
+        for origin in origins:
+            theirs = _site_of(origin)
+            if theirs is None or (theirs != site and theirs not in self._origins):
+                raise HttpRefusal(
+                    403,
+                    0,
+                    "The request comes from a web page of another site (its Origin header says so), which may not use this broker. "
+                    "If it should, add its origin to PARTIBUS_ORIGINS.",
+                )
+
+    def _answers_to(self, host: str) -> bool:
+        name = _plain(host)
+        if "." not in name or name.endswith(".localhost") or _is_address(name) or "*" in self._names or name in self._names:
+            return True
+        return f"*.{name.partition('.')[2]}" in self._names
+
+
+def _plain(host: str) -> str:
+    """A host as it is compared: lower case, without brackets and without the dot of the root."""
+    return host.strip().casefold().removeprefix("[").removesuffix("]").removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _site_of(origin: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port of an origin; None for `null` and for whatever else is none."""
+    match = _ORIGIN.fullmatch(origin.strip())
+    if match is None:
+        return None
+    scheme = match[1].lower()
+    port = int(match[3]) if match[3] else _PORTS.get(scheme)
+    return (scheme, _plain(match[2]), port) if port is not None else None
