@@ -52,6 +52,10 @@ from protocol.sasl import SaslServer
 log = structlog.get_logger("connection")
 
 SERVER_PROPERTIES = {"product": "Partibus"}
+NO_CREDENTIALS = (
+    " This connection has shown no valid credentials: put a token to '$cbs', or log in with SASL PLAIN, the name of a key of the namespace"
+    " as user and the key as password."
+)
 CLOSE_TIMEOUT_S = 5.0
 """How long a client may take to read our last words."""
 
@@ -457,7 +461,7 @@ class Connection:
         raise Refused(
             Reason.UNAUTHORIZED,
             f"Unauthorized access. '{wanted}' claim(s) are required to perform this operation. Resource: 'sb://"
-            f"{self.services.namespace.name}/{path}'.",
+            f"{self.services.namespace.name}/{path}'.{'' if self.claims else NO_CREDENTIALS}",
         )
 
     def _watch_unclaimed(self) -> None:

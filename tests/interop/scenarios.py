@@ -112,6 +112,9 @@ CLIENTS: dict[str, dict[str, dict[str, object]]] = {
 LOW_VOLUME = ["low-volume.in-turn", "low-volume.cached-elsewhere", "low-volume.waiting"]
 """The queues of `test_low_volume.py`."""
 
+LOGINS = ["logins"]
+"""The queue of `test_logins.py`."""
+
 
 def queue_name(client: str, scenario: str) -> str:
     """The queue that is this client's alone for this scenario. `unknown-queue` has none."""
@@ -125,4 +128,4 @@ def all_queues() -> list[dict[str, object]]:
         for client, scenarios in CLIENTS.items()
         for scenario, properties in scenarios.items()
         if scenario != "unknown-queue"
-    ] + [queue(name, PartitionCount=16) for name in LOW_VOLUME]
+    ] + [queue(name, PartitionCount=16) for name in [*LOW_VOLUME, *LOGINS]]

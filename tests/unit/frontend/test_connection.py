@@ -9,6 +9,7 @@ import pytest
 from broker.frontend import connection as connection_module
 from broker.frontend import request_node
 from broker.operations import Peek, Peeked
+from broker.security import Claim
 from protocol.codec import Described, Symbol, Timestamp, UInt, ULong
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import APPLICATION, PROPERTIES, VALUE, section, sections
@@ -56,6 +57,25 @@ async def test_a_wrong_password_ends_the_connection() -> None:
     client = Client(stack)
     client.connection.data_received(raw.sasl_plain("RootManageSharedAccessKey", "wrong"))
     assert client.wire.closed and not client.connection.claims
+
+
+async def test_an_attach_without_credentials_is_refused_with_the_remedy() -> None:
+    stack = LinkStack()
+    client = await stack.connect(raw.sasl_anonymous())
+    client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue")))
+    (detach,) = await client.heard(raw.DETACH)
+    condition, description = detach.field(2).value[:2]
+    assert condition == "amqp:unauthorized-access"
+    assert "'Send' claim(s) are required" in description and "'$cbs'" in description and "SASL PLAIN" in description
+
+
+async def test_an_attach_beyond_the_rights_of_a_token_does_not_ask_for_credentials() -> None:
+    stack = LinkStack()
+    client = await stack.connect(raw.sasl_anonymous())
+    client.connection.put_claim("sb://test/queue", Claim("queue", frozenset({"Listen"}), None, "listener", "queue"))
+    client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue")))
+    (detach,) = await client.heard(raw.DETACH)
+    assert "'Send' claim(s) are required" in detach.field(2).value[1] and "$cbs" not in detach.field(2).value[1]
 
 
 async def test_the_sasl_outcome_is_written_apart_from_what_follows() -> None:

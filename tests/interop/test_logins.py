@@ -1,0 +1,45 @@
+"""How plain AMQP clients log in when nobody tells them which SASL mechanism to take, and what a refusal tells them to do."""
+
+from __future__ import annotations
+
+import pytest
+from proton import ConnectionException, Delivery, Message
+from proton.utils import BlockingConnection, LinkDetached
+
+from tests.interop.proton_client import WAIT_S
+from tests.interop.scenarios import LOGINS
+from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
+
+(QUEUE,) = LOGINS
+
+
+def test_proton_with_a_user_and_a_password_logs_in_with_plain(broker: BrokerProcess) -> None:
+    """Proton picks the mechanism: it would take EXTERNAL first, and then have no rights, if the broker offered it."""
+    url = broker.addresses.amqp_url
+    connection = BlockingConnection(url, timeout=WAIT_S, user=KEY_NAME, password=KEY, allow_insecure_mechs=True)
+    try:
+        delivery = connection.create_sender(QUEUE).send(Message(body="x"))
+        assert delivery.remote_state == Delivery.ACCEPTED
+        assert connection.conn is not None and connection.conn.transport is not None
+        assert connection.conn.transport.sasl().mech == "PLAIN"
+    finally:
+        connection.close()
+
+
+def test_proton_without_a_user_is_told_how_to_show_credentials(broker: BrokerProcess) -> None:
+    """An anonymous login is let in, and its attach is refused with the remedy."""
+    connection = BlockingConnection(broker.addresses.amqp_url, timeout=WAIT_S)
+    try:
+        with pytest.raises(LinkDetached, match=r"unauthorized-access.*put a token to '\$cbs', or log in with SASL PLAIN"):
+            connection.create_sender(QUEUE)
+    finally:
+        connection.close()
+
+
+def test_a_wrong_password_is_an_authentication_failure_which_the_log_explains(broker: BrokerProcess) -> None:
+    """The client hears of it from the SASL outcome; the log names the key, and not the password."""
+    url = broker.addresses.amqp_url
+    with pytest.raises(ConnectionException, match="Authentication failed"):
+        BlockingConnection(url, timeout=WAIT_S, user=KEY_NAME, password="a wrong one", allow_insecure_mechs=True)
+    (line,) = [line for line in broker.log.splitlines() if "connection.refused" in line and f"'{KEY_NAME}'" in line]
+    assert "SASL PLAIN" in line and "the password is wrong" in line and "a wrong one" not in line
