@@ -83,7 +83,10 @@ class Complete:
 
 @dataclass(slots=True)
 class Abandon:
-    """Give locked messages back with a delivery counted (§3.4.5, delivery-failed). Answered with `Settled`."""
+    """Give locked messages back with a delivery counted (§3.4.5, delivery-failed), but none in a dead-letter subqueue.
+
+    Answered with `Settled`.
+    """
 
     tokens: Sequence[LockToken]
     changed: bytes | None = None
@@ -93,7 +96,10 @@ class Abandon:
 
 @dataclass(slots=True)
 class Defer:
-    """Set locked messages aside: only `ReceiveDeferred` finds them (AMQP contract 10.6). Answered with `Settled`."""
+    """Set locked messages aside: only `ReceiveDeferred` finds them (AMQP contract 10.6). Answered with `Settled`.
+
+    A delivery is counted, but none in a dead-letter subqueue (5.6).
+    """
 
     tokens: Sequence[LockToken]
     changed: bytes | None = None
@@ -104,7 +110,7 @@ class Defer:
 class DeadLetter:
     """Move locked messages to the dead-letter subqueue (AMQP contract 6.1). Answered with `Settled`.
 
-    In the dead-letter subqueue itself it is an abandon, as in the service: messages there go no further.
+    What is in a dead-letter subqueue goes no further: it stays as it is and locked, with the failure NOT_ALLOWED (10.4).
     """
 
     tokens: Sequence[LockToken]

@@ -21,7 +21,7 @@ from broker.errors import Reason, Refused
 from broker.frontend.addresses import Address
 from broker.frontend.annotations import deliverables, joined, peeked_messages
 from broker.frontend.answers import status_of
-from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost
+from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost, not_settled
 from broker.frontend.receive_cache import without
 from broker.frontend.request_node import Request, Response
 from broker.metrics import Tally
@@ -224,8 +224,7 @@ class ManagementNode:
                 refusals.append(answer)
                 continue
             assert isinstance(answer, Settled), f"{answer} is no answer to a settlement"
-            if answer.failures:
-                refusals.append(lock_lost())
+            refusals += map(not_settled, answer.failures.values())
             settled += [tokens[place] for index, place in enumerate(places) if index not in answer.failures]
         if counter is not None:
             counter.inc(len(settled))

@@ -402,8 +402,9 @@ class OutgoingLink:
         if self.link.gone or not deliveries:
             return
         if settled.failures:
-            lost = error_of(lock_lost())
-            self._engine.reject([deliveries[index] for index in settled.failures], lost)
+            for reason in set(settled.failures.values()):
+                refused = [deliveries[index] for index, each in settled.failures.items() if each is reason]
+                self._engine.reject(refused, error_of(not_settled(reason)))
             deliveries = [delivery for index, delivery in enumerate(deliveries) if index not in settled.failures]
         # The same outcome as the client's, and a dead-lettering without its error (AMQP contract 6.2).
         self._engine.settle(deliveries, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here)
@@ -509,6 +510,14 @@ def lock_lost() -> Refused:
         Reason.LOCK_LOST,
         "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue.",
     )
+
+
+def not_settled(reason: Reason) -> Refused:
+    """The refusal of a settlement that did not reach a message, for a reason that its partition gave."""
+    if reason is Reason.LOCK_LOST:
+        return lock_lost()
+    assert reason is Reason.NOT_ALLOWED, "partitions refuse a settlement for these reasons alone"
+    return Refused(reason, "A message in a dead-letter queue cannot be dead-lettered again. It stays as it is, and locked.")
 
 
 def check_can_receive(queue: Queue) -> None:

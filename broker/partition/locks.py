@@ -88,6 +88,13 @@ class Locks:
             subqueue.unlock(each)
         return groups
 
+    def subqueue_of(self, token: LockToken, now_ms: int) -> Subqueue | None:
+        """Where the message behind a token is; None if the lock is gone."""
+        number, nonce = _WORDS.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
+        reference = self._subqueues[0].references.get(number) or self._find_elsewhere(number)
+        lease = reference.lease if reference is not None else None
+        return lease.subqueue if lease is not None and lease.nonce == nonce and lease.until_ms > now_ms else None
+
     def renew(self, tokens: Sequence[LockToken], now_ms: int, until_ms: int) -> dict[int, Reason]:
         """Let the locks behind tokens end at another time; gives the places of those that were gone already."""
         failures: dict[int, Reason] = {}

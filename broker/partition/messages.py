@@ -231,7 +231,7 @@ class Messages:
                     if self._first_replayed is None:
                         self._first_replayed = enqueued.first
                     self.apply_enqueued(frame.position, _shared(enqueued))
-                case records.REMOVED | records.RETURNED | records.DEFERRED | records.MOVED:
+                case records.REMOVED | records.RETURNED | records.DEFERRED | records.MOVED | records.CHANGED:
                     mark = records.read_mark(record)
                     known = self._known(mark)
                     if known:

@@ -7,13 +7,13 @@ Unix epoch; 0 as expiry means never. Every body begins as drawn here (version 1 
     1 ENQUEUED: messages that were sent, in the main subqueue     5 MOVED: from a subqueue to another one
     2 REMOVED: a reference is gone                                6 COUNTERS: what must survive when all before is trimmed
     3 RETURNED: a delivery failed, the message stays              7 RELOCATED: whole messages, stored here from now on
-    4 DEFERRED: set aside
+    4 DEFERRED: set aside                                         8 CHANGED: properties were changed, and nothing else
 
-    ENQUEUED                                     REMOVED, RETURNED, DEFERRED, MOVED
+    ENQUEUED                                     REMOVED, RETURNED, DEFERRED, MOVED, CHANGED
     offset  size  field                          offset  size  field
          0     8  first sequence number               0     2  subqueue
          8     8  enqueued at                         2     2  subqueue it moves to (MOVED; else 0)
-        16     4  messages n                          4     2  flags: 1 = a failed delivery is counted (MOVED)
+        16     4  messages n                          4     2  flags: 1 = a delivery is counted (MOVED, DEFERRED)
         20     2  flags: 1 = expiries follow          6     2  zero
         22     2  zero                                8     4  messages n
         24    4n  sizes                              12     4  size c of the changed properties, 0 for none
@@ -35,6 +35,7 @@ Unix epoch; 0 as expiry means never. Every body begins as drawn here (version 1 
          …     …  changed properties, one after the other
          …     …  the stored messages
 
+A RETURNED record always counts a delivery. DEFERRED records without the flag come from releases that counted none.
 A record that cannot be read (a kind or version of a later release, tables that do not fit) is an `UnreadableRecord`.
 """
 
@@ -48,7 +49,7 @@ from typing import NamedTuple
 
 from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Commit, Record
 
-ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED = range(1, 8)
+ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED = range(1, 9)
 VERSION = 1
 
 RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2
@@ -160,7 +161,7 @@ def read_enqueued(record: Record) -> Enqueued:
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """The body of a REMOVED, RETURNED, DEFERRED or MOVED record."""
+    """The body of a REMOVED, RETURNED, DEFERRED, MOVED or CHANGED record."""
     changed = mark.changed or b""
     flags = _COUNTS_DELIVERY if mark.counts_delivery else 0
     head = _MARK.pack(mark.subqueue, mark.target, flags, 0, len(mark.sequence_numbers), len(changed))
@@ -168,7 +169,7 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def read_mark(record: Record) -> Mark:
-    """Decode a REMOVED, RETURNED, DEFERRED or MOVED record."""
+    """Decode a REMOVED, RETURNED, DEFERRED, MOVED or CHANGED record."""
     subqueue, target, flags, _, count, changed_size = _head(_MARK, record)
     numbers, end = read_table("Q", record.body, _MARK.size, count)
     _fits(record, end + changed_size)

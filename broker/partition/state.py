@@ -13,14 +13,15 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
     Complete         REMOVED     the reference is gone
     Abandon, lock    RETURNED    delivery count + 1, available again; a deferred message stays deferred
       expiry         MOVED       … or, at the maximum delivery count, to the dead-letter subqueue (AMQP contract 10.3)
-    Defer            DEFERRED    set aside
-    DeadLetter       MOVED       to the dead-letter subqueue; in a dead-letter subqueue an abandon
+                     CHANGED     … or, in a dead-letter subqueue, available again with other properties; none if they are the same
+    Defer            DEFERRED    delivery count + 1 (the main subqueue alone), set aside, whatever the count
+    DeadLetter       MOVED       to the dead-letter subqueue; in a dead-letter subqueue it is refused, and the lock goes on
     expiry           MOVED, or REMOVED (AMQP contract 10.4)
     Release, Recalled, Detach    none: no client saw the message, so no delivery is counted
 
-Dead-letter subqueues know no time to live and no maximum delivery count. An expired message is never handed out; a locked one
-expires when its lock ends, a deferred one never. Everything in a batch happens at the batch's one time, and a time to live
-is at least 1 ms: so nothing that is enqueued in a batch can expire in it.
+Dead-letter subqueues know no time to live, and count no deliveries (AMQP contract 5.6, 10.4). An expired message is never
+handed out; a locked one expires when its lock ends, a deferred one never. Everything in a batch happens at the batch's one
+time, and a time to live is at least 1 ms: so nothing that is enqueued in a batch can expire in it.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ class Partition:
             case Defer():
                 self._settle(client, operation, lambda subqueue, each: self._defer(subqueue, each, operation.changed))
             case DeadLetter():
-                self._settle(client, operation, lambda subqueue, each: self._dead_letter(subqueue, each, operation.changed))
+                self._dead_letter(client, operation)
             case RenewLocks():
                 failures = self._locks.renew(operation.tokens, self._batch.now_ms, self._locked_until_ms())
                 self._batch.answers.append((client, Renewed(self._locked_until_ms(), operation.cookie, failures)))
@@ -432,29 +433,43 @@ class Partition:
             settle(subqueue, references)
         self._batch.answers.append((client, Settled(operation.cookie, failures)))
 
+    def _dead_letter(self, client: ClientId, operation: DeadLetter) -> None:
+        """Messages of a dead-letter subqueue go no further: their locks are left as they are (AMQP contract 10.4)."""
+        failures: dict[int, Reason] = {}
+        places: list[int] = []
+        for place, token in enumerate(operation.tokens):
+            if self._locks.subqueue_of(token, self._batch.now_ms) in (None, self._main):
+                places.append(place)
+            else:
+                failures[place] = Reason.NOT_ALLOWED
+        lost: dict[int, Reason] = {}
+        for subqueue, references in self._locks.unlock([operation.tokens[place] for place in places], self._batch.now_ms, lost):
+            self._move(subqueue, references, operation.changed)
+        failures |= {places[index]: reason for index, reason in lost.items()}
+        self._batch.answers.append((client, Settled(operation.cookie, failures)))
+
     def _remove(self, subqueue: Subqueue, references: list[Reference]) -> None:
         self._mark(Mark(records.REMOVED, subqueue.number, [reference.sequence_number for reference in references]))
 
     def _return(self, subqueue: Subqueue, references: list[Reference], changed: bytes | None) -> None:
         """A delivery has failed: back, or to the dead-letter subqueue when it was the last one allowed."""
-        if subqueue is self._main:
+        kind = records.RETURNED
+        if subqueue is not self._main:
+            kind = records.CHANGED
+        else:
             last = self._description.settings.max_delivery_count - 1
             spent = [reference for reference in references if reference.delivery_count >= last]
             if spent:
                 references = [reference for reference in references if reference.delivery_count < last]
                 self._move(subqueue, spent, merge_changes(changed, _MAX_DELIVERIES), counts_delivery=True)
         if references:
-            self._mark(Mark(records.RETURNED, subqueue.number, [reference.sequence_number for reference in references], changed))
+            if kind == records.RETURNED or changed is not None:
+                self._mark(Mark(kind, subqueue.number, [reference.sequence_number for reference in references], changed))
             self._give_back(subqueue, references)
 
     def _defer(self, subqueue: Subqueue, references: list[Reference], changed: bytes | None) -> None:
-        self._mark(Mark(records.DEFERRED, subqueue.number, [reference.sequence_number for reference in references], changed))
-
-    def _dead_letter(self, subqueue: Subqueue, references: list[Reference], changed: bytes | None) -> None:
-        if subqueue is self._main:
-            self._move(subqueue, references, changed)
-        else:
-            self._return(subqueue, references, changed)
+        numbers = [reference.sequence_number for reference in references]
+        self._mark(Mark(records.DEFERRED, subqueue.number, numbers, changed, counts_delivery=subqueue is self._main))
 
     def _move(self, subqueue: Subqueue, references: Sequence[Reference], changed: bytes | None, counts_delivery: bool = False) -> None:
         numbers = [reference.sequence_number for reference in references]

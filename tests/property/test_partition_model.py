@@ -125,7 +125,7 @@ class Model:
 
     def failed_delivery(self, message: Message, changed: bytes | None) -> None:
         message.lock = None
-        message.deliveries += 1
+        message.deliveries += message.subqueue == MAIN
         if message.subqueue == MAIN and message.deliveries >= MAX_DELIVERIES:
             self.to_dead_letter(message, "MaxDeliveryCountExceeded", changed)
         else:
@@ -371,6 +371,7 @@ class PartitionMachine(RuleBasedStateMachine):
             message = self.model.find(token)
             if message is not None:
                 self.give_up(message)
+                message.deliveries += message.subqueue == MAIN
                 message.deferred, message.changed = True, merge_changes(message.changed, changed)
         assert self.one(client, Defer(tokens, changed)) == Settled(None, failures)
 
@@ -379,14 +380,13 @@ class PartitionMachine(RuleBasedStateMachine):
     def dead_letter(self, data: st.DataObject, client: int, changed: bytes | None) -> None:
         tokens = self.pick(data, client)
         failures = self.expected_failures(tokens)
-        for token in tokens:
+        for place, token in enumerate(tokens):
             message = self.model.find(token)
-            if message is not None:
+            if message is not None and message.subqueue == MAIN:
                 self.lost_tokens.append(token)
-                if message.subqueue == MAIN:
-                    self.model.to_dead_letter(message, None, changed)
-                else:
-                    self.model.failed_delivery(message, changed)
+                self.model.to_dead_letter(message, None, changed)
+            elif message is not None:
+                failures[place] = Reason.NOT_ALLOWED
         assert self.one(client, DeadLetter(tokens, changed)) == Settled(None, failures)
 
     @rule(data=st.data(), client=st.sampled_from(CLIENTS))

@@ -47,6 +47,8 @@ def test_a_mark_reads_back_as_it_was() -> None:
         Mark(records.REMOVED, 0, [1, 1 << 63]),
         Mark(records.RETURNED, 1, [5], b"\xc1\x01\x00"),
         Mark(records.DEFERRED, 0, []),
+        Mark(records.DEFERRED, 0, [7], counts_delivery=True),
+        Mark(records.CHANGED, 1, [7], b"\xc1\x01\x00"),
         Mark(records.MOVED, 0, [9, 8], b"x" * 300, target=1, counts_delivery=True),
     ):
         commit = Commit(Position(0))

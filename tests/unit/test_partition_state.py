@@ -35,6 +35,8 @@ from broker.operations import (
     partition_of_token,
     sequence_of_token,
 )
+from broker.partition import records
+from broker.partition.records import Mark
 from broker.partition.state import Bounds
 from broker.partition.task import TaskLimits
 from protocol.codec import decode
@@ -255,13 +257,79 @@ async def test_the_dead_letter_subqueue_is_a_queue_that_leads_no_further() -> No
     number = await harness.send(b"a")
     await harness.do(1, DeadLetter((await harness.receive(1)).tokens))
     await harness.advance(LOCK_MS)
-    for count in range(3):
+    for _ in range(3):
         locked = await harness.receive(1, subqueue=DEAD_LETTER)
-        assert locked.sequence_numbers == [number] and locked.delivery_counts == [count]
-        await harness.do(1, DeadLetter(locked.tokens))
+        assert locked.sequence_numbers == [number] and locked.delivery_counts == [0]
+        await harness.do(1, Abandon(locked.tokens))
     assert harness.task.counts()[DEAD_LETTER].active == 1
     await harness.do(1, Complete((await harness.receive(1, subqueue=DEAD_LETTER)).tokens))
     assert harness.task.counts()[DEAD_LETTER].active == 0 and harness.task.live_bytes == 0
+
+
+@pytest.mark.parametrize("subqueue", [DEAD_LETTER, TRANSFER_DEAD_LETTER])
+async def test_a_dead_letter_subqueue_counts_no_delivery(subqueue: str) -> None:
+    harness = Harness()
+    number = await in_subqueue(harness, subqueue)
+    for give_back in (Abandon, Defer):
+        await harness.do(1, give_back((await harness.receive(1, subqueue=subqueue)).tokens, encode_changes({"by": give_back.__name__})))
+        await harness.restart()
+        (count,), (changed,) = (peeked := await harness.peek(subqueue)).delivery_counts, peeked.changed
+        assert count == 1 and properties(changed) == {"by": give_back.__name__}, "the one that the main subqueue counted"
+    locked = one(await harness.do(1, ReceiveDeferred(subqueue, [number])), Locked)
+    await harness.advance(LOCK_MS)
+    assert one(await harness.do(1, Complete(locked.tokens)), Settled).failures == {0: Reason.LOCK_LOST}
+    assert (await harness.peek(subqueue)).delivery_counts == [1]
+
+
+async def test_an_abandon_without_changes_in_a_dead_letter_subqueue_writes_nothing() -> None:
+    harness = Harness()
+    await in_subqueue(harness, DEAD_LETTER)
+    locked = await harness.receive(1, subqueue=DEAD_LETTER)
+    end = harness.log.end
+    await harness.do(1, Abandon(locked.tokens))
+    assert harness.log.end == end
+
+
+@pytest.mark.parametrize("subqueue", [DEAD_LETTER, TRANSFER_DEAD_LETTER])
+async def test_dead_lettering_in_a_dead_letter_subqueue_is_refused_and_the_lock_goes_on(subqueue: str) -> None:
+    harness = Harness()
+    await in_subqueue(harness, subqueue)
+    before = await harness.peek(subqueue)
+    locked = await harness.receive(1, subqueue=subqueue)
+    await harness.send(b"main")
+    in_main = (await harness.receive(1)).tokens[0]
+    tokens = [bytes(16), locked.tokens[0], in_main, in_main]
+    settled = one(await harness.do(1, DeadLetter(tokens, encode_changes({"DeadLetterReason": "again"}))), Settled)
+    assert settled.failures == {0: Reason.LOCK_LOST, 1: Reason.NOT_ALLOWED, 3: Reason.LOCK_LOST}
+    after = await harness.peek(subqueue)
+    assert (after.changed[0], after.delivery_counts[0]) == (before.changed[0], before.delivery_counts[0])
+    assert harness.task.counts()[subqueue].locked == 1
+    assert one(await harness.do(1, Complete(locked.tokens)), Settled).failures == {}
+
+
+async def test_a_record_of_an_earlier_release_that_deferred_without_counting_is_read_so() -> None:
+    harness = Harness()
+    number = await harness.send(b"a")
+    commit = harness.log.begin()
+    commit.add(records.DEFERRED, [records.encode_mark(Mark(records.DEFERRED, 0, [number]))], 1)
+    await harness.log.append(commit)
+    await harness.restart(clean=False)
+    peeked = await harness.peek()
+    assert (peeked.states, peeked.delivery_counts) == ([MessageState.DEFERRED], [0])
+
+
+async def in_subqueue(harness: Harness, subqueue: str) -> int:
+    """A message in a dead-letter subqueue that was abandoned once before it got there."""
+    number = await harness.send(b"a")
+    await harness.do(1, Abandon((await harness.receive(1)).tokens))
+    if subqueue == DEAD_LETTER:
+        await harness.do(1, DeadLetter((await harness.receive(1)).tokens))
+    else:  # no operation moves messages there yet
+        commit = harness.log.begin()
+        commit.add(records.MOVED, [records.encode_mark(Mark(records.MOVED, 0, [number], None, 2))], 1)
+        await harness.log.append(commit)
+        await harness.restart(clean=False)
+    return number
 
 
 async def test_messages_dead_lettered_out_of_order_are_handed_out_and_shown_in_order() -> None:
@@ -304,8 +372,8 @@ async def test_deferred_messages_are_fetched_all_or_none() -> None:
     assert one(await harness.do(2, ReceiveDeferred(MAIN, [first])), Failed).reason is Reason.MESSAGE_NOT_FOUND
 
 
-@pytest.mark.parametrize(("give_back", "count"), [(Abandon, 1), (Release, 0)])
-async def test_a_deferred_message_that_is_given_back_stays_deferred(give_back: type[Abandon] | type[Release], count: int) -> None:
+@pytest.mark.parametrize(("give_back", "count"), [(Abandon, 2), (Release, 1), (Defer, 2)])
+async def test_a_deferred_message_that_is_given_back_stays_deferred(give_back: type[Abandon | Release | Defer], count: int) -> None:
     harness = Harness()
     number = await harness.send(b"a")
     await harness.do(1, Defer((await harness.receive(1)).tokens))

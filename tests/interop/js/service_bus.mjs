@@ -137,6 +137,7 @@ const scenarios = {
     await assertEmpty(receiver);
     const fetched = await receiver.receiveDeferredMessages(deferred.map((message) => message.sequenceNumber));
     assert.deepEqual(fetched.map((message) => message.body), ["later", "later still"]);
+    assert.deepEqual(fetched.map((message) => message.deliveryCount), [1, 1]);
     for (const message of fetched) await receiver.completeMessage(message);
     assert.deepEqual(await client.createReceiver(queue).peekMessages(10), []);
   },
@@ -154,6 +155,32 @@ const scenarios = {
     );
     await dead.completeMessage(letter);
     await assertEmpty(dead);
+  },
+  "dead-letter-queue-leads-no-further": async (client, queue) => {
+    await send(client, queue, { body: "spoilt" });
+    const receiver = client.createReceiver(queue);
+    const [message] = await receiveExactly(receiver, 1);
+    await receiver.deadLetterMessage(message, { deadLetterReason: "no good", deadLetterErrorDescription: "it cannot be read" });
+    const dead = deadLetters(client, queue);
+    for (let round = 0; round < 3; round++) {
+      const [letter] = await receiveExactly(dead, 1);
+      assert.equal(letter.deliveryCount, 0);
+      await dead.abandonMessage(letter);
+    }
+    const again = (message) => dead.deadLetterMessage(message, { deadLetterReason: "again" });
+    const refusal = /InvalidOperation.*cannot be dead-lettered again/;
+    const [letter] = await receiveExactly(dead, 1);
+    await dead.deferMessage(letter);
+    const [deferred] = await dead.receiveDeferredMessages(letter.sequenceNumber);
+    assert.match((await rejection(again(deferred))).message, refusal); // on the management node
+    assert.deepEqual([deferred.deliveryCount, deferred.deadLetterReason], [0, "no good"]);
+    await dead.completeMessage(deferred); // the lock was kept
+    await send(client, queue, { body: "spoilt too" });
+    await receiver.deadLetterMessage((await receiveExactly(receiver, 1))[0], { deadLetterReason: "no better" });
+    const [other] = await receiveExactly(dead, 1);
+    assert.match((await rejection(again(other))).message, refusal); // on the link
+    await assertEmpty(dead); // the lock was kept
+    assert.deepEqual((await dead.peekMessages(2)).map((each) => [each.deliveryCount, each.deadLetterReason]), [[0, "no better"]]);
   },
   "peek-pages": async (client, queue) => {
     await send(client, queue, ...numbered(30));

@@ -460,8 +460,9 @@ async def test_what_was_settled_here_is_settled_on_the_link_that_delivered_it() 
     [
         (down, (503, "com.microsoft:server-busy"), [0, 1, 4, 5]),
         (lambda _, each: Settled(each.cookie, {0: Reason.LOCK_LOST}), (410, "com.microsoft:message-lock-lost"), [0, 1, 3, 4, 5]),
+        (lambda _, each: Settled(each.cookie, {0: Reason.NOT_ALLOWED}), (400, "amqp:not-allowed"), [0, 1, 3, 4, 5]),
     ],
-    ids=["down", "lost"],
+    ids=["down", "lost", "not-allowed"],
 )
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)], ids=str)
 async def test_where_one_partition_refuses_the_others_settle_and_their_deliveries_are_settled_on_the_link(

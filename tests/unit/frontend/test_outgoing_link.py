@@ -511,6 +511,17 @@ async def test_a_dead_lettering_carries_its_reason_and_is_confirmed_by_a_bare_re
     assert answer.field(4).descriptor == raw.REJECTED and not [field for field in answer.field(4).value if field is not None]
 
 
+async def test_a_dead_lettering_that_is_not_allowed_is_rejected_with_an_error_and_one_that_came_too_late_with_another() -> None:
+    stack, client = await receiving(4)
+    give(stack, 1, 3)
+    await client.hear()
+    client.dispose(0, 2, raw.outcome(raw.REJECTED))
+    stack.parts[1].answer(DeadLetter, lambda operation: Settled(operation.cookie, {0: Reason.NOT_ALLOWED, 2: Reason.LOCK_LOST}))
+    answers = {frame.field(1): frame.field(4).value for frame in await client.heard(raw.DISPOSITION)}
+    assert answers[0][0].value[0] == "amqp:not-allowed" and not any(answers[1])
+    assert answers[2][0].value[0] == "com.microsoft:message-lock-lost"
+
+
 async def test_the_error_of_a_plain_client_becomes_the_reason() -> None:
     stack, client = await receiving(4)
     give(stack, 1, 1)
