@@ -34,6 +34,7 @@ from broker.queue import Queue
 from storage.catalogue import Catalogue
 from storage.errors import DiskFull, StorageError
 from storage.log import LogStore
+from storage.threads import OwnerFailed, report_to_loop, start_background
 
 log = structlog.get_logger("namespace")
 
@@ -75,8 +76,12 @@ class Namespace:
         partitions_default: int,
         entities_max: int,
         settle_retry_ms: int = 1_000,
+        failed: OwnerFailed = report_to_loop,
     ) -> None:
-        """`settle_retry_ms`: how often it is tried to settle what a failed change has left unknown."""
+        """`settle_retry_ms`: how often it is tried to settle what a failed change has left unknown.
+
+        `failed` is told if the background task that does so dies: the namespace is then not to be relied on.
+        """
         self.name = name
         self._catalogue, self._store, self._clock, self._make_queue = catalogue, store, clock, make_queue
         self._partitions_default, self._entities_max = partitions_default, entities_max
@@ -84,6 +89,7 @@ class Namespace:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self._settle_retry_ms = settle_retry_ms
+        self._failed = failed
         self._unsettled: dict[str, str] = {}
         """By key: the generation whose entry may not be what is served."""
         self._settling: asyncio.Task[None] | None = None
@@ -290,7 +296,7 @@ class Namespace:
         except BaseException as error:
             self._unsettled[key] = generation
             if self._settling is None:
-                self._settling = asyncio.create_task(self._settle_all(), name="namespace-settle")
+                self._settling = start_background(self._settle_all(), "namespace-settle", self._failed)
             if not isinstance(error, StorageError):
                 raise
             log.error("catalogue.failed", entity=key, error=str(error))

@@ -52,6 +52,10 @@ GC_THRESHOLDS = (50_000, 20, 100)
 """Collections walk every object there is, and waiting messages are many: with Python's defaults they take a tenth of the time."""
 
 
+class PartFailed(Exception):
+    """A background task has died of what nobody foresaw, and without it promises would be broken."""
+
+
 def run(settings: Settings, file: ConfigFile | None) -> None:
     """Run the broker until it is told to stop. Raises OSError where it cannot listen, WrongCertificate."""
     _raise_descriptor_limit()
@@ -70,6 +74,7 @@ class Broker:
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._serving = False
+        self._failure: BaseException | None = None
         disk = disk or LocalDisk()
         self.store = FileLogStore(
             settings.data_dir,
@@ -78,6 +83,7 @@ class Broker:
             fsync_interval_ms=settings.fsync_interval_ms,
             segment_bytes_max=settings.segment_bytes,
             committer_threads=settings.committer_threads,
+            failed=self._part_failed,
         )
         self._payloads = PayloadBudget(settings.payload_memory_bytes)
         self._partition_limits = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes))
@@ -89,6 +95,7 @@ class Broker:
             make_queue=self._make_queue,
             partitions_default=settings.partitions_default,
             entities_max=settings.entities_max,
+            failed=self._part_failed,
         )
         rules = settings.authorization_rules() + (file.authorization_rules if file else ())
         self.authorizer = Authorizer(rules, self.namespace.rules_of)
@@ -98,8 +105,14 @@ class Broker:
         """Begin to stop."""
         self._stop.set()
 
+    def _part_failed(self, name: str, error: BaseException) -> None:
+        """A background task has died that storage or namespace cannot do without: end in order, and say so to whoever started us."""
+        log.critical("server.part_failed", task=name, exc_info=error)
+        self._failure = self._failure or error
+        self.stop()
+
     async def run(self) -> None:
-        """Serve until `stop`, or a signal."""
+        """Serve until `stop`, or a signal. Raises PartFailed if a part of the broker has died."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: a test
@@ -112,6 +125,8 @@ class Broker:
             finally:
                 await self.namespace.close()
                 await self.store.close()
+        if self._failure is not None:
+            raise PartFailed(f"{type(self._failure).__name__}: {self._failure}") from self._failure
         log.info("server.stopped")
 
     async def _serve(self) -> None:

@@ -70,6 +70,8 @@ class Shared:
     """Called when a commit was acknowledged that wants to be synced later."""
     reserve_released: Callable[[], None]
     """Called when the reserve was found released."""
+    untidy: Callable[[FileLog], None]
+    """Called when the disk would not remove a trimmed file: the log wants `tidy` to be called later."""
 
 
 class _State(enum.Enum):
@@ -91,6 +93,8 @@ class FileLog:
         self._recent: deque[Chain] = deque(maxlen=RECENT_CHAINS)
         self._turn = asyncio.Lock()
         self._housekeeping = asyncio.Lock()
+        self._is_untidy = False
+        """The disk would not remove a trimmed file, and that was reported."""
 
     # --- where it begins and ends ---
 
@@ -331,7 +335,26 @@ class FileLog:
             try:
                 await run_to_end(shared.executor, lambda: remove_strays(shared.disk, opened))
             except OSError as error:
-                raise disk_error(error, self._directory) from error
+                # No reader heeds the file any more: it costs room, and nothing else. The log goes on.
+                if not self._is_untidy:
+                    _log.warning("log.not_trimmed", path=str(opened.strays[0]), files=len(opened.strays), error=error.strerror)
+                self._is_untidy = True
+                shared.untidy(self)
+
+    async def tidy(self) -> bool:
+        """Remove what was trimmed and is still there; True if nothing is left to do. Never raises for the disk's sake."""
+        async with self._housekeeping:
+            opened = self._opened
+            if self._state is not _State.OPEN or opened is None:
+                self._is_untidy = False
+                return True  # the next claim looks for such files
+            try:
+                await run_to_end(self._shared.executor, lambda: remove_strays(self._shared.disk, opened))
+            except OSError:
+                return False
+            self._is_untidy = False
+            _log.info("log.trimmed_late", directory=str(self._directory), start=opened.segments[0].base)
+            return True
 
     async def _roll(self, limit: Position) -> None:
         """Begin a new segment if nothing was appended behind `limit`."""

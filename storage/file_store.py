@@ -25,12 +25,16 @@ from storage.file_log import FileLog, Fsync, Shared
 from storage.open_files import OpenFiles
 from storage.reserve import Reserve
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
-from storage.threads import run_to_end
+from storage.threads import OwnerFailed, report_to_loop, run_to_end, start_background
 
 LOGS_DIRECTORY = "logs"
 DELETED_SUFFIX = "#deleted"
 """No percent-encoded name holds a `#`."""
 _PARTITION = re.compile(r"[0-9a-f]{4}")
+TIDY_DELAY_MS = 1_000
+"""After the disk would not remove a trimmed file it is tried again; the delay doubles while nothing of any log can be removed …"""
+TIDY_DELAY_MS_MAX = 600_000
+"""… up to this."""
 NAME_BYTES_MAX = 240
 """Of an entity's percent-encoded name; file systems allow 255, and the suffix wants room."""
 
@@ -46,7 +50,9 @@ class FileLogStore:
     open_files_max: descriptors kept open for reading.
     reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk, 0 for none, and how often it is tried to
     take it again once it was given up.
+    tidy_delay_ms: how soon it is tried again to remove files that were trimmed and that the disk would not remove.
     make_salt: 16 random bytes for each new log.
+    failed: told when a background task has died: commits may then stay unsynced, and the broker has to end.
     """
 
     def __init__(
@@ -62,12 +68,16 @@ class FileLogStore:
         open_files_max: int = 256,
         reserve_bytes: int = 4 << 20,
         reserve_retry_ms: int = 1_000,
+        tidy_delay_ms: int = TIDY_DELAY_MS,
         make_salt: Callable[[], bytes] = lambda: os.urandom(SALT_BYTES),
+        failed: OwnerFailed = report_to_loop,
     ) -> None:
         self._root = root
         self._disk: Disk = LocalDisk() if disk is None else disk
         self._fsync_interval_ms = fsync_interval_ms
         self._reserve_retry_ms = reserve_retry_ms
+        self._tidy_delay_ms = tidy_delay_ms
+        self._failed = failed
         self._executor = ThreadPoolExecutor(worker_threads, thread_name_prefix="storage-work")
         self._shared = Shared(
             root=root / LOGS_DIRECTORY,
@@ -82,6 +92,7 @@ class FileLogStore:
             prepare=self._prepare,
             unsynced=self._sync_later,
             reserve_released=self._hold_reserve_later,
+            untidy=self._tidy_later,
         )
         self._logs: dict[tuple[str, int], FileLog] = {}
         self._preparing = asyncio.Lock()
@@ -89,6 +100,8 @@ class FileLogStore:
         self._unsynced: set[FileLog] = set()
         self._syncing: asyncio.Task[None] | None = None
         self._holding: asyncio.Task[None] | None = None
+        self._untidy: set[FileLog] = set()
+        self._tidying: asyncio.Task[None] | None = None
 
     def log(self, entity: str, partition: int) -> FileLog:
         """See `LogStore.log`; the same object each time. Raises ValueError if the name is empty or too long to be stored."""
@@ -140,7 +153,7 @@ class FileLogStore:
             raise disk_error(error, directory) from error
 
     async def close(self) -> None:
-        for task in (self._syncing, self._holding):
+        for task in (self._syncing, self._holding, self._tidying):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
@@ -187,7 +200,7 @@ class FileLogStore:
             return
         self._unsynced.add(log)
         if self._syncing is None:
-            self._syncing = asyncio.create_task(self._sync_unsynced(), name="storage-sync")
+            self._syncing = start_background(self._sync_unsynced(), "storage-sync", self._failed)
 
     async def _sync_unsynced(self) -> None:
         while self._unsynced:
@@ -199,13 +212,28 @@ class FileLogStore:
     def _hold_reserve_later(self) -> None:
         """Try to take the reserve again, until there is room."""
         if self._holding is None:
-            self._holding = asyncio.create_task(self._hold_reserve(), name="storage-reserve")
+            self._holding = start_background(self._hold_reserve(), "storage-reserve", self._failed)
 
     async def _hold_reserve(self) -> None:
         while not self._shared.reserve.held:
             await asyncio.sleep(self._reserve_retry_ms / 1_000)
             await run_to_end(self._executor, self._shared.reserve.hold)
         self._holding = None
+
+    def _tidy_later(self, log: FileLog) -> None:
+        """Try to remove what the log has trimmed, until the disk lets us."""
+        self._untidy.add(log)
+        if self._tidying is None:
+            self._tidying = start_background(self._tidy(), "storage-tidy", self._failed)
+
+    async def _tidy(self) -> None:
+        delay_ms = self._tidy_delay_ms
+        while self._untidy:
+            await asyncio.sleep(delay_ms / 1_000)
+            tidied = {log for log in list(self._untidy) if await log.tidy()}
+            self._untidy -= tidied
+            delay_ms = self._tidy_delay_ms if tidied else min(2 * delay_ms, TIDY_DELAY_MS_MAX)
+        self._tidying = None
 
 
 def _make_root(disk: Disk, root: Path) -> None:

@@ -39,7 +39,7 @@ _EVENT = struct.Struct("=QQqq")
 _FDSYNC = 3
 _FLAG_EVENTFD = 1
 _SYNCS_MAX = 1024
-"""Under way at once, at most; more are refused by `submit`."""
+"""How many one system call submits or reaps. The kernel may have more under way: it rounds the room for them up."""
 
 
 class KernelSyncQueue:
@@ -65,10 +65,19 @@ class KernelSyncQueue:
         return self._ready_fd
 
     def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
-        count = min(len(syncs), _SYNCS_MAX)
-        for place, (number, fd) in enumerate(syncs[:count]):
+        begun = 0
+        while begun < len(syncs):
+            share = syncs[begun : begun + _SYNCS_MAX]
+            accepted = self._submit(share)
+            begun += accepted
+            if accepted < len(share):
+                break
+        return begun
+
+    def _submit(self, syncs: Sequence[tuple[int, int]]) -> int:
+        for place, (number, fd) in enumerate(syncs):
             _IOCB.pack_into(self._blocks, place * _IOCB.size, number, 0, 0, _FDSYNC, 0, fd, 0, 0, 0, 0, _FLAG_EVENTFD, self._ready_fd)
-        accepted: int = self._syscall(ctypes.c_long(self._calls.submit), self._context, ctypes.c_long(count), self._pointers)
+        accepted: int = self._syscall(ctypes.c_long(self._calls.submit), self._context, ctypes.c_long(len(syncs)), self._pointers)
         return max(accepted, 0)
 
     def ended(self) -> list[tuple[int, int]]:
@@ -76,6 +85,15 @@ class KernelSyncQueue:
             os.eventfd_read(self._ready_fd)
         except BlockingIOError:
             return []
+        # The eventfd is quiet from here on until another sync ends, so nothing may be left behind in the kernel's ring.
+        ended: list[tuple[int, int]] = []
+        while True:
+            events = self._reap()
+            ended += events
+            if len(events) < _SYNCS_MAX:
+                return ended
+
+    def _reap(self) -> list[tuple[int, int]]:
         count: int = self._syscall(
             ctypes.c_long(self._calls.getevents), self._context, ctypes.c_long(0), ctypes.c_long(_SYNCS_MAX), self._events, None
         )

@@ -1,14 +1,17 @@
-"""Blocking work in threads, awaited to its end."""
+"""Blocking work in threads, awaited to its end; and background tasks whose death somebody hears of."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+OwnerFailed = Callable[[str, BaseException], None]
+"""Told the name of a background task that has died, and of what. Its owner does not do what it promises any more."""
 
 
 async def run_to_end(executor: Executor | None, function: Callable[[], T]) -> T:
@@ -26,3 +29,20 @@ async def run_to_end(executor: Executor | None, function: Callable[[], T]) -> T:
         if not future.cancelled():
             future.exception()  # taken note of: the caller hears of the cancellation instead
         raise
+
+
+def start_background(work: Coroutine[Any, Any, None], name: str, failed: OwnerFailed) -> asyncio.Task[None]:
+    """Start a task that nobody awaits. If it raises, which nobody foresaw, `failed` is told; a cancelled one is no failure."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failed(name, error)
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(ended)
+    return task
+
+
+def report_to_loop(name: str, error: BaseException) -> None:
+    """What an owner without anybody above it does: the event loop's exception handler reports the death."""
+    asyncio.get_running_loop().call_exception_handler({"message": f"the background task {name} has died", "exception": error})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,26 @@ def test_a_sync_that_the_kernel_does_not_take_is_not_counted(tmp_path: Path) -> 
     assert queue.submit([(1, fd)]) == 0
     assert queue.ended() == []
     queue.close()
+
+
+async def test_the_kernel_tells_of_every_sync_however_many_have_ended_before_anybody_asks(tmp_path: Path) -> None:
+    queue = open_sync_queue()
+    assert queue is not None
+    fd = DISK.create(tmp_path / "file")
+    accepted, refused = 0, False
+    while accepted < 3_000 and not refused:
+        begun = queue.submit([(accepted + number, fd) for number in range(1_500)])
+        accepted, refused = accepted + begun, begun < 1_500
+    assert accepted > 1_024, "more than one system call reaps"
+    async with asyncio.timeout(30):
+        while True:  # until all have ended: the signal's count is taken, and put back as it was
+            with contextlib.suppress(BlockingIOError):
+                count = os.eventfd_read(queue.ready_fd)
+                os.eventfd_write(queue.ready_fd, count)
+                if count == accepted:
+                    break
+            await asyncio.sleep(0.01)
+    assert sorted(queue.ended()) == [(number, 0) for number in range(accepted)]
+    assert queue.ended() == []
+    queue.close()
+    DISK.close(fd)

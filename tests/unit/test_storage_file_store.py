@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
 
 from storage.errors import DiskFailed, DiskFull
 from storage.file_store import FileLogStore
+from storage.log import Checkpoint
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import append, contents, flat, small_store
 from tests.support.recording_disk import RecordingDisk
@@ -223,3 +227,60 @@ async def test_closing_releases_threads_and_files() -> None:
     await log.close()
     await store.close()
     assert (threading.active_count(), disk.open_files) == (threads, 0)
+
+
+async def test_the_death_of_the_task_that_syncs_is_told_to_the_owner() -> None:
+    deaths: list[tuple[str, str]] = []
+    dead = asyncio.Event()
+
+    def failed(name: str, error: BaseException) -> None:
+        deaths.append((name, str(error)))
+        dead.set()
+
+    store = small_store(ROOT, RecordingDisk(queued=True), fsync="interval", fsync_interval_ms=1, failed=failed)
+    log = store.log("orders", 0)
+    await log.claim()
+
+    async def broken() -> None:
+        raise RuntimeError("unforeseen")
+
+    log.sync = broken  # type: ignore[method-assign]
+    await append(log, b"wants to be synced")
+    await asyncio.wait_for(dead.wait(), 10)
+    assert deaths == [("storage-sync", "unforeseen")]
+    del log.sync
+    await log.close()
+    await store.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if holds():
+                return
+            await asyncio.sleep(0.001)
+
+
+async def test_a_trimmed_file_that_cannot_be_removed_is_reported_once_and_removed_later() -> None:
+    inner = RecordingDisk()
+    disk = FaultyDisk(inner)
+    store = small_store(ROOT, disk, segment_bytes_max=700, tidy_delay_ms=1)
+    log = store.log("orders", 0)
+    await log.claim()
+    folder = ROOT / "logs" / "orders" / "0000"
+    disk.fail("remove", errno.EIO, times=1_000_000, path_part=".segment")
+    with structlog.testing.capture_logs() as lines:
+        for number in range(30):
+            await append(log, b"x" * 100)
+            if number % 5 == 4:
+                await log.save_checkpoint(Checkpoint(log.end, b""))
+                await log.trim(log.end)
+    assert log.start > 0 and len(inner.names(folder)) > 10
+    assert [line["event"] for line in lines if line["log_level"] != "debug"] == ["log.not_trimmed"], "said once"
+    assert len(flat(await contents(log))) < 3, "the log goes on, from behind what was trimmed"
+    tries = disk.calls["remove"]
+    await until(lambda: disk.calls["remove"] >= tries + 3)
+    disk.heal()
+    await until(lambda: len([name for name in inner.names(folder) if name.endswith(".segment")]) <= 2)
+    await log.close()
+    await store.close()

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from storage.threads import run_to_end
+from storage.threads import report_to_loop, run_to_end, start_background
 
 
 async def test_a_result_and_an_error_come_back() -> None:
@@ -37,3 +37,31 @@ async def test_a_cancelled_caller_waits_for_the_end_and_hears_of_the_cancellatio
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended.is_set()
+
+
+async def test_the_owner_of_a_background_task_hears_of_its_death_and_not_of_its_end() -> None:
+    deaths: list[tuple[str, str]] = []
+
+    async def die() -> None:
+        raise ValueError("unforeseen")
+
+    tasks = [
+        start_background(work, name, lambda name, error: deaths.append((name, str(error))))
+        for work, name in ((die(), "dies"), (asyncio.sleep(0), "ends"), (asyncio.sleep(60), "cancelled"))
+    ]
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+    await asyncio.sleep(0)
+    assert deaths == [("dies", "unforeseen")]
+
+
+async def test_a_death_that_no_owner_hears_of_is_reported_by_the_loop() -> None:
+    reported: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+
+    async def die() -> None:
+        raise ValueError("unforeseen")
+
+    await asyncio.wait([start_background(die(), "dies", report_to_loop)])
+    await asyncio.sleep(0)
+    assert [(each["message"], str(each["exception"])) for each in reported] == [("the background task dies has died", "unforeseen")]
