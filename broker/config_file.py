@@ -23,7 +23,7 @@ from pydantic.alias_generators import to_pascal
 from broker.config import PARTITIONS_MAX, Right, Settings
 from broker.durations import parse_duration
 from broker.entities import AuthorizationRule, EntityStatus, QueueSettings, key_of
-from broker.entity_rules import WrongProperty, check_entity_name, check_queue
+from broker.entity_rules import WrongProperty, check_entity_name, check_queue, without_effect
 from broker.errors import Refused
 
 
@@ -141,6 +141,8 @@ class QueueProperties(_Part):
     requires_duplicate_detection: StrictBool = False
     requires_session: StrictBool = False
 
+    enable_partitioning: StrictBool | None = None
+    """The service's name for `partitioned`."""
     partitioned: StrictBool | None = None
     partition_count: StrictInt | None = Field(None, ge=1, le=PARTITIONS_MAX)
     max_size_in_megabytes: StrictInt = 1024
@@ -153,10 +155,21 @@ class QueueProperties(_Part):
     authorization_rules: tuple[SasPolicy, ...] = ()
 
     @model_validator(mode="after")
-    def _count_fits_partitioned(self) -> QueueProperties:
-        if self.partitioned is False and (self.partition_count or 1) > 1:
-            raise ValueError(f"PartitionCount is {self.partition_count}, but Partitioned is false")
+    def _partitioning_fits(self) -> QueueProperties:
+        _partitioning(self)
         return self
+
+
+def _partitioning(properties: QueueProperties | TopicProperties) -> bool | None:
+    """Whether the entity is partitioned, by either name or by its count; None where the file leaves it open. Raises ValueError."""
+    ours, services = properties.partitioned, properties.enable_partitioning
+    if ours is not None and services is not None and ours is not services:
+        raise ValueError(f"Partitioned is {str(ours).lower()}, but EnablePartitioning, its other name, is {str(services).lower()}")
+    said = services if ours is None else ours
+    count = properties.partition_count
+    if said is False and (count or 1) > 1:
+        raise ValueError(f"PartitionCount is {count}, but {'Partitioned' if ours is False else 'EnablePartitioning'} is false")
+    return count > 1 if said is None and count else said
 
 
 class Queue(_Part):
@@ -226,8 +239,15 @@ class TopicProperties(_Part):
     default_message_time_to_live: Duration = _HOUR_MS
     duplicate_detection_history_time_window: Limited = 20_000
     requires_duplicate_detection: StrictBool = False
+    enable_partitioning: StrictBool | None = None
+    """The service's name for `partitioned`."""
     partitioned: StrictBool | None = None
     partition_count: StrictInt | None = Field(None, ge=1, le=PARTITIONS_MAX)
+
+    @model_validator(mode="after")
+    def _partitioning_fits(self) -> TopicProperties:
+        _partitioning(self)
+        return self
 
 
 class Topic(_Part):
@@ -277,10 +297,10 @@ def load_config_file(path: Path, defaults: Settings) -> ConfigFile:
     except ValueError as error:
         raise WrongConfigFile(f"{path}: {error}") from error
     try:
-        namespace = _File.model_validate(content).user_config.namespaces[0]
+        user_config = _File.model_validate(content).user_config
     except ValidationError as error:
         raise WrongConfigFile("\n".join(f"{path}: {line}" for line in _problems(error))) from error
-    return _as_config(path, namespace, defaults)
+    return _as_config(path, user_config, defaults)
 
 
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -318,7 +338,8 @@ def _problems(error: ValidationError) -> Iterable[str]:
         yield f"{path or 'the file'}: {reason}"
 
 
-def _as_config(path: Path, namespace: Namespace, defaults: Settings) -> ConfigFile:
+def _as_config(path: Path, user_config: UserConfig, defaults: Settings) -> ConfigFile:
+    namespace = user_config.namespaces[0]
     where = "UserConfig.Namespaces[0]"
     names: dict[str, str] = {}
     for kind, entities in (("Queues", [queue.name for queue in namespace.queues]), ("Topics", [topic.name for topic in namespace.topics])):
@@ -339,15 +360,13 @@ def _as_config(path: Path, namespace: Namespace, defaults: Settings) -> ConfigFi
         queues=tuple(queues),
         topics=namespace.topics,
         authorization_rules=tuple(policy.as_rule() for policy in namespace.authorization_rules),
-        warnings=tuple(_warnings(namespace)),
+        warnings=tuple(_warnings(user_config, queues)),
     )
 
 
 def _as_spec(queue: Queue, defaults: Settings) -> QueueSpec:
     file = queue.properties
-    partitioned = file.partitioned
-    if partitioned is None:
-        partitioned = file.partition_count > 1 if file.partition_count else defaults.partitioned_by_default
+    partitioned = _partitioning(file)
     settings = QueueSettings(
         lock_duration_ms=file.lock_duration,
         max_size_mb=file.max_size_in_megabytes,
@@ -363,7 +382,7 @@ def _as_spec(queue: Queue, defaults: Settings) -> QueueSpec:
         forward_dead_lettered_to=file.forward_dead_lettered_messages_to,
         user_metadata=file.user_metadata,
         auto_delete_on_idle_ms=file.auto_delete_on_idle,
-        enable_partitioning=partitioned,
+        enable_partitioning=defaults.partitioned_by_default if partitioned is None else partitioned,
         enable_express=file.enable_express,
         max_message_size_kb=size_kb if (size_kb := file.max_message_size_in_kilobytes) is not None else defaults.message_kb_max,
         authorization_rules=tuple(policy.as_rule() for policy in file.authorization_rules),
@@ -371,22 +390,13 @@ def _as_spec(queue: Queue, defaults: Settings) -> QueueSpec:
     return QueueSpec(queue.name, check_queue(queue.name, settings), file.partition_count)
 
 
-def _warnings(namespace: Namespace) -> Iterable[str]:
+def _warnings(user_config: UserConfig, queues: Iterable[QueueSpec]) -> Iterable[str]:
+    if "File" in user_config.logging.type:
+        yield f"Logging.Type is {user_config.logging.type}: the broker writes no log files, its log goes to stderr"
+    namespace = user_config.namespaces[0]
     if namespace.topics:
         names = ", ".join(topic.name for topic in namespace.topics)
         yield f"topics come in a later version; not created: {names}"
-    for queue in namespace.queues:
-        properties = queue.properties
-        inactive = [
-            element
-            for element, is_set in (
-                ("RequiresSession", properties.requires_session),
-                ("RequiresDuplicateDetection", properties.requires_duplicate_detection),
-                ("ForwardTo", properties.forward_to),
-                ("ForwardDeadLetteredMessagesTo", properties.forward_dead_lettered_messages_to),
-                ("AutoDeleteOnIdle", properties.auto_delete_on_idle),
-            )
-            if is_set
-        ]
-        if inactive:
+    for queue in queues:
+        if inactive := without_effect(queue.settings):
             yield f"queue {queue.name}: kept, without effect in this version: {', '.join(inactive)}"

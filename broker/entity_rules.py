@@ -8,6 +8,7 @@ wider. Existence of other entities is not judged here: only the namespace knows 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
@@ -34,6 +35,21 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._~/-]*[A-Za-z0-9])?")
 # `{topic}/subscriptions/{name}` addresses a subscription, in AMQP as over HTTP.
 _SUBSCRIPTION = re.compile(r"/subscriptions(?:/|$)", re.IGNORECASE)
 _RIGHTS = frozenset({"Manage", "Send", "Listen"})
+
+
+_NOT_YET: tuple[tuple[str, Callable[[QueueSettings], object], str], ...] = (
+    ("RequiresSession", lambda settings: settings.requires_session or None, "message sessions are not supported"),
+    (
+        "RequiresDuplicateDetection",
+        lambda settings: settings.requires_duplicate_detection or None,
+        "duplicates are not detected",
+    ),
+    ("ForwardTo", lambda settings: settings.forward_to, "messages are not forwarded"),
+    ("ForwardDeadLetteredMessagesTo", lambda settings: settings.forward_dead_lettered_to, "messages are not forwarded"),
+    ("AutoDeleteOnIdle", lambda settings: settings.auto_delete_on_idle_ms, "idle entities are not deleted"),
+    ("IsAnonymousAccessible", lambda settings: settings.anonymous_accessible or None, "no entity is open without a key"),
+)
+"""Settings that this version keeps but does not carry out: the element, its value (None where it asks for nothing), what is missing."""
 
 
 class WrongProperty(Refused):
@@ -105,6 +121,25 @@ def check_update(name: str, old: QueueSettings, new: QueueSettings) -> QueueSett
     if old.enable_partitioning != new.enable_partitioning:
         _refuse("EnablePartitioning", "Partitioning cannot be changed for Queue/Topic.")
     return check_queue(name, new)
+
+
+def without_effect(settings: QueueSettings) -> list[str]:
+    """The elements of a description that ask for what this version does not do."""
+    return [element for element, value_of, _ in _NOT_YET if value_of(settings) is not None]
+
+
+def check_effect(settings: QueueSettings, stored: QueueSettings | None = None) -> None:
+    """Refuse a setting that would have no effect. What is stored already may stay: an update sends the whole description back.
+
+    Raises Refused(NOT_IMPLEMENTED).
+    """
+    for element, value_of, missing in _NOT_YET:
+        value = value_of(settings)
+        if value is not None and (stored is None or value_of(stored) != value):
+            raise Refused(
+                Reason.NOT_IMPLEMENTED,
+                f"{element} is not supported by this version of the broker: {missing} yet. Leave it out, and the rest takes effect.",
+            )
 
 
 def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:

@@ -27,7 +27,7 @@ import structlog
 from broker.clock import Clock
 from broker.entities import AuthorizationRule, QueueDescription, QueueSettings, key_of
 from broker.entity_documents import decode_description, encode_description
-from broker.entity_rules import check_queue, check_update
+from broker.entity_rules import check_effect, check_queue, check_update, without_effect
 from broker.errors import Reason, Refused
 from broker.operations import SubqueueCounts
 from broker.queue import Queue
@@ -75,10 +75,13 @@ class Namespace:
         make_queue: Callable[[QueueDescription], Queue],
         partitions_default: int,
         entities_max: int,
+        unserved_topics: Iterable[str] = (),
         settle_retry_ms: int = 1_000,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
-        """`settle_retry_ms`: how often it is tried to settle what a failed change has left unknown.
+        """`unserved_topics`: topics of the configuration file, which this version reads and does not serve.
+
+        `settle_retry_ms`: how often it is tried to settle what a failed change has left unknown.
 
         `failed` is told if the background task that does so dies: the namespace is then not to be relied on.
         """
@@ -88,6 +91,7 @@ class Namespace:
         self._queues: dict[str, Queue] = {}
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
+        self._unserved_topics = frozenset(map(key_of, unserved_topics))
         self._settle_retry_ms = settle_retry_ms
         self._failed = failed
         self._unsettled: dict[str, str] = {}
@@ -111,6 +115,9 @@ class Namespace:
         deleted = set(await self._catalogue.load_deleted())
         for generation in deleted - known:
             await self._clear(generation)
+        for queue in self.queues():
+            if inactive := without_effect(queue.settings):
+                log.warning("entity.settings_without_effect", entity=queue.name, settings=inactive)
         for generation in sorted(with_logs - known - deleted):
             log.error("entity.logs_without_entry", generation=generation, reason="Nothing says that they were deleted: they are kept.")
 
@@ -140,6 +147,17 @@ class Namespace:
         """Its description."""
         queue = self.find(name)
         return queue.description if queue else None
+
+    def missing(self, name: str) -> Refused:
+        """Why there is no queue of this name: it is a topic of the configuration file (or below one), or there is no such entity."""
+        key = key_of(name)
+        topic = key.partition("/subscriptions/")[0]
+        if topic in self._unserved_topics:
+            return Refused(
+                Reason.NOT_IMPLEMENTED,
+                f"'{name}' belongs to a topic of the configuration file. This version of the broker serves queues, and no topics yet.",
+            )
+        return Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))
 
     def queues(self) -> Sequence[QueueDescription]:
         """All queues, by name."""
@@ -192,10 +210,13 @@ class Namespace:
     ) -> QueueDescription:
         """Create a queue, durably. `file_settings` if the configuration file asks for it.
 
-        Raises Refused: ENTITY_EXISTS, ARGUMENT, QUOTA_EXCEEDED, and as `_on_disk`.
+        Settings without effect are refused, but for the file's: the emulator's own file must start, and the start warns of them.
+        Raises Refused: ENTITY_EXISTS, ARGUMENT, NOT_IMPLEMENTED, QUOTA_EXCEEDED, and as `_on_disk`.
         """
         name = name.strip("/")
         settings = check_queue(name, settings)
+        if file_settings is None:
+            check_effect(settings)
         async with self._change(name):
             await self._settle(key_of(name))
             if self.find(name) is not None:
@@ -218,13 +239,16 @@ class Namespace:
     async def update_queue(self, name: str, settings: QueueSettings, *, file_settings: QueueSettings | None = None) -> QueueDescription:
         """Replace a queue's settings, durably, on all partitions. `file_settings` if the configuration file asks for it.
 
-        Raises Refused: ENTITY_NOT_FOUND, ARGUMENT, and as `_on_disk`.
+        Settings without effect are refused as in `create_queue`, unless they are stored already.
+        Raises Refused: ENTITY_NOT_FOUND, ARGUMENT, NOT_IMPLEMENTED, and as `_on_disk`.
         """
         async with self._change(name):
             await self._settle(key_of(name))
             queue = self._existing(name)
             rules = queue.description.settings.authorization_rules
             settings = check_update(queue.description.name, queue.description.settings, settings)
+            if file_settings is None:
+                check_effect(settings, queue.description.settings)
             description = queue.description.updated(settings, self._clock.now_ms(), file_settings)
             await self._keep(description)
             await queue.update(description)

@@ -96,6 +96,7 @@ class Broker:
             partitions_default=settings.partitions_default,
             entities_max=settings.entities_max,
             failed=self._part_failed,
+            unserved_topics=[topic.name for topic in file.topics] if file else (),
         )
         rules = settings.authorization_rules() + (file.authorization_rules if file else ())
         self.authorizer = Authorizer(rules, self.namespace.rules_of)

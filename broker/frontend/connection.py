@@ -28,7 +28,7 @@ from broker.frontend.output_total import OutputTotal
 from broker.frontend.receive_cache import ReceiveCache
 from broker.frontend.request_node import RequestLink, RequestNode, ResponseLink
 from broker.metrics import Metrics
-from broker.namespace import Namespace, not_found_text
+from broker.namespace import Namespace
 from broker.queue import Queue
 from broker.security import Authorizer, Claim, reaches
 from protocol.engine import Engine
@@ -587,7 +587,7 @@ class Connection:
         served_by = IncomingLink if link.incoming else OutgoingLink
         self.authorize(address.path, *served_by.rights)  # before existence: names are not to be probed
         if queue is None:
-            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.services.namespace.name}/{address.entity}"))
+            raise self.services.namespace.missing(address.entity)
         served_by.attach(self, link, queue, address)
 
     def _attach_to_request_node(self, link: Link, address: Address) -> None:
@@ -611,7 +611,7 @@ class Connection:
         rights = ("Listen", "Send")
         self.authorize(address.path, *rights)
         if queue is None:
-            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.services.namespace.name}/{address.entity}"))
+            raise self.services.namespace.missing(address.entity)
         return ManagementNode(self, queue, address), rights
 
 

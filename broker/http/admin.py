@@ -99,6 +99,9 @@ class Administration:
     async def _get(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         queue = self._namespace.find_queue(name) if name else None
         if queue is None:
+            why = self._namespace.missing(name)
+            if why.reason is Reason.NOT_IMPLEMENTED and claim.covers(name, MANAGE):
+                raise why
             return self._discover(request, claim, name)
         self._require(claim, queue.name, _READ)
         return await self._entry_response(request, queue, 200)
@@ -182,7 +185,7 @@ class Administration:
         self._require(claim, path, _READ if request.method in ("GET", "HEAD") else _WRITE)
         if request.method == "PUT":
             raise _not_yet("RuleDescription" if len(address.below) > 2 else "SubscriptionDescription")
-        raise Refused(Reason.ENTITY_NOT_FOUND, f"Entity '{path}' was not found.")
+        raise self._namespace.missing(path)
 
     # --- rights ------------------------------------------------------------------------------------------------------
 

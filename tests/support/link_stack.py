@@ -15,9 +15,10 @@ from broker.clock import ManualClock
 from broker.config import Settings, load_settings
 from broker.entities import AuthorizationRule, QueueDescription, QueueSettings, key_of
 from broker.entity_meter import EntityMeter
+from broker.errors import Reason, Refused
 from broker.frontend.connection import Connection, Services
 from broker.metrics import Metrics
-from broker.namespace import Namespace
+from broker.namespace import Namespace, not_found_text
 from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts
 from broker.queue import Queue
 from broker.security import Authorizer
@@ -117,6 +118,9 @@ class FixedNamespace:
 
     def find(self, name: str) -> Queue | None:
         return self.queues.get(key_of(name))
+
+    def missing(self, name: str) -> Refused:
+        return Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))
 
     def rules_of(self, path: str) -> Sequence[AuthorizationRule]:
         queue = self.find(path)

@@ -22,7 +22,10 @@ def load(tmp_path: Path, content: str | dict[str, Any], **settings: object) -> C
 
 def queues(*entities: object, **namespace: object) -> dict[str, Any]:
     return {
-        "UserConfig": {"Namespaces": [{"Name": "sbemulatorns", "Queues": entities, "Topics": [], **namespace}], "Logging": {"Type": "File"}}
+        "UserConfig": {
+            "Namespaces": [{"Name": "sbemulatorns", "Queues": entities, "Topics": [], **namespace}],
+            "Logging": {"Type": "Console"},
+        }
     }
 
 
@@ -143,6 +146,14 @@ def test_removing_comments_moves_nothing() -> None:
         (
             {"Name": "q", "Properties": {"PartitionCount": 257}},
             "Queues[0].Properties.PartitionCount: Input should be less than or equal to 256",
+        ),
+        (
+            {"Name": "q", "Properties": {"PartitionCount": 2, "EnablePartitioning": False}},
+            "Queues[0].Properties: PartitionCount is 2, but EnablePartitioning is",
+        ),
+        (
+            {"Name": "q", "Properties": {"Partitioned": True, "EnablePartitioning": False}},
+            "Queues[0].Properties: Partitioned is true, but EnablePartitioning, its other name, is false",
         ),
         (
             {"Name": "q", "Properties": {"PartitionCount": 2, "Partitioned": False}},

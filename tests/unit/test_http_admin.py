@@ -199,7 +199,8 @@ async def test_a_wrong_property_is_a_bad_request_that_names_it(stack: HttpStack,
     await stack.ask("PUT", "/target", queue_body())
     status, text, _ = await stack.ask("PUT", "/orders", queue_body(inner))
     assert status == 400 and "SubCode=40000." in text and words in text
-    await stack.namespace.create_queue("orders", QueueSettings(requires_session="RequiresSession" in inner))
+    stored = QueueSettings(requires_session="RequiresSession" in inner)
+    await stack.namespace.create_queue("orders", stored, file_settings=stored)
     status, text, _ = await stack.ask("PUT", "/orders", queue_body(inner), headers=UPDATE)
     assert status == 400 and "SubCode=40000." in text and words in text
 
@@ -445,10 +446,13 @@ async def test_a_token_of_the_namespaces_key_for_one_request_alone_is_enough_for
 @pytest.mark.parametrize("target", ["sb://elsewhere:5300/dir/target", "https://h/dir%2Ftarget", "dir/target"])
 async def test_a_forwarding_target_is_kept_and_shown_as_an_absolute_address(stack: HttpStack, element: str, target: str) -> None:
     await stack.ask("PUT", "/dir%2Ftarget", queue_body())
-    status, text, _ = await stack.ask("PUT", "/orders", queue_body(f"<{element}>{target}</{element}>"))
-    assert (status, value(text, element)) == (201, f"sb://127.0.0.1:{stack.port}/dir/target")
-    status, text, _ = await stack.ask("PUT", "/orders", text.encode(), headers=UPDATE)
+    stored = QueueSettings(forward_to="dir/target") if element == "ForwardTo" else QueueSettings(forward_dead_lettered_to="dir/target")
+    await stack.namespace.create_queue("orders", stored, file_settings=stored)
+    status, text, _ = await stack.ask("GET", "/orders")
     assert (status, value(text, element)) == (200, f"sb://127.0.0.1:{stack.port}/dir/target")
+    for body in (text.encode(), queue_body(f"<{element}>{target}</{element}>")):
+        status, text, _ = await stack.ask("PUT", "/orders", body, headers=UPDATE)
+        assert (status, value(text, element)) == (200, f"sb://127.0.0.1:{stack.port}/dir/target")
 
 
 async def test_a_forwarding_target_must_exist(stack: HttpStack) -> None:
@@ -466,11 +470,47 @@ async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_s
     wrong = {**UPDATE, "ServiceBusSupplementaryAuthorization": sas_token("sb://h/orders")}
     assert (await stack.ask("PUT", "/orders", body, token=token, headers=wrong))[0] == 401
     right = {**UPDATE, "ServiceBusSupplementaryAuthorization": sas_token("sb://h:5300/target")}
-    assert (await stack.ask("PUT", "/orders", body, token=token, headers=right))[0] == 200
+    assert (await stack.ask("PUT", "/orders", body, token=token, headers=right))[0] == 501, "permitted, and not supported"
     dead = queue_body("<ForwardDeadLetteredMessagesTo>target</ForwardDeadLetteredMessagesTo>")
     assert (await stack.ask("PUT", "/orders", dead, token=token, headers=right))[0] == 401
     right = {**UPDATE, "ServiceBusDlqSupplementaryAuthorization": sas_token("sb://h:5300/target")}
-    assert (await stack.ask("PUT", "/orders", dead, token=token, headers=right))[0] == 200
+    assert (await stack.ask("PUT", "/orders", dead, token=token, headers=right))[0] == 501
+
+
+# --- what this version does not do -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("element", "value_given", "field", "stored"),
+    [
+        ("RequiresSession", "true", "requires_session", True),
+        ("RequiresDuplicateDetection", "true", "requires_duplicate_detection", True),
+        ("ForwardTo", "target", "forward_to", "target"),
+        ("ForwardDeadLetteredMessagesTo", "target", "forward_dead_lettered_to", "target"),
+        ("AutoDeleteOnIdle", "PT5M", "auto_delete_on_idle_ms", 300_000),
+        ("IsAnonymousAccessible", "true", "anonymous_accessible", True),
+    ],
+)
+async def test_a_setting_without_effect_is_refused_unless_it_is_stored_already(
+    stack: HttpStack, element: str, value_given: str, field: str, stored: object
+) -> None:
+    await stack.ask("PUT", "/target", queue_body())
+    body = queue_body(f"<{element}>{value_given}</{element}>")
+    status, text, _ = await stack.ask("PUT", "/orders", body)
+    assert status == 501 and f"{element} is not supported by this version of the broker" in text
+    assert stack.namespace.find_queue("orders") is None
+    settings = QueueSettings(**{field: stored})  # type: ignore[arg-type]
+    await stack.namespace.create_queue("orders", settings, file_settings=settings)
+    status, text, _ = await stack.ask("PUT", "/orders", body, headers=UPDATE)
+    assert status == 200 and value(text, element) == (f"sb://127.0.0.1:{stack.port}/target" if value_given == "target" else value_given)
+
+
+async def test_a_setting_without_effect_cannot_be_added_later(stack: HttpStack) -> None:
+    await stack.ask("PUT", "/orders", queue_body())
+    status, text, _ = await stack.ask("PUT", "/orders", queue_body("<AutoDeleteOnIdle>PT5M</AutoDeleteOnIdle>"), headers=UPDATE)
+    assert status == 501 and "idle entities are not deleted yet" in text
+    found = stack.namespace.find_queue("orders")
+    assert found is not None and found.settings.auto_delete_on_idle_ms is None
 
 
 async def test_whatever_else_a_client_adds_to_the_query_is_ignored(stack: HttpStack) -> None:

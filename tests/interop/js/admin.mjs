@@ -28,17 +28,14 @@ const scenarios = {
     assert.deepEqual(found, expected);
   },
   "every-property": async (queue) => {
-    await client.createQueue(`${queue}/target`);
     const options = {
       lockDuration: "PT13S",
       maxSizeInMegabytes: 3072,
-      requiresDuplicateDetection: true,
       duplicateDetectionHistoryTimeWindow: "PT12M",
       defaultMessageTimeToLive: "PT11H",
       deadLetteringOnMessageExpiration: true,
       maxDeliveryCount: 14,
       enableBatchedOperations: false,
-      autoDeleteOnIdle: "P3D",
       enablePartitioning: false,
       userMetadata: "<kept> & shown",
       status: "SendDisabled",
@@ -47,11 +44,16 @@ const scenarios = {
         { claimType: "SharedAccessKey", accessRights: ["Send", "Listen"], keyName: "app", primaryKey: "first", secondaryKey: "second" },
       ],
     };
-    const created = await client.createQueue(queue, { ...options, forwardDeadLetteredMessagesTo: `${queue}/target` });
+    const created = await client.createQueue(queue, options);
     for (const [name, value] of Object.entries(options).filter(([name]) => name !== "authorizationRules")) {
       assert.deepEqual(created[name], value, name);
     }
-    assert.ok(created.forwardDeadLetteredMessagesTo.endsWith(`/${queue}/target`));
+    for (const without of [{ requiresSession: true }, { requiresDuplicateDetection: true }, { autoDeleteOnIdle: "P3D" }, { forwardTo: queue }]) {
+      await assert.rejects(
+        client.createQueue(`${queue}.more`, without),
+        (error) => error.statusCode === 501 && /not supported by this version/.test(error.message),
+      );
+    }
     const [rule] = created.authorizationRules;
     assert.deepEqual([rule.keyName, rule.primaryKey, rule.secondaryKey], ["app", "first", "second"]);
     assert.deepEqual([...rule.accessRights].sort(), ["Listen", "Send"]);

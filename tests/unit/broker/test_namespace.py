@@ -619,3 +619,33 @@ async def test_the_rules_of_an_entity_are_found_by_its_path_and_a_missing_one_ha
     rule = AuthorizationRule("app", "primary", "secondary", ALL)
     await world.namespace.create_queue("orders", QueueSettings(authorization_rules=(rule,)))
     assert list(world.namespace.rules_of("ORDERS")) == [rule] and list(world.namespace.rules_of("nothing")) == []
+
+
+async def test_stored_settings_without_effect_stay_and_are_listed_at_the_start(world: World) -> None:
+    stored = QueueSettings(requires_session=True, auto_delete_on_idle_ms=300_000)
+    await world.namespace.create_queue("kept", stored, file_settings=stored)
+    await world.namespace.create_queue("plain", QueueSettings())
+    with capture_logs() as lines:
+        restarted = await again(world)
+    named = [(line["entity"], line["settings"]) for line in lines if line["event"] == "entity.settings_without_effect"]
+    assert named == [("kept", ["RequiresSession", "AutoDeleteOnIdle"])]
+    assert restarted.queue("kept").description.settings == stored
+    await restarted.namespace.close()
+    await restarted.store.close()
+
+
+async def test_whoever_keeps_claims_hears_when_rules_change_or_go_and_not_otherwise(world: World) -> None:
+    heard: list[str] = []
+    rules = (AuthorizationRule("app", "one", "", frozenset({"Send"})),)
+    with_rules = QueueSettings(authorization_rules=rules)
+    await world.namespace.create_queue("orders", with_rules)
+    await world.namespace.create_queue("plain", QueueSettings())
+    world.namespace.rules_changed = lambda: heard.append("changed")
+    await world.namespace.update_queue("orders", QueueSettings(authorization_rules=rules, max_delivery_count=4))
+    await world.namespace.delete_queue("plain")
+    assert heard == []
+    await world.namespace.update_queue("orders", QueueSettings())
+    assert len(heard) == 1
+    await world.namespace.update_queue("orders", with_rules)
+    await world.namespace.delete_queue("orders")
+    assert len(heard) == 3 and world.namespace.rules_of("orders") == ()

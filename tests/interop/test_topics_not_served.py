@@ -1,0 +1,35 @@
+"""Topics of the configuration file: clients hear that they are not served yet, not that they do not exist."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from azure.core.exceptions import HttpResponseError
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBusError
+
+from tests.interop.test_admin_python import client_of
+from tests.support.broker_process import BrokerProcess, configuration
+
+TOPICS = [{"Name": "Topic.1", "Properties": {"EnablePartitioning": True}, "Subscriptions": [{"Name": "subscription.1"}]}]
+WORDS = "topics yet"
+
+
+def test_a_topic_of_the_configuration_file_is_refused_as_not_served_yet(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, [])
+    content = configuration([])
+    content["UserConfig"]["Namespaces"][0]["Topics"] = TOPICS  # type: ignore[index]
+    broker.config_path.write_text(json.dumps(content), encoding="utf-8")
+    with broker, ServiceBusClient.from_connection_string(broker.addresses.connection_string(), retry_total=0) as client:
+        with pytest.raises(ServiceBusError, match=WORDS) as refused, client.get_topic_sender("topic.1") as sender:
+            sender.send_messages(ServiceBusMessage("hello"))
+        assert not isinstance(refused.value, MessagingEntityNotFoundError)
+        with pytest.raises(ServiceBusError, match=WORDS), client.get_subscription_receiver("topic.1", "subscription.1") as receiver:
+            receiver.receive_messages(max_wait_time=1)
+        with pytest.raises(MessagingEntityNotFoundError), client.get_topic_sender("topic.2") as sender:
+            sender.send_messages(ServiceBusMessage("hello"))
+        with client_of(broker) as admin, pytest.raises(HttpResponseError, match=WORDS) as unserved:
+            admin.get_topic("topic.1")
+        assert unserved.value.status_code == 501
