@@ -6,7 +6,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(VENV)/.stamp-run
 DEV := $(VENV)/.stamp-dev
-KEY := SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -21,19 +20,19 @@ $(BIN)/python:
 NATIVE := setup.py $(wildcard protocol/native/*.[chp]*)
 
 $(RUN): pyproject.toml $(NATIVE) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@echo 'Installing the broker into $(VENV). The AMQP engine is compiled: this takes a minute or two, once.'
+	$(BIN)/python -m pip install --disable-pip-version-check --editable .
 	@touch $@
 
 $(DEV): pyproject.toml $(NATIVE) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo 'Installing the broker and its tests into $(VENV). The AMQP engine is compiled: this takes a minute or two, once.'
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	@touch $(RUN) $@
 
 setup: $(DEV) ## the environment for development
 
 run: $(RUN) ## the broker with the sample configuration; ARGS="--amqp-port 0 …" adds options
-	@echo 'AMQP           Endpoint=sb://localhost;$(KEY)'
-	@echo 'administration Endpoint=sb://localhost:5300;$(KEY)'
-	$(BIN)/partibus serve --config docker/config.json --data-dir data $(ARGS)
+	$(BIN)/partibus serve --config docker/config.json --data-dir data --show-connections $(ARGS)
 
 demo: $(DEV) ## while `make run` runs: send and receive with the Azure SDK, and see the partitions
 	$(BIN)/python tools/demo.py $(ARGS)

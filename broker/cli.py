@@ -14,6 +14,7 @@ import importlib.metadata
 import ipaddress
 import sys
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 from urllib.parse import quote
@@ -26,7 +27,8 @@ from rich.table import Table
 from broker.config import ENVIRONMENT_PREFIX, Settings, WrongSettings, load_settings, unknown_variables, variable_of
 from broker.config_file import ConfigFile, WrongConfigFile, load_config_file
 from broker.logging import configure_logging, warn_development_key
-from broker.tls import WrongCertificate
+from broker.tls import TlsFiles, WrongCertificate
+from broker.welcome import welcome
 from storage.errors import StorageError
 
 _SERVE_EPILOG = """
@@ -114,6 +116,14 @@ def serve(
         LogFormatOption | None,
         typer.Option(envvar=variable_of("log_format"), show_default="console in a terminal, otherwise json", help="How log lines look."),
     ] = None,
+    show_connections: Annotated[
+        bool | None,
+        typer.Option(
+            "--show-connections/--hide-connections",
+            show_default="shown in a terminal",
+            help="Print addresses and connection strings once the broker is ready.",
+        ),
+    ] = None,
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C; open requests are finished first."""
     options = {
@@ -138,8 +148,13 @@ def serve(
 
     from broker import server
 
+    def announce(addresses: Mapping[str, str], files: TlsFiles) -> None:
+        for line in welcome(settings, addresses, files.authority):
+            typer.echo(line)
+
+    is_shown = sys.stdout.isatty() if show_connections is None else show_connections
     try:
-        server.run(settings, file)
+        server.run(settings, file, announce if is_shown else None)
     except (OSError, WrongCertificate, StorageError, ExceptionGroup) as error:
         cause = _cause(error)
         if cause is None:

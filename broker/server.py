@@ -13,7 +13,7 @@ import gc
 import resource
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import structlog
@@ -37,7 +37,7 @@ from broker.queue import Queue
 from broker.security import Authorizer
 from broker.sockets import addresses_text, listen
 from broker.stored_message import MessageIds
-from broker.tls import certificate_names, server_context, tls_files
+from broker.tls import TlsFiles, certificate_names, server_context, tls_files
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
 from storage.file_store import FileLogStore
@@ -56,21 +56,34 @@ class PartFailed(Exception):
     """A background task has died of what nobody foresaw, and without it promises would be broken."""
 
 
-def run(settings: Settings, file: ConfigFile | None) -> None:
+Announce = Callable[[Mapping[str, str], TlsFiles], None]
+"""Told once the broker is ready: where each service (amqp, amqps, http) listens, and the certificate files."""
+
+
+def run(settings: Settings, file: ConfigFile | None, announce: Announce | None = None) -> None:
     """Run the broker until it is told to stop. Raises OSError where it cannot listen, WrongCertificate."""
     _raise_descriptor_limit()
-    uvloop.run(Broker(settings, file).run())
+    uvloop.run(Broker(settings, file, announce=announce).run())
 
 
 class Broker:
     """One broker. Tests run it in their own event loop, over another disk and clock."""
 
-    def __init__(self, settings: Settings, file: ConfigFile | None = None, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        file: ConfigFile | None = None,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        announce: Announce | None = None,
+    ) -> None:
         self.settings, self.file = settings, file
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
         self.addresses: dict[str, str] = {}
         """What is listened on, once it is: amqp, amqps, http → "host:port", with commas between the addresses of one host."""
+        self._announce = announce
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._serving = False
@@ -178,6 +191,8 @@ class Broker:
             gc.freeze()  # what is here now stays: the collector need not look at it again
             self._serving = True
             log.info("server.ready", namespace=self.namespace.name, **self.addresses)
+            if self._announce is not None:
+                self._announce(self.addresses, files)
             self.ready.set()
             await self._stop.wait()
         finally:

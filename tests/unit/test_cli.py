@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Settings, variable_of
-from tests.support.broker_process import BrokerProcess
+from broker.config import Settings, load_settings, variable_of
+from broker.welcome import welcome
+from tests.support.broker_process import REPOSITORY, BrokerProcess
 
 
 class HealthyBroker(BaseHTTPRequestHandler):
@@ -200,3 +201,37 @@ def test_the_broker_starts_says_where_it_listens_answers_and_stops_cleanly(tmp_p
     ]
     assert [line["variable"] for line in events if line["event"] == "setting.unknown"] == ["PARTIBUS_AMPQ_PORT"]
     assert events[-1]["event"] == "server.stopped"
+
+
+def test_a_ready_broker_prints_its_real_ports_connection_strings_and_authority_when_asked_to(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "broker", "serve", "--data-dir", str(tmp_path / "data"), "--show-connections"]
+    command += [part for port in ("amqp", "amqps", "http") for part in (f"--{port}-port", "0")]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        too_late = threading.Timer(30, process.kill)
+        too_late.start()
+        try:
+            first = process.stdout.readline()
+            shown = dict(process.stdout.readline().strip().split("  ", 1) for _ in range(6))
+        finally:
+            too_late.cancel()
+            process.terminate()
+        ready = next(json.loads(line) for line in process.stderr if '"server.ready"' in line)
+    ports = {name: ready[name].rpartition(":")[2] for name in ("amqp", "amqps", "http")}
+    key = "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE"
+    assert first == "Partibus is ready; Ctrl-C stops it.\n"
+    assert {name: value.strip() for name, value in shown.items()} == {
+        "AMQP": f"Endpoint=sb://localhost:{ports['amqp']};{key};UseDevelopmentEmulator=true;",
+        "administration, plain HTTP": f"Endpoint=sb://localhost:{ports['http']};{key};UseDevelopmentEmulator=true;",
+        "administration, TLS": f"Endpoint=sb://localhost:{ports['http']};{key}",
+        "AMQP over TLS": f"amqps://localhost:{ports['amqps']}",
+        "certificate authority": str(tmp_path / "data" / "tls" / "ca.pem"),
+        "health, metrics": f"http://localhost:{ports['http']}/health  http://localhost:{ports['http']}/metrics",
+    }
+
+
+def test_a_key_of_ones_own_is_not_printed() -> None:
+    settings = load_settings(sas_key="mine alone", host="192.0.2.7")
+    lines = welcome(settings, {"amqp": "192.0.2.7:1", "http": "0.0.0.0:2, [::]:2"}, None)
+    assert not any("mine" in line for line in lines) and any("sb://192.0.2.7:1;" in line and "<PARTIBUS_SAS_KEY>" in line for line in lines)
+    assert any("sb://localhost:2;" in line for line in lines) and not any("authority" in line or "amqps" in line for line in lines)
