@@ -128,7 +128,7 @@ class Metrics:
         self.connections_opened = counter("connections_opened", "AMQP connections opened.", ())
         self.connections_closed = counter("connections_closed", "AMQP connections closed.", ())
         self.active_links = gauge("active_links", "AMQP links attached now.")
-        self.inflight_bytes = gauge("inflight_bytes", "Received and not yet acknowledged bytes, over all connections.")
+        self.inflight_bytes = gauge("inflight_bytes", "Received and not yet acknowledged bytes, parts of messages and requests included.")
         self.http_requests = counter("http_requests", "HTTP requests answered, by status.", ("method", "status"))
         self.http_connections_refused = counter("http_connections_refused", "HTTP connections closed at once: too many, or silent.", ())
 

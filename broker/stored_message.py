@@ -36,13 +36,13 @@ from protocol.sections import (
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
-    SPANS,
     Sections,
     fields,
     find_sections,
     pairs,
     text_bytes,
 )
+from protocol.values import SPANS
 
 VERSION = 1
 HEAD = struct.Struct(">BBBxIHH")

@@ -34,6 +34,7 @@ from protocol.events import (
     TransactionalMessage,
 )
 from protocol.frames import BatchFrameFinder
+from protocol.limits import Allowance
 from protocol.links import Link, Session
 from protocol.proton_values import condition_of, echo_terminus, encoded_of, ffi, fields_of, lib, link_of, put, set_condition, text_of
 
@@ -87,6 +88,7 @@ class Engine:
         lib.pn_transport_set_idle_timeout(self._transport, idle_timeout_ms)
         lib.pn_transport_bind(self._transport, self._connection)
         self._finder = BatchFrameFinder()
+        self._allowance: Allowance | None = None
         self._partial_bytes_max = partial_bytes_max
         self._partial_bytes = 0
         self._links: dict[Any, Link] = {}
@@ -121,11 +123,28 @@ class Engine:
 
     def receive(self, data: bytes) -> list[Event]:
         """Take what arrived from the peer; gives the events it makes, in order."""
+        refused = None
+        if self._allowance is not None:
+            data, refused = self._allowance.take(data)
+            if self._allowance.is_lifted:
+                self._allowance = None
         for piece, is_batch in self._finder.pieces(data):
             if not self._feed(piece, is_batch):
                 break
+        refused = refused or self._finder.refusal
+        if refused is not None and not self._closed_reported:
+            self._break(refused.condition, refused.description)
         events, self._events = self._events, []
         return events
+
+    def restrict(self) -> None:
+        """Let the peer say no more than what it needs to show that it may say anything (`protocol/limits.py`). Before its first bytes."""
+        self._allowance = Allowance()
+
+    def lift_restriction(self) -> None:
+        """The peer has shown it."""
+        if self._allowance is not None:
+            self._allowance.lift()
 
     def _feed(self, piece: bytes, is_batch: bool) -> bool:
         begin, size = 0, len(piece)
@@ -184,6 +203,16 @@ class Engine:
         return self._freed or self._output_ended
 
     @property
+    def partial_bytes(self) -> int:
+        """What is held of messages whose last frame has not come."""
+        return self._partial_bytes
+
+    @property
+    def remote_idle_timeout_ms(self) -> int:
+        """How long the peer bears to hear nothing, as it announced in its open (§2.4.5); 0 for ever."""
+        return int(lib.pn_transport_get_remote_idle_timeout(self._transport))
+
+    @property
     def remote_max_frame_bytes(self) -> int:
         """What the peer announced in its open."""
         return int(lib.pn_transport_get_remote_max_frame(self._transport))
@@ -208,6 +237,8 @@ class Engine:
 
     def open(self, properties: dict[Any, Any] | None = None) -> None:
         """Answer the peer's open (§2.7.1)."""
+        if lib.pn_connection_state(self._connection) & LOCAL_OPEN_STATES:  # something else in the same read has closed it already
+            return
         if properties:
             put(lib.pn_connection_properties(self._connection), codec.encode(properties))
         lib.pn_connection_open(self._connection)
@@ -227,6 +258,11 @@ class Engine:
     def links(self) -> list[Link]:
         """All links that are attached, and those whose `LinkDetached` was not consumed yet."""
         return [*self._links.values(), *self._leaving]
+
+    @property
+    def link_count(self) -> int:
+        """How many those are, refused and closed ones included whose end the peer has not confirmed."""
+        return len(self._links) + len(self._leaving)
 
     def link_properties(self, link: Link) -> dict[str, Any]:
         """The peer's attach properties; keys as text."""

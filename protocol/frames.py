@@ -19,7 +19,10 @@ from __future__ import annotations
 import struct
 
 from protocol.codec import DecodeError, decode
-from protocol.sections import elements, skip
+from protocol.events import ErrorCondition
+from protocol.limits import DISPOSITION_BYTES_MAX, SMALL_FRAME_BYTES, oversized
+from protocol.sections import elements
+from protocol.values import skip
 
 BATCH_MESSAGE_FORMAT = b"\x80\x01\x37\x00"
 """0x80013700 (AMQP contract, appendix B)."""
@@ -29,7 +32,13 @@ _LOOK_BYTES = 128
 and a delivery-tag of at most 32 bytes (§2.8.7), each in its longest spelling, and with room to spare."""
 
 _HEAD_BYTES_MAX = 1024 + _LOOK_BYTES
-"""The same behind the longest extended header (§2.3.1); of a frame that comes in parts, as much is kept."""
+"""The same behind the longest extended header (§2.3.1)."""
+
+_KEPT_BYTES_MAX = DISPOSITION_BYTES_MAX
+"""Of a frame that comes in parts and is no transfer, as much is kept: what is larger is refused for its size alone."""
+
+_PLAIN_TRANSFER = b"\x00\x53\x14\xc0"
+"""How every client begins its transfers: the performative has 255 bytes at most (list8)."""
 
 _NO_EXTENDED_HEADER = 2  # data offset
 
@@ -45,15 +54,19 @@ class BatchFrameFinder:
         self._missing: int | None = None  # bytes of it that are still to come; None while its size is not known
         self._at_start = True
         self._lost = False
+        self.refusal: ErrorCondition | None = None
+        """Why a frame is refused, for the size of its performative. It and all behind it is left out of the pieces."""
 
     def pieces(self, data: bytes) -> list[tuple[bytes, bool]]:
         """The data in order, cut: True with a piece that ends with a transfer of batch format and completes no other frame."""
         if self._lost:
-            return [(data, False)]
+            return [(data, False)] if self.refusal is None else []
         found: list[tuple[bytes, bool]] = []
         begin = 0
         if self._head:
             begin, is_batch = self._continue(data)
+            if self.refusal is not None:
+                return []
             if is_batch:
                 found.append((data[:begin], True))
         offset, taken = begin, begin if found else 0
@@ -70,6 +83,10 @@ class BatchFrameFinder:
             end = offset + frame_bytes
             if end > size:
                 break
+            if frame_bytes > SMALL_FRAME_BYTES and self._refuses(data[offset : min(end, offset + _KEPT_BYTES_MAX)], frame_bytes):
+                if taken < offset:
+                    found.append((data[taken:offset], False))
+                return found
             if (
                 find(BATCH_MESSAGE_FORMAT, offset, offset + _LOOK_BYTES) >= 0 or data[offset + 4] != _NO_EXTENDED_HEADER
             ) and _is_batch_transfer(data[offset : min(end, offset + _HEAD_BYTES_MAX)]):
@@ -79,7 +96,7 @@ class BatchFrameFinder:
                 taken = end
             offset = end
         if offset < size and not self._lost:
-            self._head = data[offset : offset + _HEAD_BYTES_MAX]
+            self._head = data[offset : offset + _kept_bytes(data, offset)]
             self._missing = end - size if size - offset >= 4 else None
         if taken < size:
             found.append((data[taken:] if taken else data, False))
@@ -87,7 +104,7 @@ class BatchFrameFinder:
 
     def _continue(self, data: bytes) -> tuple[int, bool]:
         """How much of the data belongs to the frame begun before, and whether that completes a transfer of batch format."""
-        head = self._head + data[: max(0, _HEAD_BYTES_MAX - len(self._head))]
+        head = self._head + data[: max(0, _kept_bytes(self._head, 0) - len(self._head))]
         if self._missing is None:
             if len(head) < 4:
                 self._head = head
@@ -107,7 +124,23 @@ class BatchFrameFinder:
             return len(data), False
         rest, known = self._missing, len(self._head) + self._missing
         self._head, self._missing = b"", None
-        return rest, BATCH_MESSAGE_FORMAT in head and _is_batch_transfer(head[:known])
+        frame_bytes = _U32.unpack_from(head)[0]
+        if frame_bytes > SMALL_FRAME_BYTES and not head.startswith(b"AMQP") and self._refuses(head[:known], frame_bytes):
+            return 0, False
+        return rest, BATCH_MESSAGE_FORMAT in head and _is_batch_transfer(head[: min(known, _HEAD_BYTES_MAX)])
+
+    def _refuses(self, frame: bytes, frame_bytes: int) -> bool:
+        """Whether a frame, of which the begin is given, is refused; `refusal` says why, and nothing more is found."""
+        if frame.startswith(_PLAIN_TRANSFER, 8) and frame[4] == _NO_EXTENDED_HEADER:
+            return False
+        self.refusal = oversized(frame, frame_bytes)
+        self._lost = self.refusal is not None
+        return self._lost
+
+
+def _kept_bytes(data: bytes, offset: int) -> int:
+    """How much to keep of the begin of the frame at `offset`, which has not come whole."""
+    return _HEAD_BYTES_MAX if data.startswith(_PLAIN_TRANSFER, offset + 8) else _KEPT_BYTES_MAX
 
 
 def _is_batch_transfer(frame: bytes) -> bool:

@@ -12,6 +12,7 @@ from cproton_ffi import ffi, lib
 from protocol import codec
 from protocol.events import ErrorCondition
 from protocol.links import Link, Session
+from protocol.values import decode_bounded
 
 __all__ = ["condition_of", "echo_terminus", "encoded_of", "ffi", "fields_of", "lib", "link_of", "put", "set_condition", "text_of"]
 
@@ -69,7 +70,7 @@ def fields_of(data: Any) -> dict[str, Any]:
     if not encoded:
         return {}
     try:
-        value, _ = codec.decode(encoded)
+        value, _ = decode_bounded(encoded)
     except codec.DecodeError:
         return {}
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}

@@ -15,7 +15,8 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.codec import DecodeError, Symbol, decode
+from protocol.codec import DecodeError, Symbol
+from protocol.values import SIZE8, SIZE32, SPANS, decode_bounded, skip
 
 HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES, DATA, SEQUENCE, VALUE, FOOTER = range(9)
 
@@ -33,21 +34,10 @@ _NAMES = (
 )
 
 _U32 = struct.Struct(">I")
-_SIZE8, _SIZE32, _DESCRIBED, _NO_TYPE = 0, -1, -2, -3
-
-
-def _spans() -> list[int]:
-    """For each constructor the bytes of the value including it, or how its size is to be found (§1.2)."""
-    spans = [_NO_TYPE] * 256
-    widths = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
-    for code in range(0x40, 0x100):
-        high = code >> 4
-        spans[code] = 1 + widths[high] if high in widths else _SIZE32 if high & 1 else _SIZE8
-    spans[0x00] = _DESCRIBED
-    return spans
-
-
-SPANS = _spans()
+SECTIONS_MAX = 16_384
+"""Sections that one message may repeat, as a body in pieces and the envelope of a batch do. Finding so many takes some 10 ms."""
+ELEMENTS_MAX = 65_536
+"""Keys and values of one map: what the official Python client reads at most."""
 
 _LISTS, _MAPS = (0x45, 0xC0, 0xD0), (0xC1, 0xD1)
 _LEGAL = frozenset(
@@ -81,7 +71,7 @@ class Sections:
 def find_sections(message: bytes) -> Sections:
     """The extents of a message's sections. Raises DecodeError."""
     begins, values, ends = [0] * 9, [0] * 9, [0] * 9
-    in_order, latest = True, 0
+    in_order, latest, repeated = True, 0, 0
     offset, size = 0, len(message)
     try:
         while offset < size:
@@ -93,9 +83,9 @@ def find_sections(message: bytes) -> Sections:
             if (section << 8 | constructor) not in _LEGAL:
                 raise DecodeError(f"no section of a message begins at byte {offset}")
             span = SPANS[constructor]
-            if span == _SIZE8:
+            if span == SIZE8:
                 end = value + 2 + message[value + 1]
-            elif span == _SIZE32:
+            elif span == SIZE32:
                 end = value + 5 + _U32.unpack_from(message, value + 1)[0]
             else:
                 end = skip(message, value)
@@ -108,6 +98,10 @@ def find_sections(message: bytes) -> Sections:
                 begins[section], values[section] = offset, value
             elif ends[section] != offset or section not in (DATA, SEQUENCE):
                 raise DecodeError(f"section {_NAMES[section]} stands at byte {offset} once more")
+            else:
+                repeated += 1
+                if repeated >= SECTIONS_MAX:
+                    raise DecodeError(f"more than {SECTIONS_MAX} sections")
             ends[section] = offset = end
     except (IndexError, struct.error) as error:
         raise DecodeError(f"section at byte {offset} is cut off") from error
@@ -119,32 +113,12 @@ def find_sections(message: bytes) -> Sections:
 def _spelled_descriptor(message: bytes, offset: int) -> tuple[int, int]:
     if message[offset]:
         raise DecodeError(f"no section of a message begins at byte {offset}")
-    descriptor, value = decode(message, offset + 1)
+    descriptor, value = decode_bounded(message, offset + 1, 1)
     if isinstance(descriptor, Symbol) and descriptor in _NAMES:
         return _NAMES.index(descriptor), value
     if isinstance(descriptor, int) and descriptor >= _DESCRIPTOR_BASE:
         return descriptor - _DESCRIPTOR_BASE, value
     raise DecodeError(f"section at byte {offset} has the unknown descriptor {descriptor!r:.40}")
-
-
-def skip(buffer: bytes, offset: int) -> int:
-    """The offset behind the value at `offset`, which may lie beyond the buffer. Raises DecodeError, IndexError, struct.error."""
-    pending = 1  # values still to be stepped over: a described one is two, without recursion
-    while pending:
-        span = SPANS[buffer[offset]]
-        if span > 0:
-            offset += span
-        elif span == _SIZE8:
-            offset += 2 + buffer[offset + 1]
-        elif span == _SIZE32:
-            offset += 5 + _U32.unpack_from(buffer, offset + 1)[0]
-        elif span == _DESCRIBED:
-            offset += 1
-            pending += 2
-        else:
-            raise DecodeError(f"no type has the constructor 0x{buffer[offset]:02x} (byte {offset})")
-        pending -= 1
-    return offset
 
 
 def elements(buffer: bytes, value: int) -> tuple[int, int]:
@@ -171,7 +145,7 @@ def fields(buffer: bytes, value: int, end: int, count_max: int) -> list[int]:
             span = SPANS[buffer[offset]]
             if span > 0:
                 offset += span
-            elif span == _SIZE8:
+            elif span == SIZE8:
                 offset += 2 + buffer[offset + 1]
             else:
                 offset = skip(buffer, offset)
@@ -185,7 +159,7 @@ def fields(buffer: bytes, value: int, end: int, count_max: int) -> list[int]:
 
 def pairs(buffer: bytes, value: int, end: int) -> list[int]:
     """The offsets of keys and values, in turn, of the map at `value`, which ends at `end`; and `end`. Raises DecodeError."""
-    offsets = fields(buffer, value, end, end - value)
+    offsets = fields(buffer, value, end, ELEMENTS_MAX)
     if not len(offsets) % 2:
         raise DecodeError(f"map of {len(offsets) - 1} elements at byte {value}: a key lacks its value")
     return offsets
@@ -215,7 +189,7 @@ def entry(message: bytes, sections: Sections, section: int, key: bytes) -> Any:
     places = pairs(message, sections.values[section], sections.ends[section])
     for at_key, at_value in zip(places[:-1:2], places[1::2], strict=True):
         if text_bytes(message, at_key) == key:
-            found = decode(message, at_value)[0]
+            found = decode_bounded(message, at_value)[0]
     return found
 
 
@@ -224,7 +198,7 @@ def field(message: bytes, sections: Sections, section: int, index: int) -> Any:
     if not sections.ends[section]:
         return None
     offsets = fields(message, sections.values[section], sections.ends[section], FIELDS_MAX[section])
-    return decode(message, offsets[index])[0] if index < len(offsets) - 1 else None
+    return decode_bounded(message, offsets[index])[0] if index < len(offsets) - 1 else None
 
 
 def data_sections(message: bytes, sections: Sections) -> list[bytes]:

@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("cbs")
 
+AUDIENCE_CHARACTERS_MAX = 2_048
+"""A host name has 253 characters at most and the path of an entity 260; that of a subscription's dead letters, encoded, stays far below."""
+
 
 class CbsNode:
     """Puts the claims of one connection."""
+
+    request_bytes_max = 64 * 1024
+    request_values_max = 256
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -43,10 +49,15 @@ class CbsNode:
     def _put_token(self, request: Request) -> None:
         operation = request.properties.get("operation")
         if operation != "put-token":
-            raise Refused(Reason.NOT_IMPLEMENTED, f"'{operation}' is not an operation of $cbs; put-token is.")
+            raise Refused(Reason.NOT_IMPLEMENTED, f"'{operation!s:.80}' is not an operation of $cbs; put-token is.")
         audience, token = request.properties.get("name"), request.body
         if not isinstance(audience, str) or not isinstance(token, str):
             raise Refused(Reason.ARGUMENT, "put-token needs the application property 'name' and the token as an amqp-value string.")
+        if len(audience) > AUDIENCE_CHARACTERS_MAX:
+            raise Refused(
+                Reason.ARGUMENT,
+                f"The audience in 'name' has {len(audience)} characters; {AUDIENCE_CHARACTERS_MAX} are the maximum.",
+            )
         services = self._connection.services
         claim = services.authorizer.verify_token(token, services.clock.now_ms())
         if not claim.covers_path(audience_path(audience)):

@@ -22,6 +22,7 @@ from broker.frontend.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAdd
 from broker.frontend.answers import error_of, no_transactions
 from broker.frontend.cbs import CbsNode
 from broker.frontend.incoming_link import IncomingLink
+from broker.frontend.inflight import Inflight
 from broker.frontend.management import ManagementNode
 from broker.frontend.outgoing_link import OutgoingLink
 from broker.frontend.output_total import OutputTotal
@@ -31,7 +32,7 @@ from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.queue import Queue
 from broker.security import Authorizer, Claim, reaches
-from protocol.engine import Engine
+from protocol.engine import PARTIAL_BYTES_MAX, Engine
 from protocol.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -58,6 +59,9 @@ NO_CREDENTIALS = (
 )
 CLOSE_TIMEOUT_S = 5.0
 """How long a client may take to read our last words."""
+REMOTE_IDLE_TIMEOUT_MS_MIN = 1_000
+"""The shortest time a client may bear to hear nothing (§2.4.5): each one costs a sign of life per half of it. The official clients ask
+for 60 s."""
 
 
 class Wire(Protocol):
@@ -69,31 +73,6 @@ class Wire(Protocol):
     def abort(self) -> None: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
-
-
-class Inflight:
-    """Bytes received and not yet acknowledged, over all connections. Over the bound, whoever sends is not read from."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.bytes = 0
-        self._waiting: set[Connection] = set()
-
-    def add(self, connection: Connection, size: int) -> None:
-        self.bytes += size
-        if self.bytes > self.bytes_max:
-            self._waiting.add(connection)
-            connection.hold_reading("total")
-
-    def remove(self, size: int) -> None:
-        self.bytes -= size
-        if self._waiting and self.bytes <= self.bytes_max // 2:
-            waiting, self._waiting = self._waiting, set()
-            for connection in waiting:
-                connection.release_reading("total")
-
-    def forget(self, connection: Connection) -> None:
-        self._waiting.discard(connection)
 
 
 class Services:
@@ -119,7 +98,7 @@ class Services:
         self._alone.set()
         namespace.rules_changed = self._rules_changed
         metrics.active_connections.set_function(lambda: len(self.connections))
-        metrics.active_links.set_function(lambda: sum(len(connection.engine.links()) for connection in self.connections))
+        metrics.active_links.set_function(lambda: sum(connection.engine.link_count for connection in self.connections))
         metrics.inflight_bytes.set_function(lambda: self.inflight.bytes)
 
     def _rules_changed(self) -> None:
@@ -157,6 +136,7 @@ class Connection:
             max_frame_bytes=settings.frame_bytes_max,
             channel_max=settings.sessions_per_connection_max - 1,
             idle_timeout_ms=2 * settings.idle_timeout_ms,
+            partial_bytes_max=min(PARTIAL_BYTES_MAX, settings.total_inflight_bytes_max // 4),
         )
         self.cache = ReceiveCache(settings.receive_cache_messages, settings.receive_cache_bytes)
         self.container_id = ""
@@ -175,7 +155,8 @@ class Connection:
         self._flush_is_due = False
         self._hungry: set[OutgoingLink | ResponseLink] = set()
         self._holds: set[str] = set()
-        self._inflight_bytes = 0
+        self._inflight_bytes = self._partial_bytes = 0
+        """Of messages that wait for their outcome, and of those whose last frame has not come."""
         self._closed = False
         self._written = self._written_in = 0
         """Bytes of the last write, and the turn of it (`OutputTotal.turn`)."""
@@ -200,7 +181,10 @@ class Connection:
                 data = self._authenticate(data)
                 if not data:
                     return
-            self._dispatch(self.engine.receive(data))
+            events = self.engine.receive(data)
+            if self.engine.partial_bytes != self._partial_bytes:
+                self._count_partial()
+            self._dispatch(events)
             self.flush_soon()
         except Exception:
             self.fail()
@@ -348,15 +332,23 @@ class Connection:
         """So many bytes of messages wait for their outcome."""
         self._inflight_bytes += size
         self.services.inflight.add(self, size)
-        if self._inflight_bytes > self.services.settings.connection_inflight_bytes_max:
+        if self._inflight_bytes + self._partial_bytes > self.services.settings.connection_inflight_bytes_max:
             self.hold_reading("connection")
 
     def finished_with(self, size: int) -> None:
         """So many bytes have got it."""
         self._inflight_bytes -= size
         self.services.inflight.remove(size)
-        if "connection" in self._holds and self._inflight_bytes <= self.services.settings.connection_inflight_bytes_max // 2:
-            self.release_reading("connection")
+        if "connection" in self._holds:
+            taken = self._inflight_bytes + self._partial_bytes
+            # Parts become free by reading on alone, so they never keep the connection from it.
+            if not self._inflight_bytes or taken <= self.services.settings.connection_inflight_bytes_max // 2:
+                self.release_reading("connection")
+
+    def _count_partial(self) -> None:
+        """More or less is held of messages that are not whole."""
+        self._partial_bytes = self.engine.partial_bytes
+        self.services.inflight.set_partial(self, self._partial_bytes)
 
     def hold_reading(self, why: str) -> None:
         """Read no more from the socket until `release_reading` was called for the same reason."""
@@ -387,6 +379,8 @@ class Connection:
         if not step.done:
             return b""
         self._sasl = None
+        if not self.claims:
+            self.engine.restrict()
         return step.rest
 
     def _verify_plain(self, user: str, password: str) -> bool:
@@ -413,6 +407,14 @@ class Connection:
         self._watch_unclaimed()
         self.engine.open(SERVER_PROPERTIES)
         settings = self.services.settings
+        idle_timeout_ms = self.engine.remote_idle_timeout_ms
+        if 0 < idle_timeout_ms < REMOTE_IDLE_TIMEOUT_MS_MIN:
+            self.close(
+                Refused(
+                    Reason.NOT_ALLOWED,
+                    f"The idle time-out of {idle_timeout_ms} ms cannot be kept: {REMOTE_IDLE_TIMEOUT_MS_MIN} ms are the minimum.",
+                )
+            )
         if len(self.services.connections) > settings.connections_max:
             self.close(
                 Refused(
@@ -422,11 +424,17 @@ class Connection:
                 )
             )
 
-    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        """Run a request beside the connection; it is cancelled when the connection is lost."""
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str, size: int) -> None:
+        """Run a request of so many bytes beside the connection; it is cancelled when the connection is lost."""
         task = self.services.spawn(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.took(size)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self.finished_with(size)
+
+        task.add_done_callback(done)
 
     def close(self, why: Refused) -> None:
         """Close the connection with an error."""
@@ -446,6 +454,7 @@ class Connection:
         if audience not in self.claims and len(self.claims) >= 1_000:
             raise Refused(Reason.QUOTA_EXCEEDED, "1000 tokens are the maximum for a connection.")
         self.claims[audience] = claim
+        self.engine.lift_restriction()
         if self._unclaimed_timer is not None:
             self._unclaimed_timer.cancel()
             self._unclaimed_timer = None
@@ -562,10 +571,14 @@ class Connection:
 
     def _attach(self, link: Link) -> None:
         try:
-            if len(self.engine.links()) > self.services.settings.links_per_connection_max:
-                raise Refused(
-                    Reason.QUOTA_EXCEEDED, f"{self.services.settings.links_per_connection_max} links are the maximum for a connection."
+            links_max = self.services.settings.links_per_connection_max
+            if self.engine.link_count > 2 * links_max:
+                # Those beyond the maximum were refused, and the client has ended none of them: it keeps memory that way.
+                self.close(
+                    Refused(Reason.QUOTA_EXCEEDED, f"{links_max} links are the maximum for a connection, and as many more were refused.")
                 )
+            if self.engine.link_count > links_max:
+                raise Refused(Reason.QUOTA_EXCEEDED, f"{links_max} links are the maximum for a connection.")
             self._attach_to_node(link)
         except Refused as why:
             self.engine.refuse_link(link, error_of(why))

@@ -47,6 +47,7 @@ from broker.operations import (
 from broker.queue import Queue, ask, next_client
 from broker.router import PartitionHandle
 from protocol.codec import Array, Int, Symbol, Timestamp, TypeCode
+from protocol.values import VALUES_MAX
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection
@@ -61,6 +62,9 @@ NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"
 
 class ManagementNode:
     """Serves the requests of one connection about one subqueue."""
+
+    request_bytes_max = 4 * 1024 * 1024
+    request_values_max = VALUES_MAX
 
     def __init__(self, connection: Connection, queue: Queue, address: Address) -> None:
         self._connection, self._queue, self._entity = connection, queue, address.entity
@@ -78,11 +82,11 @@ class ManagementNode:
         try:
             right, operation = self._operations.get(str(name), (None, None))
             if right is None or operation is None:
-                raise Refused(Reason.NOT_IMPLEMENTED, f"The operation '{name}' is not supported by this version.")
+                raise Refused(Reason.NOT_IMPLEMENTED, f"The operation '{name!s:.80}' is not supported by this version.")
             self._connection.authorize(self._path, right)
             self._find_queue()
             if not isinstance(request.body, dict):
-                raise Refused(Reason.ARGUMENT, f"The operation '{name}' needs a map as body.")
+                raise Refused(Reason.ARGUMENT, f"The operation '{name!s:.80}' needs a map as body.")
             self._queue.accessed_at_ms = self._connection.services.clock.now_ms()
             return await operation({str(key): value for key, value in request.body.items()})
         except Refused as why:

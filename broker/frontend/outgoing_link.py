@@ -47,10 +47,11 @@ from broker.operations import (
 )
 from broker.queue import Queue, next_client
 from broker.stored_message import HEAD
-from protocol.codec import DecodeError, decode_all, encode
+from protocol.codec import DecodeError, encode
 from protocol.engine import Delivery
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
 from protocol.links import SETTLED, Link
+from protocol.values import decode_bounded
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection
@@ -491,7 +492,7 @@ def _changes(annotations: bytes) -> bytes | None:
 
 def _map(encoded: bytes) -> dict[Any, Any]:
     try:
-        value = decode_all(encoded) if encoded else {}
+        value = decode_bounded(encoded)[0] if encoded else {}
     except DecodeError as error:
         raise Refused(Reason.DECODE, f"The outcome's map cannot be decoded: {error}.") from error
     return value if isinstance(value, dict) else {}

@@ -7,6 +7,7 @@ correlation-id repeats the request's message-id with its type (rule 2), for anyt
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,11 +19,11 @@ from protocol.codec import DecodeError, Described, ULong, decode, encode
 from protocol.engine import Delivery
 from protocol.events import DeliveriesUpdated, MessagesReceived, MessageTooLarge, TransactionalMessage
 from protocol.links import SETTLED, Link
+from protocol.values import VALUES_MAX, count_values
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection
 
-REQUEST_BYTES_MAX = 4 * 1024 * 1024
 REQUEST_CREDIT = 100
 REQUESTS_UNDER_WAY_MAX = 10 * REQUEST_CREDIT
 """The Python client minds no credit (contract, rule 12): what comes beyond this is refused."""
@@ -56,6 +57,11 @@ class Response:
 class Handler(Protocol):
     """What a node does with its requests."""
 
+    request_bytes_max: int
+    """The largest request taken."""
+    request_values_max: int
+    """How many values it may be made of, as every one of them takes time to decode."""
+
     async def respond(self, request: Request) -> Response:
         """Carry the request out. Never raises but for cancellation: a request without a response blocks its client for ever."""
 
@@ -66,6 +72,7 @@ class RequestNode:
     def __init__(self, handler: Handler, path: str, rights: tuple[str, ...], on_empty: Callable[[], object]) -> None:
         """Any of `rights` on `path` lets a client use the node; without any, everybody may."""
         self.path, self.rights = path, rights
+        self.request_bytes_max, self.request_values_max = handler.request_bytes_max, handler.request_values_max
         self._handler, self._on_empty = handler, on_empty
         self._responders: list[ResponseLink] = []
         self._links = 0
@@ -107,7 +114,7 @@ class RequestLink:
     @classmethod
     def attach(cls, connection: Connection, link: Link, node: RequestNode) -> None:
         """Accept the link."""
-        connection.engine.accept_link(link, max_message_bytes=REQUEST_BYTES_MAX)
+        connection.engine.accept_link(link, max_message_bytes=node.request_bytes_max)
         link.context = cls(connection, link, node)
 
     def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
@@ -123,7 +130,7 @@ class RequestLink:
         for index, payload in enumerate(event.payloads):
             own = event.deliveries[index : index + 1]
             try:
-                request = decode_request(payload)
+                request = decode_request(payload, self._node.request_values_max)
             except DecodeError as error:
                 self._refuse(own, Refused(Reason.DECODE, f"The request is malformed: {error}."))
                 continue
@@ -133,13 +140,13 @@ class RequestLink:
             self._under_way += 1
             engine.accept(own)
             # Credit comes back with the response, so that a client that floods requests is held back.
-            self._connection.spawn(self._serve(request), name=f"request {request.properties.get('operation')}")
+            self._connection.spawn(self._serve(request), name=f"request {request.properties.get('operation')!s:.40}", size=len(payload))
         self._connection.flush_soon()
 
     def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
         """A request that the engine has not kept."""
         if isinstance(event, MessageTooLarge):
-            text = f"The request has {event.size} bytes; {REQUEST_BYTES_MAX} are the maximum."
+            text = f"The request has {event.size} bytes; {self._node.request_bytes_max} are the maximum."
             self._refuse(event.deliveries, Refused(Reason.MESSAGE_TOO_LARGE, text))
         else:
             self._refuse(event.deliveries, no_transactions())
@@ -240,10 +247,15 @@ class ResponseLink:
         self._node.leave(self)
 
 
-def decode_request(payload: bytes) -> Request:
-    """A request message (§3.2). Raises DecodeError."""
+def decode_request(payload: bytes, values_max: int = VALUES_MAX) -> Request:
+    """A request message (§3.2), of `values_max` values at most. Raises DecodeError."""
     request = Request(None, None, {}, None)
     offset = 0
+    if len(payload) > values_max:  # every value takes a byte
+        try:
+            count_values(payload, 0, len(payload), values_max)
+        except (IndexError, struct.error) as error:
+            raise DecodeError("a section is cut off") from error
     while offset < len(payload):
         section, offset = decode(payload, offset)
         if not isinstance(section, Described):

@@ -96,11 +96,24 @@ async def test_the_clients_own_idle_timeout_is_kept_although_its_open_came_after
     await turn()
     client.wire.written.clear()
     fields = raw.open_fields()
-    fields[4] = UInt(100)
+    fields[4] = UInt(1_000)
     client.say(raw.frame(raw.OPEN, fields))
     await client.hear()
     await until(lambda: client.wire.written)
     assert [frame.code for frame in await client.hear()] == [None], "an empty frame"
+
+
+@pytest.mark.parametrize("idle_timeout_ms", [1, 999])
+async def test_an_idle_timeout_that_is_too_short_is_refused(idle_timeout_ms: int) -> None:
+    stack = LinkStack()
+    client = Client(stack)
+    await client.log_in()
+    fields = raw.open_fields()
+    fields[4] = UInt(idle_timeout_ms)
+    client.say(raw.AMQP_HEADER, raw.frame(raw.OPEN, fields))
+    opened, closed = await client.hear()
+    assert opened.code == raw.OPEN and raw.condition_of(closed) == "amqp:not-allowed"
+    assert f"{idle_timeout_ms} ms" in closed.field(0).value[1] and client.wire.closed
 
 
 async def test_a_client_that_never_opens_is_cut_off() -> None:

@@ -124,6 +124,7 @@ FUNCTIONS = {
     "pn_transport_bind": "int(pn_transport_t *, pn_connection_t *)",
     "pn_transport_close_tail": "int(pn_transport_t *)",
     "pn_transport_condition": "pn_condition_t *(pn_transport_t *)",
+    "pn_transport_get_remote_idle_timeout": "uint32_t(pn_transport_t *)",
     "pn_transport_get_remote_max_frame": "uint32_t(pn_transport_t *)",
     "pn_transport_peek": "ssize_t(pn_transport_t *, char *, size_t)",
     "pn_transport_pending": "ssize_t(pn_transport_t *)",

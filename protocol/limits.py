@@ -1,0 +1,161 @@
+"""What a peer's frames may take: always, and before it has shown that it may do anything (AMQP 1.0 §2.3, §2.7).
+
+Proton makes objects of what a frame says, and keeps some of it as long as the connection lasts: an attach of 40 bytes leaves a link of
+several KiB, and a map of a million nulls a node for each. So the bounds here hold before proton sees a frame.
+
+*Always* (`oversized`): a performative is small. Only the payload of a transfer may fill a frame.
+
+*Before a token* (`Allowance`): a client without credentials needs an open, a session, a pair of links and a request or two. It is
+given several times as much and no more, in bytes, frames, values, sessions and links, however little of it is there at a time.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from protocol.codec import DecodeError
+from protocol.events import ErrorCondition
+from protocol.values import TooManyValues, count_values, skip
+
+RESOURCE_LIMIT = "amqp:resource-limit-exceeded"
+
+BYTES_BEFORE_TOKEN = 64 * 1024
+"""All that a connection may send before a token: a token has 8 KiB at most, and the official clients need some 2 KiB besides."""
+FRAMES_BEFORE_TOKEN = 256
+VALUES_BEFORE_TOKEN = 4_096
+"""In performatives; the official clients need some 200. Proton makes a node of 50 to 100 bytes of each."""
+SESSIONS_BEFORE_TOKEN = 16
+LINKS_BEFORE_TOKEN = 32
+"""Sessions begun and links attached, those that are gone again included. The Go client attaches a pair for each try of a token."""
+
+TRANSFER_HEAD_BYTES_MAX = 1024
+"""Of a transfer without its payload. A delivery-tag has 32 bytes at most, and a state none that a sender needs."""
+PERFORMATIVE_BYTES_MAX = 16 * 1024
+"""Of an open, begin, attach, flow, detach, end or close."""
+DISPOSITION_BYTES_MAX = 256 * 1024
+"""Of a disposition, which may carry properties to modify: more than a message may have, so that those are refused and not the client."""
+VALUES_MAX = 2_048
+"""In an open, attach or disposition: link properties, filters and states are kept for as long as their link or delivery."""
+SMALL_FRAME_BYTES = VALUES_MAX
+"""A frame of this size cannot break any of these bounds by much, and needs no look."""
+
+OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION = range(0x10, 0x16)
+SPELLED = -1
+"""A performative whose descriptor is not written as every client writes it: counted as if it were any of them."""
+
+_U32 = struct.Struct(">I")
+_HEADER_BYTES = 8
+_SIGN_OF_LIFE = b"\0\0\0\x08\x02\0\0\0"
+
+
+def performative_of(frame: bytes) -> tuple[int | None, int]:
+    """The performative's code, and where its list begins; the begin of the frame is enough. None for a frame without one."""
+    body = 4 * frame[4]
+    if len(frame) <= body:
+        return None, body
+    if frame[body : body + 2] == b"\x00\x53":
+        return frame[body + 2], body + 3
+    if frame[body : body + 9] == b"\x00\x80\0\0\0\0\0\0\0":
+        return frame[body + 9], body + 10
+    return SPELLED, body
+
+
+def oversized(frame: bytes, frame_bytes: int) -> ErrorCondition | None:
+    """Why a frame is refused for its performative's size. `frame` is its begin, or as much as is there; `frame_bytes` is all of it."""
+    try:
+        code, value = performative_of(frame)
+        if code == TRANSFER:
+            size, bound, name = skip(frame, value) - value, TRANSFER_HEAD_BYTES_MAX, "transfer"
+        else:
+            size, name = frame_bytes, "disposition" if code == DISPOSITION else "performative"
+            bound = DISPOSITION_BYTES_MAX if code == DISPOSITION else PERFORMATIVE_BYTES_MAX
+        if size > bound:
+            return ErrorCondition(
+                RESOURCE_LIMIT, f"A {name} of {size} bytes; {bound} are the maximum, the payload of a transfer not counted."
+            )
+        if code in (OPEN, ATTACH, DISPOSITION, SPELLED) and len(frame) == frame_bytes:
+            count_values(frame, value, frame_bytes, VALUES_MAX)
+    except TooManyValues:
+        return ErrorCondition(RESOURCE_LIMIT, f"A performative of more than {VALUES_MAX} values; no more are allowed.")
+    except (DecodeError, IndexError, struct.error):
+        pass  # proton refuses what cannot be read, with an error of its own
+    return None
+
+
+class Allowance:
+    """What one connection may still say before its first token. Gives on whole frames only, so that proton keeps no parts of any."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+        """The begin of a frame whose end has not come."""
+        self._bytes = BYTES_BEFORE_TOKEN
+        self._frames, self._values = FRAMES_BEFORE_TOKEN, VALUES_BEFORE_TOKEN
+        self._sessions, self._links = SESSIONS_BEFORE_TOKEN, LINKS_BEFORE_TOKEN
+        self._at_start = True
+        self.is_lifted = False
+
+    def lift(self) -> None:
+        """Everything may come from now on; what was held back goes first."""
+        self.is_lifted = True
+
+    def take(self, data: bytes) -> tuple[bytes, ErrorCondition | None]:
+        """Take what has come; gives the whole frames to go on with, and why the next one is refused, if it is."""
+        if self.is_lifted:
+            data, self.rest = self.rest + data, b""
+            return data, None
+        if data == _SIGN_OF_LIFE and not self.rest:
+            return data, None  # costs nothing, one at a time; a client may wait for its token as long as the settings permit
+        self._bytes -= len(data)
+        data = self.rest + data if self.rest else data
+        offset, size = 0, len(data)
+        while size - offset >= _HEADER_BYTES:
+            frame_bytes = _U32.unpack_from(data, offset)[0]
+            if self._at_start and data.startswith(b"AMQP"):
+                frame_bytes = _HEADER_BYTES
+            elif frame_bytes < _HEADER_BYTES:
+                self.rest = b""
+                return data, None  # no AMQP: proton refuses it
+            end = offset + frame_bytes
+            missing = max(end - size, 0)
+            refused = self._refusal(data[offset:end], frame_bytes) if not missing else None
+            if self._bytes < missing:
+                refused = _beyond(f"{BYTES_BEFORE_TOKEN} bytes")
+            if refused is not None:
+                self.rest = b""
+                return data[:offset], refused
+            if missing:
+                break
+            self._at_start = False
+            offset = end
+        self.rest = data[offset:]
+        return data[:offset], None
+
+    def _refusal(self, frame: bytes, frame_bytes: int) -> ErrorCondition | None:
+        if self._at_start:
+            return None  # the protocol header
+        self._frames -= 1
+        if self._frames < 0:
+            return _beyond(f"{FRAMES_BEFORE_TOKEN} frames")
+        try:
+            code, value = performative_of(frame)
+            if code is None:
+                return None  # a sign of life
+            if code in (BEGIN, SPELLED):
+                self._sessions -= 1
+            if code in (ATTACH, SPELLED):
+                self._links -= 1
+            if self._sessions < 0:
+                return _beyond(f"{SESSIONS_BEFORE_TOKEN} sessions")
+            if self._links < 0:
+                return _beyond(f"{LINKS_BEFORE_TOKEN} links")
+            end = min(skip(frame, value), frame_bytes) if code == TRANSFER else frame_bytes
+            self._values -= count_values(frame, value, end, self._values)
+        except TooManyValues:
+            return _beyond(f"{VALUES_BEFORE_TOKEN} values")
+        except (DecodeError, IndexError, struct.error):
+            pass  # proton refuses what cannot be read, with an error of its own
+        return None
+
+
+def _beyond(allowed: str) -> ErrorCondition:
+    return ErrorCondition(RESOURCE_LIMIT, f"A connection may send {allowed} before it has put a valid token to '$cbs', or logged in.")

@@ -1,0 +1,107 @@
+"""How long encoded values are and how many there are, found without decoding them (AMQP 1.0 §1.6).
+
+What a decoder makes of a value may take a hundred times the value's bytes, and a microsecond for each of its parts: a list of lists
+of 4 MB has four million of them. Whatever decodes what a peer sent first asks here how many values it is about to make, and refuses
+beyond its own bound. Counting stops at the bound, so a refusal is cheap however large the value is.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from protocol.codec import DEPTH_MAX, DecodeError, decode
+
+VALUES_MAX = 32_768
+"""For what a client may reasonably send in one value: a management request for thousands of messages stays far below, and decoding
+so many takes some 15 ms."""
+
+SIZE8, SIZE32, DESCRIBED, NO_TYPE = 0, -1, -2, -3
+_U32 = struct.Struct(">I")
+
+
+class TooManyValues(DecodeError):
+    """More values than the bound allows."""
+
+
+def _spans() -> list[int]:
+    """For each constructor the bytes of the value including it, or how its size is to be found (§1.2)."""
+    spans = [NO_TYPE] * 256
+    widths = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
+    for code in range(0x40, 0x100):
+        high = code >> 4
+        spans[code] = 1 + widths[high] if high in widths else SIZE32 if high & 1 else SIZE8
+    spans[0x00] = DESCRIBED
+    return spans
+
+
+SPANS = _spans()
+_STEPS_MAX = 4 * DEPTH_MAX
+"""To step over one value: two for each level of descriptors, and more levels than DEPTH_MAX are refused by every decoder."""
+
+
+def skip(buffer: bytes, offset: int) -> int:
+    """The offset behind the value at `offset`, which may lie beyond the buffer. Raises DecodeError, IndexError, struct.error."""
+    pending = 1  # values still to be stepped over: a described one is two, without recursion
+    for _ in range(_STEPS_MAX):
+        span = SPANS[buffer[offset]]
+        if span > 0:
+            offset += span
+        elif span == SIZE8:
+            offset += 2 + buffer[offset + 1]
+        elif span == SIZE32:
+            offset += 5 + _U32.unpack_from(buffer, offset + 1)[0]
+        elif span == DESCRIBED:
+            offset += 1
+            pending += 2
+        else:
+            raise DecodeError(f"no type has the constructor 0x{buffer[offset]:02x} (byte {offset})")
+        pending -= 1
+        if not pending:
+            return offset
+    raise DecodeError(f"descriptors nested deeper than {DEPTH_MAX}, at byte {offset}")
+
+
+def count_values(buffer: bytes, offset: int, end: int, values_max: int) -> int:
+    """How many values stand between `offset` and `end`, those inside of lists, maps and arrays and the descriptors included.
+
+    Raises TooManyValues beyond `values_max`, and DecodeError, IndexError or struct.error where no value stands. An array whose
+    elements are compound is counted by its bytes, of which each value takes at least one.
+    """
+    count = 0
+    while offset < end:
+        count += 1
+        code = buffer[offset]
+        span = SPANS[code]
+        high = code >> 4
+        if span > 0:
+            offset += span
+        elif high in (0xC, 0xD):  # a list or map: its elements follow
+            offset += 3 if high == 0xC else 9
+        elif high in (0xE, 0xF):
+            size, elements, first = (
+                (buffer[offset + 1], buffer[offset + 2], offset + 3)
+                if high == 0xE
+                else (_U32.unpack_from(buffer, offset + 1)[0], _U32.unpack_from(buffer, offset + 5)[0], offset + 9)
+            )
+            if elements:
+                compound = buffer[first] >> 4 >= 0xC or buffer[first] in (0x00, 0x45)
+                count += max(size, elements) if compound else elements
+            offset = skip(buffer, offset)
+        elif code == 0x00:
+            offset += 1  # its descriptor and its value follow
+        else:
+            offset = skip(buffer, offset)
+        if count > values_max:
+            raise TooManyValues(f"more than {values_max} values, the first one at byte {offset}")
+    return count
+
+
+def decode_bounded(buffer: bytes, offset: int = 0, values_max: int = VALUES_MAX) -> tuple[Any, int]:
+    """As `codec.decode`, of `values_max` values at most. Raises DecodeError, and nothing else."""
+    if len(buffer) - offset > values_max and SPANS[buffer[offset]] <= 0:  # every value takes a byte
+        try:
+            count_values(buffer, offset, min(skip(buffer, offset), len(buffer)), values_max)
+        except (IndexError, struct.error) as error:
+            raise DecodeError(f"value at byte {offset} is cut off") from error
+    return decode(buffer, offset)
