@@ -184,11 +184,21 @@ class Settings(BaseSettings):
 
     # --- HTTP --------------------------------------------------------------------------------------------------------
 
-    http_connections_max: int = Field(1_000, ge=1, description="HTTP connections at a time, WebSockets included.")
+    http_connections_max: int = Field(
+        1_000,
+        ge=1,
+        description="HTTP connections at a time, WebSockets included; a further client takes the place of the one that has waited longest.",
+    )
     http_header_bytes_max: int = Field(16 * KIB, ge=1 * KIB, le=MIB, description="Longest request line and longest header field.")
     http_body_bytes_max: int = Field(MIB, ge=1 * KIB, le=128 * MIB, description="Largest body of an administration request.")
-    http_first_byte_timeout_ms: int = Field(
-        10_000, ge=10, description="Time a new connection has to send its first byte, and to finish its TLS handshake."
+    http_header_timeout_ms: int = Field(
+        5_000,
+        ge=10,
+        description="Time for a request's whole header: of a new connection with its TLS handshake, of a kept one from its first byte. "
+        "Also for the AMQP header on a new WebSocket.",
+    )
+    http_transfer_timeout_ms: int = Field(
+        30_000, ge=100, description="Time for the body of a request to arrive, and for a client to read what it was answered."
     )
     http_keepalive_ms: int = Field(75_000, ge=100, description="How long an HTTP connection may stay idle between requests.")
 

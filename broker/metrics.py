@@ -130,7 +130,9 @@ class Metrics:
         self.active_links = gauge("active_links", "AMQP links attached now.")
         self.inflight_bytes = gauge("inflight_bytes", "Received and not yet acknowledged bytes, parts of messages and requests included.")
         self.http_requests = counter("http_requests", "HTTP requests answered, by status.", ("method", "status"))
-        self.http_connections_refused = counter("http_connections_refused", "HTTP connections closed at once: too many, or silent.", ())
+        self.http_connections_refused = counter(
+            "http_connections_refused", "HTTP connections that the broker ended, by reason.", ("reason",)
+        )
 
         # the receive cache
         self.receive_cache_hits = counter("receive_cache_hits", "Messages that a receiver got from its connection's cache.")

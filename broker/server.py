@@ -167,7 +167,7 @@ class Broker:
             tls,
             certificate_names(files),
             lambda: self._serving,
-            lambda websocket, request: serve_websocket(services, websocket, request),
+            lambda websocket, request, heard: serve_websocket(services, websocket, request, heard),
         )
         loop = asyncio.get_running_loop()
         listeners: list[asyncio.Server] = []

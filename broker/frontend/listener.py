@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import cast
 
 import structlog
@@ -13,6 +14,9 @@ from aiohttp import WSMsgType, web
 from broker.frontend.connection import Connection, Services
 
 log = structlog.get_logger("listener")
+
+_HEADER_BYTES = 8
+"""Of a protocol header, with which SASL begins too (§2.2, §5.3.1)."""
 
 
 class StreamProtocol(asyncio.Protocol):
@@ -116,22 +120,34 @@ class WebSocketWire:
                 await self._websocket.close()
                 return
 
-    async def read_all(self, connection: Connection) -> None:
-        """Read until the client closes, or sends what is not binary."""
-        while not self._closing:
-            message = await self._websocket.receive()
-            if message.type is not WSMsgType.BINARY:
-                return
-            connection.data_received(message.data)
-            await self._may_read.wait()
+    async def read_all(self, connection: Connection, heard: Callable[[bool], None], header_within_s: float) -> None:
+        """Read until the client closes, or sends what is not binary. Raises TimeoutError without a protocol header in time (§2.2)."""
+        header_bytes = 0
+        async with asyncio.timeout(header_within_s) as header_is_due:
+            while not self._closing:
+                message = await self._websocket.receive()
+                if message.type is not WSMsgType.BINARY:
+                    return
+                connection.data_received(message.data)
+                heard(bool(connection.claims))
+                if header_bytes < _HEADER_BYTES:
+                    header_bytes += len(message.data)
+                    if header_bytes >= _HEADER_BYTES:
+                        header_is_due.reschedule(None)
+                await self._may_read.wait()
 
 
-async def serve_websocket(services: Services, websocket: web.WebSocketResponse, request: web.Request) -> None:
-    """Serve one AMQP connection over an accepted WebSocket, until either side ends it."""
+async def serve_websocket(
+    services: Services, websocket: web.WebSocketResponse, request: web.Request, heard: Callable[[bool], None]
+) -> None:
+    """Serve one AMQP connection over an accepted WebSocket, until either side ends it.
+
+    `heard` is called after each message, with whether the client has a valid claim by now.
+    """
     wire = WebSocketWire(websocket, request.transport, services.settings.output_buffer_bytes_max)
     connection = wire.connection = Connection(wire, services, request.remote or "unknown")
     writer = asyncio.create_task(wire.write_all(), name="websocket.write")
-    reader = asyncio.create_task(wire.read_all(connection), name="websocket.read")
+    reader = asyncio.create_task(wire.read_all(connection, heard, services.settings.http_header_timeout_ms / 1000), name="websocket.read")
     try:
         done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
         if reader in done and not writer.done():

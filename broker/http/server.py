@@ -2,7 +2,7 @@
 
 Sockets are accepted here and looked at before anybody reads them: a first byte of 0x16 is a TLS ClientHello, anything
 else is plain HTTP (HTTP contract 1.6: some clients insist on TLS, some on plain, all on the same port). Then aiohttp's protocol
-takes over. Bounded: connections, the wait for the first byte and for the handshake, header sizes, bodies.
+(`connection.py`) takes over. Bounded: connections (`crowd.py`), every wait for a client, header sizes, bodies.
 
 `start` binds, `run` accepts until `stop`, which lets open requests finish for `shutdown_timeout_ms`. Knows routes, no
 XML and no AMQP: a WebSocket is handed to `serve_websocket` as it is.
@@ -15,14 +15,18 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection
+from typing import Any
 
 import structlog
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from broker.clock import Clock
 from broker.config import Settings
 from broker.errors import Refused
 from broker.http.admin import Administration
+from broker.http.connection import HttpConnection, Limits
+from broker.http.crowd import Crowd, Guest
 from broker.http.health import HealthHandler
 from broker.http.metrics import MetricsHandler
 from broker.http.refusals import HttpRefusal, refusal_of
@@ -41,9 +45,17 @@ TLS_HANDSHAKE = b"\x16"
 _BACKLOG = 1024
 _ACCEPT_PAUSE_S = 0.5
 """How long to wait when the process is out of file descriptors: accepting again at once would spin."""
+_LINGERING_S = 2.0
+"""How long the rest of a refused request's body is read and dropped, so that the client sees the answer and not a reset."""
+_WARN_AGAIN_S = 60.0
+SPARE_CONNECTIONS = 32
+"""Connections beyond the maximum, for `/health` alone. Each one is answered at once, so few are enough."""
+_CLOSE_TIMEOUT_S = 5.0
+"""How long a client has to answer the close of its WebSocket."""
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 
-ServeWebSocket = Callable[[web.WebSocketResponse, web.Request], Awaitable[None]]
+ServeWebSocket = Callable[[web.WebSocketResponse, web.Request, Callable[[bool], None]], Awaitable[None]]
+"""Serves an accepted WebSocket to its end. Calls the function after each message that it read, with whether the client has logged in."""
 
 
 class HttpServer:
@@ -69,6 +81,22 @@ class HttpServer:
         self._runner = self._make_runner(HealthHandler(namespace, serving), MetricsHandler(metrics, namespace))
         self._listeners: list[socket.socket] = []
         self._greeting: set[asyncio.Task[None]] = set()  # connections that have not shown what they speak
+        self._crowd = Crowd(settings.http_connections_max, SPARE_CONNECTIONS, self._displaced)
+        self._warn_again_at = 0.0
+        self._limits = Limits(
+            header_s=settings.http_header_timeout_ms / 1000,
+            transfer_s=settings.http_transfer_timeout_ms / 1000,
+            keepalive_s=settings.http_keepalive_ms / 1000,
+            ended=self._ended,
+            malformed=self._malformed,
+        )
+        self._options: dict[str, Any] = {  # of aiohttp's protocol
+            "access_log": None,
+            "keepalive_timeout": settings.http_keepalive_ms / 1000,
+            "max_line_size": settings.http_header_bytes_max,
+            "max_field_size": settings.http_header_bytes_max,
+            "lingering_time": _LINGERING_S,
+        }
         self._stopping, self._stopped = asyncio.Event(), asyncio.Event()
 
     async def start(self) -> list[socket.socket]:
@@ -107,42 +135,68 @@ class HttpServer:
                 log.warning("http.accept_failed", error=str(error))
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            assert self._runner.server is not None
-            if len(self._runner.server.connections) + len(self._greeting) >= self._settings.http_connections_max:
-                self._metrics.http_connections_refused.inc()
+            guest = self._crowd.enter(_nothing)
+            if guest is None:
+                self._ended("full")
                 connection.close()
                 continue
-            task = tasks.create_task(self._greet(connection), name="http.greet")
+            task = tasks.create_task(self._greet(connection, guest), name="http.greet")
+            guest.end = task.cancel
             self._greeting.add(task)
             task.add_done_callback(self._greeting.discard)
 
-    async def _greet(self, connection: socket.socket) -> None:
-        """Find out what the client speaks, and hand the connection over."""
+    async def _greet(self, connection: socket.socket, guest: Guest) -> None:
+        """Find out what the client speaks, and hand the connection over. What fails ends this connection and no other."""
+        loop = asyncio.get_running_loop()
+        assert self._runner.server is not None
+        deadline = loop.time() + self._limits.header_s
+        protocol = HttpConnection(self._runner.server, guest, self._limits, deadline, loop=loop, **self._options)
         handed_over = False
-        timeout_s = self._settings.http_first_byte_timeout_ms / 1000
+        reason = "slow_header"
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(deadline):
                 first = await _peek(connection)
             if first:
                 secure = first == TLS_HANDSHAKE
                 handed_over = True  # from here on the loop closes the socket, also when the handshake fails
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    self._protocol,
+                reason = "tls"
+                await loop.connect_accepted_socket(
+                    lambda: protocol,
                     connection,
                     ssl=self._tls if secure else None,
-                    ssl_handshake_timeout=timeout_s if secure else None,
+                    # At least a moment: 0 is no time-out that the loops accept.
+                    ssl_handshake_timeout=max(deadline - loop.time(), 0.01) if secure else None,
+                    ssl_shutdown_timeout=self._limits.header_s if secure else None,
                 )
-        except (OSError, TimeoutError):  # ssl.SSLError is an OSError
-            self._metrics.http_connections_refused.inc()
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            log.debug("http.ended", reason=reason, error=str(error))
+            self._ended(reason)
+        except Exception:
+            log.exception("http.greeting_failed")
+            self._ended("failed")
+            connection.close()  # if the loop has it by now, it keeps it open for as long as it needs it
         finally:
             if not handed_over:
                 connection.close()
+            if not protocol.made:
+                guest.leave()
 
-    def _protocol(self) -> asyncio.BaseProtocol:
-        assert self._runner.server is not None
-        return self._runner.server()
+    def _ended(self, reason: str) -> None:
+        self._metrics.http_connections_refused.labels(reason).inc()
+
+    def _displaced(self) -> None:
+        """A connection had to leave for another. One line a minute says so: an attack would fill the log."""
+        self._ended("displaced")
+        now = asyncio.get_running_loop().time()
+        if now >= self._warn_again_at:
+            self._warn_again_at = now + _WARN_AGAIN_S
+            log.warning(
+                "http.full",
+                connections_max=self._settings.http_connections_max,
+                advice="Clients that have waited longest are disconnected; if they are yours, raise PARTIBUS_HTTP_CONNECTIONS_MAX.",
+            )
 
     # --- routes ------------------------------------------------------------------------------------------------------
 
@@ -152,15 +206,7 @@ class HttpServer:
         application.router.add_get("/metrics", self._unless_signed(metrics.handle))
         application.router.add_get(WEBSOCKET_PATH, self._websocket)
         application.router.add_route("*", "/{path:(?s:.*)}", self._administration.handle)
-        return web.AppRunner(
-            application,
-            handle_signals=False,
-            access_log=None,
-            shutdown_timeout=self._settings.shutdown_timeout_ms / 1000,
-            keepalive_timeout=self._settings.http_keepalive_ms / 1000,
-            max_line_size=self._settings.http_header_bytes_max,
-            max_field_size=self._settings.http_header_bytes_max,
-        )
+        return web.AppRunner(application, handle_signals=False, shutdown_timeout=self._settings.shutdown_timeout_ms / 1000)
 
     def _unless_signed(
         self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -177,11 +223,18 @@ class HttpServer:
         if not any(name in WEBSOCKET_PROTOCOLS for name in offered):
             raise HttpRefusal(400, 0, f"A WebSocket here needs one of the subprotocols {', '.join(WEBSOCKET_PROTOCOLS)}.")
         websocket = web.WebSocketResponse(
-            protocols=WEBSOCKET_PROTOCOLS, compress=False, max_msg_size=self._settings.connection_inflight_bytes_max
+            protocols=WEBSOCKET_PROTOCOLS,
+            compress=False,
+            max_msg_size=self._settings.connection_inflight_bytes_max,
+            timeout=_CLOSE_TIMEOUT_S,
         )
+        if not websocket.can_prepare(request):
+            raise HttpRefusal(400, 0, "This path is for WebSockets: the request's handshake is none that can be answered.")
+        connection = _connection_of(request)
+        connection.becomes_websocket()
         await websocket.prepare(request)
         try:
-            await self._serve_websocket(websocket, request)
+            await self._serve_websocket(websocket, request, connection.heard)
         finally:
             with contextlib.suppress(ConnectionError):
                 await websocket.close()
@@ -190,8 +243,21 @@ class HttpServer:
     @web.middleware
     async def _answer(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
         """Every way to fail becomes an answer in the contract's shape; every answer is counted."""
+        connection = _connection_of(request)
+        connection.begin(request)
+        try:
+            response = await self._respond(request, handler, connection)
+        finally:
+            connection.finish()
+        return response
+
+    async def _respond(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]], connection: HttpConnection
+    ) -> web.StreamResponse:
         try:
             self._check_site(request)
+            if connection.spare and not _is_for_everybody(request, "/health"):
+                raise HttpRefusal(503, 0, "All connections of this port are in use.", {"Retry-After": "2"})
             response = await handler(request)
         except HttpRefusal as refusal:
             response = self._refuse(request, refusal)
@@ -201,31 +267,60 @@ class HttpServer:
             response = self._refuse(request, HttpRefusal(exception.status, 0, exception.reason, _allowed(exception)))
         except (ConnectionError, asyncio.IncompleteReadError):
             raise  # the client is gone; there is nobody to answer
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            log.debug("http.malformed", peer=request.remote, error=str(error))
+            self._ended("malformed")
+            response = self._refuse(request, HttpRefusal(400, 40000, "The body is not what its header says."))
+            response.force_close()
         except Exception:
             log.exception("http.failed", method=request.method, path=request.path)
             response = self._refuse(request, HttpRefusal(500, 50000, "The server failed to carry out the request."))
         self._metrics.http_requests.labels(request.method if request.method in _METHODS else "other", response.status).inc()
-        if (request_id := request.headers.get("x-ms-client-request-id")) and not response.prepared:
-            response.headers["x-ms-client-request-id"] = request_id
+        if not response.prepared:
+            request_id = request.headers.get("x-ms-client-request-id", "")
+            if request_id and request_id.isascii() and request_id.isprintable():
+                response.headers["x-ms-client-request-id"] = request_id
+            if connection.spare:
+                response.force_close()
+        return response
+
+    def _malformed(self, request: web.BaseRequest, error: str) -> web.Response:
+        """The answer to what is not HTTP."""
+        about = " ".join(error.split())[:200]
+        response = HttpRefusal(400, 40000, f"The request is not valid HTTP/1.1: {about}").response(
+            "", self._namespace.name, self._clock.now_ms()
+        )
+        response.force_close()
         return response
 
     def _check_site(self, request: web.Request) -> None:
+        if not HttpVersion10 <= request.version <= HttpVersion11:
+            raise HttpRefusal(400, 0, "The request must be HTTP/1.1 or HTTP/1.0.")
         self._sites.check(
             scheme=request.scheme,
             target=request.raw_path,
             http_1_0=request.version < HttpVersion11,
             hosts=request.headers.getall("Host", ()),
             origins=request.headers.getall("Origin", ()),
-            under_any_name=_is_for_everybody(request),
+            under_any_name=_is_for_everybody(request, "/health", "/metrics"),
         )
 
     def _refuse(self, request: web.Request, refusal: HttpRefusal) -> web.Response:
         return refusal.response(request.path, self._namespace.name, self._clock.now_ms())
 
 
-def _is_for_everybody(request: web.Request) -> bool:
+def _nothing() -> None:
+    """Ends a connection that has not begun."""
+
+
+def _connection_of(request: web.Request) -> HttpConnection:
+    assert isinstance(request.protocol, HttpConnection)
+    return request.protocol
+
+
+def _is_for_everybody(request: web.Request, *paths: str) -> bool:
     """Health and metrics, as a probe or a scraper asks for them; with a token it is administration."""
-    return request.path in ("/health", "/metrics") and request.method in ("GET", "HEAD") and "Authorization" not in request.headers
+    return request.path in paths and request.method in ("GET", "HEAD") and "Authorization" not in request.headers
 
 
 def _allowed(exception: web.HTTPException) -> dict[str, str]:

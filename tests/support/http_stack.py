@@ -6,7 +6,7 @@ For tests of the HTTP port alone; `broker_process.py` runs the whole broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +81,10 @@ class HttpStack:
         assert queue is not None
         return queue
 
+    def ended(self, reason: str) -> float:
+        """How many connections the port has ended for the reason."""
+        return self.metrics.registry.get_sample_value("partibus_http_connections_refused_total", {"reason": reason}) or 0
+
     async def ask(
         self, method: str, path: str, body: bytes | None = None, *, token: str | None = "", headers: dict[str, str] | None = None
     ) -> tuple[int, str, dict[str, str]]:
@@ -138,7 +142,9 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
         await store.close()
 
 
-async def _echo(websocket: web.WebSocketResponse, request: web.Request) -> None:
+async def _echo(websocket: web.WebSocketResponse, request: web.Request, heard: Callable[[bool], None]) -> None:
+    """Sends back what it gets; who has said `login` has logged in."""
     async for message in websocket:
         if message.type is aiohttp.WSMsgType.BINARY:
+            heard(message.data == b"login")
             await websocket.send_bytes(message.data)

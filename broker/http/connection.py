@@ -1,0 +1,224 @@
+"""One HTTP connection: aiohttp's protocol, with bounds on how long it waits for its client.
+
+A new connection has `http_header_timeout_ms` for its whole first header, counted from its acceptance (TLS handshake included); each
+further request has as long from its first byte. A body, and an answer that the client must read, have `http_transfer_timeout_ms` each.
+Between requests a connection may be idle for `http_keepalive_ms`. While we wait, the connection may lose its place (`crowd.py`). What is
+not HTTP is answered with 400 and a debug line. The bytes of a WebSocket pass; until its client has logged in, no more than a login needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from broker.http.crowd import Guest
+
+log = structlog.get_logger("http")
+
+UNTRUSTED_BYTES_MAX = 64 * 1024
+"""What a WebSocket without a login may send beyond the messages that were read: aiohttp keeps unfinished messages in memory."""
+IDLE = "idle"
+"""The reason that is none to count: nothing was asked for."""
+_HEADER_ENDS = (b"\r\n\r\n", b"\n\n")
+
+
+class Limits:
+    """How long a connection waits for its client, in seconds; and who counts, and answers, what goes wrong."""
+
+    __slots__ = ("ended", "header_s", "keepalive_s", "malformed", "transfer_s")
+
+    def __init__(
+        self,
+        *,
+        header_s: float,
+        transfer_s: float,
+        keepalive_s: float,
+        ended: Callable[[str], None],
+        malformed: Callable[[web.BaseRequest, str], web.Response],
+    ) -> None:
+        self.header_s, self.transfer_s, self.keepalive_s = header_s, transfer_s, keepalive_s
+        self.ended = ended
+        """Counts a connection that was ended, by reason."""
+        self.malformed = malformed
+        """Answers a request that is none."""
+
+
+class HttpConnection(web.RequestHandler):
+    """Owned by the event loop. `begin` and `finish` stand around each request's handler."""
+
+    __slots__ = (
+        "_deadline",
+        "_ends_for",
+        "_guest",
+        "_limits",
+        "_partial",
+        "_request",
+        "_stream",
+        "_timer",
+        "_trusted",
+        "_unread_bytes",
+        "_websocket",
+        "_write_timer",
+    )
+
+    def __init__(self, server: web.Server, guest: Guest, limits: Limits, deadline: float, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._guest, self._limits = guest, limits
+        self._deadline = deadline  # loop time, of the first header
+        self._stream: asyncio.Transport | None = None
+        self._request: web.BaseRequest | None = None
+        self._partial = False
+        """Whether what came last is likely to be the beginning of another header."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._ends_for = ""
+        """What the timer ends the connection for."""
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._websocket = self._trusted = False
+        self._unread_bytes = 0
+
+    @property
+    def made(self) -> bool:
+        """Whether there was a connection, after TLS: from then on it leaves by itself."""
+        return self._stream is not None
+
+    @property
+    def spare(self) -> bool:
+        """Whether only `/health` is answered here."""
+        return self._guest.spare
+
+    # --- asyncio's protocol ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._stream = cast(asyncio.Transport, transport)
+        self._guest.end = self._stream.abort
+        super().connection_made(transport)
+        self._end_at(self._deadline, "slow_header")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_waiting()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._guest.leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._websocket:
+            if not self._trusted:
+                self._unread_bytes += len(data)
+                if self._unread_bytes > UNTRUSTED_BYTES_MAX:
+                    self._end("websocket_flood")
+                    return
+        elif data:  # without any, aiohttp asks itself to go on with what it has
+            request = self._request
+            if request is None or request.content.is_eof():
+                self._partial = not data.endswith(_HEADER_ENDS)
+                if request is None and self._ends_for != "slow_header":  # only its first byte starts a header's time
+                    self._end_at(self._loop.time() + self._limits.header_s, "slow_header")
+        super().data_received(data)
+        if self._timer is not None and self._request is not None and not self._websocket and self._request.content.is_eof():
+            self._is_whole()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if not self._websocket:  # there, the AMQP connection bounds what waits for a slow reader
+            self._guest.waits()
+            self._write_timer = self._loop.call_later(self._limits.transfer_s, self._end, "slow_reader")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+            if self._request is not None:
+                self._guest.is_served()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def begin(self, request: web.BaseRequest) -> None:
+        """A whole header has come."""
+        self._request = request
+        if request.body_exists:
+            self._partial = False  # what came with the header was the body
+        if request.content.is_eof():
+            self._is_whole()
+        else:
+            self._end_at(self._loop.time() + self._limits.transfer_s, "slow_body")
+
+    def finish(self) -> None:
+        """The request has its answer, which may still be on its way."""
+        request, self._request = self._request, None
+        if self._stream is None or self._stream.is_closing():
+            return
+        self._guest.waits()
+        if self._partial:
+            wait_s, reason = self._limits.header_s, "slow_header"
+        elif request is not None and request.keep_alive and not self._websocket:
+            wait_s, reason = self._limits.keepalive_s, IDLE
+        else:  # it closes, and may not wait long for what is on its way
+            wait_s, reason = self._limits.header_s, IDLE
+        self._end_at(self._loop.time() + wait_s, reason)
+
+    def becomes_websocket(self) -> None:
+        """The handshake is about to be answered. The connection may lose its place until its client has logged in."""
+        self._stop_waiting()
+        self._websocket = True
+        self._guest.waits()
+
+    def heard(self, trusted: bool) -> None:
+        """A message of the WebSocket was read; `trusted` says whether its client has logged in or put a token by now."""
+        self._unread_bytes = 0
+        if trusted and not self._trusted:
+            self._trusted = True
+            self._guest.is_served()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What is not HTTP, or a client that is gone, is nothing to be loud about. Overrides aiohttp's, which logs a traceback."""
+        if isinstance(exc, ConnectionError | asyncio.IncompleteReadError):
+            raise ConnectionResetError("the client is gone") from exc
+        if status >= 500:
+            return super().handle_error(request, status, exc, message)
+        log.debug("http.malformed", peer=request.remote, error=message or repr(exc))
+        if request.writer.output_size > 0:
+            raise ConnectionResetError("an answer has begun; there is no room for another") from exc
+        self._limits.ended("malformed")
+        # The time of the header goes on, and ends the connection if the client does not.
+        return self._limits.malformed(request, message or "")
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """aiohttp is about to log a traceback: not for a body that is malformed, or a client that is gone, which it meets once more."""
+        if not isinstance(kw.get("exc_info"), web.RequestPayloadError | HttpProcessingError | ConnectionError):
+            super().log_exception(*args, **kw)
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def _is_whole(self) -> None:
+        self._stop_waiting()
+        if self._write_timer is None:
+            self._guest.is_served()
+
+    def _end_at(self, when: float, reason: str) -> None:
+        self._stop_waiting()
+        self._ends_for = reason
+        self._timer = self._loop.call_at(when, self._end, reason)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._ends_for = ""
+
+    def _end(self, reason: str) -> None:
+        self._timer = None
+        if self._stream is None:
+            return
+        if reason != IDLE:
+            self._limits.ended(reason)
+            log.debug("http.ended", peer=str(self._stream.get_extra_info("peername")), reason=reason)
+        self._stream.abort()

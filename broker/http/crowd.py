@@ -1,0 +1,85 @@
+"""Who is connected to the HTTP port, and who must leave when there is no room.
+
+Room goes to clients that are served. A connection *waits* while the broker waits for its client: for a whole request, for the client to
+read an answer, for the next request, or for the login on a WebSocket. When all room is taken, a newcomer takes the place of the connection
+that has waited longest. So a client that sends half a header holds a place until somebody needs it, and however many of them there are,
+a client that sends its request at once is served.
+
+Where every connection is being served, a newcomer gets one of a few *spare* places, in which only `/health` is answered: an orchestrator
+must be able to tell a busy broker from a dead one. Knows no sockets: whoever enters says how it is to be ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Guest:
+    """One connection's place."""
+
+    __slots__ = ("_pool", "end")
+
+    def __init__(self, pool: _Pool, end: Callable[[], object]) -> None:
+        self._pool = pool
+        self.end = end
+        """Ends the connection at once. Owned by the connection, which changes it as it grows up."""
+
+    @property
+    def spare(self) -> bool:
+        """Whether it came when all room was taken."""
+        return self._pool.spare
+
+    def waits(self) -> None:
+        """From now on we wait for the client; a connection that waits already keeps its turn."""
+        if self in self._pool.inside:
+            self._pool.waiting.setdefault(self)
+
+    def is_served(self) -> None:
+        """We do not wait for the client any more: nobody takes its place."""
+        self._pool.waiting.pop(self, None)
+
+    def leave(self) -> None:
+        """The connection is gone. Safe to call twice."""
+        self._pool.waiting.pop(self, None)
+        self._pool.inside.discard(self)
+
+
+class _Pool:
+    def __init__(self, room: int, spare: bool) -> None:
+        self.room, self.spare = room, spare
+        self.inside: set[Guest] = set()
+        self.waiting: dict[Guest, None] = {}
+        """In the order in which they began to wait."""
+
+    def make_room(self) -> Guest | None:
+        """Whoever has waited longest leaves, where there is no room; gives who did."""
+        if len(self.inside) < self.room or not self.waiting:
+            return None
+        oldest = next(iter(self.waiting))
+        oldest.leave()
+        return oldest
+
+
+class Crowd:
+    """All connections of one port: `room` of them, and `spare` beyond."""
+
+    def __init__(self, room: int, spare: int, displaced: Callable[[], None]) -> None:
+        self._pools = (_Pool(room, spare=False), _Pool(spare, spare=True))
+        self._displaced = displaced
+
+    def __len__(self) -> int:
+        return sum(len(pool.inside) for pool in self._pools)
+
+    def enter(self, end: Callable[[], object]) -> Guest | None:
+        """A place for a new connection, which waits; None where there is none. May end another connection first."""
+        for pool in self._pools:
+            leaver = pool.make_room()
+            if leaver is not None:
+                self._displaced()
+                leaver.end()
+            if len(pool.inside) < pool.room:
+                guest = Guest(pool, end)
+                pool.inside.add(guest)
+                guest.waits()
+                return guest
+        return None
