@@ -6,6 +6,11 @@ import time
 from typing import Protocol
 
 
+def elapsed_s() -> float:
+    """Seconds on a clock that no one sets: to measure how long work takes, never to say when something is due."""
+    return time.perf_counter()
+
+
 class Clock(Protocol):
     """Wall clock in milliseconds since the Unix epoch, never running backwards."""
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from broker.clock import Clock
+from broker.clock import Clock, elapsed_s
 from broker.config import Settings
 from broker.errors import Reason, Refused
 from broker.frontend.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddress, audience_path, parse_address
@@ -26,8 +26,10 @@ from broker.frontend.inflight import Inflight
 from broker.frontend.management import ManagementNode
 from broker.frontend.outgoing_link import OutgoingLink
 from broker.frontend.output_total import OutputTotal
+from broker.frontend.pace import Pace
 from broker.frontend.receive_cache import ReceiveCache
 from broker.frontend.request_node import RequestLink, RequestNode, ResponseLink
+from broker.frontend.turns import READ_BYTES, Turns
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.queue import Queue
@@ -91,6 +93,10 @@ class Services:
     ) -> None:
         self.settings, self.namespace, self.authorizer = settings, namespace, authorizer
         self.clock, self.metrics, self.spawn, self.message_id = clock, metrics, spawn, message_id
+        self.turns = Turns(elapsed_s)
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        """Where sockets are read to; empty between two reads."""
+        self.pace = Pace(self.turns.look_again, elapsed_s)
         self.inflight = Inflight(settings.total_inflight_bytes_max)
         self.connections: set[Connection] = set()
         self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)
@@ -100,6 +106,7 @@ class Services:
         metrics.active_connections.set_function(lambda: len(self.connections))
         metrics.active_links.set_function(lambda: sum(connection.engine.link_count for connection in self.connections))
         metrics.inflight_bytes.set_function(lambda: self.inflight.bytes)
+        metrics.unserved_bytes.set_function(lambda: self.turns.waiting_bytes)
 
     def _rules_changed(self) -> None:
         for connection in list(self.connections):
@@ -157,7 +164,9 @@ class Connection:
         self._holds: set[str] = set()
         self._inflight_bytes = self._partial_bytes = 0
         """Of messages that wait for their outcome, and of those whose last frame has not come."""
-        self._closed = False
+        self.cost_under_way = 0
+        """Kept by `Pace`."""
+        self._closed = self._failed = False
         self._written = self._written_in = 0
         """Bytes of the last write, and the turn of it (`OutputTotal.turn`)."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -174,7 +183,7 @@ class Connection:
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client. What nobody foresaw ends this connection, loudly, and no other."""
-        if self._closed:
+        if self._closed or self._failed:
             return
         try:
             if self._sasl is not None:
@@ -192,7 +201,17 @@ class Connection:
     def fail(self) -> None:
         """To be called where an exception that nobody foresaw was caught: ends this connection, loudly, and no other."""
         log.exception("connection.failed", peer=self.peer, container=self.container_id)
+        self._failed = True
         self.wire.abort()
+
+    def serve(self, data: bytes) -> bool:
+        """The client's next bytes, when it is its turn (`turns.Client`)."""
+        self.data_received(data)
+        return False
+
+    def may_be_served(self) -> bool:
+        """False while it has its share of what is under way (`turns.Client`)."""
+        return not self.services.pace.sets_aside(self)
 
     def eof_received(self) -> None:
         """The client closed its end."""
@@ -242,6 +261,16 @@ class Connection:
         if not self._flush_is_due and not self._closed:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
+
+    def flush_if_done(self) -> None:
+        """Write now if nothing more of this client is under way, for no other answer is to be waited for; else at the end of the turn.
+
+        Who sends one message at a time has its answer a whole turn of a busy event loop earlier.
+        """
+        if self.cost_under_way:
+            self.flush_soon()
+        else:
+            self._flush()
 
     def _flush(self) -> None:
         self._flush_is_due = False
@@ -328,17 +357,19 @@ class Connection:
 
     # --- bounds -----------------------------------------------------------------------------------------------------
 
-    def took(self, size: int) -> None:
-        """So many bytes of messages wait for their outcome."""
+    def took(self, size: int, messages: int) -> None:
+        """So many bytes of so many messages wait for their outcome."""
         self._inflight_bytes += size
         self.services.inflight.add(self, size)
+        self.services.pace.add(self, size, messages)
         if self._inflight_bytes + self._partial_bytes > self.services.settings.connection_inflight_bytes_max:
             self.hold_reading("connection")
 
-    def finished_with(self, size: int) -> None:
-        """So many bytes have got it."""
+    def finished_with(self, size: int, messages: int) -> None:
+        """They have it."""
         self._inflight_bytes -= size
         self.services.inflight.remove(size)
+        self.services.pace.remove(self, size, messages)
         if "connection" in self._holds:
             taken = self._inflight_bytes + self._partial_bytes
             # Parts become free by reading on alone, so they never keep the connection from it.
@@ -428,11 +459,11 @@ class Connection:
         """Run a request of so many bytes beside the connection; it is cancelled when the connection is lost."""
         task = self.services.spawn(work, name=name)
         self._tasks.add(task)
-        self.took(size)
+        self.took(size, 1)
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self.finished_with(size)
+            self.finished_with(size, 1)
 
         task.add_done_callback(done)
 

@@ -208,7 +208,7 @@ class IncomingLink:
         self._sends += 1
         send = Send(data, times_to_live_ms if any(times_to_live_ms) else None, self._sends)
         self._waiting[self._sends] = _Underway(send, deliveries, count, size, number, self._loop.time())
-        self._connection.took(size)
+        self._connection.took(size, len(messages))
         partition.post(send, self._client, self._answered)
 
     # --- outcomes back ----------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class IncomingLink:
             if self._sent_elsewhere(sent, answer):
                 return
             answer = self._of_all(sent, answer)
-        self._connection.finished_with(sent.size)
+        self._connection.finished_with(sent.size, len(sent.send.messages))
         if isinstance(answer, Sent):
             self._meter.incoming_messages.inc(len(sent.send.messages))
             self._meter.incoming_bytes.inc(sent.size)
@@ -240,7 +240,7 @@ class IncomingLink:
         if isinstance(answer, Sent):
             self._connection.engine.accept(sent.deliveries)
             self._replenish(sent.count)
-            self._connection.flush_soon()
+            self._connection.flush_if_done()
         else:
             self._refuse(sent.deliveries, Refused(answer.reason, answer.description), sent.count)
 

@@ -12,6 +12,7 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from broker.frontend.connection import Connection, Services
+from broker.frontend.turns import Inbox
 
 log = structlog.get_logger("listener")
 
@@ -19,12 +20,13 @@ _HEADER_BYTES = 8
 """Of a protocol header, with which SASL begins too (§2.2, §5.3.1)."""
 
 
-class StreamProtocol(asyncio.Protocol):
-    """One TCP or TLS connection."""
+class StreamProtocol(asyncio.BufferedProtocol):
+    """One TCP or TLS connection. What it sends is served when it is its turn."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._connection: Connection | None = None
+        self._inbox: Inbox | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses of asyncio's
@@ -34,20 +36,27 @@ class StreamProtocol(asyncio.Protocol):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream.set_write_buffer_limits(high=self._services.settings.output_buffer_bytes_max)
         self._connection = Connection(stream, self._services, _peer(stream.get_extra_info("peername")))
+        self._inbox = Inbox(self._connection)
 
-    def data_received(self, data: bytes) -> None:
-        assert self._connection is not None
-        self._connection.data_received(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to put the next bytes: one buffer for all, since what is in it is taken out before anybody else reads."""
+        return self._services.read_buffer[: self._services.turns.read_bytes]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        assert self._inbox is not None
+        self._services.turns.received(self._inbox, bytes(self._services.read_buffer[:nbytes]))
 
     def eof_received(self) -> bool:
         assert self._connection is not None
-        self._connection.eof_received()
+        assert self._inbox is not None
+        self._services.turns.then(self._inbox, self._connection.eof_received)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._connection is not None:
-            self._connection.connection_lost()
-            self._connection = None
+        if self._connection is not None and self._inbox is not None:
+            self._connection.wire = Gone()
+            self._services.turns.then(self._inbox, self._connection.connection_lost)
+            self._connection = self._inbox = None
 
     def pause_writing(self) -> None:
         assert self._connection is not None
@@ -56,6 +65,28 @@ class StreamProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         assert self._connection is not None
         self._connection.resume_writing()
+
+
+class Gone:
+    """The `Wire` of a connection whose socket is gone, and whose last bytes are still to be served."""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
 
 
 def _peer(name: object) -> str:
@@ -120,16 +151,17 @@ class WebSocketWire:
                 await self._websocket.close()
                 return
 
-    async def read_all(self, connection: Connection, heard: Callable[[bool], None], header_within_s: float) -> None:
+    async def read_all(self, connection: Connection, inbox: Inbox, heard: Callable[[bool], None], header_within_s: float) -> None:
         """Read until the client closes, or sends what is not binary. Raises TimeoutError without a protocol header in time (§2.2)."""
-        header_bytes = 0
+        turns, header_bytes = connection.services.turns, 0
         async with asyncio.timeout(header_within_s) as header_is_due:
             while not self._closing:
                 message = await self._websocket.receive()
                 if message.type is not WSMsgType.BINARY:
                     return
-                connection.data_received(message.data)
-                heard(bool(connection.claims))
+                if message.data:
+                    turns.received(inbox, message.data)
+                turns.then(inbox, lambda: heard(bool(connection.claims)))
                 if header_bytes < _HEADER_BYTES:
                     header_bytes += len(message.data)
                     if header_bytes >= _HEADER_BYTES:
@@ -146,8 +178,10 @@ async def serve_websocket(
     """
     wire = WebSocketWire(websocket, request.transport, services.settings.output_buffer_bytes_max)
     connection = wire.connection = Connection(wire, services, request.remote or "unknown")
+    inbox = Inbox(connection)
     writer = asyncio.create_task(wire.write_all(), name="websocket.write")
-    reader = asyncio.create_task(wire.read_all(connection, heard, services.settings.http_header_timeout_ms / 1000), name="websocket.read")
+    header_within_s = services.settings.http_header_timeout_ms / 1000
+    reader = asyncio.create_task(wire.read_all(connection, inbox, heard, header_within_s), name="websocket.read")
     try:
         done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
         if reader in done and not writer.done():
@@ -157,7 +191,8 @@ async def serve_websocket(
     except TimeoutError:
         log.info("websocket.write_timed_out", peer=connection.peer)
     finally:
-        connection.connection_lost()
+        connection.wire = Gone()
+        services.turns.then(inbox, connection.connection_lost)
         for task in (writer, reader):
             task.cancel()
         for ended in await asyncio.gather(writer, reader, return_exceptions=True):

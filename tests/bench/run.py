@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.bench.load import figures, footprint, report, traffic
+from tests.bench.load import fairness, figures, footprint, report, traffic
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
 from tests.bench.load.machine import commit, describe_machine
@@ -47,10 +47,12 @@ class Scale:
     idle_queues: int
     idle_observed_s: float
     idle_connections: int
+    light_messages: int
+    light_at_most_s: float
 
 
-FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000)
-QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200)
+FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0)
+QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0)
 """To see that everything runs. Its figures are not worth reading: too short, and floors are for the full scale."""
 
 
@@ -112,6 +114,7 @@ def main(
             (figures.WAITING, measure_waiting),
             (figures.IDLE, measure_idle),
             (figures.CONNECTIONS, measure_connections),
+            (figures.FAIRNESS, measure_fairness),
         ):
             if run.wants(group):
                 measure(run)
@@ -199,6 +202,33 @@ def measure_connections(run: Run) -> None:
         found = footprint.connections(run.folder, run.scale.idle_connections)
         run.note(figures.IDLE_CONNECTIONS, found.open_mib, settings)
         run.note(figures.IDLE_RECEIVERS, found.receiving_mib, settings)
+
+
+def measure_fairness(run: Run) -> None:
+    """How long a light sender's messages take, alone and beside heavy senders."""
+    scale = run.scale
+    groups: tuple[tuple[int, Figure, Figure | None, Figure | None], ...] = (
+        (0, figures.LIGHT_ALONE, None, None),
+        (CONNECTIONS, figures.LIGHT_BESIDE_8, figures.LIGHT_KEYED_BESIDE_8, figures.HEAVY_8),
+        (50, figures.LIGHT_BESIDE_50, figures.LIGHT_KEYED_BESIDE_50, figures.HEAVY_50),
+    )
+    for number in range(scale.rounds):
+        progress.print(f"a light sender, round {number + 1} of {scale.rounds}")
+        for heavy, unkeyed, keyed, rate in groups:
+            if not run.wants([figure for figure in (unkeyed, keyed, rate) if figure is not None]):
+                continue
+            settings: dict[str, object] = {
+                "heavy_connections": heavy,
+                "window": traffic.WINDOW,
+                "body_bytes": traffic.BODY_BYTES,
+                "partitions": footprint.PARTITIONS,
+            }
+            found = fairness.light_sender(run.folder, heavy, scale.light_messages, scale.light_at_most_s)
+            for figure, took_ms in ((unkeyed, found.unkeyed_ms), (keyed, found.keyed_ms)):
+                if figure is not None:
+                    run.note(figure, fairness.percentile(took_ms, 99), {**settings, "messages": len(took_ms)})
+            if rate is not None:
+                run.note(rate, found.heavy_rate, settings)
 
 
 @contextmanager

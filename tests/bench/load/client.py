@@ -36,9 +36,13 @@ _PN_ACCEPTED = lib.PN_ACCEPTED
 _pack_tag = struct.Struct(">Q").pack_into
 
 
-def encode_message(body_bytes: int) -> bytes:
-    """A durable message with a message-id and one data section of body_bytes, encoded (§3.2)."""
+def encode_message(body_bytes: int, partition_key: bytes = b"") -> bytes:
+    """A durable message with a message-id and one data section of body_bytes, encoded (§3.2); with x-opt-partition-key if asked."""
     header = b"\x00\x53\x70\xc0\x02\x01\x41"
+    if partition_key:
+        name = b"x-opt-partition-key"
+        entry = b"\xa3" + bytes((len(name),)) + name + b"\xa1" + bytes((len(partition_key),)) + partition_key
+        header += b"\x00\x53\x72\xc1" + bytes((len(entry) + 1, 2)) + entry
     message_id = b"bench-0000000000"
     properties = b"\x00\x53\x73\xc0" + bytes((len(message_id) + 3, 1, 0xA1, len(message_id))) + message_id
     return (

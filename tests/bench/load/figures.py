@@ -197,8 +197,32 @@ IDLE_RECEIVERS = Figure(
     "some 10 KiB more each than without the link",
 )
 
+LIGHT_ALONE = Figure(
+    "light_alone", "ms", "99th percentile of a light sender's messages, one at a time, alone", "a few times the median: the disk's own tail"
+)
+LIGHT_BESIDE_8 = Figure(
+    "light_beside_8",
+    "ms",
+    "the same beside 8 connections that send as fast as they can, 500 unacknowledged at most each; messages without a key",
+    "some five turns of a busy event loop of 1 to 2 ms each, and the disk",
+    20,
+    8,
+)
+LIGHT_KEYED_BESIDE_8 = Figure(
+    "light_keyed_beside_8", "ms", "the same with a partition key", "as without: keys of the heavy senders would not matter either", 20, 8
+)
+LIGHT_BESIDE_50 = Figure(
+    "light_beside_50", "ms", "beside 50 such connections, without a key", "as beside 8, but for 50 sockets to read and answer", 60, 20
+)
+LIGHT_KEYED_BESIDE_50 = Figure("light_keyed_beside_50", "ms", "the same with a partition key", "as without", 60, 20)
+HEAVY_8 = Figure("heavy_8", "messages/s", "what the 8 heavy senders send meanwhile", "as much as one connection that sends alone")
+HEAVY_50 = Figure("heavy_50", "messages/s", "what the 50 send meanwhile", "as much as 8")
+
 TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEER_SEND_LATENCY)
 WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)
 IDLE: Sequence[Figure] = (IDLE_MEMORY, IDLE_CPU, IDLE_USED_MEMORY, IDLE_USED_CPU)
 CONNECTIONS: Sequence[Figure] = (IDLE_CONNECTIONS, IDLE_RECEIVERS)
-FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS)}
+FAIRNESS: Sequence[Figure] = (
+    LIGHT_ALONE, LIGHT_BESIDE_8, LIGHT_KEYED_BESIDE_8, HEAVY_8, LIGHT_BESIDE_50, LIGHT_KEYED_BESIDE_50, HEAVY_50
+)  # fmt: skip
+FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS, *FAIRNESS)}

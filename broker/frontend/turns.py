@@ -1,0 +1,230 @@
+"""Who is served next: connections take turns, the one that has had the least time first.
+
+Bytes that arrive are put into the connection's `Inbox`, and served in slices. Between two looks at the sockets (one turn) slices are
+served for TURN_S, so that no number of clients holds the event loop longer than that and one slice. The order is that of start-time
+fair queueing: each inbox has a clock of its own that runs while it is served, the one that is furthest behind comes next, and an
+inbox that was empty starts where the others stand. A client that sends little is therefore served as soon as its bytes are seen, and
+those that send much share what is left. How many bytes make a slice follows from how long the last one took: a client whose
+bytes are dear (6,000 attaches in one read) is served a few at a time.
+
+How to use it: give the bytes to `received`; the inbox's client gets them back, in order, in calls of `serve`. A client that cannot
+finish a slice within its time (`Turns.is_late` says when to stop) keeps the rest to itself and returns True: it is called again with
+b"" in a later turn, before any more of its bytes. What is to happen after the bytes (their connection's end) goes to `then`.
+
+A client whose `may_be_served` says no (too much of what it sent is under way) is set aside until `look_again`.
+
+Bounded: an inbox that holds READ_BYTES is not read from until it is served; beyond WAITING_BYTES_MAX in all of them, none is that has
+anything, and reads become small (`read_bytes`).
+
+Used in the event loop. Knows neither AMQP nor sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+TURN_S = 0.000_5
+"""How long bytes are served before the sockets are looked at again, and the partitions have their turn."""
+SLICE_S = 0.002
+"""How long one slice may take: the next ones are made smaller or larger accordingly."""
+SLICE_BYTES_MIN, READ_BYTES = 512, 128 * 1024
+READ_BYTES_MIN = 4 * 1024
+WAITING_BYTES_MAX = 32 * 1024 * 1024
+QUICK_BYTES, QUICK_S = 4 * 1024, 0.000_5
+"""So few bytes of a client that has nothing waiting are served as they are read, for so long between two turns."""
+
+
+class Client(Protocol):
+    """Whose bytes they are."""
+
+    def serve(self, data: bytes) -> bool:
+        """Take the next bytes; True if there is more to be done with them in a later turn. Does not raise."""
+
+    def may_be_served(self) -> bool:
+        """False sets the client aside until `look_again`."""
+
+    def hold_reading(self, why: str) -> None:
+        """Read no more from the client."""
+
+    def release_reading(self, why: str) -> None:
+        """Read from it again."""
+
+
+class Inbox:
+    """What one client has sent and has not been served with."""
+
+    __slots__ = ("_is_read", "bytes", "chunks", "client", "is_listed", "is_unfinished", "served_s", "slice_bytes")
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.chunks: deque[bytes | Callable[[], None]] = deque()
+        self.bytes = 0
+        self.is_listed = False
+        """It waits for its turn, or was set aside."""
+        self.is_unfinished = False
+        """Its client has more to do with what it was given."""
+        self.served_s = 0.0
+        """Its own clock: see the module."""
+        self.slice_bytes = READ_BYTES
+        self._is_read = True
+
+    def read(self, may: bool) -> None:
+        """Whether more is to be read."""
+        if may is not self._is_read:
+            self._is_read = may
+            if may:
+                self.client.release_reading("turns")
+            else:
+                self.client.hold_reading("turns")
+
+    def take(self, size: int) -> bytes:
+        """The next bytes, up to `size`; none if something else comes first."""
+        chunk = self.chunks[0]
+        if not isinstance(chunk, bytes):
+            return b""
+        if len(chunk) <= size:
+            self.chunks.popleft()
+        else:
+            self.chunks[0] = chunk[size:]
+            chunk = chunk[:size]
+        self.bytes -= len(chunk)
+        return chunk
+
+
+class Turns:
+    """The order of service. `elapsed_s` is any clock that does not run backwards, in seconds."""
+
+    def __init__(self, elapsed_s: Callable[[], float]) -> None:
+        self.waiting_bytes = 0
+        """In all inboxes."""
+        self._elapsed_s = elapsed_s
+        self._order = itertools.count()
+        self._ready: list[tuple[float, int, Inbox]] = []
+        self._aside: list[Inbox] = []
+        self._stands_s = 0.0
+        """The clock of the inbox that was served last."""
+        self._slice_ends = 0.0
+        self._quick_s = 0.0
+        """Spent on what was served as it was read, since the last turn."""
+        self._is_due = False
+
+    @property
+    def has_aside(self) -> bool:
+        """Somebody waits for `look_again`."""
+        return bool(self._aside)
+
+    @property
+    def read_bytes(self) -> int:
+        """How many bytes to read from a socket at once."""
+        return READ_BYTES if self.waiting_bytes < WAITING_BYTES_MAX else READ_BYTES_MIN
+
+    @property
+    def is_late(self) -> bool:
+        """The slice being served has used up its time."""
+        return self._elapsed_s() >= self._slice_ends
+
+    def received(self, inbox: Inbox, data: bytes) -> None:
+        """Bytes of the inbox's client, behind those it has."""
+        if len(data) <= QUICK_BYTES and not inbox.is_listed and self._quick_s < QUICK_S and inbox.client.may_be_served():
+            self._serve_at_once(inbox, data)
+            return
+        inbox.chunks.append(data)
+        inbox.bytes += len(data)
+        self.waiting_bytes += len(data)
+        if inbox.bytes >= READ_BYTES or self.waiting_bytes >= WAITING_BYTES_MAX:
+            inbox.read(False)
+        self._list(inbox)
+
+    def then(self, inbox: Inbox, action: Callable[[], None]) -> None:
+        """Do it when the bytes that came before are served; at once if there are none. It does not raise."""
+        if inbox.is_listed:
+            inbox.chunks.append(action)
+        else:
+            action()
+
+    def clear(self, inbox: Inbox) -> None:
+        """The client wants none of the bytes that wait; what was to happen after them happens."""
+        inbox.chunks = deque(chunk for chunk in inbox.chunks if not isinstance(chunk, bytes))
+        self.waiting_bytes -= inbox.bytes
+        inbox.bytes = 0
+        inbox.is_unfinished = False
+
+    def look_again(self) -> None:
+        """Those that were set aside may be served now."""
+        aside, self._aside = self._aside, []
+        for inbox in aside:
+            inbox.is_listed = False
+            self._list(inbox)
+
+    def _serve_at_once(self, inbox: Inbox, data: bytes) -> None:
+        began = self._elapsed_s()
+        self._slice_ends = began + SLICE_S
+        inbox.is_unfinished = inbox.client.serve(data)
+        took = self._elapsed_s() - began
+        self._quick_s += took
+        inbox.served_s = max(inbox.served_s, self._stands_s) + took
+        if inbox.is_unfinished:
+            self._list(inbox)
+
+    def _list(self, inbox: Inbox) -> None:
+        if not inbox.is_listed:
+            inbox.is_listed = True
+            inbox.served_s = max(inbox.served_s, self._stands_s)
+            heapq.heappush(self._ready, (inbox.served_s, next(self._order), inbox))
+            self._turn_soon()
+
+    def _turn_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_due = False
+        self._quick_s = 0.0
+        began = self._elapsed_s()
+        now, ends, ready = began, began + TURN_S, self._ready
+        while ready and now < ends:
+            inbox = heapq.heappop(ready)[2]
+            if not inbox.client.may_be_served():
+                self._aside.append(inbox)
+                continue
+            self._stands_s = inbox.served_s
+            now = self._serve(inbox, now)
+        if ready:
+            self._turn_soon()
+
+    def _serve(self, inbox: Inbox, began: float) -> float:
+        """One slice; gives the time after it."""
+        self._slice_ends = began + SLICE_S
+        size = 0
+        if inbox.is_unfinished:
+            inbox.is_unfinished = inbox.client.serve(b"")
+        elif inbox.chunks:
+            data = inbox.take(inbox.slice_bytes)
+            size = len(data)
+            if data:
+                self.waiting_bytes -= size
+                inbox.is_unfinished = inbox.client.serve(data)
+            else:
+                action = inbox.chunks.popleft()
+                assert not isinstance(action, bytes), "bytes are taken, and never empty"
+                action()
+        now = self._elapsed_s()
+        took = now - began
+        inbox.served_s += took
+        if took > SLICE_S:
+            inbox.slice_bytes = max(size // 2 if size else inbox.slice_bytes // 2, SLICE_BYTES_MIN)
+        elif took < SLICE_S / 4 and size >= inbox.slice_bytes:
+            inbox.slice_bytes = min(2 * inbox.slice_bytes, READ_BYTES)
+        if inbox.chunks or inbox.is_unfinished:
+            heapq.heappush(self._ready, (inbox.served_s, next(self._order), inbox))
+        else:
+            inbox.is_listed = False
+        if inbox.bytes < READ_BYTES:
+            inbox.read(True)
+        return now

@@ -1,0 +1,247 @@
+"""Who is served next: order, budgets and bounds of the turns, with time that passes only while somebody is served."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from broker.frontend import turns
+from broker.frontend.turns import QUICK_BYTES, READ_BYTES, READ_BYTES_MIN, SLICE_BYTES_MIN, TURN_S, WAITING_BYTES_MAX, Inbox, Turns
+
+MICROSECOND = 0.000_001
+
+
+class Bench:
+    """Turns, their clock, and what was served in which order."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.turns = Turns(lambda: self.now_s)
+        self.served: list[tuple[str, int]] = []
+        """(name, bytes) of each slice."""
+
+    def client(self, name: str, seconds_per_byte: float = 0.01 * MICROSECOND) -> ServedClient:
+        return ServedClient(self, name, seconds_per_byte)
+
+    def order(self) -> list[str]:
+        """Who was served, each run of slices once."""
+        return [name for name, _ in itertools.groupby(self.served, key=lambda slice_: slice_[0])]
+
+    async def until_served(self) -> None:
+        """Let turns pass until nothing waits."""
+        for _ in range(10_000):
+            if not self.turns.waiting_bytes:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("it never ends")
+
+
+class ServedClient:
+    def __init__(self, bench: Bench, name: str, seconds_per_byte: float) -> None:
+        self.bench, self.name, self.seconds_per_byte = bench, name, seconds_per_byte
+        self.inbox = Inbox(self)
+        self.data = b""
+        self.is_read = self.may = True
+        self.calls_more = 0
+        """How many calls without bytes it asks for after the next slice."""
+
+    def receive(self, data: bytes) -> None:
+        self.bench.turns.received(self.inbox, data)
+
+    def serve(self, data: bytes) -> bool:
+        self.data += data
+        self.bench.served.append((self.name, len(data)))
+        self.bench.now_s += len(data) * self.seconds_per_byte
+        self.calls_more -= bool(self.calls_more)
+        return bool(self.calls_more)
+
+    def may_be_served(self) -> bool:
+        return self.may
+
+    def hold_reading(self, why: str) -> None:
+        assert why == "turns" and self.is_read
+        self.is_read = False
+
+    def release_reading(self, why: str) -> None:
+        assert why == "turns" and not self.is_read
+        self.is_read = True
+
+
+async def test_bytes_come_back_whole_and_in_order_whatever_the_slices() -> None:
+    bench = Bench()
+    dear = bench.client("dear", seconds_per_byte=MICROSECOND)
+    sent = b"".join(number.to_bytes(4, "big") for number in range(40_000))
+    for start in range(0, len(sent), 50_000):
+        dear.receive(sent[start : start + 50_000])
+    await bench.until_served()
+    assert dear.data == sent and len(bench.served) > 10
+
+
+async def test_a_light_client_is_served_as_its_bytes_are_read_however_much_others_have_waiting() -> None:
+    bench = Bench()
+    for number in range(50):
+        bench.client(f"heavy {number}", seconds_per_byte=0.1 * MICROSECOND).receive(bytes(READ_BYTES))
+    light = bench.client("light")
+    for _ in range(20):
+        await asyncio.sleep(0)
+        light.receive(b"a message")
+        assert bench.served[-1] == ("light", 9), "others were served before it"
+
+
+async def test_small_reads_take_turns_too_once_their_time_is_used_up() -> None:
+    bench = Bench()
+    crowd = [bench.client(f"small {number}", seconds_per_byte=0.1 * MICROSECOND) for number in range(20)]
+    for client in crowd:
+        client.receive(bytes(QUICK_BYTES))
+    assert len(bench.served) == 2, "0.41 ms each, where 0.5 ms are for what is served at once"
+    await bench.until_served()
+    assert len(bench.served) == 20
+
+
+async def test_a_turn_ends_when_its_time_is_used_up() -> None:
+    bench = Bench()
+    for number in range(8):
+        bench.client(f"heavy {number}", seconds_per_byte=0.01 * MICROSECOND).receive(bytes(READ_BYTES))
+    held_s = []
+    while bench.turns.waiting_bytes:
+        began = bench.now_s
+        await asyncio.sleep(0)
+        held_s.append(bench.now_s - began)
+    assert max(held_s) < TURN_S + READ_BYTES * 0.01 * MICROSECOND + MICROSECOND
+
+
+async def test_who_has_had_the_least_time_comes_next() -> None:
+    bench = Bench()
+    greedy, modest = bench.client("greedy", MICROSECOND / 64), bench.client("modest", MICROSECOND / 64)
+    for _ in range(4):
+        greedy.receive(bytes(READ_BYTES))
+    await asyncio.sleep(0)
+    modest.receive(bytes(READ_BYTES))
+    await bench.until_served()
+    assert bench.order()[:3] == ["greedy", "modest", "greedy"]
+
+
+async def test_who_was_away_has_no_claim_on_the_time_of_the_others() -> None:
+    bench = Bench()
+    away, busy = bench.client("away", MICROSECOND / 64), bench.client("busy", MICROSECOND / 64)
+    for _ in range(20):
+        busy.receive(bytes(READ_BYTES))
+        await bench.until_served()
+    bench.served.clear()
+    for _ in range(4):
+        away.receive(bytes(READ_BYTES))
+        busy.receive(bytes(READ_BYTES))
+    await bench.until_served()
+    names = [name for name, _ in bench.served]
+    assert "busy" in names[:3], names
+
+
+async def test_dear_bytes_are_served_a_few_at_a_time_and_cheap_ones_many() -> None:
+    bench = Bench()
+    dear, cheap = bench.client("dear", 10 * MICROSECOND), bench.client("cheap", 0.001 * MICROSECOND)
+    for _ in range(4):
+        dear.receive(bytes(READ_BYTES))
+    cheap.receive(bytes(READ_BYTES))
+    await bench.until_served()
+    assert bench.served[-1] == ("dear", SLICE_BYTES_MIN)
+    assert ("cheap", READ_BYTES) in bench.served
+    for _ in range(4):
+        dear.seconds_per_byte = 0.001 * MICROSECOND
+        dear.receive(bytes(READ_BYTES))
+    await bench.until_served()
+    assert max(size for name, size in bench.served[-6:]) == READ_BYTES, "slices grow again"
+
+
+async def test_who_has_a_read_waiting_is_not_read_from_until_it_is_served() -> None:
+    bench = Bench()
+    client = bench.client("client", 0.1 * MICROSECOND)
+    client.receive(bytes(READ_BYTES - 1))
+    assert client.is_read
+    client.receive(b"x")
+    assert not client.is_read
+    await bench.until_served()
+    assert client.is_read and client.inbox.bytes == 0
+
+
+async def test_what_waits_is_bounded_over_all_clients() -> None:
+    bench = Bench()
+    crowd = [bench.client(f"{number}") for number in range(WAITING_BYTES_MAX // (READ_BYTES // 2))]
+    for client in crowd:
+        client.receive(bytes(READ_BYTES // 2))
+    assert bench.turns.read_bytes == READ_BYTES_MIN
+    late = bench.client("late")
+    late.receive(bytes(READ_BYTES_MIN + 1))
+    assert not late.is_read, "one small read is all that it has room for"
+    await bench.until_served()
+    assert bench.turns.read_bytes == READ_BYTES and late.is_read
+
+
+async def test_who_may_not_be_served_is_set_aside_and_keeps_its_bytes() -> None:
+    bench = Bench()
+    held, other = bench.client("held"), bench.client("other")
+    held.may = False
+    held.receive(bytes(READ_BYTES))
+    held.receive(b"y")
+    other.receive(bytes(READ_BYTES))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert bench.order() == ["other"] and not held.is_read and bench.turns.has_aside
+    held.may = True
+    bench.turns.look_again()
+    await bench.until_served()
+    assert held.data == bytes(READ_BYTES) + b"y" and held.is_read and not bench.turns.has_aside
+
+
+async def test_what_a_client_has_not_finished_comes_before_its_next_bytes_and_other_clients_in_between() -> None:
+    bench = Bench()
+    slow, other = bench.client("slow", 0.1 * MICROSECOND), bench.client("other", 0.1 * MICROSECOND)
+    slow.calls_more = 3
+    slow.receive(bytes(READ_BYTES))
+    slow.receive(b"next")
+    other.receive(bytes(READ_BYTES))
+    await bench.until_served()
+    own = [size for name, size in bench.served if name == "slow"]
+    assert own == [READ_BYTES, 0, 0, 4]
+    assert bench.order()[:2] == ["slow", "other"]
+
+
+async def test_the_end_comes_after_the_bytes() -> None:
+    bench = Bench()
+    client = bench.client("client")
+    ends: list[int] = []
+    bench.turns.then(client.inbox, lambda: ends.append(0))
+    assert ends == [0], "nothing was waiting"
+    client.receive(bytes(READ_BYTES))
+    bench.turns.then(client.inbox, lambda: ends.append(len(client.data)))
+    assert ends == [0]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert ends == [0, READ_BYTES]
+
+
+async def test_cleared_bytes_are_not_served_and_the_end_still_comes() -> None:
+    bench = Bench()
+    client = bench.client("client")
+    ends: list[int] = []
+    client.receive(bytes(READ_BYTES))
+    bench.turns.then(client.inbox, lambda: ends.append(1))
+    bench.turns.clear(client.inbox)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not bench.served and ends == [1] and bench.turns.waiting_bytes == 0
+
+
+async def test_a_client_can_tell_that_its_slice_has_lasted_long_enough() -> None:
+    bench = Bench()
+    told: list[bool] = []
+
+    class Watching(ServedClient):
+        def serve(self, data: bytes) -> bool:
+            told.append(bench.turns.is_late)
+            bench.now_s += turns.SLICE_S
+            told.append(bench.turns.is_late)
+            return False
+
+    Watching(bench, "watching", 0).receive(bytes(READ_BYTES))
+    await bench.until_served()
+    assert told == [False, True]
