@@ -1,6 +1,6 @@
 """The form in which a message rests in the log: opaque to the partition, cheap to make and cheap to deliver.
 
-    version   1 byte     1
+    version   1 byte     1; 2 with delivery-annotations
     flags     1 byte     1: the sender set a priority, 2: the sender set a time to live
     priority  1 byte     header.priority (AMQP 1.0 §3.2.1), 0 if not set
     zero      1 byte
@@ -8,10 +8,14 @@
     pairs     2 bytes    number of message-annotation pairs that follow
     length    2 bytes    their length in bytes
     …                    the sender's message-annotation pairs, key and value in turn, as they came
+    pairs     2 bytes    version 2 only: number of delivery-annotation pairs that follow
+    length    2 bytes    version 2 only: their length in bytes
+    …                    version 2 only: the sender's delivery-annotation pairs, as they came
     …                    the bare message (§3.2): properties, application-properties, body, footer, each as it came
 
-All numbers big endian. Header and delivery-annotations end here; a delivery gets its own (`frontend/annotations.py`),
-as it gets the annotations that only the broker may set, so a sender's are dropped. The bare message is never decoded
+All numbers big endian. The header ends here; a delivery gets its own (`frontend/annotations.py`), as it gets the
+annotations that only the broker may set, so a sender's are dropped. Few senders set delivery-annotations, so that most
+messages are of version 1. The bare message is never decoded
 and encoded again. One thing is added to it: a message without message-id is given one, since the official JS client
 cannot settle a message that has none (AMQP contract, gotcha 20). Sections are put into the order of the specification.
 
@@ -31,6 +35,7 @@ from broker.errors import Reason, Refused
 from protocol.codec import DecodeError, encode
 from protocol.sections import (
     APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
     FIELDS_MAX,
     FOOTER,
     HEADER,
@@ -44,14 +49,15 @@ from protocol.sections import (
 )
 from protocol.values import SPANS
 
-VERSION = 1
+VERSION, VERSION_WITH_DELIVERY_ANNOTATIONS = 1, 2
+_DELIVERY_HEAD = struct.Struct(">HH")
 HEAD = struct.Struct(">BBBxIHH")
 HAS_PRIORITY, HAS_TIME_TO_LIVE = 1, 2
 
 KEY_CHARACTERS_MAX = 128
 """Of a message-id, session-id or partition-key (AMQP contract 10.1)."""
 METADATA_BYTES_MAX = 65_536
-"""Of message-annotations, properties and application-properties together (AMQP contract 10.1, header size)."""
+"""Of all annotations, properties and application-properties together (AMQP contract 10.1, header size)."""
 PROPERTY_BYTES_MAX = 32_768
 """Of one property, as it is encoded (AMQP contract 10.1, header size)."""
 
@@ -132,7 +138,20 @@ class MessageIds:
 
 def bare_message_offset(stored: bytes) -> int:
     """Where the bare message begins in a stored one."""
-    return HEAD.size + (stored[10] << 8 | stored[11])
+    return delivery_annotations(stored, HEAD.size + (stored[10] << 8 | stored[11]))[2]
+
+
+def delivery_annotations(stored: bytes, offset: int) -> tuple[int, bytes, int]:
+    """The number of the sender's delivery-annotation pairs, their bytes, and where the bare message begins behind them.
+
+    `offset` is where the message-annotation pairs end.
+    """
+    if stored[0] == VERSION:
+        return 0, b"", offset
+    assert stored[0] == VERSION_WITH_DELIVERY_ANNOTATIONS, "no later release wrote this"
+    count, size = _DELIVERY_HEAD.unpack_from(stored, offset)
+    begin = offset + _DELIVERY_HEAD.size
+    return count, stored[begin : begin + size], begin + size
 
 
 def section_end(buffer: bytes, value: int) -> int:
@@ -230,7 +249,7 @@ def _remember_head(header: bytes) -> tuple[bytes, int]:
 def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
     sections = find_sections(payload)
     begins, values, ends = sections.begins, sections.values, sections.ends
-    metadata_bytes = ends[2] + ends[3] + ends[4] - begins[2] - begins[3] - begins[4]
+    metadata_bytes = ends[1] + ends[2] + ends[3] + ends[4] - begins[1] - begins[2] - begins[3] - begins[4]
     if metadata_bytes > METADATA_BYTES_MAX:
         raise Refused(
             Reason.MESSAGE_TOO_LARGE,
@@ -246,6 +265,10 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
         annotations, annotation_pairs, partition_key, scheduled_ms = _annotations(
             payload, values[MESSAGE_ANNOTATIONS], ends[MESSAGE_ANNOTATIONS]
         )
+    version = VERSION
+    if ends[DELIVERY_ANNOTATIONS] - values[DELIVERY_ANNOTATIONS] > 3:
+        kept = _delivery_annotations(payload, values[DELIVERY_ANNOTATIONS], ends[DELIVERY_ANNOTATIONS])
+        version = VERSION_WITH_DELIVERY_ANNOTATIONS if kept else VERSION
     if ends[APPLICATION_PROPERTIES]:
         _check_application_properties(payload, values[APPLICATION_PROPERTIES], ends[APPLICATION_PROPERTIES])
 
@@ -266,7 +289,9 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
             Reason.NOT_ALLOWED,
             f"The partition-key '{partition_key}' differs from the session-id '{session_id}': where both are set they must be the same.",
         )
-    head = HEAD.pack(VERSION, flags, priority, ttl_ms, annotation_pairs, len(annotations))
+    head = HEAD.pack(version, flags, priority, ttl_ms, annotation_pairs, len(annotations))
+    if version != VERSION:
+        annotations += kept
     if has_message_id and sections.in_order:
         data = b"".join((head, annotations, payload[begins[PROPERTIES] :]))
     else:
@@ -334,6 +359,18 @@ def _annotations(payload: bytes, value: int, end: int) -> _Annotations:
                 raise Refused(Reason.ARGUMENT, "The annotation x-opt-scheduled-enqueue-time is no timestamp.")
             scheduled_ms = _I64.unpack_from(payload, at_value + 1)[0]
     return kept + payload[kept_from:end], count, partition_key, scheduled_ms
+
+
+def _delivery_annotations(payload: bytes, value: int, end: int) -> bytes:
+    """A sender's delivery-annotations as they rest, with their number and size in front; empty if none is kept."""
+    places = pairs(payload, value, end)
+    kept = [
+        payload[at_key:behind]
+        for at_key, behind in zip(places[:-1:2], places[2::2], strict=True)
+        if text_bytes(payload, at_key) != b"x-opt-lock-token"
+    ]
+    together = b"".join(kept)
+    return _DELIVERY_HEAD.pack(len(kept), len(together)) + together if kept else b""
 
 
 def _key(payload: bytes, place: int, name: str) -> str:

@@ -1,12 +1,14 @@
 """What the broker puts in front of a message when it hands it out: header and `x-opt-*` annotations.
 
     header                delivery-annotations      message-annotations          bare message
-    durable, priority,    x-opt-lock-token, for     the broker's, then the       as it rests (`stored_message.py`),
-    ttl, delivery-count   a deferred message        sender's own                 unless properties were changed
+    durable, priority,    x-opt-lock-token of a     the broker's, then the       as it rests (`stored_message.py`),
+    ttl, delivery-count   lock, then the sender's   sender's own                 unless properties were changed
 
 Types are those that the official clients cast to (AMQP contract 5.5): `long` for sequence numbers, `timestamp` for times,
 `int` for the state, `short` for the partition; descriptors are smallulongs, for the Python client reads them at a fixed
 place. The ttl is the one in force, so that enqueued-time + ttl is when the message expires: the client computes it so.
+A delivery always has a delivery-annotations section, a lock or not (AMQP contract 5.5); a message that is only looked at
+has one if its sender set one.
 
 One call per batch: what is the same for all its messages is prepared once. Nothing here knows links or partitions.
 """
@@ -14,12 +16,13 @@ One call per batch: what is the same for all its messages is prepared once. Noth
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import repeat
 
 from broker.changed_properties import with_changes
 from broker.operations import Locked, MessageState, Peeked, partition_of
-from broker.stored_message import HAS_PRIORITY, HEAD, PLAIN, VERSION
+from broker.stored_message import HAS_PRIORITY, HEAD, PLAIN, delivery_annotations
 from protocol.codec import Short, Symbol, Timestamp, encode
 
 TIME_TO_LIVE_MS_MAX = 2**32 - 1
@@ -48,7 +51,19 @@ _NUMBERS_ELEMENTS = 6
 
 _LOCKED_UNTIL, _PARTITION_ID = _key("x-opt-locked-until"), _key("x-opt-partition-id")
 _STATE, _DEAD_LETTER_SOURCE = _key("x-opt-message-state"), _key("x-opt-deadletter-source")
-_LOCK_TOKEN = b"\x00\x53\x71\xc1\x24\x02" + _key("x-opt-lock-token") + b"\x98"
+_TOKEN_KEY = _key("x-opt-lock-token") + b"\x98"
+_TOKEN_BYTES = 16
+_LOCK_TOKEN = b"\x00\x53\x71\xc1" + bytes((1 + len(_TOKEN_KEY) + _TOKEN_BYTES, 2)) + _TOKEN_KEY
+"""The delivery-annotations section of a plain message with a lock, up to the token …"""
+_NO_TOKEN = b"\x00\x53\x71\xc1\x01\x00"
+"""… and the empty one of a message without."""
+_NO_LOCK = (b"",)
+_SIZE_AND_COUNT = struct.Struct(">II")
+_SWAPS = [(slice(to, None, _TOKEN_BYTES), slice(source, None, _TOKEN_BYTES)) for to, source in enumerate((3, 2, 1, 0, 5, 4, 7, 6))]
+"""What a delivery tag and a uuid have in another order: one byte of every token, and where it comes from (AMQP contract 5.3)."""
+_FEW = 8
+"""From so many tokens on, swapping the bytes of all at once is faster than of one after the other."""
+_SPLIT_TOKENS = struct.Struct(f"{_TOKEN_BYTES}s").iter_unpack
 
 _MAP_HEAD = struct.Struct(f">{len(_SECTION)}sII")
 _FIRST_DELIVERY = b"\x00\x53\x70\xc0\x06\x05\x41\x40\x40\x41\x43"
@@ -74,9 +89,10 @@ def deliverables(
         state=MessageState.DEFERRED if locked.deferred else None,
         dead_letter_source=dead_letter_source,
     )
+    tokens = _uuids(locked.tokens) if peek_lock else repeat(_NO_LOCK, len(locked.tokens))
     if locked.deferred or dead_letter_source is not None:
-        return _build_locked(locked, constants, peek_lock), [b""] * len(locked.messages)
-    return _build_plain(locked, constants)
+        return _build_locked(locked, constants, tokens), [b""] * len(locked.messages)
+    return _build_plain(locked, constants, tokens)
 
 
 def joined(deliverables: Deliverables) -> list[bytes]:
@@ -84,23 +100,25 @@ def joined(deliverables: Deliverables) -> list[bytes]:
     return [front + rest[HEAD.size :] for front, rest in zip(*deliverables, strict=True)]
 
 
-def _build_plain(locked: Locked, constants: _Constants) -> Deliverables:
+def _build_plain(locked: Locked, constants: _Constants, tokens: Iterable[tuple[bytes]]) -> Deliverables:
     """The short way: most messages of a batch differ in their numbers and bytes alone. The others take the long one."""
     shared, shared_elements = constants
+    middle = _MAP_HEAD.pack(_SECTION, _NUMBERS_BYTES + len(shared), _NUMBERS_ELEMENTS + shared_elements) + _SEQUENCE_NUMBER
     layouts: dict[tuple[int | None, int], tuple[Callable[..., bytes], bytes]] = {}
     fronts: list[bytes] = []
     rests = list(locked.messages)
-    for index, (stored, sequence_number, enqueued_ms, expires_ms, delivery_count, change) in enumerate(zip(
+    for index, (stored, sequence_number, enqueued_ms, expires_ms, delivery_count, change, (token,)) in enumerate(zip(
         locked.messages,
         locked.sequence_numbers,
         locked.enqueued_at_ms,
         locked.expires_at_ms,
         locked.delivery_counts,
         locked.changed,
+        tokens,
         strict=True,
     )):  # fmt: skip
         if change is not None or not stored.startswith(PLAIN):
-            whole = _build([constants], [stored], [sequence_number], [enqueued_ms], [delivery_count], [expires_ms], [change], None)
+            whole = _build([constants], [stored], [sequence_number], [enqueued_ms], [delivery_count], [expires_ms], [change], [(token,)])
             fronts += whole
             rests[index] = b""
             continue
@@ -109,20 +127,22 @@ def _build_plain(locked: Locked, constants: _Constants) -> Deliverables:
         if layout is None:
             ttl_ms = 0 if expires_ms is None else min(max(expires_ms - enqueued_ms, 1), TIME_TO_LIVE_MS_MAX)
             begin = _header(None, ttl_ms, delivery_count) if ttl_ms or delivery_count else _FIRST_DELIVERY
-            begin += _MAP_HEAD.pack(_SECTION, _NUMBERS_BYTES + len(shared), _NUMBERS_ELEMENTS + shared_elements) + _SEQUENCE_NUMBER
-            layout = layouts[kind] = (_layout_from(len(begin), len(shared)), begin)
+            begin += _LOCK_TOKEN if token else _NO_TOKEN
+            layout = layouts[kind] = (_layout_from(len(begin), len(token) + len(middle), len(shared)), begin)
         pack, begin = layout
-        fronts.append(pack(begin, sequence_number, _ENQUEUED_TIME, enqueued_ms, _ENQUEUE_SEQUENCE_NUMBER, sequence_number, shared))
+        fronts.append(
+            pack(begin, token + middle, sequence_number, _ENQUEUED_TIME, enqueued_ms, _ENQUEUE_SEQUENCE_NUMBER, sequence_number, shared)
+        )
     return fronts, rests
 
 
 @lru_cache(maxsize=64)
-def _layout_from(begin_bytes: int, shared_bytes: int) -> Callable[..., bytes]:
-    """Packs all that stands in front of a plain message: what it begins with, its numbers, what the batch shares."""
-    return struct.Struct(f">{begin_bytes}sq{len(_ENQUEUED_TIME)}sq{len(_ENQUEUE_SEQUENCE_NUMBER)}sq{shared_bytes}s").pack
+def _layout_from(begin_bytes: int, middle_bytes: int, shared_bytes: int) -> Callable[..., bytes]:
+    """Packs all that stands in front of a plain message: what it begins with, its token, its numbers, what the batch shares."""
+    return struct.Struct(f">{begin_bytes}s{middle_bytes}sq{len(_ENQUEUED_TIME)}sq{len(_ENQUEUE_SEQUENCE_NUMBER)}sq{shared_bytes}s").pack
 
 
-def _build_locked(locked: Locked, constants: _Constants, peek_lock: bool) -> list[bytes]:
+def _build_locked(locked: Locked, constants: _Constants, tokens: Iterable[tuple[bytes]]) -> list[bytes]:
     return _build(
         [constants] * len(locked.messages),
         locked.messages,
@@ -131,7 +151,7 @@ def _build_locked(locked: Locked, constants: _Constants, peek_lock: bool) -> lis
         locked.delivery_counts,
         locked.expires_at_ms,
         locked.changed,
-        locked.tokens if locked.deferred and peek_lock else None,
+        list(tokens),
     )
 
 
@@ -187,13 +207,15 @@ def _build(
     delivery_counts: Sequence[int],
     expires_at_ms: Sequence[int | None],
     changed: Sequence[bytes | None],
-    tokens: Sequence[bytes] | None,
+    tokens: Sequence[tuple[bytes]] | None,
 ) -> list[bytes]:
+    """The long way, for any message. `tokens` are None for messages that are not delivered, and empty where there is no lock."""
     join, pack, unpack, head_bytes = b"".join, _NUMBERS.pack, HEAD.unpack_from, HEAD.size
     built = []
     for index, stored in enumerate(messages):
-        version, flags, priority, ttl_ms, pairs, pairs_bytes = unpack(stored)
-        assert version == VERSION
+        _, flags, priority, ttl_ms, pairs, pairs_bytes = unpack(stored)
+        own_end = head_bytes + pairs_bytes
+        delivery_pairs, delivery_own, bare = delivery_annotations(stored, own_end)
         sequence_number, enqueued_ms, expires_ms = sequence_numbers[index], enqueued_at_ms[index], expires_at_ms[index]
         shared, shared_elements = constants[index]
         if expires_ms is not None:
@@ -202,8 +224,8 @@ def _build(
             header = _header(priority if flags & HAS_PRIORITY else None, ttl_ms, delivery_counts[index])
         else:
             header = _FIRST_DELIVERY
-        if tokens is not None:
-            header += _LOCK_TOKEN + _uuid_order(tokens[index])
+        if tokens is not None or delivery_pairs:
+            header += _delivery_section(tokens[index][0] if tokens is not None else b"", delivery_pairs, delivery_own)
         numbers = pack(
             _SECTION,
             _NUMBERS_BYTES + len(shared) + pairs_bytes,
@@ -216,11 +238,12 @@ def _build(
             sequence_number,
         )
         change = changed[index]
-        if change is None:
+        if change is not None:
+            built.append(join((header, numbers, shared, stored[head_bytes:own_end], with_changes(stored[bare:], change))))
+        elif own_end == bare:
             built.append(join((header, numbers, shared, stored[head_bytes:])))
         else:
-            bare = head_bytes + pairs_bytes
-            built.append(join((header, numbers, shared, stored[head_bytes:bare], with_changes(stored[bare:], change))))
+            built.append(join((header, numbers, shared, stored[head_bytes:own_end], stored[bare:])))
     return built
 
 
@@ -238,6 +261,21 @@ def _header(priority: int | None, ttl_ms: int, delivery_count: int) -> bytes:
     return b"\x00\x53\x70\xc0" + bytes((len(body),)) + body
 
 
-def _uuid_order(token: bytes) -> bytes:
-    """A lock token in the byte order of AMQP's uuid: a delivery tag has it as a .NET GUID (AMQP contract 5.3)."""
-    return token[3::-1] + token[5:3:-1] + token[7:5:-1] + token[8:]
+def _delivery_section(token: bytes, pairs: int, own: bytes) -> bytes:
+    """The delivery-annotations of one message: its lock's token, if it has one, and the sender's own pairs."""
+    if not pairs:
+        return _LOCK_TOKEN + token if token else _NO_TOKEN
+    body = _TOKEN_KEY + token + own if token else own
+    elements = 2 * (pairs + 1) if token else 2 * pairs
+    return b"\x00\x53\x71\xd1" + _SIZE_AND_COUNT.pack(4 + len(body), elements) + body
+
+
+def _uuids(tokens: Sequence[bytes]) -> Iterable[tuple[bytes]]:
+    """Lock tokens in the byte order of AMQP's uuid: a delivery tag has them as a .NET GUID (AMQP contract 5.3)."""
+    if len(tokens) < _FEW:
+        return [(token[3::-1] + token[5:3:-1] + token[7:5:-1] + token[8:],) for token in tokens]
+    tags = b"".join(tokens)
+    uuids = bytearray(tags)
+    for to, source in _SWAPS:
+        uuids[to] = tags[source]
+    return _SPLIT_TOKENS(uuids)

@@ -440,6 +440,41 @@ FIELDS += ["reply_to_session_id", "session_id", "partition_key", "time_to_live"]
 
 
 @scenario
+async def delivery_annotations(bench: Bench) -> None:
+    """The lock's token, and what the sender set, in every way of receiving (AMQP contract 5.5)."""
+    key = b"x-opt-lock-token"
+    await bench.send(
+        *[AmqpAnnotatedMessage(data_body=b"x", delivery_annotations={"hop": b"first"}) for _ in range(2)], ServiceBusMessage("y")
+    )
+    receiver = await bench.receiver()
+    found = await receive_exactly(receiver, 3)
+    for message in found:
+        assert delivered_annotations(message)[key] == message.lock_token
+    own = sorted((message for message in found if body(message) == b"x"), key=lambda each: each.sequence_number or 0)
+    for message in own:
+        assert delivered_annotations(message)[b"hop"] == b"first"
+    await receiver.defer_message(own[0])
+    (deferred,) = await receiver.receive_deferred_messages([own[0].sequence_number or 0])
+    assert delivered_annotations(deferred) == {b"hop": b"first", key: deferred.lock_token}
+    await receiver.complete_message(deferred)
+    for message in found:
+        if message is not own[0]:
+            await receiver.abandon_message(message)
+    (shown,) = [message for message in await receiver.peek_messages(5, sequence_number=1) if body(message) == b"x"]
+    assert delivered_annotations(shown) == {b"hop": b"first"}
+    await bench.client.close_receivers()
+    destructive = await bench.receiver(receive_mode=RECEIVE_AND_DELETE)
+    removed = {body(message): delivered_annotations(message) for message in await receive_exactly(destructive, 2)}
+    assert removed == {b"x": {b"hop": b"first"}, b"y": {}}
+
+
+def delivered_annotations(message: ServiceBusReceivedMessage) -> dict[Any, Any]:
+    found = message.raw_amqp_message.delivery_annotations
+    assert found is not None, "a delivery has the section always"
+    return dict(found)
+
+
+@scenario
 async def message_fidelity(bench: Bench) -> None:
     application_properties: dict[str | bytes, Any] = {
         "string": "ünïcode ✓",

@@ -35,6 +35,9 @@ CHANGED_PROPERTIES: dict[str, dict[str, object]] = {
 DEAD_LETTER_QUEUE: dict[str, dict[str, object]] = {"dead-letter-queue-leads-no-further": {"MaxDeliveryCount": 2}}
 """For the clients that can be told of a dead-lettering that was refused: Java's cannot (AMQP contract 6.2)."""
 
+DELIVERY_ANNOTATIONS: dict[str, dict[str, object]] = {"delivery-annotations": {}}
+"""For the clients that show them."""
+
 LIMITS: dict[str, dict[str, object]] = {
     "max-delivery-count": {"MaxDeliveryCount": 2},
     "time-to-live": {"DeadLetteringOnMessageExpiration": True},
@@ -100,12 +103,12 @@ REACTOR_ONLY: dict[str, dict[str, object]] = {"both-ways-at-once": {}}
 OFFICIAL = {**ROUND_TRIP, **CHANGED_PROPERTIES, **LIMITS}
 
 CLIENTS: dict[str, dict[str, dict[str, object]]] = {
-    "python-sync": {**ROUND_TRIP, **DEAD_LETTER_QUEUE, **LIMITS, **PYTHON_ONLY},
-    "python-aio": {**ROUND_TRIP, **DEAD_LETTER_QUEUE, **LIMITS, **PYTHON_ONLY},
+    "python-sync": {**ROUND_TRIP, **DEAD_LETTER_QUEUE, **DELIVERY_ANNOTATIONS, **LIMITS, **PYTHON_ONLY},
+    "python-aio": {**ROUND_TRIP, **DEAD_LETTER_QUEUE, **DELIVERY_ANNOTATIONS, **LIMITS, **PYTHON_ONLY},
     "python-7.14.3": ROUND_TRIP,
     "proton-blocking": {**PLAIN_AMQP, **PROTON_ONLY},
     "proton-reactor": {**PLAIN_AMQP, **PROTON_ONLY, **REACTOR_ONLY},
-    "javascript": {**OFFICIAL, **DEAD_LETTER_QUEUE},
+    "javascript": {**OFFICIAL, **DEAD_LETTER_QUEUE, **DELIVERY_ANNOTATIONS},
     "rhea": {**PLAIN_AMQP, **RHEA_ONLY},
     "go": OFFICIAL,
     "java": OFFICIAL,

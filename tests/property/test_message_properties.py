@@ -1,6 +1,7 @@
 """Messages of every shape through store and delivery; bytes of no shape at all, refused."""
 
 import struct
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from broker.frontend.annotations import deliverables, joined
 from broker.frontend.batch import split
 from broker.operations import Locked
 from broker.stored_message import StoredMessage, bare_message_offset, store
-from protocol.codec import DecodeError, UByte, UInt, encode
+from protocol.codec import DecodeError, Symbol, UByte, UInt, encode
 from protocol.sections import find_sections
 from tests.support.amqp_messages import (
     ANNOTATIONS,
@@ -85,6 +86,8 @@ def test_a_message_is_delivered_with_everything_its_sender_put_into_it(payload: 
         assert same(seen.get(code), sent.get(code))
     own = {key: value for key, value in seen[ANNOTATIONS].items() if not key.startswith("x-opt-")}
     assert same(own, sent.get(ANNOTATIONS, {}))
+    token = {Symbol("x-opt-lock-token"): uuid.UUID(bytes_le=b"t" * 16)}
+    assert same(seen[DELIVERY_ANNOTATIONS], token | sent.get(DELIVERY_ANNOTATIONS, {}))
     header = [*(sent.get(HEADER) or []), None, None, None]
     assert same(seen[HEADER][1], header[1])
     assert same(seen[HEADER][2], header[2] or None)

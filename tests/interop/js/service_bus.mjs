@@ -182,6 +182,23 @@ const scenarios = {
     await assertEmpty(dead); // the lock was kept
     assert.deepEqual((await dead.peekMessages(2)).map((each) => [each.deliveryCount, each.deadLetterReason]), [[0, "no better"]]);
   },
+  "delivery-annotations": async (client, queue) => {
+    await send(client, queue, { bodyType: "data", body: Buffer.from("x"), deliveryAnnotations: { hop: "first" } }, { body: "y" });
+    const receiver = client.createReceiver(queue);
+    for (const message of await receiveExactly(receiver, 2)) {
+      const { hop, ...others } = message._rawAmqpMessage.deliveryAnnotations;
+      assert.equal(hop, message.body === "y" ? undefined : "first");
+      assert.deepEqual(Object.keys(others), ["x-opt-lock-token"]);
+      // The client copies the sixteen bytes into a plain object.
+      assert.equal(Buffer.from(Object.values(others["x-opt-lock-token"])).toString("hex"), message.lockToken.replaceAll("-", ""));
+      await receiver.abandonMessage(message);
+    }
+    await receiver.close();
+    const destructive = client.createReceiver(queue, { receiveMode: "receiveAndDelete" });
+    for (const message of await receiveExactly(destructive, 2)) {
+      assert.deepEqual({ ...message._rawAmqpMessage.deliveryAnnotations }, message.body === "y" ? {} : { hop: "first" });
+    }
+  },
   "peek-pages": async (client, queue) => {
     await send(client, queue, ...numbered(30));
     const receiver = client.createReceiver(queue);

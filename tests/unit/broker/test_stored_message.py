@@ -1,9 +1,10 @@
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from broker.errors import Reason, Refused
-from broker.stored_message import HEAD, PROPERTY_BYTES_MAX, MessageIds, StoredMessage, bare_message_offset, store
+from broker.stored_message import HEAD, PROPERTY_BYTES_MAX, MessageIds, StoredMessage, bare_message_offset, delivery_annotations, store
 from protocol.codec import Symbol, Timestamp, UByte, UInt, ULong, encode
 from tests.support.amqp_messages import (
     ANNOTATIONS,
@@ -129,6 +130,29 @@ def test_annotations_that_only_the_broker_sets_are_dropped_and_all_others_kept_a
     expected = b"".join(encode(Symbol(key)) + encode(value) for key, value in kept.items())
     assert data[HEAD.size : bare_message_offset(data)] == expected
     assert HEAD.unpack_from(data)[4] == 3
+
+
+def test_a_message_with_delivery_annotations_is_of_version_2_and_all_others_of_version_1() -> None:
+    own = {Symbol("hop"): 7}
+    rest = message(annotations={"a": 1}, properties=["id"])
+    for payload in (section(DELIVERY_ANNOTATIONS, own) + rest, rest + section(DELIVERY_ANNOTATIONS, own)):
+        data = stored(payload).data
+        pairs = encode(Symbol("hop")) + encode(7)
+        assert data[0] == 2 and delivery_annotations(data, HEAD.size + len(encode(Symbol("a")) + encode(1))) == (
+            1,
+            pairs,
+            bare_message_offset(data),
+        )
+        assert data[bare_message_offset(data) :] == message(properties=["id"])
+        assert stored(payload).message_id() == encode("id")
+    for nothing in ({}, {Symbol("x-opt-lock-token"): UUID(int=1)}):
+        assert stored(section(DELIVERY_ANNOTATIONS, nothing) + rest).data == stored(rest).data
+
+
+def test_delivery_annotations_count_for_the_limit_on_metadata() -> None:
+    with pytest.raises(Refused, match="at most 65536") as refused:
+        store(section(DELIVERY_ANNOTATIONS, {Symbol("big"): "x" * 65_536}) + message(), lambda: FALLBACK)
+    assert refused.value.reason is Reason.MESSAGE_TOO_LARGE
 
 
 def test_annotation_keys_that_are_no_text_are_kept() -> None:

@@ -18,6 +18,7 @@ from tests.support.amqp_messages import (
     PROPERTIES,
     as_the_python_client_reads,
     message,
+    section,
     sections,
 )
 from tests.support.amqp_values import same
@@ -98,7 +99,43 @@ def test_a_deferred_message_carries_its_state_and_its_lock_token_in_the_order_of
     found = delivered(message(), deferred=True)
     assert found[DELIVERY_ANNOTATIONS] == {Symbol("x-opt-lock-token"): uuid.UUID(bytes_le=TOKEN)}
     assert same(found[ANNOTATIONS]["x-opt-message-state"], 1)
-    assert DELIVERY_ANNOTATIONS not in sections(joined(deliverables(locked(message(), deferred=True), peek_lock=False))[0])
+    assert sections(joined(deliverables(locked(message(), deferred=True), peek_lock=False))[0])[DELIVERY_ANNOTATIONS] == {}
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 300])
+def test_every_delivery_carries_its_own_lock_token_in_the_order_of_a_uuid(count: int) -> None:
+    tokens = [uuid.uuid4().bytes_le for _ in range(count)]
+    stored = store(message(), lambda: "given").data
+    batch = Locked(3, "", tokens, [*range(count)], [1] * count, [0] * count, [None] * count, [stored] * count, [None] * count, 99)
+    found = [sections(one)[DELIVERY_ANNOTATIONS] for one in joined(deliverables(batch))]
+    assert found == [{Symbol("x-opt-lock-token"): uuid.UUID(bytes_le=token)} for token in tokens]
+
+
+@pytest.mark.parametrize("changed", [None, encode_changes({"size": 3})])
+@pytest.mark.parametrize("annotations", [None, {}, {"x-opt-partition-key": "k"}])
+def test_receive_and_delete_has_the_delivery_annotations_section_without_a_token(annotations: Any, changed: bytes | None) -> None:
+    found = sections(joined(deliverables(locked(message(annotations=annotations), changed=[changed]), peek_lock=False))[0])
+    assert found[DELIVERY_ANNOTATIONS] == {}
+
+
+@pytest.mark.parametrize("changed", [None, encode_changes({"size": 3})])
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("own", [{"hop": 7}, {"hop": 7, "x-opt-lock-token": uuid.UUID(int=5), "note": "x" * 300}])
+def test_the_senders_own_delivery_annotations_are_kept_beside_the_token(own: dict[str, Any], place: str, changed: bytes | None) -> None:
+    delivery = section(DELIVERY_ANNOTATIONS, {Symbol(key): value for key, value in own.items()})
+    rest = message(annotations={"x-opt-partition-key": "k"}, properties=["id"], application={"size": 2})
+    payload = delivery + rest if place == "first" else rest + delivery
+    kept = {Symbol(key): value for key, value in own.items() if key != "x-opt-lock-token"}
+    for deferred in (False, True):
+        for peek_lock in (False, True):
+            batch = locked(payload, changed=[changed], deferred=deferred)
+            found = sections(joined(deliverables(batch, peek_lock=peek_lock))[0])
+            token = {Symbol("x-opt-lock-token"): uuid.UUID(bytes_le=TOKEN)} if peek_lock else {}
+            assert same(found[DELIVERY_ANNOTATIONS], token | kept)
+            assert found[ANNOTATIONS]["x-opt-partition-key"] == "k" and found[PROPERTIES] == ["id"] and found[DATA] == b"body"
+            assert found[APPLICATION] == {"size": 3 if changed else 2}
+    peeked = Peeked([1], [5], [0], [None], batch.messages, [changed], [0], None)
+    assert same(sections(peeked_messages(peeked)[0])[DELIVERY_ANNOTATIONS], kept)
 
 
 def test_the_source_of_a_dead_letter_is_named() -> None:
@@ -136,7 +173,7 @@ def test_a_peeked_message_shows_its_state_and_no_lock() -> None:
     assert same(first[ANNOTATIONS]["x-opt-partition-id"], Short(3))
     assert same(second[ANNOTATIONS]["x-opt-message-state"], 0)
     assert same(second[ANNOTATIONS]["x-opt-partition-id"], Short(0))
-    assert "x-opt-locked-until" not in first[ANNOTATIONS]
+    assert "x-opt-locked-until" not in first[ANNOTATIONS] and DELIVERY_ANNOTATIONS not in first
     assert second[HEADER][4] == 4
     assert "x-opt-partition-id" not in sections(peeked_messages(peeked, partitioned=False)[0])[ANNOTATIONS]
 
