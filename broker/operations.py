@@ -224,6 +224,7 @@ class Locked:
     changed: list[bytes | None]
     """Application properties to lay over the message's own, an encoded AMQP map, or None."""
     locked_until_ms: int
+    """In monotonic time; whoever shows it to a client adds `wall_ahead_ms`."""
     deferred: bool = False
     cookie: object = None
 
@@ -254,7 +255,7 @@ class Settled:
 
 @dataclass(slots=True)
 class Renewed:
-    """Locks last until `locked_until_ms`, but for those in `failures` (by place in the operation)."""
+    """Locks last until `locked_until_ms`, in monotonic time, but for those in `failures` (by place in the operation)."""
 
     locked_until_ms: int
     cookie: object

@@ -13,6 +13,7 @@ import gc
 import resource
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ import structlog
 import uvloop
 
 from broker.apply_file import apply_file
-from broker.clock import Clock, SystemClock
+from broker.clock import Clock, ClockWatch, SystemClock
 from broker.config import Settings
 from broker.config_file import ConfigFile
 from broker.entities import QueueDescription
@@ -47,6 +48,8 @@ log = structlog.get_logger("server")
 BACKLOG = 4096
 CLOSE_TIMEOUT_S = 2.0
 """How long clients have to answer our close when the broker stops."""
+CLOCK_LOOK_S = 1.0
+"""How often the clock is looked at, for steps and suspends."""
 DESCRIPTORS_WANTED = 65_536
 GC_THRESHOLDS = (50_000, 20, 100)
 """Collections walk every object there is, and waiting messages are many: with Python's defaults they take a tenth of the time."""
@@ -113,6 +116,8 @@ class Broker:
         )
         rules = settings.authorization_rules() + (file.authorization_rules if file else ())
         self.authorizer = Authorizer(rules, self.namespace.rules_of)
+        self._partitions: weakref.WeakSet[PartitionTask] = weakref.WeakSet()
+        """All that were started and are still referred to."""
         self._tasks: asyncio.TaskGroup | None = None
 
     def stop(self) -> None:
@@ -173,6 +178,7 @@ class Broker:
         listeners: list[asyncio.Server] = []
         assert self._tasks is not None
         http_task: asyncio.Task[None] | None = None
+        clock_task: asyncio.Task[None] | None = None
         try:
             for name, port, context in (("amqp", settings.amqp_port, None), ("amqps", settings.amqps_port, tls)):
                 if port is None:
@@ -185,6 +191,7 @@ class Broker:
                 ]
             self.addresses["http"] = addresses_text(await http.start())
             http_task = self._tasks.create_task(http.run(), name="http")
+            clock_task = self._tasks.create_task(self._watch_clock(services), name="clock")
             for listener in listeners:
                 await listener.start_serving()
             gc.collect()
@@ -197,6 +204,8 @@ class Broker:
             await self._stop.wait()
         finally:
             log.info("server.stopping", connections=len(services.connections))
+            if clock_task is not None:
+                clock_task.cancel()
             self._serving = False
             for listener in listeners:
                 listener.close()
@@ -205,6 +214,22 @@ class Broker:
             await _until_gone(services, settings.shutdown_timeout_ms / 1000)
             if http_task is not None:
                 await http.stop()
+
+    async def _watch_clock(self, services: Services) -> None:
+        """Report that the wall clock was set, and have everybody look at it whose timers counted on something else."""
+        watch = ClockWatch(self.clock)
+        while True:
+            await asyncio.sleep(CLOCK_LOOK_S)
+            step_ms, suspended_ms = watch.look()
+            if step_ms:
+                log.warning("clock.stepped", step_ms=step_ms)
+            if suspended_ms:
+                log.warning("clock.suspended", suspended_ms=suspended_ms)
+                for partition in list(self._partitions):
+                    partition.wake()
+            if step_ms or suspended_ms:
+                for connection in list(services.connections):
+                    connection.clock_was_set()
 
     # --- parts that are made as they are needed ---------------------------------------------------------------------
 
@@ -222,6 +247,7 @@ class Broker:
             meter=queue.meter,
         )
         assert self._tasks is not None, "the broker runs"
+        self._partitions.add(partition)
         self._tasks.create_task(partition.run(), name=f"partition {queue.name}/{number}")
         return partition
 

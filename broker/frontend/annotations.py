@@ -76,15 +76,20 @@ and the rest, behind the first HEAD.size bytes of it; empty where the front is a
 
 
 def deliverables(
-    locked: Locked, *, peek_lock: bool = True, partitioned: bool = True, dead_letter_source: str | None = None
+    locked: Locked,
+    *,
+    peek_lock: bool = True,
+    partitioned: bool = True,
+    dead_letter_source: str | None = None,
+    wall_ahead_ms: int = 0,
 ) -> Deliverables:
     """The messages of a batch, in the batch's order.
 
     `peek_lock` is False for receive-and-delete, whose messages show no lock. `dead_letter_source` names the entity that
-    messages forwarded out of a dead-letter queue died in.
+    messages forwarded out of a dead-letter queue died in. `wall_ahead_ms` is what makes the end of the locks wall time (`broker/clock.py`).
     """
     constants = _constants(
-        locked_until_ms=locked.locked_until_ms if peek_lock else None,
+        locked_until_ms=locked.locked_until_ms + wall_ahead_ms if peek_lock else None,
         partition_id=locked.partition if partitioned else None,
         state=MessageState.DEFERRED if locked.deferred else None,
         dead_letter_source=dead_letter_source,

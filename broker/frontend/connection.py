@@ -526,6 +526,12 @@ class Connection:
             delay_ms = min(max(min(ends_ms) - self.services.clock.now_ms(), 0) + 1, 86_400_000)
             self._claim_timer = self._loop.call_later(delay_ms / 1000, self._claims_ran_out)
 
+    def clock_was_set(self) -> None:
+        """Tokens expire in wall time, which has stepped: those that have run out end now, and the timer counts anew."""
+        if self._claim_timer is not None:
+            self._claim_timer.cancel()
+            self._claims_ran_out()
+
     def _claims_ran_out(self) -> None:
         """Links whose permission has ended are closed; `$cbs`, where the next token is put, needs none."""
         self._claim_timer = None

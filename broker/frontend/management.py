@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
+from broker.clock import wall_ahead_ms
 from broker.errors import Reason, Refused
 from broker.frontend.addresses import Address
 from broker.frontend.annotations import deliverables, joined, peeked_messages
@@ -164,10 +165,11 @@ class ManagementNode:
                 refusals.append(answer)
                 continue
             assert isinstance(answer, Renewed), f"{answer} is no answer to RenewLocks"
+            ahead_ms = wall_ahead_ms(self._connection.services.clock)
             if answer.failures:
                 refusals.append(lock_lost())
             for place in places:
-                until_ms[place] = answer.locked_until_ms
+                until_ms[place] = answer.locked_until_ms + ahead_ms
         if refusals:
             raise refusals[0]
         return _ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
@@ -189,7 +191,8 @@ class ManagementNode:
         if mode == RECEIVE_AND_DELETE:
             locked = await _removed(handle, locked)
         partitioned = self._queue.description.partitions > 1
-        payloads = joined(deliverables(locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=partitioned))
+        ahead_ms = wall_ahead_ms(self._connection.services.clock)
+        payloads = joined(deliverables(locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=partitioned, wall_ahead_ms=ahead_ms))
         return _ok(
             {
                 "messages": [

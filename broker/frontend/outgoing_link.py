@@ -266,7 +266,7 @@ class OutgoingLink:
                 return
             self._meter.receive_cache_hits.inc(len(locked.tokens))
             duration_ms = self.queue.description.settings.lock_duration_ms
-            now_ms = self._connection.services.clock.now_ms()
+            now_ms = self._connection.services.clock.monotonic_ms()
             # A lock that is nearly new is left as it is: messages pass over the shelf in passing, too.
             if locked.locked_until_ms < now_ms + duration_ms - duration_ms // 20 and not self._settled_mode:
                 self._handles[locked.partition].post(RenewLocks(locked.tokens), self._client, self._answered)
@@ -278,14 +278,14 @@ class OutgoingLink:
         return min(self.queue.description.settings.lock_duration_ms // 4, 5_000)
 
     def _expire_shelf(self) -> None:
-        now_ms = self._connection.services.clock.now_ms()
+        now_ms = self._connection.services.clock.monotonic_ms()
         self._release(self._shelf.expire(now_ms + self._margin_ms()))
 
     def _watch_shelf(self) -> None:
         """Give back, in good time, what nobody came for."""
         until_ms = self._shelf.locked_until_ms()
         if self._shelf_timer is None and until_ms is not None and not self.link.gone:
-            delay_ms = max(until_ms - self._margin_ms() - self._connection.services.clock.now_ms(), 10)
+            delay_ms = max(until_ms - self._margin_ms() - self._connection.services.clock.monotonic_ms(), 10)
             self._shelf_timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._shelf_is_due)
 
     def _shelf_is_due(self) -> None:
@@ -310,12 +310,19 @@ class OutgoingLink:
         self._unsettled.update(zip(deliveries, locked.tokens, strict=True))
 
     def _transfer(self, locked: Locked) -> list[Delivery]:
-        fronts, rests = deliverables(locked, peek_lock=not self._settled_mode, partitioned=len(self._handles) > 1)
+        clock = self._connection.services.clock
+        now_ms = clock.now_ms()
+        fronts, rests = deliverables(
+            locked,
+            peek_lock=not self._settled_mode,
+            partitioned=len(self._handles) > 1,
+            wall_ahead_ms=now_ms - clock.monotonic_ms(),
+        )
         size = sum(map(len, fronts)) + sum(map(len, rests)) - HEAD.size * (len(rests) - rests.count(b""))
         deliveries = self._engine.send(self.link, locked.tokens, fronts, self._settled_mode, rests, HEAD.size)
         self._meter.outgoing_messages.inc(len(fronts))
         self._meter.outgoing_bytes.inc(size)
-        self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
+        self.queue.accessed_at_ms = now_ms
         self._connection.sent(size)
         return deliveries
 

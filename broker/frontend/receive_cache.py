@@ -71,7 +71,7 @@ class Shelf:
         return self._drop(lambda chunk: chunk.partition == partition and chunk.subqueue == subqueue)
 
     def expire(self, until_ms: int) -> list[LockToken]:
-        """Take off what is locked until `until_ms` or less."""
+        """Take off what is locked until `until_ms` or less, in monotonic time."""
         return self._drop(lambda chunk: chunk.locked_until_ms <= until_ms)
 
     def clear(self) -> Iterator[Locked]:
@@ -82,7 +82,7 @@ class Shelf:
             yield chunk
 
     def locked_until_ms(self) -> int | None:
-        """When the first lock on the shelf runs out."""
+        """When the first lock on the shelf runs out, in monotonic time."""
         return min((chunk.locked_until_ms for chunk in self._chunks), default=None)
 
     def _drop(self, dropped: Callable[[Locked], bool]) -> list[LockToken]:

@@ -34,12 +34,15 @@ class Batch:
 
     __slots__ = (
         "answers", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent", "granted_bytes", "grants", "has_sent",
-        "holes", "marks", "now_ms", "open_grants", "passing", "to_tell",
+        "holes", "marks", "now_ms", "open_grants", "passing", "to_tell", "wall_ms",
     )  # fmt: skip
 
-    def __init__(self, commit: Commit, now_ms: int, first_sent: int) -> None:
+    def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
         self.commit = commit
         self.now_ms = now_ms
+        """The batch's time, monotonic: for everything that lasts."""
+        self.wall_ms = wall_ms
+        """The same moment in wall time: for what is stored."""
         self.answers: list[tuple[ClientId, Answer]] = []
         """In the order in which they were decided; to be released once the commit is durable."""
         self.holes: list[Hole] = []

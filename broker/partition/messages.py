@@ -114,8 +114,13 @@ class Messages:
 
     # --- what records do --------------------------------------------------------------------------------------------
 
-    def apply_enqueued(self, position: Position, enqueued: Enqueued, messages: Sequence[bytes] | None = None) -> bool:
-        """New messages in the main subqueue; False if there is no room in memory for their bodies beyond this batch."""
+    def apply_enqueued(
+        self, position: Position, enqueued: Enqueued, messages: Sequence[bytes] | None = None, now_ms: int | None = None
+    ) -> bool:
+        """New messages in the main subqueue; False if there is no room in memory for their bodies beyond this batch.
+
+        `messages` and `now_ms`, monotonic time, are None in a replay: what the bodies are and when they expire comes later.
+        """
         first, enqueued_ms, sizes, expiries, offset = enqueued
         count = len(sizes)
         assert first >= self.next_number, "sequence numbers never come back"
@@ -124,7 +129,15 @@ class Messages:
         frame = self._frame_at(position)
         frame.live += count
         numbers = range(first, first + count)
-        expiry_column: Iterable[int | None] = repeat(None) if expiries is None else [each or None for each in expiries]
+        expiry_column: Iterable[int | None] = repeat(None)
+        life_column: Iterable[int | None] = repeat(None)
+        if expiries is not None:
+            expiry_column = [each or None for each in expiries]
+            if now_ms is not None:
+                begun_ms = enqueued_ms - now_ms
+                lives = {each: each - begun_ms if each else None for each in set(expiries)}
+                life_column = list(map(lives.__getitem__, expiries))
+                self._watch_lives(first, lives, life_column)
         references = list(
             map(
                 Reference,
@@ -135,12 +148,11 @@ class Messages:
                 repeat(enqueued_ms),
                 expiry_column,
                 messages if messages is not None else repeat(b"", count),
+                life_column,
             )
         )
         # The numbers that the references hold are the dictionary's keys, too: one object for both.
         self.main.append(references, [reference.sequence_number for reference in references], size)
-        if expiries is not None:
-            self._add_expiries(first, expiries)
         self.next_number = first + count
         self.latest_enqueued_ms = enqueued_ms
         return keep or messages is None
@@ -188,16 +200,18 @@ class Messages:
                 reference.frame, reference.offset = frame, offset
             offset += size
 
-    def _add_expiries(self, first: int, expiries: Sequence[int]) -> None:
+    def _watch_lives(self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]) -> None:
+        """Have the timer wheel tell when new messages expire; `lives` has each different time of the column."""
         wheel = self.main.expiry
-        if wheel is None:
-            return  # while replaying
-        if len(set(expiries)) == 1:
-            wheel.add_all(expiries[0], range(first, first + len(expiries)))
+        assert wheel is not None, "the messages were replayed"
+        if len(lives) == 1:
+            (only,) = lives.values()
+            if only is not None:
+                wheel.add_all(only, range(first, first + len(life_column)))
             return
-        for number, expires_ms in enumerate(expiries, first):
-            if expires_ms:
-                wheel.add(expires_ms, number)
+        for number, lives_until_ms in enumerate(life_column, first):
+            if lives_until_ms is not None:
+                wheel.add(lives_until_ms, number)
 
     def _frame_at(self, position: Position) -> StoredFrame:
         if not self._frames or self._frames[-1].position != position:
@@ -243,11 +257,15 @@ class Messages:
                 case _:
                     raise UnreadableRecord(f"record kind {record.kind} is unknown to this release")
 
-    def finish_replay(self) -> None:
-        """Everything was replayed: bring the references into order, and watch the time."""
+    def finish_replay(self, wall_ahead_ms: int) -> None:
+        """Everything was replayed: bring the references into order, and watch the time.
+
+        `wall_ahead_ms` is how far wall time is ahead of monotonic time. While nobody ran the partition, wall time counted for the time
+        to live; from now on only what passes does.
+        """
         self.main.expiry = TimerWheel(self._tick_ms, self.main.references.__contains__)
         for subqueue in self.subqueues:
-            subqueue.rebuild()
+            subqueue.rebuild(wall_ahead_ms)
 
     def _known(self, mark: Mark) -> Sequence[int]:
         if max(mark.subqueue, mark.target) >= len(self.subqueues):

@@ -21,7 +21,8 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
 
 Dead-letter subqueues know no time to live, and count no deliveries (AMQP contract 5.6, 10.4). An expired message is never
 handed out; a locked one expires when its lock ends, a deferred one never. Everything in a batch happens at the batch's one
-time, and a time to live is at least 1 ms: so nothing that is enqueued in a batch can expire in it.
+time, and a time to live is at least 1 ms: so nothing that is enqueued in a batch can expire in it. Locks and times to live count
+in monotonic time, so setting the wall clock ends none of them; wall time only goes into records (see `broker/clock.py`).
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ from broker.partition.demand import DemandBook, Waiter
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages
 from broker.partition.records import Enqueued, Mark
+from broker.partition.stamps import Stamps
 from broker.partition.subqueue import DEFERRED, Lease, Reference, Subqueue
 from storage.log import Commit, Frame, Position
 
@@ -126,7 +128,8 @@ class Partition:
         self._locks = Locks(self._subqueues, self._books, epoch, first_nonce, self.bounds.tick_ms)
         self._overdue: deque[int] = deque()
         """Sequence numbers whose time came, and which were not looked at yet."""
-        self._batch = Batch(Commit(Position(0)), 0, messages.next_number)
+        self._stamps = Stamps()
+        self._batch = Batch(Commit(Position(0)), 0, 0, messages.next_number)
 
     @property
     def nonce(self) -> int:
@@ -135,9 +138,9 @@ class Partition:
 
     # --- one batch --------------------------------------------------------------------------------------------------
 
-    def begin(self, commit: Commit, now_ms: int) -> None:
-        """Start a batch at a time: do first what has fallen due."""
-        self._batch = Batch(commit, now_ms, self.messages.next_number)
+    def begin(self, commit: Commit, now_ms: int, wall_ms: int) -> None:
+        """Start a batch at a time, monotonic and wall: do first what has fallen due."""
+        self._batch = Batch(commit, now_ms, wall_ms, self.messages.next_number)
         self._run_timers()
 
     def handle(self, client: ClientId, operation: Operation) -> None:
@@ -264,11 +267,12 @@ class Partition:
             self._check_quota(sum(sizes))
             if min(sizes) == max(sizes):
                 sizes = [sizes[0]] * len(sizes)  # one number object for all
-            enqueued_ms = max(self._batch.now_ms, self.messages.latest_enqueued_ms)
+            now_ms = self._batch.now_ms
+            enqueued_ms = self._stamps.stamp(self.messages.latest_enqueued_ms, now_ms, self._batch.wall_ms)
             expiries = self._expiries(send.time_to_live_ms, len(sizes), enqueued_ms)
             offset = records.add_enqueued(self._batch.commit, first, enqueued_ms, sizes, expiries, messages)
             enqueued = Enqueued(first, enqueued_ms, sizes, expiries, offset)
-            if not self.messages.apply_enqueued(self._batch.commit.start, enqueued, messages):
+            if not self.messages.apply_enqueued(self._batch.commit.start, enqueued, messages, now_ms):
                 self._batch.passing += map(self._main.references.__getitem__, range(first, first + len(sizes)))
             self._batch.has_sent = True
         self._batch.answers.append((client, Sent(first, send.cookie)))
@@ -480,7 +484,7 @@ class Partition:
         """Unlocked messages are available again, but for those that expired while they were locked."""
         subqueue.give_back(references)
         if subqueue.expiry is not None:
-            expired = [each for each in references if each.expires_at_ms is not None and each.expires_at_ms <= self._batch.now_ms]
+            expired = [each for each in references if each.lives_until_ms is not None and each.lives_until_ms <= self._batch.now_ms]
             self._expire([each for each in expired if each.state != DEFERRED])
 
     def _mark(self, mark: Mark) -> None:
@@ -549,7 +553,7 @@ class Partition:
         ))  # fmt: skip
 
     def _is_overdue(self, subqueue: Subqueue, reference: Reference) -> bool:
-        if subqueue.expiry is None or reference.expires_at_ms is None or reference.expires_at_ms > self._batch.now_ms:
+        if subqueue.expiry is None or reference.lives_until_ms is None or reference.lives_until_ms > self._batch.now_ms:
             return False
         return reference.lease is None and reference.state != DEFERRED
 

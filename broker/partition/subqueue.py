@@ -77,6 +77,7 @@ class Reference:
         "expires_at_ms",
         "frame",
         "lease",
+        "lives_until_ms",
         "offset",
         "payload",
         "sequence_number",
@@ -93,6 +94,7 @@ class Reference:
         enqueued_at_ms: int,
         expires_at_ms: int | None,
         payload: bytes = b"",
+        lives_until_ms: int | None = None,
     ) -> None:
         self.sequence_number = sequence_number
         self.frame = frame
@@ -100,6 +102,9 @@ class Reference:
         self.size = size
         self.enqueued_at_ms = enqueued_at_ms
         self.expires_at_ms = expires_at_ms
+        """As stored and shown: enqueued time and time to live, in wall time. Nothing runs by it."""
+        self.lives_until_ms = lives_until_ms
+        """When its time to live is over, in monotonic time; None for never, and until a replay is finished."""
         self.payload = payload
         """The stored message while it is in memory, else empty."""
         self.delivery_count = 0
@@ -161,24 +166,24 @@ class Subqueue:
             self.available += 1
         else:
             self.deferred += 1
-        if self.expiry is not None and reference.expires_at_ms is not None:
-            self.expiry.add(reference.expires_at_ms, number)
+        if self.expiry is not None and reference.lives_until_ms is not None:
+            self.expiry.add(reference.lives_until_ms, number)
 
     def remove(self, sequence_numbers: Iterable[int]) -> list[Reference]:
         """Take out messages that are not locked."""
         pop = self.references.pop
         removed = [pop(number) for number in sequence_numbers]
         size = deferred = cancelled = 0
-        expires_at_ms: int | None = None
+        lives_until_ms: int | None = None
         for reference in removed:
             size += reference.size
             if reference.state:
                 deferred += 1
-            if reference.expires_at_ms != expires_at_ms:  # messages that were sent together expire together
-                self._cancel_expiry(expires_at_ms, cancelled)
-                expires_at_ms, cancelled = reference.expires_at_ms, 0
+            if reference.lives_until_ms != lives_until_ms:  # messages that were sent together expire together
+                self._cancel_expiry(lives_until_ms, cancelled)
+                lives_until_ms, cancelled = reference.lives_until_ms, 0
             cancelled += 1
-        self._cancel_expiry(expires_at_ms, cancelled)
+        self._cancel_expiry(lives_until_ms, cancelled)
         self.bytes -= size
         if self.changed_bytes:
             self.changed_bytes -= sum(len(reference.changed) for reference in removed if reference.changed is not None)
@@ -187,9 +192,9 @@ class Subqueue:
         self._tidy()
         return removed
 
-    def _cancel_expiry(self, expires_at_ms: int | None, count: int) -> None:
-        if expires_at_ms is not None and self.expiry is not None:
-            self.expiry.cancel(expires_at_ms, count)
+    def _cancel_expiry(self, lives_until_ms: int | None, count: int) -> None:
+        if lives_until_ms is not None and self.expiry is not None:
+            self.expiry.cancel(lives_until_ms, count)
 
     def cut(self, first: int) -> list[Reference]:
         """Take back what was appended last, from sequence number `first` on, as if it had never come."""
@@ -197,7 +202,7 @@ class Subqueue:
         del self._order[bisect_left(self._order, first) :]
         self._next = min(self._next, len(self._order))
         if self.expiry is not None:
-            for due_ms in {reference.expires_at_ms for reference in removed if reference.expires_at_ms is not None}:
+            for due_ms in {reference.lives_until_ms for reference in removed if reference.lives_until_ms is not None}:
                 self.expiry.sift(due_ms)
         return removed
 
@@ -217,7 +222,7 @@ class Subqueue:
             for reference in map(references.get, order[place : place + count]):
                 if reference is None or reference.state or reference.lease is not None or bytes_max <= 0:
                     break
-                if expires and reference.expires_at_ms is not None and reference.expires_at_ms <= now_ms:
+                if expires and reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms:
                     break
                 reference.lease = lease
                 taken.append(reference)
@@ -235,7 +240,7 @@ class Subqueue:
             reference = references.get(number)
             if reference is None or reference.state or reference.lease is not None:
                 continue
-            if expires and reference.expires_at_ms is not None and reference.expires_at_ms <= now_ms:
+            if expires and reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms:
                 expired.append(reference)
                 continue
             reference.lease = lease
@@ -322,8 +327,11 @@ class Subqueue:
 
     # --- order ------------------------------------------------------------------------------------------------------
 
-    def rebuild(self) -> None:
-        """Make the order and all sums anew from the references. None of them is locked."""
+    def rebuild(self, wall_ahead_ms: int) -> None:
+        """Make the order and all sums anew from the references. None of them is locked.
+
+        Stored times become monotonic: `wall_ahead_ms` is how far wall time is ahead now.
+        """
         self._order = array("Q", sorted(self.references))
         self._strays.clear()
         self._restart()
@@ -333,10 +341,13 @@ class Subqueue:
         self.available = len(references) - self.deferred
         self.bytes = sum(reference.size for reference in references)
         self.changed_bytes = sum(len(reference.changed) for reference in references if reference.changed is not None)
-        if self.expiry is not None:
-            for reference in references:
-                if reference.expires_at_ms is not None:
-                    self.expiry.add(reference.expires_at_ms, reference.sequence_number)
+        shared: dict[int, int] = {}
+        for reference in references:
+            expires_at_ms = reference.expires_at_ms
+            if expires_at_ms is not None:
+                reference.lives_until_ms = due_ms = shared.setdefault(expires_at_ms, expires_at_ms - wall_ahead_ms)
+                if self.expiry is not None:
+                    self.expiry.add(due_ms, reference.sequence_number)
 
     def _restart(self) -> None:
         self._next = 0
@@ -377,4 +388,5 @@ class Subqueue:
         assert all(each.sequence_number in reachable for each in references if each.state == READY and each.lease is None)
         assert self._next <= len(self._order)
         if self.expiry is not None:
-            self.expiry.check(each.expires_at_ms for each in references if each.expires_at_ms is not None)
+            self.expiry.check(each.lives_until_ms for each in references if each.lives_until_ms is not None)
+        assert all((each.expires_at_ms is None) == (each.lives_until_ms is None) for each in references)

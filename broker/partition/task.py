@@ -31,7 +31,7 @@ from typing import Protocol
 
 import structlog
 
-from broker.clock import Clock
+from broker.clock import Clock, wall_ahead_ms
 from broker.entities import QueueDescription
 from broker.errors import Reason
 from broker.operations import (
@@ -205,7 +205,8 @@ class PartitionTask:
             self._partition.check()
 
     def wake(self) -> None:
-        """Look at the clock again: it was moved by hand."""
+        """Look at the clock again: more time has passed than the event loop's timers know of, which stand still in a suspend."""
+        self._cancel_timer()
         self._wake.set()
 
     # --- the task ---------------------------------------------------------------------------------------------------
@@ -242,7 +243,7 @@ class PartitionTask:
                 await self._open()
         elif self._health is Health.RECOVERING:
             self._refuse_waiting()
-            if self._clock.now_ms() >= self._retry_at_ms:
+            if self._clock.monotonic_ms() >= self._retry_at_ms:
                 await self._open()
         if self._health is not Health.HEALTHY:
             return False
@@ -254,7 +255,7 @@ class PartitionTask:
         partition = self._partition
         assert partition is not None
         waiting = self._undecided = self._gather()
-        partition.begin(self._log.begin(), self._clock.now_ms())
+        partition.begin(self._log.begin(), self._clock.monotonic_ms(), self._clock.now_ms())
         for client, operation, _ in waiting:
             partition.handle(client, operation)
         batch = partition.finish()
@@ -329,7 +330,7 @@ class PartitionTask:
     async def _keep_up(self) -> bool:
         assert self._upkeep is not None
         try:
-            return await self._upkeep.step(self._clock.now_ms())
+            return await self._upkeep.step(self._clock.monotonic_ms())
         except StorageError as error:
             await self._recover(error)
             return False
@@ -347,7 +348,7 @@ class PartitionTask:
         except StorageError as error:
             limits = self._limits
             self._retry_delay_ms = min(max(2 * self._retry_delay_ms, limits.recovery_delay_ms), limits.recovery_delay_ms_max)
-            self._retry_at_ms = self._clock.now_ms() + self._retry_delay_ms
+            self._retry_at_ms = self._clock.monotonic_ms() + self._retry_delay_ms
             self._output.warning("partition.unavailable", error=str(error), retry_ms=self._retry_delay_ms)
             self._become(Health.RECOVERING)
             self._refuse_waiting()
@@ -378,7 +379,7 @@ class PartitionTask:
             if unyielded >= REPLAY_SLICE_BYTES:
                 unyielded = 0
                 await asyncio.sleep(0)
-        messages.finish_replay()
+        messages.finish_replay(wall_ahead_ms(self._clock))
         self._partition = Partition(self.number, self._describe, messages, epoch=self._epoch, first_nonce=first_nonce, bounds=bounds)
         self._upkeep = Upkeep(log, messages, self._limits.upkeep, self._output, checkpoint_at=since if checkpoint is not None else None)
         self._output.debug("partition.opened", epoch=self._epoch, since=since, replayed_bytes=replayed, messages=messages.count)
@@ -472,7 +473,7 @@ class PartitionTask:
             while self._mailbox and self._health is Health.HEALTHY:
                 await self._serve()
         if self._health is Health.HEALTHY and self._upkeep is not None:
-            await self._upkeep.save_checkpoint(self._clock.now_ms())
+            await self._upkeep.save_checkpoint(self._clock.monotonic_ms())
         opened = self._health is not Health.CLOSED
         if self._health is not Health.FAILED:
             self._become(Health.STOPPED)
@@ -511,7 +512,7 @@ class PartitionTask:
         if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
             return
         self._cancel_timer()
-        delay_ms = max(0, due_ms - self._clock.now_ms())
+        delay_ms = max(0, due_ms - self._clock.monotonic_ms())
         self._timer_due_ms = due_ms
         self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._timer_fired)
 

@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.changed_properties import encode_changes, merge_changes
+from broker.clock import wall_ahead_ms
 from broker.entities import DEAD_LETTER, MAIN, QueueSettings
 from broker.errors import Reason
 from broker.operations import (
@@ -87,8 +88,13 @@ class Lock:
 class Message:
     body: bytes
     number: int
-    enqueued_ms: int
-    expires_ms: int | None
+    enqueued_ms: int | None
+    """Wall time as it is shown; None until it was seen, for it may run behind the clock."""
+    sent_ms: int
+    """Wall time when it was sent."""
+    time_to_live_ms: int
+    lives_until_ms: int
+    """In monotonic time."""
     subqueue: str = MAIN
     deliveries: int = 0
     deferred: bool = False
@@ -96,7 +102,13 @@ class Message:
     lock: Lock | None = None
 
     def expired(self, now_ms: int) -> bool:
-        return self.subqueue == MAIN and not self.deferred and self.expires_ms is not None and self.expires_ms <= now_ms
+        return self.subqueue == MAIN and not self.deferred and self.lives_until_ms <= now_ms
+
+    def saw_enqueued(self, enqueued_ms: int, expires_ms: int | None) -> None:
+        """What is shown never changes, is never before the clock's time, and says when the time to live is over."""
+        assert enqueued_ms == (self.enqueued_ms or enqueued_ms) >= self.sent_ms
+        assert expires_ms == enqueued_ms + self.time_to_live_ms
+        self.enqueued_ms = enqueued_ms
 
 
 @dataclass
@@ -181,6 +193,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.tokens_seen: set[LockToken] = set()
         self.lost_tokens: list[LockToken] = []
         self.bodies = 0
+        self.stepped_back = False
         self.recalls: list[tuple[int, str]] = []
         self.leaving: set[tuple[int, str]] = set()
 
@@ -192,7 +205,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     def run_batch(self, operations: Sequence[tuple[int, Operation]]) -> dict[int, list[Answer]]:
         """One batch of the partition; what nobody asked for just now is taken up here."""
-        self.model.pass_time(self.harness.clock.now_ms())
+        self.model.pass_time(self.harness.clock.monotonic_ms())
         for client, operation in operations:
             self.harness.post(client, operation)
         self.loop.run_until_complete(self.harness.settle())
@@ -209,6 +222,11 @@ class PartitionMachine(RuleBasedStateMachine):
                         left.setdefault(client, []).append(answer)
                     case _:
                         left.setdefault(client, []).append(answer)
+        partition = self.harness.task._partition
+        for each in self.model.messages:
+            if each.enqueued_ms is None and partition is not None:
+                reference = partition.messages.find(each.subqueue).references[each.number]
+                each.saw_enqueued(reference.enqueued_at_ms, reference.expires_at_ms)
         return left
 
     def one(self, client: int, operation: Operation) -> Answer:
@@ -233,15 +251,15 @@ class PartitionMachine(RuleBasedStateMachine):
             self.lock(client, message, locked, index)
 
     def lock(self, client: int, message: Message, locked: Locked, index: int) -> None:
-        now_ms = self.harness.clock.now_ms()
+        now_ms = self.harness.clock.monotonic_ms()
         token = locked.tokens[index]
         assert token not in self.tokens_seen and token[:8] == message.number.to_bytes(8, "big")
         self.tokens_seen.add(token)
         assert locked.locked_until_ms == now_ms + LOCK_MS
         assert not message.expired(now_ms)
         assert locked.messages[index] == message.body
-        assert locked.enqueued_at_ms[index] == message.enqueued_ms
-        assert locked.expires_at_ms[index] == message.expires_ms
+        message.saw_enqueued(locked.enqueued_at_ms[index], locked.expires_at_ms[index])
+        assert self.stepped_back or message.enqueued_ms == message.sent_ms
         assert locked.delivery_counts[index] == message.deliveries
         assert properties(locked.changed[index]) == properties(message.changed)
         message.lock = Lock(client, locked.locked_until_ms, token)
@@ -270,7 +288,7 @@ class PartitionMachine(RuleBasedStateMachine):
         return chosen
 
     def expected_failures(self, tokens: Sequence[LockToken]) -> dict[int, Reason]:
-        self.model.pass_time(self.harness.clock.now_ms())
+        self.model.pass_time(self.harness.clock.monotonic_ms())
         return {index: Reason.LOCK_LOST for index, token in enumerate(tokens) if self.model.find(token) is None}
 
     def give_up(self, message: Message) -> None:
@@ -290,17 +308,17 @@ class PartitionMachine(RuleBasedStateMachine):
         self.send_batch(client, count, size, ttls)
 
     def new_messages(self, count: int, size: int, ttls: list[int | None] | None) -> tuple[Send, list[Message]]:
-        now_ms = self.harness.clock.now_ms()
+        now_ms, wall_ms = self.harness.clock.monotonic_ms(), self.harness.clock.now_ms()
         made = []
         for index in range(count):
             self.bodies += 1
             ttl = min(each for each in (TTL_DEFAULT_MS, ttls[index] if ttls else None) if each is not None)
             body = b"%d:" % self.bodies + b"." * size
-            made.append(Message(body, self.model.next_number + index, now_ms, now_ms + ttl))
+            made.append(Message(body, self.model.next_number + index, None, wall_ms, ttl, now_ms + ttl))
         return Send([each.body for each in made], ttls[:count] if ttls else None, cookie="send"), made
 
     def send_batch(self, client: int, count: int, size: int, ttls: list[int | None] | None) -> None:
-        self.model.pass_time(self.harness.clock.now_ms())
+        self.model.pass_time(self.harness.clock.monotonic_ms())
         send, made = self.new_messages(count, size, ttls)
         self.model.messages += made  # so that what is granted in the same batch is known
         self.model.next_number += count
@@ -323,7 +341,7 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(client=st.sampled_from(CLIENTS), count=st.integers(1, 6))
     def receive(self, client: int, count: int) -> None:
         """Ask where there is something."""
-        self.model.pass_time(self.harness.clock.now_ms())
+        self.model.pass_time(self.harness.clock.monotonic_ms())
         for subqueue in SUBQUEUES:
             if self.model.available(subqueue):
                 self.demand(client, subqueue, count, False)
@@ -401,7 +419,7 @@ class PartitionMachine(RuleBasedStateMachine):
             message = self.model.find(token)
             if message is not None:
                 self.give_up(message)
-        self.model.pass_time(self.harness.clock.now_ms())  # what expired while it was locked
+        self.model.pass_time(self.harness.clock.monotonic_ms())  # what expired while it was locked
 
     @precondition(lambda self: self.recalls)
     @rule(data=st.data())
@@ -417,7 +435,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def renew(self, data: st.DataObject, client: int) -> None:
         tokens = self.pick(data, client)
         failures = self.expected_failures(tokens)
-        until_ms = self.harness.clock.now_ms() + LOCK_MS
+        until_ms = self.harness.clock.monotonic_ms() + LOCK_MS
         for token in tokens:
             message = self.model.find(token)
             if message is not None and message.lock is not None:
@@ -446,6 +464,9 @@ class PartitionMachine(RuleBasedStateMachine):
         )[:count]
         assert answer.sequence_numbers == [each.number for each in expected]
         assert answer.messages == [each.body for each in expected]
+        for message, enqueued_ms, expires_ms in zip(expected, answer.enqueued_at_ms, answer.expires_at_ms, strict=True):
+            message.saw_enqueued(enqueued_ms, expires_ms)
+        assert answer.enqueued_at_ms == sorted(answer.enqueued_at_ms)
         assert answer.delivery_counts == [each.deliveries for each in expected]
         assert answer.states == [MessageState.DEFERRED if each.deferred else MessageState.ACTIVE for each in expected]
         assert list(map(properties, answer.changed)) == [properties(each.changed) for each in expected]
@@ -455,7 +476,7 @@ class PartitionMachine(RuleBasedStateMachine):
         candidates = [each.number for each in self.model.messages if each.subqueue == subqueue and each.deferred]
         candidates.append(self.model.next_number + 7)
         numbers = data.draw(st.lists(st.sampled_from(candidates), unique=True, min_size=1, max_size=3))
-        self.model.pass_time(self.harness.clock.now_ms())
+        self.model.pass_time(self.harness.clock.monotonic_ms())
         found = {each.number: each for each in self.model.messages if each.subqueue == subqueue and each.deferred and each.lock is None}
         answer = self.one(client, ReceiveDeferred(subqueue, numbers, "fetch"))
         if any(number not in found for number in numbers):
@@ -470,18 +491,26 @@ class PartitionMachine(RuleBasedStateMachine):
     def advance(self, milliseconds: int) -> None:
         self.harness.clock.advance(milliseconds)
         for each in self.model.messages:
-            if each.lock is not None and each.lock.until_ms <= self.harness.clock.now_ms():
+            if each.lock is not None and each.lock.until_ms <= self.harness.clock.monotonic_ms():
                 self.lost_tokens.append(each.lock.token)
         # Timers fire up to a tick late; what they have to do is due at the latest then.
         tick_ms = Bounds().tick_ms
-        self.harness.clock.advance(-self.harness.clock.now_ms() % tick_ms)
+        self.harness.clock.advance(-self.harness.clock.monotonic_ms() % tick_ms)
+        self.run_batch([])
+
+    @rule(milliseconds=st.sampled_from([-3_600_000, -1_000, 1_000, 3_600_000]))
+    def set_the_wall_clock(self, milliseconds: int) -> None:
+        """It frees nothing and freezes nothing."""
+        self.catch_up(1)
+        self.harness.clock.step(milliseconds)
+        self.stepped_back |= milliseconds < 0
         self.run_batch([])
 
     # --- restarts and faults ----------------------------------------------------------------------------------------
 
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:
-        self.model.pass_time(self.harness.clock.now_ms())
+        self.model.pass_time(self.harness.clock.monotonic_ms())
         self.loop.run_until_complete(self.harness.restart(clean=clean))
         self.all_volatile_is_gone()
 
@@ -491,6 +520,10 @@ class PartitionMachine(RuleBasedStateMachine):
         self.restart(False)
 
     def all_volatile_is_gone(self) -> None:
+        """Read back from the log: locks are void, and the wall clock says how much of a time to live is left."""
+        for each in self.model.messages:
+            assert each.enqueued_ms is not None
+            each.lives_until_ms = each.enqueued_ms + each.time_to_live_ms - wall_ahead_ms(self.harness.clock)
         self.lost_tokens += [each.lock.token for each in self.model.messages if each.lock is not None]
         self.model.forget_volatile()
         self.recalls.clear()
@@ -511,7 +544,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.harness.post(client, send)
         self.loop.run_until_complete(self.harness.settle())
         if self.harness.task.health is Health.RECOVERING:
-            self.harness.clock.advance(20_000 - self.harness.clock.now_ms() % 20)
+            self.harness.clock.advance(20_000 - self.harness.clock.monotonic_ms() % 20)
             self.loop.run_until_complete(self.harness.settle())
         assert self.harness.task.health is Health.HEALTHY
         answers = {each: self.harness.take(each) for each in CLIENTS}

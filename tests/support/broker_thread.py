@@ -12,6 +12,7 @@ from types import TracebackType
 
 import uvloop
 
+from broker.clock import Clock
 from broker.config import load_settings
 from broker.config_file import load_config_file
 from broker.server import Broker
@@ -24,14 +25,16 @@ READY_WITHIN_S = 20.0
 class BrokerThread:
     """Starts with the block and stops with it; `settings` are the broker's own."""
 
-    def __init__(self, folder: Path, queues: Sequence[Mapping[str, object]], disk: Disk, **settings: object) -> None:
+    def __init__(
+        self, folder: Path, queues: Sequence[Mapping[str, object]], disk: Disk, *, clock: Clock | None = None, **settings: object
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.json"
         config.write_text(json.dumps(configuration(queues)), encoding="utf-8")
         given = load_settings(data_dir=folder / "data", amqp_port=0, amqps_port=None, http_port=0, **settings)
         given.data_dir.mkdir(exist_ok=True)
         self.data_dir = given.data_dir
-        self.broker = Broker(given, load_config_file(config, given), disk=disk)
+        self.broker = Broker(given, load_config_file(config, given), disk=disk, clock=clock)
         self.failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._up = threading.Event()

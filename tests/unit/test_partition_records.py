@@ -24,7 +24,7 @@ def only_record(commit: Commit) -> Record:
 
 def new_messages() -> Messages:
     messages = Messages(3, PayloadBudget(0, 0), 20)
-    messages.finish_replay()
+    messages.finish_replay(0)
     return messages
 
 
@@ -109,7 +109,7 @@ def test_a_record_about_a_message_of_a_trimmed_part_is_passed_over() -> None:
     records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
     commit.add(records.RETURNED, [records.encode_mark(Mark(records.RETURNED, 0, [3 << 48 | 4, 3 << 48 | 10]))])
     messages.replay(frame_of(commit))
-    messages.finish_replay()
+    messages.finish_replay(0)
     messages.check()
     assert [each.delivery_count for each in messages.main.browse(0)] == [1]
 
@@ -117,15 +117,15 @@ def test_a_record_about_a_message_of_a_trimmed_part_is_passed_over() -> None:
 def test_a_checkpoint_brings_back_every_reference() -> None:
     messages = new_messages()
     first = messages.next_number
-    messages.apply_enqueued(Position(100), Enqueued(first, 1000, [10, 20, 30, 40], [5000, 0, 6000, 0], 64))
-    messages.apply_enqueued(Position(900), Enqueued(first + 4, 2000, [7], None, 80))
+    messages.apply_enqueued(Position(100), Enqueued(first, 1000, [10, 20, 30, 40], [5000, 0, 6000, 0], 64), now_ms=1000)
+    messages.apply_enqueued(Position(900), Enqueued(first + 4, 2000, [7], None, 80), now_ms=2000)
     messages.apply_mark(Mark(records.RETURNED, 0, [first], b"\xc1\x01\x00"))
     messages.apply_mark(Mark(records.DEFERRED, 0, [first + 1]))
     messages.apply_mark(Mark(records.MOVED, 0, [first + 2], None, 1, True))
     messages.apply_mark(Mark(records.REMOVED, 0, [first + 3]))
     again = Messages(3, PayloadBudget(0, 0), 20)
     snapshot.load(again, snapshot.save(messages))
-    again.finish_replay()
+    again.finish_replay(0)
     again.check()
     for mine, theirs in zip(messages.subqueues, again.subqueues, strict=True):
         assert [describe(each) for each in mine.browse(0)] == [describe(each) for each in theirs.browse(0)]

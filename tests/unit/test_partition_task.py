@@ -192,7 +192,7 @@ async def test_while_a_log_cannot_be_reopened_operations_are_refused_and_attempt
     await harness.do(1, Demand(MAIN, 1))
     attempts: list[int] = []
     harness.log.fail_append(CommitFailed("no"))
-    harness.log.on_claim = lambda: attempts.append(harness.clock.now_ms()) or StorageError("still no")  # type: ignore[func-returns-value]
+    harness.log.on_claim = lambda: attempts.append(harness.clock.monotonic_ms()) or StorageError("still no")  # type: ignore[func-returns-value]
     assert isinstance(one(await harness.do(2, Send([b"b"], None)), Failed), Failed)
     assert harness.task.health is Health.RECOVERING and not harness.task.available
     for _ in range(58):

@@ -83,13 +83,13 @@ def memory(count: int = 1_000_000, per_record: int = 30, default_ttl: bool = Fal
     gc.collect()
     tracemalloc.start()
     messages = Messages(3, PayloadBudget(0, 0), 20)
-    messages.finish_replay()
+    messages.finish_replay(0)
     before, _ = tracemalloc.get_traced_memory()
     for index in range(count // per_record):
         now_ms = 1_700_000_000_000 + index
         expiries = [now_ms + 3_600_000] * per_record if default_ttl else None
         enqueued = Enqueued(messages.next_number, now_ms, [1040] * per_record, expiries, 200)
-        messages.apply_enqueued(Position(index * 32_000), enqueued)
+        messages.apply_enqueued(Position(index * 32_000), enqueued, now_ms=now_ms)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return (after - before) / messages.count
@@ -98,7 +98,7 @@ def memory(count: int = 1_000_000, per_record: int = 30, default_ttl: bool = Fal
 def checkpoints(count: int = 62_500) -> tuple[float, float]:
     """Milliseconds to make and to load a checkpoint."""
     messages = Messages(3, PayloadBudget(0, 0), 20)
-    messages.finish_replay()
+    messages.finish_replay(0)
     for index in range(count // 30):
         messages.apply_enqueued(Position(index * 32_000), Enqueued(messages.next_number, 1_700_000_000_000 + index, [1040] * 30, None, 200))
     began = time.process_time()
@@ -107,7 +107,7 @@ def checkpoints(count: int = 62_500) -> tuple[float, float]:
     began = time.process_time()
     again = Messages(3, PayloadBudget(0, 0), 20)
     snapshot.load(again, state)
-    again.finish_replay()
+    again.finish_replay(0)
     loaded = time.process_time() - began
     assert again.count == messages.count
     return saved * 1e3, loaded * 1e3

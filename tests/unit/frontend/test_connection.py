@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -200,6 +201,25 @@ async def test_a_token_opens_what_it_is_for_and_its_end_closes_the_link() -> Non
     (detach,) = await client.heard(raw.DETACH)
     assert detach.field(2).value[0] == "amqp:unauthorized-access" and "ExpiredToken" in detach.field(2).value[1]
     assert [link.name for link in client.connection.engine.links() if not link.gone] == ["sender-0", "name-1"], "$cbs stays"
+
+
+@pytest.mark.parametrize(("step_ms", "ends"), [(3_600_000, True), (-3_600_000, False)], ids=["forward", "back"])
+async def test_a_token_ends_by_the_wall_clock_also_when_that_was_set(step_ms: int, ends: bool) -> None:
+    stack = LinkStack()
+    client = await stack.connect(raw.sasl_anonymous())
+    await responders(client)
+    client.transfer(0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 60)))
+    await responses(client)
+    await client.sender(7)
+    stack.clock.step(step_ms)
+    client.connection.clock_was_set()
+    assert bool(client.connection.claims) is not ends
+    if ends:
+        (detach,) = await client.heard(raw.DETACH)
+        assert "ExpiredToken" in detach.field(2).value[1]
+    else:
+        timer = client.connection._claim_timer
+        assert timer is not None and timer.when() - asyncio.get_running_loop().time() > 3_600
 
 
 SOON_S = 10

@@ -43,7 +43,7 @@ LONG_MS = 60_000
 
 def give(stack: LinkStack, number: int, count: int, **given: Any) -> Locked:
     """The partition answers its oldest demand with so many messages."""
-    messages = locked(number, count, until_ms=stack.clock.now_ms() + LONG_MS, **given)
+    messages = locked(number, count, until_ms=stack.clock.monotonic_ms() + LONG_MS, **given)
     part = stack.parts[number]
     part.answer(Demand, lambda demand: messages)
     return messages
@@ -112,7 +112,7 @@ async def test_a_message_is_handed_over_as_soon_as_a_partition_gives_it() -> Non
     assert transfer.field(2) == messages.tokens[0] and not transfer.field(4) and transfer.field(3) == 0
     found = sections(transfer.payload)
     assert found[0x72]["x-opt-sequence-number"] == messages.sequence_numbers[0] and found[0x72]["x-opt-partition-id"] == 2
-    assert found[0x72]["x-opt-locked-until"] == messages.locked_until_ms and found[0x75] == b"hello"
+    assert found[0x72]["x-opt-locked-until"] == stack.clock.now_ms() + LONG_MS and found[0x75] == b"hello"
 
 
 async def test_what_comes_beyond_the_credit_waits_and_answers_the_next_credit_without_asking_again() -> None:
@@ -153,7 +153,7 @@ async def test_a_message_whose_lock_ran_out_while_it_waited_is_never_delivered()
 async def test_what_nobody_comes_for_goes_back_before_its_lock_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, client = await receiving(1, settings=QueueSettings(lock_duration_ms=100))
     give(stack, 0, 1)
-    waiting = locked(3, 1, until_ms=stack.clock.now_ms() + 50)
+    waiting = locked(3, 1, until_ms=stack.clock.monotonic_ms() + 50)
     stack.parts[3].answer(Demand, lambda demand: waiting)
     stack.clock.advance(30)
     await until(lambda: stack.parts[3].has(Release))
@@ -640,8 +640,8 @@ async def test_a_link_that_found_no_room_for_output_is_served_after_the_write_wh
     await client.receiver(1, credit=10)
     part = stack.parts[0]
     (_, greedy), (_, modest) = part.take(Demand), part.take(Demand)
-    greedy(locked(0, 1, body=b"x" * 100_000, until_ms=stack.clock.now_ms() + LONG_MS))
-    small = locked(0, 1, until_ms=stack.clock.now_ms() + LONG_MS)
+    greedy(locked(0, 1, body=b"x" * 100_000, until_ms=stack.clock.monotonic_ms() + LONG_MS))
+    small = locked(0, 1, until_ms=stack.clock.monotonic_ms() + LONG_MS)
     modest(small)
     tags = tags_of(await client.hear())
     assert small.tokens[0] in tags
@@ -651,7 +651,7 @@ async def test_a_client_that_does_not_read_is_given_no_more_until_it_does() -> N
     stack, client = await receiving(100, partitions=1)
     _, sink = stack.parts[0].take(Demand)
     client.connection.pause_writing()
-    messages = locked(0, 3, until_ms=stack.clock.now_ms() + LONG_MS)
+    messages = locked(0, 3, until_ms=stack.clock.monotonic_ms() + LONG_MS)
     sink(messages)
     assert tags_of(await client.hear()) == []
     client.connection.resume_writing()
@@ -683,7 +683,7 @@ async def test_a_client_that_keeps_its_session_window_shut_is_given_a_bounded_nu
         await turn()
         if stack.parts[0].has(Demand):
             demand, sink = stack.parts[0].take(Demand)
-            sink(locked(0, demand.count, body=b"x" * 1_000, until_ms=stack.clock.now_ms() + LONG_MS))
+            sink(locked(0, demand.count, body=b"x" * 1_000, until_ms=stack.clock.monotonic_ms() + LONG_MS))
             given += demand.count
         client.say(raw.raw_frame(b""))
     (link,) = client.connection.engine.links()
@@ -802,7 +802,7 @@ async def test_every_message_reaches_a_client_that_keeps_asking_whatever_the_ord
         if count:
             wanted[number] -= count
             tokens, held[number][:] = held[number][:count], held[number][count:]
-            messages = locked(number, count, until_ms=stack.clock.now_ms() + LONG_MS)
+            messages = locked(number, count, until_ms=stack.clock.monotonic_ms() + LONG_MS)
             sinks[number](replace(messages, tokens=tokens))
 
     credit_until = 0

@@ -89,7 +89,7 @@ async def receivers(stack: LinkStack, count: int, *, window: int = 100_000) -> l
 
 def give(stack: LinkStack, size: int) -> int:
     """Every demand that stands is met with a message; gives how many there were."""
-    part, until_ms = stack.parts[0], stack.clock.now_ms() + 60_000
+    part, until_ms = stack.parts[0], stack.clock.monotonic_ms() + 60_000
     asked = [part.take(Demand) for operation, _, _ in list(part.posted) if isinstance(operation, Demand)]
     for _, sink in asked:
         messages: Locked = locked(0, 1, body=bytes(size), until_ms=until_ms)
@@ -147,7 +147,7 @@ async def test_over_the_bound_a_run_that_was_asked_for_before_goes_out_in_part(m
     stack = LinkStack(1)
     (client,) = await receivers(stack, 1)
     stack.services.output.room, stack.services.output.is_over = 65_536, True
-    until_ms = stack.clock.now_ms() + 60_000
+    until_ms = stack.clock.monotonic_ms() + 60_000
     stack.parts[0].answer(Demand, lambda demand: locked(0, 50, body=bytes(20_000), until_ms=until_ms))
     first = len(tags_of(await client.hear()))
     assert 1 <= first <= 10
