@@ -185,7 +185,11 @@ async def serve_websocket(
     try:
         done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
         if reader in done and not writer.done():
-            wire.close()
+            if isinstance(reader.exception(), TimeoutError):
+                log.debug("websocket.silent", peer=connection.peer)
+                wire.abort()  # who did not begin will hardly answer a close
+            else:
+                wire.close()
             async with asyncio.timeout(services.settings.shutdown_timeout_ms / 1000):
                 await writer
     except TimeoutError:

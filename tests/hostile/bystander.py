@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -20,8 +21,8 @@ _numbers = itertools.count()
 class Bystander:
     """A connection with a sender and a receiver, used politely."""
 
-    def __init__(self, port: int, queue: str = "bystander") -> None:
-        self._connection = RawConnection(port)
+    def __init__(self, port: int, queue: str = "bystander", connect: Callable[[int], RawConnection] = RawConnection) -> None:
+        self._connection = connect(port)
         self._connection.open()
         self._connection.begin()
         self._connection.attach_sender(0, queue)

@@ -13,7 +13,10 @@ from tests.support.broker_process import BrokerProcess, queue
 QUEUES = ("bystander", "target", "backlog", "bulk", "twice")
 OPEN_TIMEOUT_S = 2.0
 """What a client has for SASL and open here; the default is longer than a test should take."""
+HEADER_TIMEOUT_S = 1.0
+"""What a client has for an HTTP header, or for AMQP's on a WebSocket."""
 SETTINGS = {
+    "PARTIBUS_HTTP_HEADER_TIMEOUT_MS": str(int(HEADER_TIMEOUT_S * 1000)),
     "PARTIBUS_CONNECTION_OPEN_TIMEOUT_MS": str(int(OPEN_TIMEOUT_S * 1000)),
     "PARTIBUS_LINKS_PER_CONNECTION_MAX": "100",
     "PARTIBUS_SESSIONS_PER_CONNECTION_MAX": "32",

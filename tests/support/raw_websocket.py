@@ -1,0 +1,113 @@
+"""AMQP frame by frame over a WebSocket: the interface of `raw_amqp.RawConnection`, with its bytes in binary messages (RFC 6455)."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping
+
+from tests.support.raw_amqp import WAIT_S, ConnectionEnded, RawConnection
+
+PATH = "/$servicebus/websocket"
+BINARY, CLOSE, PING = 2, 8, 9
+_NO_MASK = bytes(4)
+"""A client must mask (RFC 6455 5.1); a mask of zeros changes nothing."""
+
+
+class HandshakeRefused(Exception):
+    """The answer was not 101."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the handshake was answered with {status}")
+        self.status = status
+
+
+def handshake(headers: Mapping[str, str]) -> bytes:
+    """The opening request, with these headers beside the ones it needs."""
+    sent = {
+        "Host": "localhost",
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Protocol": "AMQPWSB10",
+        **headers,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+    return f"GET {PATH} HTTP/1.1\r\n{lines}\r\n".encode()
+
+
+def message(data: bytes, kind: int = BINARY) -> bytes:
+    """One whole message from a client."""
+    if len(data) < 126:
+        length = bytes([0x80 | len(data)])
+    elif len(data) < 1 << 16:
+        length = struct.pack(">BH", 0x80 | 126, len(data))
+    else:
+        length = struct.pack(">BQ", 0x80 | 127, len(data))
+    return bytes([0x80 | kind]) + length + _NO_MASK + data
+
+
+class WebSocketConnection(RawConnection):
+    """A WebSocket to the broker, and the AMQP frames that come back. Raises HandshakeRefused."""
+
+    def __init__(self, port: int, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(port)
+        self._wire = bytearray()
+        self.socket.sendall(handshake(headers or {}))
+        deadline = time.monotonic() + WAIT_S
+        try:
+            while b"\r\n\r\n" not in self._wire:
+                self._read(deadline)
+        except BaseException:
+            self.socket.close()
+            raise
+        head, _, rest = bytes(self._wire).partition(b"\r\n\r\n")
+        self._wire[:] = rest
+        status = int(head.split()[1])
+        if status != 101:
+            self.socket.close()
+            raise HandshakeRefused(status)
+
+    def send(self, *pieces: bytes) -> None:
+        super().send(message(b"".join(pieces)))
+
+    def _fill(self, count: int, deadline: float) -> None:
+        while len(self._buffer) < count:
+            found = self._next_message()
+            if found is None:
+                self._read(deadline)
+                continue
+            kind, data = found
+            if kind == CLOSE:
+                raise ConnectionEnded
+            if kind == BINARY:
+                self._buffer += data
+
+    def _next_message(self) -> tuple[int, bytes] | None:
+        """Kind and content of a message that is there as a whole; servers neither mask nor, here, cut messages into frames."""
+        if len(self._wire) < 2:
+            return None
+        kind, length, begin = self._wire[0] & 0x0F, self._wire[1], 2
+        if length >= 126:
+            begin = 4 if length == 126 else 10
+            if len(self._wire) < begin:
+                return None
+            length = int.from_bytes(self._wire[2:begin], "big")
+        if len(self._wire) < begin + length:
+            return None
+        data = bytes(self._wire[begin : begin + length])
+        del self._wire[: begin + length]
+        return kind, data
+
+    def _read(self, deadline: float) -> None:
+        self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            data = self.socket.recv(256 * 1024)
+        except ConnectionResetError as error:
+            raise ConnectionEnded from error
+        finally:
+            self.socket.settimeout(WAIT_S)
+        if not data:
+            raise ConnectionEnded
+        self._wire += data
