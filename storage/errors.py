@@ -42,3 +42,14 @@ class CorruptRecord(StorageError):
         self.path = path
         self.position = position
         self.why = why
+
+
+class RecordsMissing(CorruptRecord):
+    """Records that were once durable are not there: a file is gone, or cut off."""
+
+    def __init__(self, path: str, position: int, why: str, *, expected: int, found: int) -> None:
+        super().__init__(path, position, f"{why}: position {expected} was known to be there, and position {found} is where it ends")
+        self.expected = expected
+        """A position of the log that was known to be durable."""
+        self.found = found
+        """What there is instead."""

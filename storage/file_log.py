@@ -28,15 +28,16 @@ import structlog
 from storage.checkpoint import StoredCheckpoint, checkpoint_paths, newest_checkpoint, write_checkpoint
 from storage.committer import ENDED, NEEDS_THREAD, Committer
 from storage.disk import Disk, disk_error, make_directories
-from storage.errors import CommitFailed, CorruptRecord, DiskFull
+from storage.errors import CommitFailed, CorruptRecord, DiskFull, StorageError
+from storage.extent import ExtentFile
 from storage.fetch import fetch_frames
 from storage.log import Checkpoint, Commit, Frame, Position
 from storage.open_files import OpenFiles
 from storage.record import Chain, after
-from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, reclaim_log, remove_strays
+from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, clear_up, extent_of, reclaim_log, remove_strays
 from storage.reserve import Reserve
 from storage.scan import FrameScanner
-from storage.segment import SEGMENT_HEADER_BYTES, ActiveSegment
+from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, ActiveSegment
 from storage.threads import run_to_end
 
 Fsync = Literal["always", "interval", "never"]
@@ -55,6 +56,8 @@ class Shared:
     """What the logs of one store share."""
 
     root: Path
+    extents: Path
+    """The extents of all logs: outside `root`, so that what happens to a log's folder does not happen to them."""
     disk: Disk
     committer: Committer
     executor: Executor
@@ -88,6 +91,7 @@ class FileLog:
         self._directory = directory
         self._entity = entity
         self._partition = partition
+        self._extent = ExtentFile(shared.disk, shared.extents, directory.parent.name, entity, partition)
         self._state = _State.UNCLAIMED
         self._opened: OpenLog | None = None
         self._recent: deque[Chain] = deque(maxlen=RECENT_CHAINS)
@@ -154,13 +158,41 @@ class FileLog:
                 opened = self._known()
                 shared.files.forget(opened.active.segment.path)
                 reclaim_log(shared.disk, opened, epoch, rewritten_bytes_max)
-                return
-            make_directories(shared.disk, shared.root, [self._directory.parent.name, self._directory.name])
-            self._opened = claim_log(
-                shared.disk, self._directory, self._entity, self._partition, epoch, shared.make_salt(), rewritten_bytes_max
-            )  # fmt: skip
+                self._keep_extent(opened)
+            else:
+                opened = self._claim_files(epoch, rewritten_bytes_max)
+                try:
+                    self._keep_extent(opened)
+                except BaseException:
+                    opened.active.abandon()
+                    raise
+                self._opened = opened
+            clear_up(shared.disk, opened)
         except OSError as error:
             raise disk_error(error, self._directory) from error
+
+    def _claim_files(self, epoch: int | None, rewritten_bytes_max: int) -> OpenLog:
+        shared, known = self._shared, None
+        try:
+            known = self._extent.read()
+        except CorruptRecord as error:
+            # Its being there says that there was a log. Which one, and how much of it, only the log's own files can say now.
+            if not any(name.endswith(SEGMENT_SUFFIX) for name in shared.disk.names(self._directory)):
+                raise
+            _log.error("extent.damaged", path=error.path, why=error.why, directory=str(self._directory))
+        if known is None:
+            make_directories(shared.disk, shared.root, [self._directory.parent.name, self._directory.name])
+        return claim_log(
+            shared.disk, self._directory, self._entity, self._partition, epoch, shared.make_salt(), rewritten_bytes_max, known
+        )  # fmt: skip
+
+    def _keep_extent(self, opened: OpenLog) -> None:
+        bases, extent = [segment.base for segment in opened.segments], extent_of(opened)
+        try:
+            self._extent.claimed(bases, extent)
+        except DiskFull:
+            self._shared.reserve.release()
+            self._extent.claimed(bases, extent)
 
     async def close(self) -> None:
         async with self._housekeeping, self._turn:
@@ -304,6 +336,7 @@ class FileLog:
                     shared.reserve.release()  # without a checkpoint no segment is ever given back (durability rule 6)
                     write_checkpoint(shared.disk, self._directory, stored)
                 opened.checkpoint_position = checkpoint.position
+                self._extent.checkpointed(checkpoint.position, opened.durable)
 
             try:
                 await run_to_end(shared.executor, save)
@@ -333,11 +366,12 @@ class FileLog:
                 shared.files.forget(trimmed.path)
                 opened.strays.append(trimmed.path)
             try:
-                await run_to_end(shared.executor, lambda: remove_strays(shared.disk, opened))
-            except OSError as error:
-                # No reader heeds the file any more: it costs room, and nothing else. The log goes on.
+                await run_to_end(shared.executor, lambda: self._give_back(opened))
+            except (OSError, StorageError) as error:
+                # No reader heeds these files any more: they cost room, and nothing else. The log goes on.
                 if not self._is_untidy:
-                    _log.warning("log.not_trimmed", path=str(opened.strays[0]), files=len(opened.strays), error=error.strerror)
+                    path = opened.strays[0] if opened.strays else self._directory
+                    _log.warning("log.not_trimmed", path=str(path), files=len(opened.strays), error=str(error))
                 self._is_untidy = True
                 shared.untidy(self)
 
@@ -349,12 +383,17 @@ class FileLog:
                 self._is_untidy = False
                 return True  # the next claim looks for such files
             try:
-                await run_to_end(self._shared.executor, lambda: remove_strays(self._shared.disk, opened))
-            except OSError:
+                await run_to_end(self._shared.executor, lambda: self._give_back(opened))
+            except (OSError, StorageError):
                 return False
             self._is_untidy = False
             _log.info("log.trimmed_late", directory=str(self._directory), start=opened.segments[0].base)
             return True
+
+    def _give_back(self, opened: OpenLog) -> None:
+        """Remove what was trimmed. In a thread."""
+        self._extent.trimmed(opened.segments[0].base)  # before they go: from then on they are not missed
+        remove_strays(self._shared.disk, opened)
 
     async def _roll(self, limit: Position) -> None:
         """Begin a new segment if nothing was appended behind `limit`."""
@@ -386,6 +425,10 @@ class _Job:
         header = opened.active.segment.header._replace(epoch=opened.epoch, chain=opened.tail)
         self._rolled = ActiveSegment.begin(self._log._shared.disk, opened.directory, header)
         opened.active.close()
+        try:
+            self._log._extent.rolled(self._rolled.segment.base)  # before anything in the segment is acknowledged
+        except DiskFull as error:
+            raise CommitFailed(f"{opened.directory}: the new segment could not be noted: {error}") from error
 
     def sync_error(self, error: OSError) -> Exception:
         return self._active.sync_error(error)

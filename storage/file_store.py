@@ -3,6 +3,7 @@
     <root>/lock                           held by the process that uses the folder
     <root>/reserve                        room for settlements on a full disk (`reserve.py`)
     <root>/logs/<entity>/<partition>/     segments and checkpoints of one log; the entity's name is percent-encoded
+    <root>/catalogue/logs/<entity>/<partition>.extent    what that log is known to hold (`extent.py`)
     <root>/logs/<entity>#deleted/         an entity whose deletion was cut short: removed at the next start
 
 No log's file is opened before the log is claimed: ten thousand idle entities are ten thousand names.
@@ -21,6 +22,7 @@ from urllib.parse import quote, unquote
 from storage.committer import Committer
 from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories
 from storage.errors import DiskFailed
+from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
 from storage.open_files import OpenFiles
 from storage.reserve import Reserve
@@ -28,9 +30,11 @@ from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.threads import OwnerFailed, report_to_loop, run_to_end, start_background
 
 LOGS_DIRECTORY = "logs"
+EXTENTS_DIRECTORIES = ("catalogue", "logs")
+"""Beside the documents of the catalogue."""
 DELETED_SUFFIX = "#deleted"
 """No percent-encoded name holds a `#`."""
-_PARTITION = re.compile(r"[0-9a-f]{4}")
+_PARTITION = re.compile(rf"([0-9a-f]{{4}})(?:{re.escape(EXTENT_SUFFIX)})?")
 TIDY_DELAY_MS = 1_000
 """After the disk would not remove a trimmed file it is tried again; the delay doubles while nothing of any log can be removed …"""
 TIDY_DELAY_MS_MAX = 600_000
@@ -81,6 +85,7 @@ class FileLogStore:
         self._executor = ThreadPoolExecutor(worker_threads, thread_name_prefix="storage-work")
         self._shared = Shared(
             root=root / LOGS_DIRECTORY,
+            extents=root.joinpath(*EXTENTS_DIRECTORIES),
             disk=self._disk,
             committer=Committer(self._disk, committer_threads),
             executor=self._executor,
@@ -120,18 +125,27 @@ class FileLogStore:
         return self._shared.root / name
 
     async def entities(self) -> list[str]:
-        """The identifiers of all entities that have logs, so that those nobody knows any more can be deleted."""
+        """The identifiers of all entities that have logs, or had before they were lost."""
         await self._prepare()
-        names = await run_to_end(self._executor, lambda: self._disk.names(self._shared.root))
-        return sorted(unquote(name) for name in names if not name.endswith(DELETED_SUFFIX))
+        try:
+            logs, extents = await run_to_end(self._executor, lambda: [self._disk.names(each) for each in self._roots()])
+        except OSError as error:
+            raise disk_error(error, self._shared.root) from error
+        deleted = {name.removesuffix(DELETED_SUFFIX) for name in logs if name.endswith(DELETED_SUFFIX)}
+        with_logs = {name for name in logs if not name.endswith(DELETED_SUFFIX)}
+        return sorted(unquote(name) for name in with_logs | (set(extents) - deleted))
+
+    def _roots(self) -> tuple[Path, Path]:
+        return self._shared.root, self._shared.extents
 
     async def partitions(self, entity: str) -> list[int]:
-        directory = self._directory(entity)
+        """The partitions that have a log, or had before it was lost."""
+        name = self._directory(entity).name
         try:
-            names = await run_to_end(self._executor, lambda: self._disk.names(directory))
+            names = await run_to_end(self._executor, lambda: [each for root in self._roots() for each in self._disk.names(root / name)])
         except OSError as error:
-            raise disk_error(error, directory) from error
-        return sorted(int(name, 16) for name in names if _PARTITION.fullmatch(name))
+            raise disk_error(error, self._shared.root / name) from error
+        return sorted({int(found[1], 16) for found in map(_PARTITION.fullmatch, names) if found})
 
     async def delete(self, entity: str) -> None:
         await self._prepare()
@@ -148,9 +162,16 @@ class FileLogStore:
                 self._disk.remove_tree(deleted)
                 self._disk.rename(directory, deleted)
             self._disk.sync_directory(logs)
+            self._forget(directory.name)
             self._disk.remove_tree(deleted)
         except OSError as error:
             raise disk_error(error, directory) from error
+
+    def _forget(self, name: str) -> None:
+        """Remove the extents of an entity whose logs are to be removed: they are not missed."""
+        if name in self._disk.names(self._shared.extents):
+            self._disk.remove_tree(self._shared.extents / name)
+            self._disk.sync_directory(self._shared.extents)
 
     async def close(self) -> None:
         for task in (self._syncing, self._holding, self._tidying):
@@ -180,9 +201,11 @@ class FileLogStore:
         try:
             _make_root(disk, self._root)
             make_directories(disk, self._root, [LOGS_DIRECTORY])
+            make_directories(disk, self._root, EXTENTS_DIRECTORIES)
             fd = disk.lock(self._root / "lock")
             for name in disk.names(self._shared.root):
                 if name.endswith(DELETED_SUFFIX):
+                    self._forget(name.removesuffix(DELETED_SUFFIX))
                     disk.remove_tree(self._shared.root / name)
         except BlockingIOError as error:
             raise DiskFailed(f"{self._root}: another process uses this folder") from error

@@ -10,6 +10,7 @@ Invariants (durability rules 4 and 5):
 - every claim begins a new segment, and never writes to one that another owner wrote. The frames of which it is not known
   that they are durable are written again into the new segment: a sync that failed may have left them in memory alone,
   where they read well until the power goes, and syncing that file again would write nothing;
+- what the log's extent (`extent.py`) says must be there, or it is damage, whatever the log's own files look like;
 - nothing is changed before it is known that the claim's epoch is good.
 """
 
@@ -24,7 +25,8 @@ import structlog
 
 from storage.checkpoint import StoredCheckpoint, checkpoint_paths, newest_checkpoint
 from storage.disk import TEMPORARY_SUFFIX, Disk
-from storage.errors import CorruptRecord, Fenced
+from storage.errors import CorruptRecord, Fenced, RecordsMissing
+from storage.extent import Extent
 from storage.log import FRAME_HEADER_BYTES, Position
 from storage.record import CHAIN_START, Chain, FrameCodec
 from storage.scan import FrameScanner, durable_witness, is_zero
@@ -75,20 +77,34 @@ class _Tail:
 
 
 def claim_log(
-    disk: Disk, directory: Path, entity: str, partition: int, epoch: int | None, salt: bytes, rewritten_bytes_max: int
-) -> OpenLog:  # fmt: skip
-    """Become the owner of the log in `directory`, which exists; `salt` is for a new one. Durable when it returns.
+    disk: Disk,
+    directory: Path,
+    entity: str,
+    partition: int,
+    epoch: int | None,
+    salt: bytes,
+    rewritten_bytes_max: int,
+    known: Extent | None = None,
+) -> OpenLog:
+    """Become the owner of the log in `directory`; `salt` is for a new one. Durable when it returns.
 
+    The caller then keeps the new extent, and only after that clears up (`clear_up`): until then the old files may be asked for.
+    known: what is known to be there; None if nothing is: the directory exists then, and the log may be new.
     rewritten_bytes_max: REWRITTEN_BYTES_MAX, or 0 where there is hardly room for what must be written.
     Raises CorruptRecord, Fenced, CommitFailed, DiskFull, UnknownFormat, OSError.
     """
     names = disk.names(directory)
-    segments = _live_segments(_read_segments(disk, directory, names, entity, partition))
+    segments = _live_segments(_read_segments(disk, directory, names, entity, partition), known.start if known else Position(0))
+    if known is not None:
+        _check_extent(directory, segments, known)
     checkpoints = checkpoint_paths(directory, names)
     if segments:
         codec = FrameCodec(segments[0].header.salt, partition)
         checkpoint = newest_checkpoint(disk, checkpoints, segments[0].header.salt, segments[0].base)
-        tail = _find_tail(disk, segments[-1], codec, checkpoint)
+        if known is not None and known.checkpoint is not None and (checkpoint is None or checkpoint.chain.position < known.checkpoint):
+            found = checkpoint.chain.position if checkpoint else None
+            _log.error("checkpoint.missing", directory=str(directory), expected=known.checkpoint, found=found)
+        tail = _find_tail(disk, segments[-1], codec, checkpoint, known.durable if known else Position(0))
         epoch = _next_epoch(directory, tail.epoch, epoch)
         active, end = _begin_segment(disk, directory, segments, codec, tail.chain, tail.durable, epoch, rewritten_bytes_max)
         checkpoint_position = checkpoint.checkpoint.position if checkpoint else None
@@ -101,7 +117,6 @@ def claim_log(
         log = OpenLog(
             directory, [active.segment], active, FrameCodec(salt, partition), CHAIN_START, CHAIN_START.position, header.epoch, None
         )  # fmt: skip
-    _find_strays(disk, log)
     return log
 
 
@@ -116,11 +131,20 @@ def reclaim_log(disk: Disk, log: OpenLog, epoch: int | None, rewritten_bytes_max
         disk, log.directory, log.segments, log.codec, log.tail, log.durable, epoch, rewritten_bytes_max
     )  # fmt: skip
     log.durable = log.tail.position
-    _find_strays(disk, log)
 
 
-def _find_strays(disk: Disk, log: OpenLog) -> None:
-    """Remove the files that no reader heeds: those never published, and void segments."""
+def extent_of(log: OpenLog) -> Extent:
+    """What is known of a log that was claimed just now."""
+    last = log.active.segment
+    return Extent(
+        log.segments[0].base, last.base, last.header.epoch, log.durable, log.checkpoint_position, len(log.segments), last.header.salt
+    )  # fmt: skip
+
+
+def clear_up(disk: Disk, log: OpenLog) -> None:
+    """Give back what no reader heeds: files never published, those trimmed, void segments, and what is void in the one before the last."""
+    if len(log.segments) > 1:
+        _cut_void(disk, log.segments[-2], log.active.segment.base)
     with contextlib.suppress(OSError):
         live = {segment.path.name for segment in log.segments}
         names = [name for name in disk.names(log.directory) if name.endswith((TEMPORARY_SUFFIX, SEGMENT_SUFFIX)) and name not in live]
@@ -160,29 +184,51 @@ def _read_segments(disk: Disk, directory: Path, names: list[str], entity: str, p
     return found
 
 
-def _live_segments(found: list[tuple[Segment, int]]) -> list[Segment]:
-    """Those that hold a part of the log, in order, checked for gaps."""
+def _live_segments(found: list[tuple[Segment, int]], start: Position) -> list[Segment]:
+    """Those that hold a part of the log, in order, checked for gaps. What is below `start` was trimmed."""
     live: list[tuple[Segment, int]] = []
     for segment, size in sorted(found, key=lambda entry: (entry[0].header.epoch, entry[0].base)):
         while live and live[-1][0].base >= segment.base:
             live.pop()
         live.append((segment, size))
+    live = [(segment, size) for segment, size in live if segment.base >= start]
     for (segment, size), (successor, _) in pairwise(live):
         if segment.offset_of(successor.base) > size:
             raise CorruptRecord(str(segment.path), size, f"the segment ends before {successor.path.name} begins")
     return [segment for segment, _ in live]
 
 
-def _find_tail(disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredCheckpoint | None) -> _Tail:
-    """Read the last segment to its end, from the checkpoint on if that is possible."""
-    start, epoch, witness = last.header.chain, last.header.epoch, Position(0)
+def _check_extent(directory: Path, live: list[Segment], known: Extent) -> None:
+    """Raise RecordsMissing if segments are not there that were, CorruptRecord if they are another log's."""
+    last = directory / f"{known.base:016x}-{known.epoch:08x}{SEGMENT_SUFFIX}"
+    if not live:
+        raise RecordsMissing(str(directory), 0, "all segments of the log are missing", expected=known.durable, found=0)
+    if live[0].header.salt != known.salt:
+        raise CorruptRecord(str(live[0].path), 0, "the segment belongs to another log than the one that was here")
+    if (live[-1].base, live[-1].header.epoch) < (known.base, known.epoch):
+        found = live[-1].base
+        raise RecordsMissing(
+            str(last), 0, f"the segment is missing, and {live[-1].path.name} is the last", expected=known.base, found=found
+        )
+    if live[0].base > known.start:
+        raise RecordsMissing(str(directory), 0, "the first segments are missing", expected=known.start, found=live[0].base)
+    count = sum(segment.base <= known.base for segment in live)
+    if count != known.segments:
+        why = f"{count} segments are there of {known.segments}"
+        raise RecordsMissing(str(directory), 0, why, expected=known.durable, found=live[0].base)
+
+
+def _find_tail(disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredCheckpoint | None, known: Position) -> _Tail:
+    """Read the last segment to its end, from the checkpoint on if that is possible. What is below `known` was durable."""
+    start, epoch, witness = last.header.chain, last.header.epoch, known
     fd = disk.open_read(last.path)
     try:
         size = disk.size(fd)
         if checkpoint is not None:
-            witness = checkpoint.chain.position
+            taken_at = checkpoint.chain.position
+            witness = max(witness, taken_at)
             epoch = max(epoch, checkpoint.epoch)
-            if checkpoint.chain.before is not None and last.base <= witness <= last.position_at(size):
+            if checkpoint.chain.before is not None and last.base <= taken_at <= last.position_at(size):
                 start = checkpoint.chain
         scanner = FrameScanner(disk, fd, last, codec, start, last.position_at(size))
         while scanner.frames():
@@ -195,7 +241,7 @@ def _find_tail(disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredC
     finally:
         disk.close(fd)
     if witness > end:
-        raise CorruptRecord(str(last.path), offset, scanner.why or "the end of the log is missing")
+        raise RecordsMissing(str(last.path), offset, scanner.why or "the end of the log is missing", expected=witness, found=end)
     if not clean:
         _log.warning("log.tail_cut", path=str(last.path), offset=offset, position=end, bytes=size - offset, why=scanner.why)
     durable = max(scanner.last.durable, start.position) if scanner.last else end
@@ -237,7 +283,6 @@ def _begin_segment(
         segments[-1] = active.segment  # the old one is void: its successor has its base
     else:
         segments.append(active.segment)
-        _cut_void(disk, last, begin.position)
     return active, end
 
 
@@ -255,6 +300,7 @@ def _cut_void(disk: Disk, segment: Segment, end: Position) -> None:
     with contextlib.suppress(OSError):
         fd = disk.open_write(segment.path)
         try:
-            disk.truncate(fd, segment.offset_of(end))
+            if disk.size(fd) > segment.offset_of(end):
+                disk.truncate(fd, segment.offset_of(end))
         finally:
             disk.close(fd)

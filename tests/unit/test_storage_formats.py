@@ -35,6 +35,9 @@ async def test_a_catalogue_of_version_1_is_read() -> None:
     assert await Catalogue(storage_v1.FOLDER / "catalogue", LocalDisk()).load_all() == storage_v1.DOCUMENTS
 
 
-async def test_what_is_written_today_is_version_1_byte_for_byte(tmp_path: Path) -> None:
+async def test_what_is_written_today_is_version_1_byte_for_byte_and_the_extent(tmp_path: Path) -> None:
     await storage_v1.write(tmp_path)
-    assert files(tmp_path) == files(storage_v1.FOLDER)
+    written = files(tmp_path)
+    assert [name for name in written if name.endswith(".extent")] == ["catalogue/logs/orders%2F%C3%BC/0005.extent"]
+    del written["catalogue/logs/orders%2F%C3%BC/0005.extent"]
+    assert written == files(storage_v1.FOLDER)

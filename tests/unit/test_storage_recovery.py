@@ -9,7 +9,7 @@ import pytest
 from storage.errors import CorruptRecord, Fenced
 from storage.log import Position
 from storage.record import after
-from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, reclaim_log
+from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, clear_up, reclaim_log
 from storage.segment import ActiveSegment
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
@@ -18,7 +18,9 @@ ROOT = Path("/")
 
 
 def claim(disk: RecordingDisk | FaultyDisk, epoch: int | None = None, *, entity: str = "e", partition: int = 1) -> OpenLog:
-    return claim_log(disk, ROOT, entity, partition, epoch, b"s" * 16, REWRITTEN_BYTES_MAX)
+    log = claim_log(disk, ROOT, entity, partition, epoch, b"s" * 16, REWRITTEN_BYTES_MAX)
+    clear_up(disk, log)
+    return log
 
 
 def write(log: OpenLog, body: bytes) -> None:
@@ -94,6 +96,7 @@ def test_what_lower_epochs_hold_from_a_segments_base_on_is_void_and_removed() ->
     log.segments.pop()
     log.tail, log.durable = tail, tail.position
     reclaim_log(disk, log, None, REWRITTEN_BYTES_MAX)
+    clear_up(disk, log)
     assert names(disk) == ["0000000000000000-00000002.segment"]
     assert claim(disk).tail == tail
 

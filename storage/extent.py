@@ -1,0 +1,217 @@
+"""Extent: what a log is known to hold, kept apart from the log, so that files which are missing are missed.
+
+A log's own files cannot tell that its folder or its last segment is gone: what is left looks like an older log in good order. So a
+file outside that folder says which segments there are and up to which position all is durable. It is written
+- when a log is claimed or rolled, before the first commit in the new segment is acknowledged: a segment that it does not know of
+  yet holds nothing that anybody was told of;
+- behind each checkpoint;
+- before trimmed segments are removed.
+So at every moment a crash leaves a log that holds at least what its extent says.
+
+The file has two slots of 512 bytes, one sector each. All numbers are little endian.
+
+    offset  size  field
+         0     8  magic "PbExtent"
+         8     4  CRC-32C of the bytes 12 … 511
+        12     2  format version, 1
+        14     2  partition
+        16     4  epoch of the last segment
+        20     2  length of the entity's identifier in bytes
+        22     2  zero
+        24     8  number of this version of the extent: of two whole slots the one with the higher number counts
+        32     8  start: the base of the first segment
+        40     8  base of the last segment
+        48     8  durable: everything below was on stable storage
+        56     8  position of the newest checkpoint, 2^64-1 for none
+        64     4  how many segments there are
+        68     4  zero
+        72    16  the log's salt
+        88   184  the entity's generation identifier, UTF-8
+       272     …  zeros
+
+A new version is written to the slot that does not hold the last one, and synced; then the other slot gets a copy, which is left to
+the system. So a torn write leaves the version before, and one damaged slot nothing worse than a report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from storage.disk import Disk, close_quietly, commit_error, make_directories, publish, write_all
+from storage.errors import CorruptRecord, StorageError, UnknownFormat
+from storage.log import Position
+from storage.record import crc32c
+
+FORMAT_VERSION = 1
+EXTENT_SUFFIX = ".extent"
+SLOT_BYTES = 512
+
+_MAGIC = b"PbExtent"
+_HEAD = struct.Struct("<8sI")
+_TAIL = struct.Struct("<HHIHHQQQQQII16s184s")
+_NO_CHECKPOINT = (1 << 64) - 1
+
+_log = structlog.get_logger()
+
+
+class Extent(NamedTuple):
+    """What a log is known to hold."""
+
+    start: Position
+    base: Position
+    epoch: int
+    durable: Position
+    checkpoint: Position | None
+    segments: int
+    salt: bytes
+
+
+class ExtentFile:
+    """The extent of one log. Thread-safe: a roll, a checkpoint and a trim may come at the same time."""
+
+    def __init__(self, disk: Disk, root: Path, entity_directory: str, entity: str, partition: int) -> None:
+        """`root` holds a folder for each entity, and is made by the caller."""
+        self._disk = disk
+        self._root = root
+        self._path = root / entity_directory / f"{partition:04x}{EXTENT_SUFFIX}"
+        self._entity = entity
+        self._partition = partition
+        self._mutex = threading.Lock()
+        self._number = 0
+        self._bases: list[Position] = []
+        self._extent: Extent | None = None
+        """As it is to be."""
+        self._kept: Extent | None = None
+        """As it is known to be on stable storage."""
+        self._exists = False
+        self._is_sound = False
+        """The file may be written to: both slots are whole, and no write to it has failed."""
+
+    def read(self) -> Extent | None:
+        """What was kept, None if nothing ever was.
+
+        Raises CorruptRecord if there is a file and nothing in it can be read; UnknownFormat, OSError.
+        """
+        with self._mutex:
+            self._exists = self._is_sound = False
+            self._extent = self._kept = None
+            try:
+                data = self._read()
+            except FileNotFoundError:
+                return None
+            self._exists = True
+            slots = [self._decode(data[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES)]
+            whole = [slot for slot in slots if slot is not None]
+            if not whole:
+                raise CorruptRecord(str(self._path), 0, "nothing says any more what the log holds")
+            self._number, extent = max(whole)
+            self._is_sound = len(whole) == len(slots)
+            if not self._is_sound:
+                offset = SLOT_BYTES * slots.index(None)
+                _log.warning("extent.slot_damaged", path=str(self._path), offset=offset, advice="The other slot serves; it is repaired.")
+            return extent
+
+    def claimed(self, bases: Sequence[Position], extent: Extent) -> None:
+        """The log has a new owner and these segments. Raises DiskFull (nothing happened), CommitFailed."""
+        with self._mutex:
+            self._bases = list(bases)
+            self._keep(extent)
+
+    def rolled(self, base: Position) -> None:
+        """The owner has begun a segment; all before it is durable. Raises as `claimed`."""
+        with self._mutex:
+            self._bases.append(base)
+            self._keep(self._known()._replace(base=base, durable=base))
+
+    def checkpointed(self, position: Position, durable: Position) -> None:
+        """A checkpoint was saved. Raises as `claimed`."""
+        with self._mutex:
+            extent = self._known()
+            self._keep(extent._replace(checkpoint=position, durable=max(extent.durable, durable)))
+
+    def trimmed(self, start: Position) -> None:
+        """The segments below `start` are to be removed. Raises as `claimed`: then they must stay."""
+        with self._mutex:
+            self._keep(self._known()._replace(start=start))
+
+    def _known(self) -> Extent:
+        assert self._extent is not None, "the log was claimed"
+        return self._extent
+
+    def _keep(self, extent: Extent) -> None:
+        del self._bases[: bisect_left(self._bases, extent.start)]
+        self._extent = extent = extent._replace(segments=len(self._bases))
+        if extent == self._kept:
+            return
+        self._number += 1
+        slot = self._encode(extent)
+        try:
+            if self._is_sound:
+                self._write(slot)
+            else:
+                self._publish(slot)
+        except StorageError:
+            self._is_sound = False  # durability rule 4: what failed to be synced is written to another file
+            raise
+        except OSError as error:
+            self._is_sound = False
+            raise commit_error(error, self._path) from error
+        self._exists = self._is_sound = True
+        self._kept = extent
+
+    def _write(self, slot: bytes) -> None:
+        first = SLOT_BYTES * (self._number % 2)
+        fd = self._disk.open_write(self._path)
+        try:
+            write_all(self._disk, fd, [slot], first)
+            self._disk.sync(fd)
+            with contextlib.suppress(OSError):
+                write_all(self._disk, fd, [slot], SLOT_BYTES - first)
+        finally:
+            close_quietly(self._disk, fd)
+
+    def _publish(self, slot: bytes) -> None:
+        if not self._exists:
+            make_directories(self._disk, self._root, [self._path.parent.name])
+        close_quietly(self._disk, publish(self._disk, self._path, [slot, slot]))
+
+    def _read(self) -> bytes:
+        fd = self._disk.open_read(self._path)
+        try:
+            return self._disk.read(fd, 2 * SLOT_BYTES, 0)
+        finally:
+            self._disk.close(fd)
+
+    def _encode(self, extent: Extent) -> bytes:
+        entity = self._entity.encode()
+        checkpoint = _NO_CHECKPOINT if extent.checkpoint is None else extent.checkpoint
+        tail = _TAIL.pack(
+            FORMAT_VERSION, self._partition, extent.epoch, len(entity), 0, self._number, extent.start, extent.base, extent.durable,
+            checkpoint, extent.segments, 0, extent.salt, entity,
+        ).ljust(SLOT_BYTES - _HEAD.size, b"\0")  # fmt: skip
+        return _HEAD.pack(_MAGIC, crc32c(tail)) + tail
+
+    def _decode(self, slot: bytes) -> tuple[int, Extent] | None:
+        """Number and extent, None if the slot is damaged, or another log's. Raises UnknownFormat."""
+        if len(slot) < SLOT_BYTES:
+            return None
+        magic, crc = _HEAD.unpack_from(slot)
+        if magic != _MAGIC or crc != crc32c(slot[_HEAD.size :]):
+            return None
+        version, partition, epoch, length, _, number, start, base, durable, checkpoint, segments, _, salt, entity = _TAIL.unpack_from(
+            slot, _HEAD.size
+        )
+        if version != FORMAT_VERSION:
+            raise UnknownFormat(f"{self._path}: extent format version {version} is not known, only {FORMAT_VERSION}")
+        if (entity[:length], partition) != (self._entity.encode(), self._partition):
+            return None
+        newest = None if checkpoint == _NO_CHECKPOINT else Position(checkpoint)
+        return number, Extent(Position(start), Position(base), epoch, Position(durable), newest, segments, salt)
