@@ -153,6 +153,19 @@ class Peek:
     from_sequence_number: int
     count: int
     cookie: object = None
+    bytes_max: int | None = None
+    """Show no more than this many bytes, but at least one message. The partition has a bound of its own as well."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """Tell the client once when the subqueue holds a message that `Peek` from this sequence number on would show.
+
+    Answered with `Arrived`, at once or later. Ends with `Detach`, or when the partition goes down (`Unavailable`).
+    """
+
+    subqueue: str
+    from_sequence_number: int
 
 
 @dataclass(slots=True)
@@ -183,7 +196,7 @@ class Detach:
 
 Operation = (
     Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Release | Recalled | RenewLocks | Peek
-    | ReceiveDeferred | Update | Detach
+    | Watch | ReceiveDeferred | Update | Detach
 )  # fmt: skip
 
 
@@ -285,6 +298,14 @@ class Peeked:
 
 
 @dataclass(slots=True)
+class Arrived:
+    """There may be messages to look at that were not there before: the answer to `Watch`, which is over now."""
+
+    partition: int
+    subqueue: str
+
+
+@dataclass(slots=True)
 class Recall:
     """The partition asks back the messages of this subqueue that the client holds and nobody has seen.
 
@@ -309,7 +330,7 @@ class Unavailable:
     partition: int
 
 
-Answer = Sent | Failed | Locked | Unmet | Withdrawn | Settled | Renewed | Peeked | Recall | Updated | Unavailable
+Answer = Sent | Failed | Locked | Unmet | Withdrawn | Settled | Renewed | Peeked | Arrived | Recall | Updated | Unavailable
 
 Sink = Callable[[Answer], None]
 """Where a client's answers go. Called in the event loop; must not raise, must not block."""

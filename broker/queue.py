@@ -26,6 +26,7 @@ from broker.operations import (
     SubqueueCounts,
     Unavailable,
     Update,
+    Watch,
     Withdraw,
     Withdrawn,
 )
@@ -78,7 +79,7 @@ class _Sleeping:
 
     def _answer_of_the_gone(self, operation: Operation, why: Refused) -> Answer:
         match operation:
-            case Demand():
+            case Demand() | Watch():
                 return Unavailable(self._number)
             case Withdraw():
                 return Withdrawn(self._number, operation.subqueue)

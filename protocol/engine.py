@@ -36,7 +36,20 @@ from protocol.events import (
 from protocol.frames import BatchFrameFinder
 from protocol.limits import Allowance
 from protocol.links import Link, Session
-from protocol.proton_values import condition_of, echo_terminus, encoded_of, ffi, fields_of, lib, link_of, put, set_condition, text_of
+from protocol.proton_values import (
+    condition_of,
+    echo_terminus,
+    encoded_of,
+    ffi,
+    fields_of,
+    lib,
+    link_of,
+    map_of,
+    put,
+    set_condition,
+    symbols_of,
+    text_of,
+)
 
 Delivery = NewType("Delivery", object)
 """A delivery of the engine: opaque, hashable, to be given back to it."""
@@ -269,8 +282,13 @@ class Engine:
         return fields_of(lib.pn_link_remote_properties(link.pn))
 
     def source_filter(self, link: Link) -> dict[str, Any]:
-        """The filter set of the peer's source (§3.5.8); keys as text."""
-        return fields_of(lib.pn_terminus_filter(lib.pn_link_remote_source(link.pn)))
+        """The filter set of the peer's source (§3.5.8); keys as text. Raises DecodeError for what is no filter set."""
+        return map_of(lib.pn_terminus_filter(lib.pn_link_remote_source(link.pn)))
+
+    def node_capabilities(self, link: Link) -> tuple[str, ...]:
+        """What the peer wants of our end of the link: the capabilities of its source if it receives, else of its target (§3.5.3)."""
+        terminus = lib.pn_link_remote_target(link.pn) if link.incoming else lib.pn_link_remote_source(link.pn)
+        return symbols_of(lib.pn_terminus_capabilities(terminus))
 
     def source_is_dynamic(self, link: Link) -> bool:
         """The peer asks for a node to be made for it (§3.5.3)."""

@@ -33,6 +33,8 @@ class Link:
     target_is_coordinator: bool
     snd_settle_mode: int
     rcv_settle_mode: int
+    copies: bool = False
+    """Its source asks for distribution-mode copy: what it delivers stays where it is (§3.5.7)."""
     max_message_bytes: int = 0
     """The largest message taken from the peer; set by `Engine.accept_link` and `Engine.limit_messages`."""
     partial_bytes: int = 0

@@ -14,24 +14,38 @@ from protocol.events import ErrorCondition
 from protocol.links import Link, Session
 from protocol.values import decode_bounded
 
-__all__ = ["condition_of", "echo_terminus", "encoded_of", "ffi", "fields_of", "lib", "link_of", "put", "set_condition", "text_of"]
+__all__ = [
+    "condition_of",
+    "echo_terminus",
+    "encoded_of",
+    "ffi",
+    "fields_of",
+    "lib",
+    "link_of",
+    "map_of",
+    "put",
+    "set_condition",
+    "symbols_of",
+    "text_of",
+]
 
 PRODUCT = "partibus"
 
 
 def link_of(pn: Any, session: Session) -> Link:
     """A link as its peer has attached it."""
-    target = lib.pn_link_remote_target(pn)
+    source, target = lib.pn_link_remote_source(pn), lib.pn_link_remote_target(pn)
     return Link(
         pn,
         session,
         incoming=bool(lib.pn_link_is_receiver(pn)),
         name=text_of(lib.pn_link_name(pn)) or "",
-        source_address=text_of(lib.pn_terminus_get_address(lib.pn_link_remote_source(pn))),
+        source_address=text_of(lib.pn_terminus_get_address(source)),
         target_address=text_of(lib.pn_terminus_get_address(target)),
         target_is_coordinator=lib.pn_terminus_get_type(target) == lib.PN_COORDINATOR,
         snd_settle_mode=int(lib.pn_link_remote_snd_settle_mode(pn)),
         rcv_settle_mode=int(lib.pn_link_remote_rcv_settle_mode(pn)),
+        copies=lib.pn_terminus_get_distribution_mode(source) == lib.PN_DIST_MODE_COPY,
     )
 
 
@@ -74,6 +88,30 @@ def fields_of(data: Any) -> dict[str, Any]:
     except codec.DecodeError:
         return {}
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+
+
+def map_of(data: Any) -> dict[str, Any]:
+    """As `fields_of`, where it matters that nothing is overlooked. Raises DecodeError for what is there and is no such map."""
+    if lib.pn_data_encoded_size(data) < 0:
+        raise codec.DecodeError("it cannot be read")
+    encoded = encoded_of(data)
+    value = codec.decode_all(encoded) if encoded else None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise codec.DecodeError("it is no map")
+    return {str(key): item for key, item in value.items()}
+
+
+def symbols_of(data: Any) -> tuple[str, ...]:
+    """One symbol or an array of symbols (§2.7.3 `capabilities`); empty for anything else."""
+    encoded = encoded_of(data)
+    try:
+        value = codec.decode_all(encoded) if encoded else None
+    except codec.DecodeError:
+        return ()
+    values = value.values if isinstance(value, codec.Array) else [value]
+    return tuple(str(each) for each in values if isinstance(each, codec.Symbol))
 
 
 def condition_of(pn: Any) -> ErrorCondition | None:

@@ -20,6 +20,7 @@ from broker.config import Settings
 from broker.errors import Reason, Refused
 from broker.frontend.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddress, audience_path, parse_address
 from broker.frontend.answers import error_of, no_transactions
+from broker.frontend.browse_link import PAGES_AT_ONCE, BrowseLink
 from broker.frontend.cbs import CbsNode
 from broker.frontend.incoming_link import IncomingLink
 from broker.frontend.inflight import Inflight
@@ -29,6 +30,7 @@ from broker.frontend.output_total import OutputTotal
 from broker.frontend.pace import Pace
 from broker.frontend.receive_cache import ReceiveCache
 from broker.frontend.request_node import RequestLink, RequestNode, ResponseLink
+from broker.frontend.termini import check_dynamic, check_node, check_request_node
 from broker.frontend.turns import READ_BYTES, Turns
 from broker.metrics import Metrics
 from broker.namespace import Namespace
@@ -100,6 +102,8 @@ class Services:
         self.inflight = Inflight(settings.total_inflight_bytes_max)
         self.connections: set[Connection] = set()
         self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)
+        self.browse_turns = asyncio.Semaphore(PAGES_AT_ONCE)
+        """Pages that browsing links may have under way; `Connection.browse_turn` is a connection's one."""
         self._alone = asyncio.Event()
         self._alone.set()
         namespace.rules_changed = self._rules_changed
@@ -145,6 +149,7 @@ class Connection:
             idle_timeout_ms=2 * settings.idle_timeout_ms,
             partial_bytes_max=min(PARTIAL_BYTES_MAX, settings.total_inflight_bytes_max // 4),
         )
+        self.browse_turn = asyncio.Semaphore(1)
         self.cache = ReceiveCache(settings.receive_cache_messages, settings.receive_cache_bytes)
         self.container_id = ""
         self.writable = True
@@ -160,7 +165,7 @@ class Connection:
         self._nodes: dict[tuple[int, str], RequestNode] = {}
         self._pads_frames = False
         self._flush_is_due = False
-        self._hungry: set[OutgoingLink | ResponseLink] = set()
+        self._hungry: set[OutgoingLink | BrowseLink | ResponseLink] = set()
         self._holds: set[str] = set()
         self._inflight_bytes = self._partial_bytes = 0
         """Of messages that wait for their outcome, and of those whose last frame has not come."""
@@ -329,7 +334,7 @@ class Connection:
         self.services.output.add(size)
         self.flush_soon()
 
-    def has_room_for(self, link: OutgoingLink | ResponseLink) -> bool:
+    def has_room_for(self, link: OutgoingLink | BrowseLink | ResponseLink) -> bool:
         """Whether the link may hand more messages to the engine; if not, its `credit_granted` is called when it may.
 
         No room is where this turn's bytes are not written yet, where the client does not read, and where it keeps the window of its
@@ -556,7 +561,7 @@ class Connection:
         self._watch_claims()
         self._watch_unclaimed()
 
-    def _may_stay(self, link: IncomingLink | OutgoingLink | RequestLink | ResponseLink, ended: list[str]) -> bool:
+    def _may_stay(self, link: IncomingLink | OutgoingLink | BrowseLink | RequestLink | ResponseLink, ended: list[str]) -> bool:
         """Whether a link is still permitted after the claims of these audiences have ended.
 
         The end of a claim ends the links of the entity that it was put for (AMQP contract 2.7), unless another one was put for that
@@ -624,20 +629,21 @@ class Connection:
         if link.target_is_coordinator:
             raise no_transactions()
         text = link.target_address if link.incoming else link.source_address
-        if self.engine.source_is_dynamic(link) or self.engine.target_is_dynamic(link):
-            raise Refused(Reason.NOT_IMPLEMENTED, "Dynamic nodes are not supported: attach to an existing entity.")
+        check_dynamic(self.engine, link)  # it has no address that could be read
         try:
             address = parse_address(text or "")
         except BadAddress as error:
             raise Refused(Reason.ARGUMENT, str(error)) from error
         if address.node:
+            check_request_node(self.engine, link)
             self._attach_to_request_node(link, address)
             return
         queue = self.services.namespace.find(address.entity)
-        served_by = IncomingLink if link.incoming else OutgoingLink
+        served_by = IncomingLink if link.incoming else BrowseLink if link.copies else OutgoingLink
         self.authorize(address.path, *served_by.rights)  # before existence: names are not to be probed
         if queue is None:
             raise self.services.namespace.missing(address.entity)
+        check_node(self.engine, link)
         served_by.attach(self, link, queue, address)
 
     def _attach_to_request_node(self, link: Link, address: Address) -> None:

@@ -23,6 +23,7 @@ from broker.frontend.addresses import Address
 from broker.frontend.annotations import deliverables, joined, peeked_messages
 from broker.frontend.answers import status_of
 from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost, not_settled
+from broker.frontend.peeking import peek_partition
 from broker.frontend.receive_cache import without
 from broker.frontend.request_node import Request, Response
 from broker.metrics import Tally
@@ -37,7 +38,6 @@ from broker.operations import (
     LockToken,
     Operation,
     Peek,
-    Peeked,
     ReceiveDeferred,
     Release,
     Renewed,
@@ -120,7 +120,7 @@ class ManagementNode:
         start = max(start, 0)
         down: list[int] = []
         for number in range(min(partition_of(start), partitions), partitions):
-            peeked = await self._peek_partition(number, Peek(self._subqueue, start, count - len(messages)))
+            peeked = await peek_partition(self._queue, number, Peek(self._subqueue, start, count - len(messages)))
             if peeked is None:
                 down.append(number)
                 continue
@@ -139,22 +139,6 @@ class ManagementNode:
                 "Please try again.",
             )
         return _ok({"messages": [{"message": each} for each in messages]}) if messages else NO_CONTENT
-
-    async def _peek_partition(self, number: int, peek: Peek) -> Peeked | None:
-        """What one partition shows; None while it is down, which is logged once until it is back."""
-        router = self._queue.router
-        handle = router.handles[number]
-        answer = await _answer(handle, peek) if handle.available else None
-        if isinstance(answer, Refused) and answer.reason not in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL):
-            raise answer
-        if answer is None or isinstance(answer, Refused):
-            if number not in router.unseen:
-                router.unseen.add(number)
-                log.warning("peek.partition_unseen", entity=self._queue.name, partition=number)
-            return None
-        router.unseen.discard(number)
-        assert isinstance(answer, Peeked), f"{answer} is no answer to Peek"
-        return answer
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
         tokens = _tokens(body)

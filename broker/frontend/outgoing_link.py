@@ -23,6 +23,7 @@ from broker.frontend.annotations import deliverables
 from broker.frontend.answers import error_of, no_transactions
 from broker.frontend.demand_plan import DemandPlan
 from broker.frontend.receive_cache import Shelf, split, without
+from broker.frontend.termini import check_sessions
 from broker.operations import (
     Abandon,
     Answer,
@@ -47,7 +48,7 @@ from broker.operations import (
 )
 from broker.queue import Queue, next_client
 from broker.stored_message import HEAD
-from protocol.codec import DecodeError, encode
+from protocol.codec import DecodeError
 from protocol.engine import Delivery
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
 from protocol.links import SETTLED, Link
@@ -61,7 +62,6 @@ WITHDRAW_AFTER_S = 0.02
 RETRY_UNAVAILABLE_S = 0.25
 """How long to wait before asking a partition again that went down."""
 DEAD_LETTER_CONDITION = "com.microsoft:dead-letter"
-SESSION_FILTER = "com.microsoft:session-filter"
 
 
 class OutgoingLink:
@@ -73,17 +73,8 @@ class OutgoingLink:
     def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
         """Accept the link. Raises Refused."""
         check_can_receive(queue)
-        filters = connection.engine.source_filter(link)
-        filtered = SESSION_FILTER in filters
-        if queue.description.settings.requires_session and not address.subqueue:
-            if filtered:
-                raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
-            raise Refused(Reason.NOT_ALLOWED, f"It is not possible for an entity that requires sessions ('{queue.name}') to create a "
-                          "non-sessionful message receiver.")  # fmt: skip
-        if filtered:
-            raise Refused(Reason.NOT_ALLOWED, f"The entity '{queue.name}' does not require sessions: it has no session to receive from.")
-        # Only filters that are applied are echoed (§3.5.3): a client must not take a selector for granted.
-        connection.engine.accept_link(link, source_filter=encode({}) if filters else b"")
+        check_sessions(connection.engine, link, queue, address)
+        connection.engine.accept_link(link)
         link.context = cls(connection, link, queue, address)
 
     def __init__(self, connection: Connection, link: Link, queue: Queue, address: Address) -> None:

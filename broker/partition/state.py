@@ -28,7 +28,7 @@ in monotonic time, so setting the wall clock ends none of them; wall time only g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -37,6 +37,7 @@ from broker.entities import QueueDescription
 from broker.errors import Reason, Refused
 from broker.operations import (
     Abandon,
+    Arrived,
     ClientId,
     Complete,
     DeadLetter,
@@ -62,6 +63,7 @@ from broker.operations import (
     Unmet,
     Update,
     Updated,
+    Watch,
     Withdraw,
     Withdrawn,
 )
@@ -128,6 +130,8 @@ class Partition:
         self._locks = Locks(self._subqueues, self._books, epoch, first_nonce, self.bounds.tick_ms)
         self._overdue: deque[int] = deque()
         """Sequence numbers whose time came, and which were not looked at yet."""
+        self._watches: set[tuple[ClientId, int]] = set()
+        """Clients to be told when something arrives, with the subqueue's number."""
         self._stamps = Stamps()
         self._batch = Batch(Commit(Position(0)), 0, 0, messages.next_number)
 
@@ -165,6 +169,8 @@ class Partition:
         for client, number in batch.to_tell:
             if not self._subqueues[number].available and self._books[number].waits(client):
                 batch.answers.append((client, Unmet(self.number, self._subqueues[number].name)))
+        if self._watches and (batch.has_sent or batch.dead_lettered):
+            self._tell_watchers()
         for grant in batch.grants:
             self._fill(grant)
         for reference in batch.passing:
@@ -247,6 +253,8 @@ class Partition:
                 self._batch.answers.append((client, Renewed(self._locked_until_ms(), operation.cookie, failures)))
             case Peek():
                 self._peek(client, operation)
+            case Watch():
+                self._watch(client, operation)
             case ReceiveDeferred():
                 self._receive_deferred(client, operation)
             case Update():
@@ -370,6 +378,8 @@ class Partition:
         returned = self._locks.unlock(detach.unseen, self._batch.now_ms)
         for book in self._books:
             book.detach(client)
+        for subqueue in self._subqueues if self._watches else ():
+            self._watches.discard((client, subqueue.number))
         for subqueue, references in returned:
             self._give_back(subqueue, references)
 
@@ -521,19 +531,19 @@ class Partition:
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def _peek(self, client: ClientId, peek: Peek) -> None:
-        """What this very batch has sent is not shown: it may still be refused (durability rule 3)."""
         subqueue = self.messages.find(peek.subqueue)
         found: list[Reference] = []
         room, more = self.bounds.peeked_bytes_max, False
-        for reference in subqueue.browse(max(peek.from_sequence_number, 0)):
-            if len(found) >= peek.count or (self._batch.has_sent and reference.sequence_number >= self._batch.first_sent):
+        if peek.bytes_max is not None:
+            room = max(min(room, peek.bytes_max), 1)
+        for reference in self._visible(subqueue, peek.from_sequence_number):
+            if len(found) >= peek.count:
                 break
             if room <= 0:
                 more = True
                 break
-            if not self._is_overdue(subqueue, reference):
-                found.append(reference)
-                room -= reference.size
+            found.append(reference)
+            room -= reference.size
         messages = [reference.payload for reference in found]
         if b"" in messages:
             self._batch.holes.append((messages, found))
@@ -551,6 +561,29 @@ class Partition:
                 more,
             ),
         ))  # fmt: skip
+
+    def _watch(self, client: ClientId, watch: Watch) -> None:
+        subqueue = self.messages.find(watch.subqueue)
+        if next(self._visible(subqueue, watch.from_sequence_number), None) is None:
+            self._watches.add((client, subqueue.number))
+        else:
+            self._batch.answers.append((client, Arrived(self.number, subqueue.name)))
+
+    def _tell_watchers(self) -> None:
+        """The answers leave with the batch, so a client that then peeks is shown what this batch has brought."""
+        main, dead_letter = self._batch.has_sent, self._batch.dead_lettered > 0
+        for client, number in sorted(self._watches):
+            if (number == self._main.number and main) or (number == _DEAD_LETTER and dead_letter):
+                self._watches.remove((client, number))
+                self._batch.answers.append((client, Arrived(self.number, self._subqueues[number].name)))
+
+    def _visible(self, subqueue: Subqueue, from_number: int) -> Iterator[Reference]:
+        """What a client may look at. What this very batch has sent is not shown: it may still be refused (durability rule 3)."""
+        for reference in subqueue.browse(max(from_number, 0)):
+            if self._batch.has_sent and reference.sequence_number >= self._batch.first_sent:
+                return
+            if not self._is_overdue(subqueue, reference):
+                yield reference
 
     def _is_overdue(self, subqueue: Subqueue, reference: Reference) -> bool:
         if subqueue.expiry is None or reference.lives_until_ms is None or reference.lives_until_ms > self._batch.now_ms:

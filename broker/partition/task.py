@@ -48,6 +48,7 @@ from broker.operations import (
     Unavailable,
     Update,
     Updated,
+    Watch,
     Withdraw,
     Withdrawn,
 )
@@ -288,7 +289,7 @@ class PartitionTask:
             waiting.append(entry)
             if isinstance(operation, Send):
                 room -= sum(map(len, operation.messages))
-            elif isinstance(operation, Demand):
+            elif isinstance(operation, Demand | Watch):
                 self._attached[entry[0]] = entry[2]
             elif isinstance(operation, Detach):
                 self._attached.pop(entry[0], None)
@@ -426,6 +427,8 @@ class PartitionTask:
         match operation:
             case Demand():
                 self._attached[client] = sink  # and so hears when the partition is back
+            case Watch():
+                sink(Unavailable(self.number))
             case Withdraw():
                 sink(Withdrawn(self.number, operation.subqueue))
             case Detach():

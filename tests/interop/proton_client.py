@@ -22,7 +22,7 @@ from uuid import UUID
 from cproton_ffi import ffi, lib
 from proton import UNDESCRIBED, Array, Condition, Delivery, Link, Message, Terminus, int32, ulong
 from proton import Sender as SendingLink
-from proton.reactor import ReceiverOption
+from proton.reactor import Copy, ReceiverOption, Selector
 
 from tests.support.broker_process import KEY, KEY_NAME
 
@@ -104,8 +104,8 @@ class Client(Protocol):
     async def sender(self, address: str) -> Sender:
         """Raises Refused."""
 
-    async def receiver(self, address: str, *, name: str | None = None, settled: bool = False, target: str | None = None) -> Receiver:
-        """Peek-lock, or receive-and-delete when `settled`. `target` is the address of the client's own end. Raises Refused."""
+    async def receiver(self, address: str, *, name: str | None = None, **ends: Any) -> Receiver:
+        """A receiver with these `Ends`: peek-lock, unless they say otherwise. Raises Refused."""
 
     async def pause(self, seconds: float) -> None: ...
 
@@ -116,10 +116,13 @@ Raises Refused."""
 
 
 class Ends(ReceiverOption):
-    """A receiver's settle modes and the address of its own end."""
+    """A receiver's settle modes, the address of its own end, and what the client's own options `Copy` and `Selector` add."""
 
-    def __init__(self, *, settled: bool = False, target: str | None = None) -> None:
+    def __init__(self, *, settled: bool = False, target: str | None = None, copy: bool = False, selector: str | None = None) -> None:
         self._settled, self._target = settled, target
+        self._options: list[ReceiverOption] = [Copy()] if copy else []
+        if selector is not None:
+            self._options.append(Selector(selector))
 
     def apply(self, link: Link) -> None:
         link.snd_settle_mode = Link.SND_SETTLED if self._settled else Link.SND_UNSETTLED
@@ -127,6 +130,8 @@ class Ends(ReceiverOption):
         if self._target is not None:
             terminus: Terminus = link.target
             terminus.address = self._target
+        for option in self._options:
+            option.apply(link)  # type: ignore[arg-type]
 
 
 def outcome_of(delivery: Delivery) -> Outcome:

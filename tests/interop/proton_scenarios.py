@@ -103,6 +103,10 @@ def ids(found: list[Received]) -> list[str]:
     return sorted(received.message.id for received in found)
 
 
+def ids_up_to(count: int) -> list[str]:
+    return sorted(f"id-{number}" for number in range(count))
+
+
 def lock_tokens(*tokens: Any) -> Array:
     return array(Data.UUID, *tokens)
 
@@ -413,6 +417,95 @@ async def update_disposition(bench: Bench) -> None:
     assert int(letters[deferred.message.id].annotations["x-opt-sequence-number"]) == number
     told = letters[dead.message.id].message.properties
     assert (told["DeadLetterReason"], told["DeadLetterErrorDescription"]) == ("no good", "at all")
+
+
+# --- browsing ------------------------------------------------------------------------------------------------------------
+
+
+async def left(bench: Bench, address: str | None = None) -> list[Received]:
+    """What a consumer finds in the queue after it was browsed, settled in no way."""
+    receiver = await bench.client.receiver(address or bench.queue, name="left")
+    found = await receiver.drain(100)
+    assert all(received.message.delivery_count == 0 for received in found), "browsing counts as no delivery"
+    return found
+
+
+@scenario
+async def browse(bench: Bench) -> None:
+    """Proton's `Copy()`: whatever outcome the browsed deliveries are given, the messages are left where they are."""
+    await bench.send(*numbered(4))
+    browser = await bench.receiver(name="browser", copy=True)
+    found = await browser.receive(4)
+    assert ids(found) == ids_up_to(4)
+    assert all("x-opt-locked-until" not in received.annotations for received in found)
+    for received, outcome in zip(found, (Delivery.ACCEPTED, Delivery.REJECTED, Delivery.RELEASED, Delivery.MODIFIED), strict=True):
+        received.delivery.local.failed = outcome == Delivery.MODIFIED
+        assert await browser.propose(received, outcome) == outcome
+    assert await browser.drain(10) == [], "each message once"
+    assert ids(await left(bench)) == ids_up_to(4)
+    assert ids(await (await bench.receiver(name="second browser", copy=True)).drain(10)) == ids_up_to(4), "what is locked is shown, too"
+
+
+@scenario
+async def browse_settled(bench: Bench) -> None:
+    await bench.send(*numbered(4))
+    found = await (await bench.receiver(name="browser", copy=True, settled=True)).drain(10)
+    assert ids(found) == ids_up_to(4) and all(received.delivery.settled for received in found)
+    assert ids(await left(bench)) == ids_up_to(4)
+
+
+@scenario
+async def browse_pages(bench: Bench) -> None:
+    """More than a page of each of two partitions, and of all of them together, under credit of every size."""
+    await bench.send(
+        *[
+            Message(id=f"id-{number}", body="x" * 2_000, annotations={symbol("x-opt-partition-key"): str(number % 2)})
+            for number in range(600)
+        ]
+    )
+    browser = await bench.receiver(name="browser", copy=True)
+    found = await browser.receive(1) + await browser.receive(7) + await browser.receive(292)
+    found += await browser.drain(1_000)
+    assert ids(found) == ids_up_to(600)
+    assert len(await left(bench)) == 100
+
+
+@scenario
+async def browse_dead_letters(bench: Bench) -> None:
+    await bench.send(*numbered(4))
+    receiver = await bench.receiver()
+    for received in await receiver.receive(3):
+        assert await receiver.propose(received, Delivery.REJECTED) == Delivery.REJECTED
+    letters = f"{bench.queue}/$DeadLetterQueue"
+    found = await (await bench.client.receiver(letters, name="browser", copy=True)).drain(10)
+    assert len(found) == 3 and len(await left(bench, letters)) == 3
+
+
+@scenario
+async def browse_follows(bench: Bench) -> None:
+    """A browser that keeps its credit is shown what arrives later."""
+    await bench.send(*numbered(2))
+    browser = await bench.receiver(name="browser", copy=True)
+    assert ids(await browser.receive(2)) == ids_up_to(2)
+    await bench.send(Message(id="late", body="x"))
+    assert ids(await browser.receive(1)) == ["late"]
+    assert await browser.drain(10) == []
+    assert len(await left(bench)) == 3
+
+
+@scenario
+async def filter_refused(bench: Bench) -> None:
+    """Proton's `Selector`, for a consumer and for a browser: refused, and nothing is delivered.
+
+    Each on a connection of its own: the blocking client sees that an address does not match before it reads the error, and then
+    reports the error to whoever waits next.
+    """
+    await bench.send(*numbered(2))
+    for copy in (False, True):
+        async with bench.connect() as client:
+            with pytest.raises(Refused, match=r"amqp:not-implemented.*apache.org:selector-filter:string|does not match"):
+                await client.receiver(bench.queue, selector="colour = 'red'", copy=copy)
+    assert ids(await left(bench)) == ids_up_to(2)
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------------

@@ -92,6 +92,12 @@ PLAIN_AMQP: dict[str, dict[str, object]] = {
     "renew-lock": {"LockDuration": f"PT{LOCK_SHORT_S}S"},
     "defer-and-fetch": {},
     "update-disposition": {},
+    "browse": {},
+    "browse-settled": {},
+    "browse-pages": {},
+    "browse-dead-letters": {},
+    "browse-follows": {},
+    "filter-refused": {},
 }
 """What AMQP 1.0 clients that know nothing of Service Bus do, and with requests of their own to `$management`."""
 

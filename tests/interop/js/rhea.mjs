@@ -276,5 +276,73 @@ const scenarios = {
   },
 };
 
+const COPY = "copy";
+const browse = (connection, address, options = {}) =>
+  openReceiver(connection, address, { source: { address, distribution_mode: COPY }, ...options });
+
+// What a consumer finds after a browse: all of it, with no delivery counted.
+async function left(connection, address) {
+  const found = await (await openReceiver(connection, address)).drain(100);
+  assert.ok(found.every((each) => count(each) === 0), "browsing counts as no delivery");
+  return ids(found);
+}
+
+Object.assign(scenarios, {
+  "browse": async (connection, queue) => {
+    await send(connection, queue, ...numbered(4));
+    const browser = await browse(connection, queue);
+    assert.equal(browser.link.remote.attach.source.distribution_mode, COPY);
+    const found = await browser.receive(4);
+    assert.deepEqual(ids(found), ids(numbered(4)));
+    const given = { accepted: outcomes.accepted(), rejected: outcomes.rejected(), released: outcomes.released(), modified: outcomes.modified({ delivery_failed: true }) };
+    for (const [index, name] of Object.keys(given).entries()) {
+      assert.equal((await browser.settle(found[index].delivery, given[name])).outcome, name);
+    }
+    assert.deepEqual(await browser.drain(10), [], "each message once");
+    assert.deepEqual(await left(connection, queue), ids(numbered(4)));
+    assert.deepEqual(ids(await (await browse(connection, queue)).drain(10)), ids(numbered(4)), "what is locked is shown, too");
+  },
+  "browse-settled": async (connection, queue) => {
+    await send(connection, queue, ...numbered(4));
+    const found = await (await browse(connection, queue, SETTLED)).drain(10);
+    assert.ok(found.every(({ delivery }) => delivery.remote_settled));
+    assert.deepEqual([ids(found), await left(connection, queue)], [ids(numbered(4)), ids(numbered(4))]);
+  },
+  "browse-pages": async (connection, queue) => {
+    await send(connection, queue, ...numbered(600).map((each) => ({ ...each, body: "x".repeat(2_000) })));
+    const browser = await browse(connection, queue);
+    const found = [...(await browser.receive(1)), ...(await browser.receive(7)), ...(await browser.receive(292)), ...(await browser.drain(1_000))];
+    assert.deepEqual(ids(found), ids(numbered(600)));
+    assert.equal((await left(connection, queue)).length, 100);
+  },
+  "browse-dead-letters": async (connection, queue) => {
+    await send(connection, queue, ...numbered(4));
+    const receiver = await openReceiver(connection, queue);
+    for (const { delivery } of await receiver.receive(3)) await receiver.settle(delivery, outcomes.rejected());
+    const letters = `${queue}/$DeadLetterQueue`;
+    const found = await (await browse(connection, letters)).drain(10);
+    assert.deepEqual([found.length, await left(connection, letters)], [3, ids(found)]);
+  },
+  "browse-follows": async (connection, queue) => {
+    await send(connection, queue, ...numbered(2));
+    const browser = await browse(connection, queue);
+    assert.deepEqual(ids(await browser.receive(2)), ids(numbered(2)));
+    browser.link.add_credit(1);
+    await send(connection, queue, { message_id: "late", body: "x" });
+    assert.deepEqual(ids(await browser.take(1)), ["late"]);
+    assert.equal((await left(connection, queue)).length, 3);
+  },
+  "filter-refused": async (connection, queue) => {
+    await send(connection, queue, ...numbered(2));
+    const source = { address: queue, filter: rhea.filter.selector("colour = 'red'") };
+    for (const distribution_mode of [undefined, COPY]) {
+      const error = await rejection(openReceiver(connection, queue, { source: { ...source, distribution_mode } }));
+      assert.equal(error.condition, "amqp:not-implemented");
+      assert.match(String(error), /apache\.org:selector-filter:string/);
+    }
+    assert.deepEqual(await left(connection, queue), ids(numbered(2)));
+  },
+});
+
 for (const [name, scenario] of Object.entries(scenarios)) scenarios[name] = withConnection(scenario);
 await run(scenarios);

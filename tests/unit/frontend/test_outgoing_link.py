@@ -736,15 +736,6 @@ async def test_a_session_filter_is_refused_where_there_are_no_sessions() -> None
     assert (await refused(client, fields))[0] == "amqp:not-allowed"
 
 
-async def test_a_filter_that_is_not_applied_is_not_echoed() -> None:
-    client = await LinkStack().connect()
-    fields = raw.receiver_attach(0, "queue")
-    filters = {Symbol("apache.org:selector-filter:string"): "colour = 'red'"}
-    fields[5] = Described(ULong(raw.SOURCE), ["queue", None, None, None, None, None, None, filters])
-    (attach,) = await client.attach(fields)
-    assert attach.field(5).value[0] == "queue" and not (attach.field(5).value[7:8] or [None])[0]
-
-
 async def test_what_goes_wrong_in_an_answer_ends_the_connection_and_reaches_no_partition() -> None:
     stack, client = await receiving(4)
     _, sink = stack.parts[0].take(Demand)

@@ -1,0 +1,32 @@
+"""One partition's part of a look at a queue: for `$management`'s peek and for browsing links."""
+
+from __future__ import annotations
+
+import structlog
+
+from broker.errors import Reason, Refused
+from broker.operations import Peek, Peeked
+from broker.queue import Queue, ask
+
+log = structlog.get_logger("peek")
+
+
+async def peek_partition(queue: Queue, number: int, peek: Peek) -> Peeked | None:
+    """What one partition shows; None while it is down, which is logged once until it is back. Raises Refused for any other refusal."""
+    router = queue.router
+    handle = router.handles[number]
+    answer: object = None
+    if handle.available:
+        try:
+            answer = await ask(handle, peek)
+        except Refused as why:
+            if why.reason not in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL):
+                raise
+    if answer is None:
+        if number not in router.unseen:
+            router.unseen.add(number)
+            log.warning("peek.partition_unseen", entity=queue.name, partition=number)
+        return None
+    router.unseen.discard(number)
+    assert isinstance(answer, Peeked), f"{answer} is no answer to Peek"
+    return answer

@@ -1,0 +1,124 @@
+"""What a link asks of its source and target is kept, or the attach is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.codec import Array, Described, Symbol, TypeCode, UInt, ULong
+from tests.support import raw_amqp as raw
+from tests.support.link_stack import Client, LinkStack
+
+SELECTOR = Described(ULong(0x0000_468C_0000_0004), "colour = 'red'")
+SENDER, RECEIVER = raw.sender_attach, raw.receiver_attach
+
+
+def with_source(fields: list[Any], place: int, value: Any) -> list[Any]:
+    """The attach with one field of its source set (§3.5.3)."""
+    source = [next(iter(fields[5].value), None), *[None] * 10]
+    source[place] = value
+    fields[5] = Described(ULong(raw.SOURCE), source)
+    return fields
+
+
+def with_target(fields: list[Any], place: int, value: Any) -> list[Any]:
+    target = [next(iter(fields[6].value), None), *[None] * 6]
+    target[place] = value
+    fields[6] = Described(ULong(raw.TARGET), target)
+    return fields
+
+
+def with_filter(fields: list[Any], name: str, value: Any) -> list[Any]:
+    return with_source(fields, 7, {Symbol(name): value})
+
+
+async def refusal(fields: list[Any]) -> tuple[str, str]:
+    """The condition and the sentence of a refused attach (AMQP contract, rule 6)."""
+    client = await LinkStack().connect()
+    attach, detach = await client.attach(fields)
+    assert (attach.code, detach.code) == (raw.ATTACH, raw.DETACH)
+    assert attach.field(5) is None and attach.field(6) is None and detach.field(1) is True
+    condition, sentence, _ = detach.field(2).value
+    return condition, sentence
+
+
+async def attached(fields: list[Any]) -> tuple[Client, raw.Frame]:
+    client = await LinkStack().connect()
+    attach, *rest = await client.attach(fields)
+    assert raw.DETACH not in [frame.code for frame in rest]
+    return client, attach
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("apache.org:selector-filter:string", SELECTOR, "apache.org:selector-filter:string"),
+        ("jms-selector", SELECTOR, "'jms-selector' (apache.org:selector-filter:string)"),
+        ("apache.org:selector-filter:string", "colour = 'red'", "apache.org:selector-filter:string"),
+        ("selector", Described(Symbol("apache.org:selector-filter:string"), "x = 1"), "(apache.org:selector-filter:string)"),
+        ("no-local", Described(ULong(0x0000_468C_0000_0003), []), "apache.org:no-local-filter:list"),
+        ("com.example:mine", None, "com.example:mine"),
+        ("mine", Described(ULong(7), 1), "'mine' (7)"),
+    ],
+)
+async def test_a_filter_that_is_not_applied_is_refused_by_name(key: str, value: Any, named: str, settled: bool) -> None:
+    condition, sentence = await refusal(with_filter(RECEIVER(0, "queue", settled=settled), key, value))
+    assert condition == "amqp:not-implemented" and named in sentence
+
+
+async def test_a_browse_with_a_selector_is_refused() -> None:
+    fields = with_filter(RECEIVER(0, "queue"), "jms-selector", SELECTOR)
+    fields[5].value[6] = Symbol("copy")
+    assert (await refusal(fields))[0] == "amqp:not-implemented"
+
+
+@pytest.mark.parametrize("value", [[1, 2], "text", Described(ULong(1), {})])
+async def test_a_filter_that_is_no_map_is_refused(value: Any) -> None:
+    assert (await refusal(with_source(RECEIVER(0, "queue"), 7, value)))[0] in ("amqp:decode-error", "amqp:not-implemented")
+
+
+@pytest.mark.parametrize("value", [None, {}])
+async def test_no_filter_is_no_filter(value: Any) -> None:
+    await attached(with_source(RECEIVER(0, "queue"), 7, value))
+
+
+@pytest.mark.parametrize("address", ["$cbs", "queue/$management", "queue"])
+async def test_a_filter_is_refused_on_a_sender_and_on_the_nodes_for_requests(address: str) -> None:
+    for name in ("com.microsoft:session-filter", "com.example:mine"):
+        assert (await refusal(with_filter(SENDER(0, address), name, "x")))[0] == "amqp:not-implemented"
+        if address != "queue":
+            assert (await refusal(with_filter(RECEIVER(0, address), name, "x")))[0] == "amqp:not-implemented"
+
+
+@pytest.mark.parametrize("address", ["$cbs", "queue/$management"])
+async def test_responses_cannot_be_browsed(address: str) -> None:
+    assert (await refusal(with_source(RECEIVER(0, address), 6, Symbol("copy"))))[0] == "amqp:not-implemented"
+
+
+async def test_move_is_what_a_queue_does() -> None:
+    _, attach = await attached(with_source(RECEIVER(0, "queue"), 6, Symbol("move")))
+    assert attach.field(5).value[6] == "move"
+
+
+@pytest.mark.parametrize("capability", ["topic", "shared", "temporary-topic"])
+@pytest.mark.parametrize("several", [False, True])
+async def test_a_queue_does_not_pass_for_a_topic(capability: str, several: bool) -> None:
+    value: Any = Array(TypeCode.SYMBOL, [Symbol("queue"), Symbol(capability)]) if several else Symbol(capability)
+    for fields in (with_source(RECEIVER(0, "queue"), 10, value), with_target(SENDER(0, "queue"), 6, value)):
+        condition, sentence = await refusal(fields)
+        assert condition == "amqp:not-implemented" and f"'{capability}'" in sentence
+
+
+async def test_what_a_plain_jms_client_asks_for_is_granted() -> None:
+    """Qpid JMS without a selector: capability, outcomes and a default outcome, expiry."""
+    outcomes = Array(TypeCode.SYMBOL, [Symbol(f"amqp:{name}:list") for name in ("accepted", "rejected", "released", "modified")])
+    fields = RECEIVER(0, "queue")
+    modified = Described(ULong(0x27), [True])
+    fields[5] = Described(
+        ULong(raw.SOURCE),
+        ["queue", UInt(0), Symbol("link-detach"), UInt(0), False, None, None, None, modified, outcomes, Symbol("queue")],
+    )
+    await attached(fields)
+    await attached(with_target(SENDER(0, "queue"), 6, Symbol("queue")))
