@@ -87,19 +87,19 @@ INTERRUPTED_MS = 50
 class ClockWatch:
     """Notices that the wall clock was set, or that the machine was suspended. To be asked every second or so."""
 
-    __slots__ = ("_ahead_ms", "_clock", "_slept_ms")
+    __slots__ = ("_before", "_clock")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead_ms, self._slept_ms = self._read() or (wall_ahead_ms(clock), 0)
+        self._before = self._read()
 
     def look(self) -> tuple[int, int]:
         """How far the wall clock was set since the last look, negative for back, and how long timers stood still; 0 for neither."""
-        read = self._read()
-        if read is None:
+        before, read = self._before, self._read()
+        self._before = read or before
+        if before is None or read is None:
             return 0, 0
-        step_ms, suspended_ms = read[0] - self._ahead_ms, read[1] - self._slept_ms
-        self._ahead_ms, self._slept_ms = read
+        step_ms, suspended_ms = read[0] - before[0], read[1] - before[1]
         return step_ms if abs(step_ms) >= STEP_MS_MIN else 0, suspended_ms if suspended_ms >= SUSPEND_MS_MIN else 0
 
     def _read(self) -> tuple[int, int] | None:

@@ -130,14 +130,14 @@ class Messages:
         frame.live += count
         numbers = range(first, first + count)
         expiry_column: Iterable[int | None] = repeat(None)
-        life_column: Iterable[int | None] = repeat(None)
+        life_column: list[int | None] = []
+        lives: dict[int, int | None] = {}
         if expiries is not None:
             expiry_column = [each or None for each in expiries]
             if now_ms is not None:
                 begun_ms = enqueued_ms - now_ms
                 lives = {each: each - begun_ms if each else None for each in set(expiries)}
                 life_column = list(map(lives.__getitem__, expiries))
-                self._watch_lives(first, lives, life_column)
         references = list(
             map(
                 Reference,
@@ -148,11 +148,13 @@ class Messages:
                 repeat(enqueued_ms),
                 expiry_column,
                 messages if messages is not None else repeat(b"", count),
-                life_column,
+                *([life_column] if lives else []),
             )
         )
         # The numbers that the references hold are the dictionary's keys, too: one object for both.
         self.main.append(references, [reference.sequence_number for reference in references], size)
+        if lives:
+            self._watch_lives(first, lives, life_column)
         self.next_number = first + count
         self.latest_enqueued_ms = enqueued_ms
         return keep or messages is None

@@ -61,7 +61,7 @@ def test_time_in_which_timers_stood_still_is_noticed() -> None:
 class Interrupted(ManualClock):
     """Something else runs between reading one hand and the other."""
 
-    pause_ms = 0
+    pause_ms = 10 * INTERRUPTED_MS
 
     def now_ms(self) -> int:
         now_ms = super().now_ms()
@@ -72,6 +72,9 @@ class Interrupted(ManualClock):
 def test_a_pause_between_the_two_hands_is_not_taken_for_a_step() -> None:
     clock = Interrupted()
     watch = ClockWatch(clock)
+    assert watch.look() == (0, 0)
+    clock.pause_ms = 0
+    assert watch.look() == (0, 0)
     clock.pause_ms = 10 * INTERRUPTED_MS
     assert watch.look() == (0, 0)
     clock.pause_ms = 0
