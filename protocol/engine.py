@@ -7,7 +7,8 @@ python-qpid-proton is pinned, and `tests/unit/protocol/test_engine_surface.py` f
 
 What proton leaves to us: the SASL exchange (`protocol/sasl.py`, in front of the engine), and a transfer's message-format,
 which it drops (§2.7.5): `protocol/frames.py` finds the frames of Service Bus batches, and each is pushed on its own, so that
-the delivery which then appears is known to be one.
+the delivery which then appears is known to be one. And a client that numbers its deliveries out of sequence, which proton
+refuses: `protocol/lenience.py` stands between the two.
 
 Invariants: no event is lost or reordered; a delivery is settled at most once; nothing that belongs to a link is touched after
 its `LinkDetached` was consumed (`release_link`). Knows no sockets, no tasks and no clock (`tick` is given the time).
@@ -34,6 +35,7 @@ from protocol.events import (
     TransactionalMessage,
 )
 from protocol.frames import BatchFrameFinder
+from protocol.lenience import Lenience
 from protocol.limits import Allowance
 from protocol.links import Link, Session
 from protocol.proton_values import (
@@ -100,6 +102,7 @@ class Engine:
         lib.pn_transport_set_channel_max(self._transport, channel_max)
         lib.pn_transport_set_idle_timeout(self._transport, idle_timeout_ms)
         lib.pn_transport_bind(self._transport, self._connection)
+        self._lenience = Lenience(channel_max, max_frame_bytes)
         self._finder = BatchFrameFinder()
         self._allowance: Allowance | None = None
         self._partial_bytes_max = partial_bytes_max
@@ -141,7 +144,7 @@ class Engine:
             data, refused = self._allowance.take(data)
             if self._allowance.is_lifted:
                 self._allowance = None
-        for piece, is_batch in self._finder.pieces(data):
+        for piece, is_batch in self._finder.pieces(self._lenience.incoming(data)):
             if not self._feed(piece, is_batch):
                 break
         refused = refused or self._finder.refusal
@@ -198,7 +201,7 @@ class Engine:
             for give_back, pn in self._written_off:
                 give_back(pn)
             self._written_off.clear()
-        return chunks
+        return self._lenience.outgoing(chunks) if self._lenience.watches else chunks
 
     def take_events(self) -> list[Event]:
         """The events that have gathered (writing makes some, too: credit that was used up)."""
@@ -646,7 +649,8 @@ class Engine:
         lib.pn_connection_close(self._connection)
 
     def _on_transport_error(self, event: Any) -> None:
-        self._report_closed(condition_of(lib.pn_transport_condition(self._transport)))
+        # A peer that hangs up without a close has nothing to be told; proton calls it a framing error.
+        self._report_closed(None if self._tail_ended else condition_of(lib.pn_transport_condition(self._transport)))
 
     def _on_tail_closed(self, event: Any) -> None:
         # A close and what proton complains of were reported before; of a frame it cannot read it says nothing.

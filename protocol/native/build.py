@@ -1,17 +1,19 @@
-"""Builds `protocol._runs` from `runs.c`, when the package is built (see `setup.py`)."""
+"""Builds `protocol._runs` from `runs.c` and `delivery_ids.c`, when the package is built (see `setup.py`)."""
 
 from pathlib import Path
 
 from cffi import FFI
 
 HERE = Path(__file__).parent
+PARTS = ("runs", "delivery_ids")
 
+declarations = "".join((HERE / f"{part}.h").read_text() for part in PARTS)
 ffibuilder = FFI()
-ffibuilder.cdef((HERE / "runs.h").read_text())
+ffibuilder.cdef(declarations)
 ffibuilder.set_source(
     "protocol._runs",
-    "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <sys/types.h>\n" + (HERE / "runs.h").read_text(),
-    sources=["protocol/native/runs.c"],
+    "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <sys/types.h>\n" + declarations,
+    sources=[f"protocol/native/{part}.c" for part in PARTS],
     include_dirs=["protocol/native"],
     extra_compile_args=["-std=c99", "-O2"],
 )

@@ -94,10 +94,17 @@ def streams() -> dict[str, bytes]:
     dynamic[5] = Described(ULong(raw.SOURCE), [None, UInt(0), Symbol("never"), UInt(0), True])
     filtered = raw.receiver_attach(5, "queue")
     filtered[5] = Described(ULong(raw.SOURCE), ["queue", None, None, None, None, None, None, {Symbol("f"): Described(Symbol("f"), "x")}])
+    numbers = b"".join(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), text) for number in (1, 1, 0, 7, 300, 5))
+    divided = b"".join(
+        raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, more=more, tag=b"t"), part)
+        for number, part, more in ((9, text[:5], True), (10, text[5:9], True), (12, text[9:], False))
+    )
     bombs = b"".join(attach_with_filter(handle, value) for handle, value in enumerate((NULLS, NOTHINGS, DEEP)))
     return {
         "empty": start + end,
         "sends": start + sender + transfers + detach + end,
+        "out_of_sequence": start + sender + numbers + divided + transfers + end,
+        "detach_behind_end": start + sender + raw.frame(raw.END, []) + detach + raw.frame(raw.CLOSE, []),
         "multi_frame": start + sender + parts + transfers.replace(b"\x52\x01", b"\x52\x05") + end,
         "batch": start + sender + batch + end,
         "receives": start + receiver + credit + settles + end,

@@ -16,6 +16,7 @@ from broker.frontend.batch import split
 from broker.operations import Locked
 from broker.stored_message import store
 from protocol import codec
+from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, decode, decode_all, encode
 from protocol.engine import Delivery, Engine
 from protocol.events import (
@@ -32,11 +33,13 @@ from protocol.events import (
     TransactionalMessage,
 )
 from protocol.frames import BatchFrameFinder, pad_performatives
+from protocol.lenience import Lenience
 from protocol.links import Link
 from protocol.sasl import SaslServer
 from protocol.sections import find_sections
 from tests.fuzz.mutate import cuts
 from tests.fuzz.whole_broker import broker
+from tests.support import plain_frames
 
 OUTPUT_BYTES_MAX = 8 * 1024 * 1024
 """A case is at most 64 KiB: nothing in it entitles it to an answer of this size."""
@@ -215,6 +218,23 @@ def finder(data: bytes, random: Random) -> None:
     assert seen == data
 
 
+def lenience(data: bytes, random: Random) -> None:
+    """What is made good does not depend on where the stream was cut, and the walk in C goes as far as its Python form."""
+    whole, parts = Lenience(15, 16_384), Lenience(15, 16_384)
+    given = b"".join(map(parts.incoming, cuts(data, random)))
+    assert given + parts._head == whole.incoming(data) + whole._head
+    offset = 8 if data.startswith(b"AMQP") else 0
+    while offset < len(data):
+        known, divided, number = random.random() < 0.5, random.random() < 0.1, random.choice((0, 1, 3, 2**32 - 1))
+        table, sessions = ffi.new("session_ids_t[]", [(number, known, divided)]), [plain_frames.SessionIds(number, known, divided)]
+        reached = lib.delivery_ids_walk(table, 1, data, offset, len(data))
+        assert reached == plain_frames.walk(sessions, data, offset)
+        assert (table[0].next, table[0].known) == (sessions[0].next, sessions[0].known)
+        if len(data) - reached < 8 or (size := int.from_bytes(data[reached : reached + 4], "big")) < 8:
+            return
+        offset = reached + size
+
+
 def sasl(data: bytes, random: Random) -> None:
     """The exchange ends, one way or the other, and what follows it comes out as it came in."""
     server = SaslServer(lambda user, password: len(user) < 5)
@@ -236,6 +256,7 @@ TARGETS: dict[str, Target] = {
     "message": Target(message, frames=False),
     "batch": Target(batch, frames=False),
     "finder": Target(finder, frames=True),
+    "lenience": Target(lenience, frames=True),
     "sasl": Target(sasl, frames=True),
 }
 

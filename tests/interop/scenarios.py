@@ -124,6 +124,11 @@ CLIENTS: dict[str, dict[str, dict[str, object]]] = {
 LOW_VOLUME = ["low-volume.in-turn", "low-volume.cached-elsewhere", "low-volume.waiting"]
 """The queues of `test_low_volume.py`."""
 
+CONCURRENT = {name: f"concurrent.{name}" for name in ("peek", "renew-and-settle", "renewer", "aio")}
+"""The queues of `test_python_concurrent.py`, by what is done with them."""
+LOCK_RENEWED_S = 12
+"""Their locks: a little longer than the ten seconds before the end in which the Python client renews without a pause."""
+
 LOGINS = ["logins"]
 """The queue of `test_logins.py`."""
 
@@ -135,9 +140,11 @@ def queue_name(client: str, scenario: str) -> str:
 
 def all_queues() -> list[dict[str, object]]:
     """Every queue that some scenario needs, as the configuration file takes them."""
-    return [
+    of_scenarios = [
         queue(queue_name(client, scenario), **{"PartitionCount": 16, **properties})
         for client, scenarios in CLIENTS.items()
         for scenario, properties in scenarios.items()
         if scenario != "unknown-queue"
-    ] + [queue(name, PartitionCount=16) for name in [*LOW_VOLUME, *LOGINS]]
+    ]
+    others = [queue(name, PartitionCount=16) for name in [*LOW_VOLUME, *LOGINS]]
+    return of_scenarios + others + [queue(name, PartitionCount=4, LockDuration=f"PT{LOCK_RENEWED_S}S") for name in CONCURRENT.values()]

@@ -1,0 +1,379 @@
+"""What the official Python client says and proton refuses, made good on both ends of the engine's byte stream.
+
+*Delivery-ids out of sequence* (AMQP 1.0 §2.7.5). Each session numbers its deliveries one by one, and proton closes the connection upon
+any other number. The Python client takes its numbers from a counter that its threads share without a lock: when a receiver is used
+from several threads (renewal of several locks, concurrent peeks), numbers come twice, in the wrong order, or with a gap. The
+service minds none of it (AMQP contract 4.3).
+
+On the way in, a delivery with another number than the next one is given that one, in the frame itself, and so is what belongs to it
+in further frames. On the way out, its outcome goes to the number that the client knows it by.
+
+    the client's numbers   5 6 6 9
+    proton's               5 6 7 8      what proton says of 6 to 8 goes to the client as 6, 6 and 9
+
+*A detach behind an end* (§2.5.5), which it writes whenever it closes: the link went with its session, and the frame is dropped.
+
+Who numbers in order is hardly looked at here: `native/delivery_ids.c` walks over the plain frames, and stops where something is
+to be decided: a transfer with another number or in several frames, a link or session that comes or goes.
+
+A frame is handed on once its performative is there, of which at most `_HEAD_BYTES_MAX` bytes are kept. What is malformed is proton's to
+refuse: from there on, this connection's bytes go through as they are. Refused as ever is a second delivery on a link whose first one
+is unfinished, unless it has the same number or tag: then nobody can tell the two apart.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol._runs import ffi, lib
+from protocol.codec import DecodeError, UInt, decode, encode
+from protocol.sections import elements
+from protocol.values import skip
+
+_BEGIN, _ATTACH, _TRANSFER, _DISPOSITION, _DETACH, _END = 0x11, 0x12, 0x14, 0x15, 0x16, 0x17
+_HEAD_BYTES_MAX = 1024 + 1024
+"""The longest extended header (§2.3.1), and a transfer with a state of some length."""
+_HEADER_BYTES = 8
+_NULL = b"\x40"
+_LIST8, _LIST32 = 0xC0, 0xD0
+_SCALARS = frozenset((0x40, 0x43, 0x52, 0x70, 0xA0, 0xB0))
+_SETTLED, _MORE, _ABORTED = 4, 5, 9
+"""Places in a transfer (§2.7.5)."""
+_U32 = struct.Struct(">I")
+_MASK = 2**32 - 1
+
+_walk, _from_buffer = lib.delivery_ids_walk, ffi.from_buffer
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """A delivery of which more frames are to come."""
+
+    number: int
+    """As proton knows it."""
+    given: int
+    """As the peer numbered it."""
+    tag: int | None
+    """A hash of its tag; None without one."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A session of the peer's, from its begin to its end."""
+
+    channel: int
+    unfinished: dict[int, _Unfinished] = field(default_factory=dict)
+    """By handle."""
+    renamed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Deliveries without an outcome that the peer numbers differently: proton's number → the peer's, and the link's handle."""
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """What counts of a transfer's fields."""
+
+    handle: int
+    given: int | None
+    tag: int | None
+    settled: bool
+    more: bool
+    aborted: bool
+    places: list[int]
+    """Where each field begins, and where the last one ends."""
+
+
+class Lenience:
+    """Both directions of one connection."""
+
+    def __init__(self, channel_max: int, frame_bytes_max: int) -> None:
+        """Proton refuses frames above either bound."""
+        self._channel_max, self._frame_bytes_max = channel_max, frame_bytes_max
+        self._table: Any = ffi.new("session_ids_t[]", 1)
+        """By channel; C's view of the sessions."""
+        self._sessions: dict[int, _Session] = {}
+        self._ended: set[int] = set()
+        """Channels that had a session."""
+        self._by_local_channel: dict[int, _Session] = {}
+        self._unanswered: list[_Session] = []
+        """Begun by the peer, and not yet by us: our channel for them is not known."""
+        self._renamed = 0
+        """In all sessions together."""
+        self._departed: list[tuple[_Session, int]] = []
+        """Those among them whose link is detached: they may have an outcome in the next write, and in none after it."""
+        self._head = b""
+        """The begin of a frame, kept back until it can be judged."""
+        self._missing = 0
+        """Bytes of a frame that was judged, and has not come whole."""
+        self._at_start = True
+        self._lost = False
+
+    # --- in -----------------------------------------------------------------------------------------------------------------
+
+    def incoming(self, data: bytes) -> bytes:
+        """What proton is to be given of the peer's stream, protocol header included."""
+        if self._lost:
+            return data
+        if self._head:
+            data, self._head = self._head + data, b""
+        size, offset = len(data), 0
+        if self._at_start:
+            if not data.startswith(b"AMQP"[:size]):
+                self._lost = True
+                return data
+            if size < _HEADER_BYTES:
+                self._head = data
+                return b""
+            self._at_start, offset = False, _HEADER_BYTES
+        elif self._missing:
+            offset = min(self._missing, size)
+            self._missing -= offset
+        changed: list[bytes] = []
+        taken = 0
+        buffer = _from_buffer(data)
+        while offset < size:
+            offset = _walk(self._table, len(self._table), buffer, offset, size)
+            if size - offset < _HEADER_BYTES:
+                break
+            frame_bytes = _U32.unpack_from(data, offset)[0]
+            if not _HEADER_BYTES <= frame_bytes <= self._frame_bytes_max:
+                self._lost = True
+                break
+            end = offset + frame_bytes
+            head = data[offset : min(end, offset + _HEAD_BYTES_MAX)]
+            try:
+                replacement = self._judge(head, frame_bytes)
+            except (IndexError, struct.error, DecodeError):
+                self._lost = end <= size or len(head) == _HEAD_BYTES_MAX
+                break
+            if replacement is not None:
+                changed += (data[taken:offset], replacement)
+                taken = offset + len(head)
+            self._missing = max(end - size, 0)
+            offset = min(end, size)
+        if offset < size and not self._lost:
+            self._head = data[offset:]
+            size = offset
+        if not changed and size == len(data):
+            return data
+        return b"".join((*changed, data[taken:size]))
+
+    def _judge(self, head: bytes, frame_bytes: int) -> bytes | None:
+        """Look at a frame, of which the begin is enough; gives what is to stand in the place of `head`, if anything.
+
+        Raises IndexError, struct.error or DecodeError where the frame ends too early; nothing has happened then.
+        """
+        body = 4 * head[4]
+        if head[5] != 0 or body >= frame_bytes:
+            return None
+        if body < _HEADER_BYTES:
+            raise DecodeError("the frame's body begins in its header")
+        if head[body] != 0:
+            return None
+        if head[body + 1] == 0x53:
+            code, value = head[body + 2], body + 3
+        elif head[body + 1] == 0x80:
+            code, value = int.from_bytes(head[body + 2 : body + 10], "big"), body + 10
+            head[value]  # all of the descriptor is there
+        else:
+            return None  # proton knows no other spelling
+        channel = int.from_bytes(head[6:8], "big")
+        if code == _BEGIN:
+            self._begin(channel)
+            return None
+        session = self._sessions.get(channel)
+        if session is None:
+            if code != _DETACH or channel not in self._ended:
+                return None
+            if len(head) < frame_bytes:
+                raise IndexError("a frame is dropped as a whole")
+            return b""
+        if code == _TRANSFER:
+            return self._transferred(session, head, value)
+        if code == _END:
+            del self._sessions[channel]
+            self._ended.add(channel)
+            self._table[channel] = (0, False, False)
+        elif code in (_ATTACH, _DETACH) and (session.unfinished or session.renamed):
+            _, place = elements(head, value)
+            self._free_handle(session, _scalar(head, skip(head, place) if code == _ATTACH else place))
+        return None
+
+    def _begin(self, channel: int) -> None:
+        if channel > self._channel_max:
+            return
+        if channel >= len(self._table):
+            grown = ffi.new("session_ids_t[]", min(max(channel + 1, 2 * len(self._table)), self._channel_max + 1))
+            ffi.memmove(grown, self._table, ffi.sizeof(self._table))
+            self._table = grown
+        self._table[channel] = (0, False, False)
+        self._ended.discard(channel)
+        session = self._sessions[channel] = _Session(channel)
+        self._unanswered.append(session)
+
+    def _free_handle(self, session: _Session, handle: object) -> None:
+        """A link ends, or another one takes its handle."""
+        for unfinished in [key for key in session.unfinished if key == handle]:
+            self._finish(session, unfinished)
+        self._departed += [(session, number) for number, (_, of) in session.renamed.items() if of == handle]
+
+    def _finish(self, session: _Session, handle: int) -> None:
+        del session.unfinished[handle]
+        self._table[session.channel].divided = bool(session.unfinished)
+
+    def _transferred(self, session: _Session, head: bytes, value: int) -> bytes | None:
+        transfer = _read_transfer(head, value)
+        begun = session.unfinished.get(transfer.handle)
+        goes_on = transfer.more and not transfer.aborted
+        has_no_outcome = transfer.settled or transfer.aborted
+        if begun is not None and (transfer.given in (None, begun.given) or (transfer.tag is not None and transfer.tag == begun.tag)):
+            if not goes_on:
+                self._finish(session, transfer.handle)
+            if has_no_outcome:
+                self._forget(session, begun.number)
+            if transfer.given in (None, begun.number):
+                return None
+            return self._with_number(head, value, transfer.places[1], transfer.places[2], _NULL)
+        entry = self._table[session.channel]
+        if not entry.known:
+            if transfer.given is None:
+                return None  # proton refuses it
+            entry.known, entry.next = True, transfer.given
+        number = entry.next
+        entry.next = (number + 1) & _MASK
+        given = number if transfer.given is None else transfer.given
+        if goes_on:
+            session.unfinished[transfer.handle] = _Unfinished(number, given, transfer.tag)
+            entry.divided = True
+        elif begun is not None:
+            self._finish(session, transfer.handle)
+        if given == number or begun is not None:
+            return None
+        tag_end = transfer.places[min(3, len(transfer.places) - 1)]
+        # The tag goes: nobody looks at it, and the number may need its room.
+        renamed = self._with_number(head, value, transfer.places[1], tag_end, encode(UInt(number)) + _NULL)
+        if renamed is not None and not has_no_outcome:
+            self._forget(session, number)
+            session.renamed[number] = (given, transfer.handle)
+            self._renamed += 1
+        return renamed
+
+    def _with_number(self, head: bytes, value: int, begin: int, end: int, replacement: bytes) -> bytes | None:
+        """The frame with other bytes in this place; None if they have no room."""
+        more = len(replacement) - (end - begin)
+        frame_bytes = _U32.unpack_from(head)[0] + more
+        if head[value] == _LIST8:
+            list_bytes = head[value + 1] + more
+            if list_bytes > 0xFF:
+                return None
+            sized = bytes((_LIST8, list_bytes))
+        else:
+            sized = head[value : value + 1] + _U32.pack(_U32.unpack_from(head, value + 1)[0] + more)
+        if frame_bytes > self._frame_bytes_max:
+            return None
+        fields = value + len(sized)
+        return b"".join((_U32.pack(frame_bytes), head[4:value], sized, head[fields:begin], replacement, head[end:]))
+
+    def _forget(self, session: _Session, number: int) -> None:
+        if session.renamed.pop(number, None) is not None:
+            self._renamed -= 1
+
+    # --- out ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def watches(self) -> bool:
+        """Whether what proton writes is to be given to `outgoing`."""
+        return bool(self._renamed or self._unanswered)
+
+    def outgoing(self, chunks: list[bytes]) -> list[bytes]:
+        """What the peer is to be given of what proton has written: whole frames, the protocol header possibly before them."""
+        found = [b"".join(self._answered(chunk)) for chunk in chunks]
+        for session, number in self._departed:
+            self._forget(session, number)
+        self._departed.clear()
+        return found
+
+    def _answered(self, chunk: bytes) -> Iterator[bytes]:
+        offset = _HEADER_BYTES if chunk.startswith(b"AMQP") else 0
+        yield chunk[:offset]
+        while offset < len(chunk):
+            end = offset + _U32.unpack_from(chunk, offset)[0]
+            frame = chunk[offset:end]
+            offset = end
+            code = frame[10] if len(frame) > 11 else 0
+            if code == _DISPOSITION:
+                yield from self._renumbered(frame)
+                continue
+            channel = int.from_bytes(frame[6:8], "big")
+            if code == _BEGIN:
+                self._answer_begin(channel, decode(frame, elements(frame, 11)[1])[0])
+            elif code == _END and (session := self._by_local_channel.pop(channel, None)) is not None:
+                self._renamed -= len(session.renamed)
+                session.renamed.clear()
+            yield frame
+
+    def _answer_begin(self, local_channel: int, channel: object) -> None:
+        for session in self._unanswered:
+            if session.channel == channel:
+                self._unanswered.remove(session)
+                self._by_local_channel[local_channel] = session
+                return
+
+    def _renumbered(self, frame: bytes) -> Iterator[bytes]:
+        """A disposition, as one or several, each about numbers of the peer that follow one another."""
+        session = self._by_local_channel.get(int.from_bytes(frame[6:8], "big"))
+        count, place = elements(frame, 11)
+        of_incoming, place = decode(frame, place)
+        if session is None or not of_incoming or not session.renamed:
+            yield frame
+            return
+        first, place = decode(frame, place)
+        last = first
+        if count > 2:
+            last, place = decode(frame, place)
+            last = first if last is None else last
+        stretches: list[list[int]] = []
+        for step in range(((last - first) & _MASK) + 1):
+            number = (first + step) & _MASK
+            given = session.renamed[number][0] if number in session.renamed else number
+            self._forget(session, number)
+            if stretches and given == (stretches[-1][1] + 1) & _MASK:
+                stretches[-1][1] = given
+            else:
+                stretches.append([given, given])
+        for begin, end in stretches:
+            fields = b"\x41" + encode(UInt(begin)) + encode(UInt(end)) + frame[place:]
+            listed = b"\xd0" + _U32.pack(len(fields) + 4) + _U32.pack(max(count, 3)) + fields
+            yield _U32.pack(11 + len(listed)) + frame[4:11] + listed
+
+
+def _read_transfer(head: bytes, value: int) -> _Transfer:
+    """Raises IndexError, struct.error or DecodeError for what is malformed, or not all there."""
+    count, place = elements(head, value)
+    if head[value] not in (_LIST8, _LIST32) or not 2 <= count <= 11:
+        raise DecodeError("a transfer is a list of two to eleven fields")
+    places = [place]
+    for _ in range(count):
+        places.append(skip(head, places[-1]))
+    if places[-1] > len(head):
+        raise IndexError("the fields are not all there")
+    if places[-1] > skip(head, value):
+        raise DecodeError("a transfer's fields reach beyond their list")
+    handle, given, tag = _scalar(head, place), _scalar(head, places[1]), _scalar(head, places[2]) if count > 2 else None
+    if not isinstance(handle, UInt) or not isinstance(given, UInt | None) or not isinstance(tag, bytes | None):
+        raise DecodeError("a transfer's handle, delivery-id or delivery-tag is of another type")
+    settled, more, aborted = (count > number and _is_true(head, places[number]) for number in (_SETTLED, _MORE, _ABORTED))
+    return _Transfer(handle, given, None if tag is None else hash(tag), settled, more, aborted, places)
+
+
+def _is_true(head: bytes, place: int) -> bool:
+    return head[place] == 0x41 or (head[place] == 0x56 and head[place + 1] == 1)
+
+
+def _scalar(head: bytes, place: int) -> Any:
+    """A null, uint or binary. Nothing else is decoded here: what is nested may be large, and stands in none of these fields."""
+    if head[place] not in _SCALARS:
+        raise DecodeError("a field is of another type")
+    return decode(head, place)[0]

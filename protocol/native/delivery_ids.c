@@ -1,0 +1,137 @@
+/* Whether the deliveries of a stream are numbered in order (AMQP 1.0 §2.6.12), seen frame by frame.
+
+   Nearly all are, and this is all that is done for them. protocol/lenience.py looks at every frame that is not plain, and says what
+   a frame means; whatever is spelled in an unusual way is left to it as well. Bytes are the peer's: nothing is read beyond the frame, nor
+   beyond the fields' own list. No memory is allocated here, none is kept. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "delivery_ids.h"
+
+enum { HEADER_BYTES = 8, FLOW = 0x13, TRANSFER = 0x14, DISPOSITION = 0x15 };
+
+typedef struct {
+    const uint8_t *at, *end;
+} span_t;
+
+static uint32_t u32(const uint8_t *at) { return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3]; }
+
+static size_t left(const span_t *fields) { return (size_t)(fields->end - fields->at); }
+
+/* A uint, in any of its three spellings. */
+static bool read_uint(span_t *fields, uint32_t *value) {
+    if (left(fields) < 1) return false;
+    const uint8_t *at = fields->at;
+    if (at[0] == 0x43) {
+        *value = 0;
+        fields->at += 1;
+    } else if (at[0] == 0x52 && left(fields) >= 2) {
+        *value = at[1];
+        fields->at += 2;
+    } else if (at[0] == 0x70 && left(fields) >= 5) {
+        *value = u32(at + 1);
+        fields->at += 5;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* Step over a binary, or null. */
+static bool skip_binary(span_t *fields) {
+    if (left(fields) < 1) return false;
+    size_t size;
+    if (fields->at[0] == 0x40) {
+        size = 1;
+    } else if (fields->at[0] == 0xa0 && left(fields) >= 2) {
+        size = 2 + (size_t)fields->at[1];
+    } else if (fields->at[0] == 0xb0 && left(fields) >= 5) {
+        size = 5 + (size_t)u32(fields->at + 1);
+    } else {
+        return false;
+    }
+    if (size > left(fields)) return false;
+    fields->at += size;
+    return true;
+}
+
+/* Step over a boolean in one byte, or null. */
+static bool skip_flag(span_t *fields, bool may_be_true) {
+    if (left(fields) < 1) return false;
+    uint8_t code = fields->at[0];
+    if (code != 0x40 && code != 0x42 && !(may_be_true && code == 0x41)) return false;
+    fields->at += 1;
+    return true;
+}
+
+/* A transfer's fields (§2.7.5), if they are one delivery as a whole: neither more, nor aborted, nor with a state or a settle mode. */
+static bool read_transfer(span_t *fields, uint32_t count, uint32_t *number) {
+    uint32_t ignored;
+    if (count < 2 || count > 11) return false;
+    if (!read_uint(fields, &ignored) || !read_uint(fields, number)) return false;
+    if (count > 2 && !skip_binary(fields)) return false;
+    if (count > 3) {
+        if (left(fields) >= 1 && fields->at[0] == 0x40) {
+            fields->at += 1;
+        } else if (!read_uint(fields, &ignored)) {
+            return false;
+        }
+    }
+    if (count > 4 && !skip_flag(fields, true)) return false;  /* settled */
+    if (count > 5 && !skip_flag(fields, false)) return false; /* more */
+    for (uint32_t place = 6; place < count && place < 8; place++) { /* receiver's settle mode, state */
+        if (left(fields) < 1 || fields->at[0] != 0x40) return false;
+        fields->at += 1;
+    }
+    if (count > 8 && !skip_flag(fields, true)) return false;  /* resume */
+    if (count > 9 && !skip_flag(fields, false)) return false; /* aborted */
+    return true;
+}
+
+/* Whether a whole frame is plain; a transfer is counted if it is. */
+static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame, size_t size) {
+    size_t body = 4 * (size_t)frame[4];
+    if (body < HEADER_BYTES || body > size || frame[5] != 0) return false;
+    if (body == size) return true; /* a sign of life */
+    if (size - body < 4 || frame[body] != 0x00 || frame[body + 1] != 0x53) return false;
+    uint8_t code = frame[body + 2];
+    if (code == FLOW || code == DISPOSITION) return true;
+    size_t channel = (size_t)frame[6] << 8 | frame[7];
+    if (code != TRANSFER || channel >= count || sessions[channel].divided) return false;
+
+    span_t fields = {frame + body + 3, frame + size};
+    uint32_t listed, number;
+    if (fields.at[0] == 0xc0 && left(&fields) >= 3) {
+        size_t bytes = fields.at[1];
+        if (bytes < 1 || bytes > left(&fields) - 2) return false;
+        listed = fields.at[2];
+        fields.end = fields.at + 2 + bytes;
+        fields.at += 3;
+    } else if (fields.at[0] == 0xd0 && left(&fields) >= 9) {
+        size_t bytes = u32(fields.at + 1);
+        if (bytes < 4 || bytes > left(&fields) - 5) return false;
+        listed = u32(fields.at + 5);
+        fields.end = fields.at + 5 + bytes;
+        fields.at += 9;
+    } else {
+        return false;
+    }
+    session_ids_t *session = &sessions[channel];
+    if (!read_transfer(&fields, listed, &number) || (session->known && number != session->next)) return false;
+    session->known = true;
+    session->next = number + 1;
+    return true;
+}
+
+size_t delivery_ids_walk(session_ids_t *sessions, size_t count, const char *data, size_t offset, size_t size) {
+    const uint8_t *bytes = (const uint8_t *)data;
+    while (size - offset >= HEADER_BYTES) {
+        size_t frame = u32(bytes + offset);
+        if (frame < HEADER_BYTES || frame > size - offset || !is_plain(sessions, count, bytes + offset, frame)) break;
+        offset += frame;
+    }
+    return offset;
+}

@@ -1,0 +1,111 @@
+"""The Python form of `protocol/native/delivery_ids.c`: the same decisions, byte by byte, for a test to compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEADER_BYTES, FLOW, TRANSFER, DISPOSITION = 8, 0x13, 0x14, 0x15
+NULL, TRUE, FALSE = 0x40, 0x41, 0x42
+
+
+@dataclass
+class SessionIds:
+    """`session_ids_t`."""
+
+    next: int = 0
+    known: bool = False
+    divided: bool = False
+
+
+def walk(sessions: list[SessionIds], data: bytes, offset: int) -> int:
+    """`delivery_ids_walk`."""
+    while len(data) - offset >= HEADER_BYTES:
+        size = int.from_bytes(data[offset : offset + 4], "big")
+        if not HEADER_BYTES <= size <= len(data) - offset or not _is_plain(sessions, data[offset : offset + size]):
+            break
+        offset += size
+    return offset
+
+
+def _is_plain(sessions: list[SessionIds], frame: bytes) -> bool:
+    body, channel = frame[4 * frame[4] :], int.from_bytes(frame[6:8], "big")
+    if frame[4] < 2 or 4 * frame[4] > len(frame) or frame[5] != 0:
+        return False
+    if not body:
+        return True
+    if len(body) < 4 or body[:2] != b"\x00\x53":
+        return False
+    if body[2] in (FLOW, DISPOSITION):
+        return True
+    if body[2] != TRANSFER or channel >= len(sessions) or sessions[channel].divided:
+        return False
+    number = _number_of_whole_delivery(body[3:])
+    session = sessions[channel]
+    if number is None or (session.known and number != session.next):
+        return False
+    session.known, session.next = True, (number + 1) % 2**32
+    return True
+
+
+def _number_of_whole_delivery(listed: bytes) -> int | None:
+    """The delivery-id of a transfer of a single frame; None for any other, and for one that is spelled in an unusual way."""
+    if listed[0] == 0xC0 and len(listed) >= 3:
+        size, count, begin, counted_from = listed[1], listed[2], 3, 2
+    elif listed[0] == 0xD0 and len(listed) >= 9:
+        size, count, begin, counted_from = int.from_bytes(listed[1:5], "big"), int.from_bytes(listed[5:9], "big"), 9, 5
+    else:
+        return None
+    if not begin - counted_from <= size <= len(listed) - counted_from or not 2 <= count <= 11:
+        return None
+    fields = Fields(listed[begin : counted_from + size])
+    try:
+        fields.uint()
+        number = fields.uint()
+        if count > 2:
+            fields.binary_or_null()
+        if count > 3 and not fields.take(NULL):
+            fields.uint()
+        for place, allowed in enumerate(
+            ((NULL, TRUE, FALSE), (NULL, FALSE), (NULL,), (NULL,), (NULL, TRUE, FALSE), (NULL, FALSE)), start=4
+        ):
+            if count > place and not fields.take(*allowed):
+                return None
+    except (IndexError, ValueError):
+        return None
+    return number
+
+
+class Fields:
+    """What is left of a list."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def take(self, *codes: int) -> bool:
+        """One byte, if it is one of these."""
+        if self._data[0] not in codes:
+            return False
+        self._data = self._data[1:]
+        return True
+
+    def uint(self) -> int:
+        widths = {0x43: 0, 0x52: 1, 0x70: 4}
+        if self._data[0] not in widths:
+            raise ValueError
+        return int.from_bytes(self._bytes(1, widths[self._data[0]]), "big")
+
+    def binary_or_null(self) -> None:
+        if self.take(NULL):
+            return
+        width = {0xA0: 1, 0xB0: 4}.get(self._data[0])
+        if width is None:
+            raise ValueError
+        size = int.from_bytes(self._bytes(1, width), "big")
+        self._bytes(0, size)
+
+    def _bytes(self, skipped: int, size: int) -> bytes:
+        found = self._data[skipped : skipped + size]
+        if len(found) < size:
+            raise IndexError
+        self._data = self._data[skipped + size :]
+        return found

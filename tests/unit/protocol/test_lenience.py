@@ -1,0 +1,413 @@
+"""What proton refuses and clients say (`protocol/lenience.py`): delivery-ids out of sequence, and a detach behind an end."""
+
+from __future__ import annotations
+
+import subprocess
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol._runs import ffi, lib
+from protocol.codec import UInt
+from protocol.engine import Delivery
+from protocol.events import ConnectionClosed, ErrorCondition, Event, LinkDetached, MessagesReceived, MessageTooLarge, TransactionalMessage
+from protocol.lenience import Lenience
+from tests.support import plain_frames
+from tests.support import raw_amqp as raw
+from tests.support.engine_peer import EnginePeer, of, only
+from tests.unit.protocol.test_engine import detach, payloads, transfer
+
+NATIVE = Path(__file__).parents[3] / "protocol" / "native"
+TOP = 2**32 - 1
+SEQUENCES = [
+    [0, 1, 2, 3],
+    [1, 1, 2],
+    [1, 0, 2],
+    [7, 7, 9, 9, 11],
+    [3, 5, 4, 4, 100, 6, 0],
+    [TOP, TOP, 0, 2, 1, 1],
+    [5, 300, 5, 70_000, 5, 0],
+]
+
+
+@pytest.fixture
+def peer() -> EnginePeer:
+    return EnginePeer().open()
+
+
+def deliveries(events: list[Event]) -> list[Delivery]:
+    return [delivery for event in of(events, MessagesReceived) for delivery in event.deliveries]
+
+
+def numbered(numbers: list[int], **given: Any) -> list[bytes]:
+    """A transfer for each number, all with the same tag, as threads give it to several deliveries."""
+    return [transfer(0, number, b"m%d" % place, tag=b"\0\0\0\1", **given) for place, number in enumerate(numbers)]
+
+
+def answered(peer: EnginePeer) -> list[int]:
+    """The delivery-ids of what was settled, in the order of the dispositions."""
+    found: list[int] = []
+    for frame in peer.heard(raw.DISPOSITION):
+        assert frame.field(0) is raw.RECEIVER and frame.field(3) is True
+        first, last = frame.field(1), first_or(frame.field(2), frame.field(1))
+        found += [(first + step) % 2**32 for step in range((last - first) % 2**32 + 1)]
+    return found
+
+
+def first_or(value: Any, other: Any) -> Any:
+    return other if value is None else value
+
+
+# --- numbers out of sequence ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", SEQUENCES)
+def test_every_delivery_comes_and_is_answered_by_the_number_that_its_sender_gave_it(peer: EnginePeer, numbers: list[int]) -> None:
+    peer.sender()
+    events = peer.say(*numbered(numbers))
+    assert payloads(events) == [b"m%d" % place for place in range(len(numbers))]
+    peer.engine.accept(deliveries(events))
+    assert answered(peer) == numbers
+
+
+@pytest.mark.parametrize("numbers", SEQUENCES)
+def test_outcomes_in_another_order_find_their_deliveries(peer: EnginePeer, numbers: list[int]) -> None:
+    peer.sender()
+    found = deliveries(peer.say(*numbered(numbers)))
+    answers = []
+    for delivery in reversed(found):
+        peer.engine.accept([delivery])
+        answers += answered(peer)
+    assert answers == numbers[::-1]
+    assert not peer.engine._lenience.watches, "nothing is kept of what was answered"
+
+
+def test_one_write_with_outcomes_of_different_kinds_names_each_delivery_once(peer: EnginePeer) -> None:
+    peer.sender()
+    found = deliveries(peer.say(*numbered([4, 4, 6, 5, 9])))
+    peer.engine.accept(found[:2])
+    peer.engine.reject(found[2:3], ErrorCondition("amqp:not-allowed", "because"))
+    peer.engine.accept(found[3:])
+    frames = peer.heard(raw.DISPOSITION)
+    told = [(frame.field(1), frame.field(2), frame.field(4).descriptor) for frame in frames]
+    accepted = [(4, 4, raw.ACCEPTED), (4, 4, raw.ACCEPTED), (5, 5, raw.ACCEPTED), (9, 9, raw.ACCEPTED)]
+    assert sorted(told) == sorted([*accepted, (6, 6, raw.REJECTED)])
+    (refusal,) = [frame.field(4).value[0] for frame in frames if frame.field(4).descriptor == raw.REJECTED]
+    assert refusal.value[:2] == ["amqp:not-allowed", "because"]
+
+
+def test_numbers_that_are_in_order_again_are_answered_in_one_disposition(peer: EnginePeer) -> None:
+    peer.sender()
+    peer.engine.accept(deliveries(peer.say(*numbered([1, 3, 4, 5, 6]))))
+    assert [(frame.field(1), frame.field(2)) for frame in peer.heard(raw.DISPOSITION)] == [(1, 1), (3, 6)]
+
+
+def test_a_stream_cut_at_any_byte_means_the_same() -> None:
+    said = b"".join(
+        (
+            *numbered([1, 1, 0]),
+            *numbered([400], settled=True),
+            *numbered([5], batch=True),
+            raw.frame(raw.FLOW, raw.flow_fields()),
+            transfer(0, 9, b"first ", more=True, tag=b"t"),
+            transfer(0, 10, b"second", tag=b"t"),
+            raw.raw_frame(b""),
+            raw.raw_frame(raw.performative(raw.TRANSFER, raw.transfer_fields(0, 77)) + b"end", doff=255),
+        )
+    )
+    whole = EnginePeer().open()
+    whole.sender()
+    expected = payloads(whole.say(said))
+    assert expected == [b"m0", b"m1", b"m2", b"m0", b"m0", b"first second", b"end"]
+    for cut in range(1, len(said)):
+        peer = EnginePeer().open()
+        peer.sender()
+        events = [*peer.say(said[:cut]), *peer.say(said[cut:])]
+        assert payloads(events) == expected
+        assert [len(event.payloads) for event in of(events, MessagesReceived) if event.batch] == [1]
+        peer.engine.accept(deliveries(events))
+        assert answered(peer) == [1, 1, 0, 5, 9, 77]
+        peer.engine.free()
+
+
+def test_a_frame_of_the_largest_size_has_room_for_a_longer_number() -> None:
+    peer = EnginePeer(max_frame_bytes=512).open()
+    peer.sender()
+    room = 512 - len(transfer(0, 0, b"", tag=b"tag1"))
+    events = peer.say(transfer(0, 2**31), transfer(0, 0, b"x" * room, tag=b"tag1"))
+    peer.engine.accept(deliveries(events))
+    assert answered(peer) == [2**31, 0]
+
+
+def test_sessions_number_for_themselves_and_a_channel_begins_anew(peer: EnginePeer) -> None:
+    """Our channels are not theirs: what they begin on 7 and 3, we begin on the lowest that is free."""
+    for channel in (7, 3):
+        peer.say(raw.frame(raw.BEGIN, raw.begin_fields(), channel=channel))
+        peer.sender(0, channel=channel)
+    events = peer.say(*(transfer(0, number, b"x", channel=channel) for channel, number in ((7, 5), (3, 1), (7, 5), (3, 0), (7, 9))))
+    peer.engine.accept(deliveries(events))
+    by_channel = {
+        channel: [(f.field(1), f.field(2)) for f in each] for channel, each in groupby(peer.heard(raw.DISPOSITION), lambda f: f.channel)
+    }
+    assert sorted(by_channel.values()) == [[(1, 1), (0, 0)], [(5, 5), (5, 5), (9, 9)]]
+    peer.release(peer.say(raw.frame(raw.END, [], channel=7), raw.frame(raw.BEGIN, raw.begin_fields(), channel=7)))
+    peer.hear()
+    peer.sender(0, channel=7)
+    events = peer.say(*(transfer(0, number, b"x", channel=7) for number in (20, 20, 22)))
+    peer.engine.accept(deliveries(events))
+    assert answered(peer) == [20, 20, 22]
+    assert not peer.engine._lenience.watches
+
+
+def test_deliveries_of_several_frames_on_two_links_keep_apart_while_their_numbers_change(peer: EnginePeer) -> None:
+    """The client reads its counter again for each frame of a delivery, and another thread counts it up between them."""
+    links = [peer.sender(handle) for handle in range(2)]
+    events = peer.say(
+        transfer(0, 3, b"a1", more=True, tag=b"a"),
+        transfer(1, 3, b"b1", more=True, tag=b"b"),
+        transfer(0, 3, b"a2", more=True, tag=b"a"),
+        transfer(1, 4, b"b2", more=True, tag=b"b"),
+        raw.frame(raw.TRANSFER, [UInt(0), None, None, None, False, True], b"a3"),
+        transfer(1, 5, b"b3", tag=b"b"),
+        transfer(1, 5, b"c", tag=b"c"),
+        transfer(0, 6, b"a4", tag=b"a"),
+    )
+    got = [(links.index(event.link), payload) for event in of(events, MessagesReceived) for payload in event.payloads]
+    assert sorted(got) == [(0, b"a1a2a3a4"), (1, b"b1b2b3"), (1, b"c")]
+    peer.engine.accept(deliveries(events))
+    assert sorted(answered(peer)) == [3, 3, 5]
+
+
+def test_the_rest_of_a_message_that_is_too_large_is_thrown_away_under_any_number(peer: EnginePeer) -> None:
+    peer.sender(max_message_bytes=10)
+    events = peer.say(transfer(0, 5), transfer(0, 5, b"x" * 11, more=True, tag=b"t"))
+    large = only(of(events, MessageTooLarge), MessageTooLarge)
+    peer.engine.reject(large.deliveries, ErrorCondition("amqp:link:message-size-exceeded", "too large"))
+    events += peer.say(transfer(0, 6, b"y", more=True, tag=b"t"), transfer(0, 7, b"z", tag=b"t"), transfer(0, 7, b"next", tag=b"u"))
+    assert payloads(events) == [b"x", b"next"]
+    peer.engine.accept(deliveries(events))
+    assert sorted(answered(peer)) == [5, 5, 7]
+
+
+def test_aborted_and_settled_deliveries_count_and_leave_nothing_behind(peer: EnginePeer) -> None:
+    peer.sender()
+    aborted = [UInt(0), None, None, None, None, False, None, None, None, True]
+    events = peer.say(
+        transfer(0, 9),
+        transfer(0, 1, b"gone", more=True, tag=b"t"),
+        raw.frame(raw.TRANSFER, aborted),
+        transfer(0, 1, b"settled", settled=True),
+        transfer(0, 4, b"late", more=True, tag=b"v"),
+        transfer(0, 4, b"ly", settled=True, tag=b"v"),
+        transfer(0, 3, b"end"),
+    )
+    assert payloads(events) == [b"x", b"settled", b"lately", b"end"]
+    peer.engine.accept(deliveries(events))
+    assert answered(peer) == [9, 3]
+    assert not peer.engine._lenience.watches
+
+
+def test_what_was_numbered_for_a_link_is_forgotten_with_it(peer: EnginePeer) -> None:
+    for closed in (True, False):
+        peer.sender()
+        events = peer.say(*numbered([5, 5, 5]), detach(0, closed=closed))
+        assert len(deliveries(events)) == 3 and of(events, LinkDetached)
+        peer.release(events)
+        peer.hear()
+        assert not peer.engine._lenience.watches
+
+
+def test_outcomes_in_the_write_that_answers_a_detach_have_the_senders_numbers(peer: EnginePeer) -> None:
+    peer.sender()
+    events = peer.say(*numbered([5, 5, 5]), detach(0))
+    peer.engine.accept(deliveries(events)[1:])
+    peer.release(events)
+    assert answered(peer) == [5, 5]
+
+
+def test_transfers_on_a_link_that_is_closed_leave_nothing_behind(peer: EnginePeer) -> None:
+    link = peer.sender()
+    peer.say(transfer(0, 1))
+    peer.engine.close_link(link, ErrorCondition("amqp:unauthorized-access", "expired"))
+    peer.hear()
+    for _ in range(3):
+        peer.say(*numbered([1, 1, 1]))
+        peer.hear()
+        assert not peer.engine._lenience.watches
+
+
+# --- what is refused as ever ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(raw.frame(raw.TRANSFER, [UInt(0), None, b"t"], b"x"), id="the first delivery of a session without a number"),
+        pytest.param(transfer(0, 0, more=True, tag=b"a") + transfer(0, 1, more=True, tag=b"b"), id="two deliveries on a link at once"),
+        pytest.param(transfer(5, 0), id="a link that is not there"),
+        pytest.param(transfer(0, 0) + transfer(0, 0, channel=4), id="a session that is not there"),
+        pytest.param(detach(0) + detach(0), id="a link that is detached already"),
+        pytest.param(raw.frame(raw.DETACH, [UInt(0), True], channel=4), id="a detach on a channel that never had a session"),
+    ],
+)
+def test_what_nobody_can_make_sense_of_is_refused(peer: EnginePeer, said: bytes) -> None:
+    peer.sender()
+    assert of(peer.say(said), ConnectionClosed)
+
+
+def test_a_number_of_another_type_is_left_to_proton(peer: EnginePeer) -> None:
+    peer.sender()
+    peer.say(transfer(0, 0), raw.frame(raw.TRANSFER, [UInt(0), "one", b"t"], b"x"))
+    assert of(peer.say(*numbered([7])), ConnectionClosed), "from there on, nothing is made good"
+
+
+# --- a detach behind an end -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_detach_behind_the_end_of_its_session_is_passed_over(peer: EnginePeer, at_once: bool) -> None:
+    peer.sender()
+    frames = [raw.frame(raw.END, []), detach(0), detach(1), raw.frame(raw.CLOSE, [])]
+    events: list[Event] = []
+    for said in [b"".join(frames)] if at_once else [bytes([byte]) for byte in b"".join(frames)]:
+        found = peer.say(said)
+        peer.release(found)
+        events += found
+    assert only(of(events, ConnectionClosed), ConnectionClosed).error is None
+    assert [frame.code for frame in peer.hear()] == [raw.END, raw.CLOSE]
+    assert peer.hear() == []
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------------
+
+
+def begun() -> Lenience:
+    lenience = Lenience(255, 1 << 16)
+    lenience.incoming(raw.AMQP_HEADER + raw.frame(raw.BEGIN, raw.begin_fields()))
+    return lenience
+
+
+def test_a_stream_in_order_is_handed_on_as_it_came() -> None:
+    lenience = begun()
+    data = b"".join(transfer(0, number) for number in range(300)) + raw.frame(raw.FLOW, raw.flow_fields())
+    assert lenience.incoming(data) is data
+    parts = transfer(0, 300, more=True) + transfer(0, 300, b"rest") + transfer(0, 301)
+    assert lenience.incoming(parts) is parts
+
+
+def test_only_the_head_of_a_frame_is_kept_back() -> None:
+    lenience = begun()
+    said = transfer(0, 0, bytes(60_000))
+    given = [lenience.incoming(said[begin : begin + 10]) for begin in range(0, len(said), 10)]
+    assert b"".join(given) == said and sum(not each for each in given) == 2
+
+
+def test_a_performative_that_does_not_end_is_not_kept_for_ever() -> None:
+    lenience = begun()
+    endless = raw.raw_frame(
+        b"\x00\x53\x14\xd0" + (50_000).to_bytes(4, "big") + (3).to_bytes(4, "big") + b"\x43\x43\xb0\x00\x00\xc0\x00" + bytes(49_000)
+    )
+    given = [lenience.incoming(endless[begin : begin + 100]) for begin in range(0, len(endless), 100)]
+    assert b"".join(given) == endless and sum(not each for each in given) < 25
+
+
+@pytest.mark.parametrize("value", [b"\xf0\0\0\0\5\x7f\xff\xff\xff\x40", b"\0\x53\1" * 600 + b"\x40"], ids=["nulls", "nested"])
+@pytest.mark.parametrize("place", range(11))
+def test_a_field_that_grows_when_it_is_read_is_not_read(peer: EnginePeer, place: int, value: bytes) -> None:
+    peer.sender()
+    fields = [b"\x43", b"\x52\5", b"\xa0\1t", *[b"\x40"] * 8]
+    fields[place] = value
+    listed = b"".join(fields)
+    body = b"\x00\x53\x14\xd0" + (4 + len(listed)).to_bytes(4, "big") + (11).to_bytes(4, "big") + listed
+    events = peer.say(transfer(0, 3, more=True), raw.raw_frame(body), detach(0))
+    assert all(isinstance(event, ConnectionClosed | LinkDetached | MessagesReceived | TransactionalMessage) for event in events)
+
+
+numbers = st.sampled_from([0, 1, 2, 3, 254, 255, 256, TOP]) | st.integers(0, TOP)
+transfers = st.builds(
+    lambda channel, handle, number, keywords, payload: transfer(handle, number, payload, channel=channel, **keywords),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 3) | numbers,
+    st.fixed_dictionaries({}, optional={name: st.booleans() for name in ("more", "settled", "batch")} | {"tag": st.binary(max_size=40)}),
+    st.binary(max_size=20),
+)
+other_frames = st.sampled_from(
+    [
+        raw.raw_frame(b""),
+        raw.raw_frame(b"", doff=3),
+        raw.raw_frame(b"", doff=1),
+        raw.raw_frame(b"", frame_type=1),
+        raw.frame(raw.FLOW, raw.flow_fields()),
+        raw.frame(raw.DISPOSITION, [True, UInt(0)]),
+        raw.frame(raw.BEGIN, raw.begin_fields(), channel=1),
+        raw.frame(raw.END, [], channel=1),
+        detach(0),
+        raw.frame(raw.ATTACH, raw.sender_attach(1, "queue")),
+        raw.frame(raw.TRANSFER, [UInt(0), UInt(1), None, None, None, None, None, None, True, None, True]),
+        raw.frame(raw.TRANSFER, [UInt(0), UInt(1), b"t", None, None, None, None, raw.outcome(raw.ACCEPTED)]),
+        raw.frame(raw.TRANSFER, [UInt(0), None, b"t", None, None, None, None, None, None, True]),
+        raw.frame(raw.TRANSFER, [UInt(0)]),
+        raw.frame(raw.TRANSFER, []),
+    ]
+)
+streams = st.lists(transfers | other_frames, max_size=12).map(b"".join)
+
+
+def damaged(stream: bytes, damage: list[tuple[int, int]]) -> bytes:
+    data = bytearray(stream)
+    for place, byte in damage:
+        if data:
+            data[place % len(data)] = byte
+    return bytes(data)
+
+
+damages = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4)
+
+
+@given(streams | st.binary(max_size=80), damages, st.lists(st.tuples(numbers, st.booleans(), st.booleans()), min_size=1, max_size=2))
+@settings(max_examples=400, deadline=None)
+def test_the_walk_in_c_goes_as_far_as_its_python_form(
+    stream: bytes, damage: list[tuple[int, int]], states: list[tuple[int, bool, bool]]
+) -> None:
+    data = damaged(stream, damage)
+    sessions = [plain_frames.SessionIds(*state) for state in states]
+    table = ffi.new("session_ids_t[]", [list(state) for state in states])
+    assert lib.delivery_ids_walk(table, len(states), data, 0, len(data)) == plain_frames.walk(sessions, data, 0)
+    assert [(each.next, each.known, each.divided) for each in table] == [(each.next, each.known, each.divided) for each in sessions]
+
+
+@given(streams, damages, st.lists(st.integers(0, 1 << 12), max_size=6))
+@settings(max_examples=400, deadline=None)
+def test_where_a_stream_is_cut_makes_no_difference(stream: bytes, damage: list[tuple[int, int]], places: list[int]) -> None:
+    data = damaged(stream, damage)
+    whole, cut = begun(), begun()
+    bounds = sorted(place % (len(data) + 1) for place in places)
+    pieces = [data[begin:end] for begin, end in zip([0, *bounds], [*bounds, len(data)], strict=True)]
+    assert b"".join(map(cut.incoming, pieces)) + cut._head == whole.incoming(data) + whole._head
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4) | numbers, st.booleans()), max_size=20))
+@settings(max_examples=150, deadline=None)
+def test_all_deliveries_of_whole_frames_come_and_are_answered(described: list[tuple[int, int, bool]]) -> None:
+    peer = EnginePeer().open()
+    for handle in range(3):
+        peer.sender(handle)
+    events = peer.say(
+        *(transfer(handle, number, b"%d" % place, settled=settled) for place, (handle, number, settled) in enumerate(described))
+    )
+    assert payloads(events) == [b"%d" % place for place in range(len(described))]
+    peer.engine.accept(deliveries(events))
+    assert answered(peer) == [number for _, number, settled in described if not settled]
+    assert not peer.engine._lenience.watches
+    peer.engine.free()
+
+
+def test_the_compiler_has_nothing_to_say() -> None:
+    flags = ["-std=c99", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
+    checked = subprocess.run(["gcc", *flags, str(NATIVE / "delivery_ids.c")], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
