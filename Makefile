@@ -9,10 +9,10 @@ DEV := $(VENV)/.stamp-dev
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo format lint types test check crash interop fuzz bench image clean
+.PHONY: help setup run demo format lint types test check crash interop fuzz bench image image-test clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 $(BIN)/python:
 	tools/make-venv.sh "$(PYTHON)" $(VENV)
@@ -67,6 +67,9 @@ bench: $(DEV) ## the figures of docs/benchmarks.md, one line of JSON each
 
 image: ## the container image
 	docker build --tag partibus:latest .
+
+image-test: $(DEV) ## build the image with Docker, Podman or Buildah, run it, kill it, and find every acknowledged message
+	$(BIN)/python -m pytest tests/image $(ARGS)
 
 clean: ## everything that was made; the data folder stays
 	rm -rf $(VENV) .cache build dist *.egg-info protocol/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/js/node_modules

@@ -1,10 +1,11 @@
 """The running broker for unchanged clients, and which of these clients this machine can run.
 
-A client whose tools are missing is not collected; the summary names it. Nothing is skipped in silence.
+A client whose tools are missing is not collected; the summary names it, and where `CI` is set the run fails. Nothing is skipped in silence.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Generator, Iterator
 
@@ -24,6 +25,12 @@ TOOLS = {
 
 MISSING = {name: [tool for tool in tools if shutil.which(tool) is None] for name, tools in TOOLS.items()}
 collect_ignore = [name for name, tools in MISSING.items() if tools]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a client that could not run is a failure."""
+    if collect_ignore and os.environ.get("CI") and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -235,3 +235,28 @@ def test_a_key_of_ones_own_is_not_printed() -> None:
     lines = welcome(settings, {"amqp": "192.0.2.7:1", "http": "0.0.0.0:2, [::]:2"}, None)
     assert not any("mine" in line for line in lines) and any("sb://192.0.2.7:1;" in line and "<PARTIBUS_SAS_KEY>" in line for line in lines)
     assert any("sb://localhost:2;" in line for line in lines) and not any("authority" in line or "amqps" in line for line in lines)
+
+
+def test_the_containers_health_check_asks_where_the_settings_say_and_costs_no_imports() -> None:
+    probe = [sys.executable, "-I", "-S", str(REPOSITORY / "docker" / "health_probe.py")]
+    with ThreadingHTTPServer(("127.0.0.1", 0), HealthyBroker) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        port = str(server.server_address[1])
+        hosts = ("127.0.0.1", "0.0.0.0", "localhost")
+        done = [subprocess.run(probe, env={"PARTIBUS_HOST": host, "PARTIBUS_HTTP_PORT": port}, check=False).returncode for host in hosts]
+        server.shutdown()
+        thread.join()
+    assert done == [0, 0, 0]
+    nobody = subprocess.run(probe, env={"PARTIBUS_HTTP_PORT": "1"}, capture_output=True, text=True, check=False)
+    assert nobody.returncode == 1 and nobody.stderr.startswith("127.0.0.1:1: ")
+    source = (REPOSITORY / "docker" / "health_probe.py").read_text(encoding="utf-8")
+    defaults = load_settings()
+    assert f'HOST_DEFAULT, PORT_DEFAULT = "{defaults.host}", "{defaults.http_port}"' in source
+
+
+def test_the_image_asks_nothing_of_its_builder_that_older_ones_do_not_know() -> None:
+    """Buildah 1.28, Podman 4.3 and Docker before 25 fail on `--start-interval`; a syntax line makes Docker fetch a front end."""
+    dockerfile = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
+    instructions = [line for line in dockerfile.splitlines() if not line.startswith("# No ")]
+    assert not any("--start-interval" in line or line.startswith("# syntax") for line in instructions)

@@ -62,4 +62,4 @@ def test_the_readme_shows_the_two_commands_and_every_make_target_is_explained() 
     readme, makefile = (ROOT / "README.md").read_text(encoding="utf-8"), (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "make run" in readme and "make test" in readme
     targets = set(re.search(r"\.PHONY: (.*)", makefile)[1].split())  # type: ignore[index]
-    assert targets - set(re.findall(r"^(\w+):.*## ", makefile, re.MULTILINE)) == set()
+    assert targets - set(re.findall(r"^([\w-]+):.*## ", makefile, re.MULTILINE)) == set()

@@ -1,0 +1,1 @@
+"""The real image, built from the Dockerfile with whatever builder the machine has: `make image-test`."""
