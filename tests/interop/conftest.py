@@ -20,6 +20,7 @@ TOOLS = {
     "test_admin_js.py": ("node", "npm"),
     "test_go.py": ("go",),
     "test_java.py": ("java", "mvn"),
+    "test_jms.py": ("java", "mvn"),
 }
 """What each test file needs beside Python."""
 

@@ -106,6 +106,19 @@ PROTON_ONLY: dict[str, dict[str, object]] = {"send-batch-unmarked": {}, "dead-le
 REACTOR_ONLY: dict[str, dict[str, object]] = {"both-ways-at-once": {}}
 """What one of these clients alone can say, or cannot, or does in a way of its own."""
 
+JMS: dict[str, dict[str, object]] = {
+    "send-and-receive": {},
+    "client-acknowledge": {},
+    "browse": {},
+    "browse-pages": {},
+    "browse-dead-letters": {},
+    "browse-beside-a-consumer": {},
+    "selector-refused": {},
+    "topic-refused": {},
+    "anonymous-refused": {},
+}
+"""What Qpid JMS does."""
+
 OFFICIAL = {**ROUND_TRIP, **CHANGED_PROPERTIES, **LIMITS}
 
 CLIENTS: dict[str, dict[str, dict[str, object]]] = {
@@ -118,6 +131,7 @@ CLIENTS: dict[str, dict[str, dict[str, object]]] = {
     "rhea": {**PLAIN_AMQP, **RHEA_ONLY},
     "go": OFFICIAL,
     "java": OFFICIAL,
+    "jms": JMS,
 }
 
 

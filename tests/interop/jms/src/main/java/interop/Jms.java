@@ -1,0 +1,237 @@
+package interop;
+
+import jakarta.jms.Connection;
+import jakarta.jms.ConnectionFactory;
+import jakarta.jms.JMSException;
+import jakarta.jms.Message;
+import jakarta.jms.MessageConsumer;
+import jakarta.jms.MessageProducer;
+import jakarta.jms.Queue;
+import jakarta.jms.QueueBrowser;
+import jakarta.jms.Session;
+import jakarta.jms.TextMessage;
+import java.util.ArrayList;
+import java.util.Enumeration;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Objects;
+import java.util.stream.IntStream;
+import org.apache.qpid.jms.JmsConnectionFactory;
+
+/** Runs the scenarios named in PARTIBUS_SCENARIOS with Qpid JMS and prints one JSON line for each: {"scenario", "ok", "detail"}. */
+public final class Jms {
+    private static final long WAIT_MS = 10_000;
+    private static final long NOTHING_MS = 500;
+    private static final Map<String, Scenario> SCENARIOS = new LinkedHashMap<>();
+
+    @FunctionalInterface
+    private interface Scenario {
+        void run(Session session, Queue queue) throws Exception;
+    }
+
+    static {
+        SCENARIOS.put("send-and-receive", Jms::sendAndReceive);
+        SCENARIOS.put("client-acknowledge", Jms::clientAcknowledge);
+        SCENARIOS.put("browse", Jms::browse);
+        SCENARIOS.put("browse-pages", Jms::browsePages);
+        SCENARIOS.put("browse-dead-letters", Jms::browseDeadLetters);
+        SCENARIOS.put("browse-beside-a-consumer", Jms::browseBesideAConsumer);
+        SCENARIOS.put("selector-refused", Jms::selectorRefused);
+        SCENARIOS.put("topic-refused", Jms::topicRefused);
+        SCENARIOS.put("anonymous-refused", Jms::anonymousRefused);
+    }
+
+    public static void main(String[] arguments) {
+        for (String name : System.getenv("PARTIBUS_SCENARIOS").split(",")) {
+            String detail = "";
+            try (Connection connection = connected("")) {
+                Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+                SCENARIOS.get(name).run(session, session.createQueue(System.getenv("PARTIBUS_QUEUE_PREFIX") + name));
+            } catch (Exception | AssertionError failed) {
+                StackTraceElement[] trace = failed.getStackTrace();
+                detail = failed + " at " + List.of(trace).subList(0, Math.min(6, trace.length));
+            }
+            String printable = detail.replaceAll("[^ -~]|[\"\\\\]", " ");
+            System.out.println("{\"scenario\":\"" + name + "\",\"ok\":" + detail.isEmpty() + ",\"detail\":\"" + printable + "\"}");
+        }
+        System.exit(0);
+    }
+
+    private static ConnectionFactory factory(String options) {
+        String url = "amqp://" + System.getenv("PARTIBUS_HOST") + ":" + System.getenv("PARTIBUS_PORT");
+        return new JmsConnectionFactory(url + "?jms.requestTimeout=" + WAIT_MS + "&jms.closeTimeout=" + WAIT_MS + options);
+    }
+
+    /** A connection with SASL PLAIN, started. */
+    private static Connection connected(String options) throws JMSException {
+        Connection connection = factory(options).createConnection(System.getenv("PARTIBUS_KEY_NAME"), System.getenv("PARTIBUS_KEY"));
+        connection.start();
+        return connection;
+    }
+
+    private static void sendAndReceive(Session session, Queue queue) throws JMSException {
+        send(session, queue, 4);
+        MessageConsumer consumer = session.createConsumer(queue);
+        List<String> found = new ArrayList<>();
+        for (int number = 0; number < 4; number++) {
+            TextMessage message = (TextMessage) consumer.receive(WAIT_MS);
+            equal(message.getText(), "message " + message.getStringProperty("id"), "body");
+            equal(message.getJMSRedelivered(), false, "redelivered");
+            found.add(message.getStringProperty("id"));
+        }
+        equal(found.stream().sorted().toList(), idsUpTo(4), "received");
+        equal(consumer.receive(NOTHING_MS), null, "left over");
+        consumer.close();
+        equal(ids(session, queue), List.of(), "acknowledged");
+    }
+
+    /** What was received and not acknowledged comes again, counted; what was acknowledged does not. */
+    private static void clientAcknowledge(Session unused, Queue queue) throws JMSException {
+        send(unused, queue, 1);
+        try (Connection connection = connected("")) {
+            Session session = connection.createSession(false, Session.CLIENT_ACKNOWLEDGE);
+            MessageConsumer consumer = session.createConsumer(queue);
+            equal(consumer.receive(WAIT_MS).getIntProperty("JMSXDeliveryCount"), 1, "deliveries");
+            session.recover();
+            Message again = consumer.receive(WAIT_MS);
+            equal(again.getIntProperty("JMSXDeliveryCount"), 2, "deliveries");
+            again.acknowledge();
+            equal(consumer.receive(NOTHING_MS), null, "left over");
+        }
+    }
+
+    /** Four messages, browsed twice, are four messages. */
+    private static void browse(Session session, Queue queue) throws JMSException {
+        send(session, queue, 4);
+        equal(browsed(session, queue), idsUpTo(4), "browsed");
+        equal(browsed(session, queue), idsUpTo(4), "browsed again");
+        equal(ids(session, queue), idsUpTo(4), "left for a consumer");
+        equal(browsed(session, queue), List.of(), "browsed at the end");
+    }
+
+    /** Many times what the client prefetches. */
+    private static void browsePages(Session session, Queue queue) throws JMSException {
+        send(session, queue, 230);
+        try (Connection connection = connected("&jms.prefetchPolicy.queueBrowserPrefetch=20")) {
+            equal(browsed(connection.createSession(false, Session.AUTO_ACKNOWLEDGE), queue), idsUpTo(230), "browsed");
+        }
+        equal(ids(session, queue), idsUpTo(230), "left for a consumer");
+    }
+
+    private static void browseDeadLetters(Session session, Queue queue) throws JMSException {
+        send(session, queue, 3);
+        try (Connection connection = connected("&jms.redeliveryPolicy.maxRedeliveries=0&jms.redeliveryPolicy.outcome=REJECTED")) {
+            Session rejecting = connection.createSession(false, Session.CLIENT_ACKNOWLEDGE);
+            MessageConsumer consumer = rejecting.createConsumer(queue);
+            for (int number = 0; number < 3; number++) {
+                consumer.receive(WAIT_MS);
+            }
+            rejecting.recover(); // each is then one redelivery too many, and the client rejects it
+            equal(consumer.receive(NOTHING_MS), null, "rejected");
+        }
+        Queue letters = session.createQueue(queue.getQueueName() + "/$DeadLetterQueue");
+        equal(browsed(session, letters), idsUpTo(3), "browsed");
+        equal(ids(session, letters), idsUpTo(3), "left for a consumer");
+    }
+
+    /** A browser shows what a consumer has locked, and the consumer can still acknowledge it. */
+    private static void browseBesideAConsumer(Session session, Queue queue) throws JMSException {
+        send(session, queue, 2);
+        try (Connection connection = connected("")) {
+            Session other = connection.createSession(false, Session.CLIENT_ACKNOWLEDGE);
+            MessageConsumer consumer = other.createConsumer(queue);
+            consumer.receive(WAIT_MS);
+            Message last = consumer.receive(WAIT_MS);
+            equal(browsed(session, queue), idsUpTo(2), "browsed");
+            last.acknowledge();
+        }
+        equal(browsed(session, queue), List.of(), "browsed after the acknowledgement");
+    }
+
+    private static void selectorRefused(Session session, Queue queue) throws JMSException {
+        send(session, queue, 4);
+        String text = refusal(() -> session.createConsumer(queue, "colour = 'red'"))
+            + refusal(() -> session.createBrowser(queue, "colour = 'red'").getEnumeration());
+        equal(text.split("apache.org:selector-filter:string", -1).length - 1, 2, "the filter is named in " + text);
+        equal(text.split("amqp:not-implemented", -1).length - 1, 2, "the condition is named in " + text);
+        equal(ids(session, queue), idsUpTo(4), "left for a consumer");
+    }
+
+    private static void topicRefused(Session session, Queue queue) throws JMSException {
+        send(session, queue, 1);
+        String text = refusal(() -> session.createConsumer(session.createTopic(queue.getQueueName())));
+        equal(text.contains("'topic'"), true, "the capability is named in " + text);
+        equal(ids(session, queue), idsUpTo(1), "left for a consumer");
+    }
+
+    /** JMS has no way to put a token to $cbs: without a user it has no rights, and it is told what to do. */
+    private static void anonymousRefused(Session session, Queue queue) throws JMSException {
+        send(session, queue, 1);
+        String text;
+        try (Connection connection = factory("").createConnection()) {
+            connection.start();
+            Session anonymous = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            text = refusal(() -> anonymous.createConsumer(queue)) + refusal(() -> anonymous.createProducer(queue))
+                + refusal(() -> anonymous.createBrowser(queue).getEnumeration());
+        }
+        equal(text.split("amqp:unauthorized-access", -1).length - 1, 3, "refused: " + text);
+        equal(ids(session, queue), idsUpTo(1), "left for a consumer");
+    }
+
+    @FunctionalInterface
+    private interface Refused {
+        void attempt() throws JMSException;
+    }
+
+    private static String refusal(Refused refused) {
+        try {
+            refused.attempt();
+        } catch (JMSException error) {
+            return error.toString();
+        }
+        throw new AssertionError("it was not refused");
+    }
+
+    private static void send(Session session, Queue queue, int count) throws JMSException {
+        try (MessageProducer producer = session.createProducer(queue)) {
+            for (int number = 0; number < count; number++) {
+                TextMessage message = session.createTextMessage("message id-" + number);
+                message.setStringProperty("id", "id-" + number);
+                producer.send(message);
+            }
+        }
+    }
+
+    private static List<String> browsed(Session session, Queue queue) throws JMSException {
+        List<String> found = new ArrayList<>();
+        try (QueueBrowser browser = session.createBrowser(queue)) {
+            Enumeration<?> messages = browser.getEnumeration();
+            while (messages.hasMoreElements()) {
+                found.add(((Message) messages.nextElement()).getStringProperty("id"));
+            }
+        }
+        return found.stream().sorted().toList();
+    }
+
+    /** What a consumer takes out of the queue until there is nothing more. */
+    private static List<String> ids(Session session, Queue queue) throws JMSException {
+        List<String> found = new ArrayList<>();
+        try (MessageConsumer consumer = session.createConsumer(queue)) {
+            for (Message message = consumer.receive(NOTHING_MS); message != null; message = consumer.receive(NOTHING_MS)) {
+                found.add(message.getStringProperty("id"));
+            }
+        }
+        return found.stream().sorted().toList();
+    }
+
+    private static List<String> idsUpTo(int count) {
+        return IntStream.range(0, count).mapToObj(number -> "id-" + number).sorted().toList();
+    }
+
+    private static void equal(Object seen, Object expected, String what) {
+        if (!Objects.equals(seen, expected)) {
+            throw new AssertionError(what + ": " + seen + ", expected " + expected);
+        }
+    }
+}
