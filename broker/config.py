@@ -174,10 +174,14 @@ class Settings(BaseSettings):
     )
     total_inflight_bytes_max: int = Field(256 * MIB, ge=MIB, description="The same over all connections.")
     output_buffer_bytes_max: int = Field(
-        4 * MIB, ge=64 * KIB, description="Bytes waiting for a slow reader before its links are given nothing more."
+        4 * MIB,
+        ge=64 * KIB,
+        description="Bytes waiting for a slow reader before its links are given nothing more; 256 KiB until it has shown that it reads.",
     )
     total_output_bytes_max: int = Field(
-        256 * MIB, ge=MIB, description="The same over all connections: beyond it, each one has room for its share alone, 64 KiB at least."
+        256 * MIB,
+        ge=MIB,
+        description="The same over all connections. Beyond half of it, each one has room for its share of the rest alone, 16 KiB at least.",
     )
     receive_cache_messages: int = Field(1_000, ge=0, description="Locked messages kept ready per connection for its next requests.")
     receive_cache_bytes: int = Field(4 * MIB, ge=0, description="The same in bytes.")

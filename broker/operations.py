@@ -39,6 +39,9 @@ def sequence_of_token(token: LockToken) -> int:
     return int.from_bytes(token[:8], "big")
 
 
+BYTES_UNBOUNDED = 1 << 62
+
+
 # --- operations -----------------------------------------------------------------------------------------------------
 
 
@@ -64,6 +67,8 @@ class Demand:
     count: int
     tell_unmet: bool = False
     """Answer with `Unmet` as well if it cannot be met at once."""
+    bytes_max: int = BYTES_UNBOUNDED
+    """When messages of so many bytes were given, the rest of the demand is void, and `Locked` says so; at least one is given."""
 
 
 @dataclass(slots=True)
@@ -240,6 +245,8 @@ class Locked:
     """In monotonic time; whoever shows it to a client adds `wall_ahead_ms`."""
     deferred: bool = False
     cookie: object = None
+    voids_demand: bool = False
+    """The demand's bytes are used up: the client has none any more."""
 
 
 @dataclass(slots=True)

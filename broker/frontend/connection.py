@@ -26,7 +26,7 @@ from broker.frontend.incoming_link import IncomingLink
 from broker.frontend.inflight import Inflight
 from broker.frontend.management import ManagementNode
 from broker.frontend.outgoing_link import OutgoingLink
-from broker.frontend.output_total import OutputTotal
+from broker.frontend.output_total import OutputTotal, Room
 from broker.frontend.pace import Pace
 from broker.frontend.receive_cache import ReceiveCache
 from broker.frontend.request_node import RequestLink, RequestNode, ResponseLink
@@ -73,6 +73,7 @@ class Wire(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def get_write_buffer_size(self) -> int: ...
+    def set_write_buffer_limits(self, high: int) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
     def pause_reading(self) -> None: ...
@@ -154,7 +155,8 @@ class Connection:
         self.container_id = ""
         self.writable = True
         """The peer reads what it is sent; False from the wire's high-water mark to its low-water mark."""
-        self.output_room = settings.output_buffer_bytes_max
+        self._room = Room(settings.output_buffer_bytes_max)
+        self.output_room = self._room.bytes
         """How many bytes links may still hand to the engine before the next write."""
         self.response_bytes = 0
         """Responses that wait for credit; kept by the response links."""
@@ -172,7 +174,7 @@ class Connection:
         self.cost_under_way = 0
         """Kept by `Pace`."""
         self._closed = self._failed = False
-        self._written = self._written_in = 0
+        self._written_in_all = self._written = self._written_in = 0
         """Bytes of the last write, and the turn of it (`OutputTotal.turn`)."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -292,11 +294,14 @@ class Connection:
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             self.wire.write(pad_performatives(data) if self._pads_frames else data)
             self._written, self._written_in = len(data), self.services.output.turn
+            self._written_in_all += len(data)
             # Writing uses up credit, and proton says so.
             events = self.engine.take_events()
             if events:
                 self._dispatch(events)
-        self.output_room = self.services.output.room
+        if self._room.grows(self._written_in_all - self.wire.get_write_buffer_size()):
+            self.wire.set_write_buffer_limits(self._room.bytes)
+        self.output_room = self.room
         if self._hungry and self.writable:
             hungry, self._hungry = self._hungry, set()
             for link in hungry:
@@ -331,7 +336,7 @@ class Connection:
     def sent(self, size: int) -> None:
         """A link has handed so many bytes to the engine."""
         self.output_room -= size
-        self.services.output.add(size)
+        self.services.output.add(self, size)
         self.flush_soon()
 
     def has_room_for(self, link: OutgoingLink | BrowseLink | ResponseLink) -> bool:
@@ -346,19 +351,29 @@ class Connection:
             self.writable
             and not (output.is_over and output.holds(self))
             and self.output_room > 0
-            and self.engine.unsent_bytes(link.link) < output.room
+            and self.engine.unsent_bytes(link.link) < self.room
         ):
             return True
         self._hungry.add(link)
         return False
 
+    @property
+    def room(self) -> int:
+        """How many bytes may wait for this client: what its reading has earned, and no more than its share of what there is for all."""
+        return min(self._room.bytes, self.services.output.room)
+
     def waiting_bytes(self) -> int:
-        """What links have given and the wire has not taken yet, or the client holds back.
+        """All that takes memory here until the client has read it: unread, waiting for credit, and held ready on the shelves."""
+        return self.unread_bytes() + self.response_bytes + self.cache.bytes
+
+    def unread_bytes(self) -> int:
+        """What links have given, and the wire has not taken yet, or the client holds back.
 
         uvloop's transports tell of a write only when they have tried it, at the end of a turn: one just made counts as waiting.
         """
         just_written = self._written if self.services.output.turn - self._written_in < 2 else 0
-        return just_written + self.wire.get_write_buffer_size() + self.engine.unsent_bytes_of_all() + self.response_bytes
+        in_engine = 0 if self._closed else self.engine.unsent_bytes_of_all()
+        return just_written + self.wire.get_write_buffer_size() + in_engine
 
     # --- bounds -----------------------------------------------------------------------------------------------------
 

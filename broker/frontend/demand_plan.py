@@ -86,9 +86,9 @@ class DemandPlan:
             self._served[number] = False
         return plan
 
-    def answered(self, number: int, count: int) -> None:
-        """A partition has locked `count` messages for the link."""
-        rest = self.asked[number] - count
+    def answered(self, number: int, count: int, *, voids_demand: bool = False) -> None:
+        """A partition has locked `count` messages for the link; with `voids_demand` it has more, and will not give it unasked."""
+        rest = 0 if voids_demand else self.asked[number] - count
         self.asked[number] = max(rest, 0)
         self._flowing[number] = rest <= 0
         self._served[number] = True

@@ -12,10 +12,12 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from broker.frontend.connection import Connection, Services
+from broker.frontend.output_total import ROOM_BYTES_FIRST
 from broker.frontend.turns import Inbox
 
 log = structlog.get_logger("listener")
 
+UNSENT_BYTES_MAX = 128 * 1024
 _HEADER_BYTES = 8
 """Of a protocol header, with which SASL begins too (§2.2, §5.3.1)."""
 
@@ -34,7 +36,8 @@ class StreamProtocol(asyncio.BufferedProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream.set_write_buffer_limits(high=self._services.settings.output_buffer_bytes_max)
+        _keep_little_unsent(sock)
+        stream.set_write_buffer_limits(high=ROOM_BYTES_FIRST)
         self._connection = Connection(stream, self._services, _peer(stream.get_extra_info("peername")))
         self._inbox = Inbox(self._connection)
 
@@ -76,6 +79,9 @@ class Gone:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -87,6 +93,13 @@ class Gone:
 
     def resume_reading(self) -> None:
         pass
+
+
+def _keep_little_unsent(sock: socket.socket | None) -> None:
+    """Have the kernel hold little that is not on its way (Linux): what a client does not read waits here, where it is counted."""
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, AttributeError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
 def _peer(name: object) -> str:
@@ -116,6 +129,9 @@ class WebSocketWire:
 
     def get_write_buffer_size(self) -> int:
         return self._waiting_bytes + self._sending_bytes
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self._buffer_bytes_max = high
 
     def close(self) -> None:
         self._closing = True
@@ -176,7 +192,9 @@ async def serve_websocket(
 
     `heard` is called after each message, with whether the client has a valid claim by now.
     """
-    wire = WebSocketWire(websocket, request.transport, services.settings.output_buffer_bytes_max)
+    wire = WebSocketWire(websocket, request.transport, ROOM_BYTES_FIRST)
+    if request.transport is not None:
+        _keep_little_unsent(request.transport.get_extra_info("socket"))
     connection = wire.connection = Connection(wire, services, request.remote or "unknown")
     inbox = Inbox(connection)
     writer = asyncio.create_task(wire.write_all(), name="websocket.write")

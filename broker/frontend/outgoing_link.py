@@ -122,11 +122,9 @@ class OutgoingLink:
         credit = self._engine.credit(self.link)
         if credit <= 0 or self._is_blocked():
             return 0
-        services = self._connection.services
-        wanted = min(credit, services.settings.unsettled_per_link_max - len(self._unsettled)) - self._removing_count
-        if services.output.is_over:
-            return min(wanted, max(services.output.room // self._message_bytes, 1))
-        return wanted
+        connection = self._connection
+        wanted = min(credit, connection.services.settings.unsettled_per_link_max - len(self._unsettled)) - self._removing_count
+        return min(wanted, max(connection.room // self._message_bytes, 1))
 
     def _is_blocked(self) -> bool:
         """The client does not read as fast as it grants credit. Its connection calls `credit_granted` when there is room again."""
@@ -140,12 +138,16 @@ class OutgoingLink:
                 self._withdraw_timer = asyncio.get_running_loop().call_later(WITHDRAW_AFTER_S, self._withdraw_is_due)
             return
         for number, count, tell_unmet in self._plan.ask(wanted, self._run_max()):
-            self._handles[number].post(Demand(self.subqueue, count, tell_unmet), self._client, self._answered)
+            self._handles[number].post(Demand(self.subqueue, count, tell_unmet, self._bytes_max()), self._client, self._answered)
 
     def _run_max(self) -> int:
         """How many messages may come from one partition at once."""
-        services = self._connection.services
-        return max(min(services.output.room // (4 * self._message_bytes), services.settings.receive_cache_messages // 2), 1)
+        connection = self._connection
+        return max(min(connection.room // (4 * self._message_bytes), connection.services.settings.receive_cache_messages // 2), 1)
+
+    def _bytes_max(self) -> int:
+        """The same in bytes, which only the partition knows exactly."""
+        return self._connection.room // 4
 
     def _withdraw_is_due(self) -> None:
         self._withdraw_timer = None
@@ -161,7 +163,7 @@ class OutgoingLink:
     def _drain_round(self, *, everywhere: bool) -> None:
         """Ask for what there is now, in all partitions or in those that gave something in the round before."""
         for number, count in self._plan.ask_once(self._wanted(), self._run_max(), everywhere):
-            self._handles[number].post(Demand(self.subqueue, count), self._client, self._answered)
+            self._handles[number].post(Demand(self.subqueue, count, bytes_max=self._bytes_max()), self._client, self._answered)
         self._withdraw()
 
     def _finish_drain(self) -> None:
@@ -220,7 +222,7 @@ class OutgoingLink:
 
     def _locked(self, locked: Locked) -> None:
         count = len(locked.tokens)
-        self._plan.answered(locked.partition, count)
+        self._plan.answered(locked.partition, count, voids_demand=locked.voids_demand)
         if self.link.gone:
             self._handles[locked.partition].post(Release(locked.tokens), self._client, self._answered)
             return
@@ -243,7 +245,12 @@ class OutgoingLink:
     # --- the shelf --------------------------------------------------------------------------------------------------
 
     def _keep(self, locked: Locked) -> None:
+        connection, output = self._connection, self._connection.services.output
+        cache = connection.cache
+        cache.bytes_max = min(connection.services.settings.receive_cache_bytes, output.shelf_bytes(connection.room))
+        before = cache.bytes
         over = self._shelf.put(locked)
+        output.add(connection, cache.bytes - before)
         if over is not None:
             self._handles[over.partition].post(Release(over.tokens), self._client, self._answered)
         self._watch_shelf()

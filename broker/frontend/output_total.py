@@ -1,9 +1,16 @@
-"""What waits for slow readers, over all connections: bounded, and counted no more often than the bound asks for it.
+"""What waits for clients that read slowly or not at all: bounded for each connection, and for all of them together.
 
-Every connection is bounded on its own (`Connection.has_room_for`); this is for many that do not read, all at once. What they are
-given is added up, batch by batch, and says how much may wait at most. Only when that sum reaches the bound, what really waits
-is counted: with readers that keep pace, next to nothing. While it is over the bound, each connection has room for its share alone;
-who has more than that waiting is held, and asks again shortly.
+*Each.* A connection has little room (ROOM_BYTES_FIRST) until its client has shown that it reads: whenever its socket has taken twice
+the room, the room doubles, up to `output_buffer_bytes_max`. A client that never reads holds next to nothing, however much credit
+it grants, and one that reads has all it can use after a few turns.
+
+*All together.* Half of the bound is for whoever comes first. When that is used up (`is_over`), the rest is shared out: each connection has
+room for an equal share and no more, so those that read are served on, and those that do not cannot exceed the whole. Who
+has left its share unread is held, and asks again shortly. What a connection itself keeps back (a response, a shelf) does not hold it: it
+would wait for itself.
+
+What waits is counted no more often than the bound asks for it: what connections are given is added up, batch by batch, and says
+how much may wait at most. Only when that sum reaches the bound, what really waits is counted, of those that were given something.
 """
 
 from __future__ import annotations
@@ -12,17 +19,40 @@ import asyncio
 from collections.abc import Collection
 from typing import Protocol
 
-SHARE_BYTES_MIN = 64 * 1024
+ROOM_BYTES_FIRST = 256 * 1024
+SHARE_BYTES_MIN = 16 * 1024
 """What a connection may have waiting however many there are: with nothing it could not go on."""
 LOOK_AGAIN_S = 0.1
 """How long a connection is held before it may ask again."""
+
+
+class Room:
+    """How many bytes may wait in one connection, as far as its client has shown that it reads."""
+
+    __slots__ = ("_bytes_max", "_grows_at", "bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = min(ROOM_BYTES_FIRST, bytes_max)
+        self._bytes_max = bytes_max
+        self._grows_at = 2 * self.bytes
+
+    def grows(self, taken: int) -> bool:
+        """The socket has taken `taken` bytes in all; True if there is more room for that."""
+        if taken < self._grows_at or self.bytes >= self._bytes_max:
+            return False
+        self.bytes = min(2 * self.bytes, self._bytes_max)
+        self._grows_at = taken + 2 * self.bytes
+        return True
 
 
 class Output(Protocol):
     """A connection, as far as it matters here."""
 
     def waiting_bytes(self) -> int:
-        """What was given to it and has not left this process."""
+        """All that takes memory here until the client has read it."""
+
+    def unread_bytes(self) -> int:
+        """The part of it that is on its way, and waits for nothing but the client."""
 
     def flush_soon(self) -> None:
         """Try again to write, and to serve the links that found no room."""
@@ -38,15 +68,18 @@ class OutputTotal:
         self.room = room_bytes_max
         """How many bytes may wait in one connection now."""
         self.is_over = False
-        self._bytes_max, self._room_max, self._connections = bytes_max, room_bytes_max, connections
-        self._uncounted_max = bytes_max
+        self._free_max, self._room_max, self._connections = bytes_max // 2, room_bytes_max, connections
+        self._uncounted_max = self._free_max
         """How much more may be given before what waits has to be counted."""
+        self._given: set[Output] = set()
+        """Connections in which something may wait."""
         self._held: set[Output] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._turn_is_marked = False
 
-    def add(self, size: int) -> None:
+    def add(self, connection: Output, size: int) -> None:
         """So many bytes were given to a connection."""
+        self._given.add(connection)
         self._uncounted_max -= size
         if not self._turn_is_marked:
             self._turn_is_marked = True
@@ -59,25 +92,33 @@ class OutputTotal:
         self._turn_is_marked = False
 
     def _count(self) -> None:
-        left = self._bytes_max - sum(connection.waiting_bytes() for connection in self._connections)
-        step = self._bytes_max // 16
+        waiting = {connection: connection.waiting_bytes() for connection in self._given}
+        self._given = {connection for connection, size in waiting.items() if size}
+        left = self._free_max - sum(waiting.values())
+        step = self._free_max // 16
         self.is_over = left < step
         self._uncounted_max = max(left, step)
-        share = max(self._bytes_max // max(len(self._connections), 1), SHARE_BYTES_MIN)
+        # A quarter of a share more may be on the connection's shelf (`shelf_bytes`).
+        share = max(self._free_max * 3 // 4 // max(len(self._connections), 1), SHARE_BYTES_MIN)
         self.room = min(share, self._room_max) if self.is_over else self._room_max
 
     def holds(self, connection: Output) -> bool:
-        """Whether too much waits in all, and in this connection as well; if so, its `flush_soon` is called in a while."""
-        if not self.is_over or connection.waiting_bytes() < self.room:
+        """Whether too much waits in all, and too much of this connection is unread; if so, its `flush_soon` is called in a while."""
+        if not self.is_over or connection.unread_bytes() < self.room:
             return False
         self._held.add(connection)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
         return True
 
+    def shelf_bytes(self, room: int) -> int:
+        """How many bytes a connection with so much room may hold ready for its next requests."""
+        return room // 4 if self.is_over else room
+
     def forget(self, connection: Output) -> None:
         """It is gone."""
         self._held.discard(connection)
+        self._given.discard(connection)
 
     def _look_again(self) -> None:
         self._timer = None

@@ -141,4 +141,5 @@ def _part(locked: Locked, start: int, stop: int) -> Locked:
         locked.locked_until_ms,
         locked.deferred,
         locked.cookie,
+        locked.voids_demand,
     )

@@ -198,7 +198,7 @@ class ResponseLink:
         if (
             len(self._waiting) >= RESPONSES_WAITING_MAX
             or self._waiting_bytes >= RESPONSES_WAITING_BYTES_MAX
-            or (output.is_over and connection.response_bytes >= output.room)
+            or (output.is_over and connection.response_bytes >= connection.room)
         ):
             connection.close_link(
                 self.link,
@@ -210,7 +210,7 @@ class ResponseLink:
             return
         self._waiting.append(payload)
         self._count(len(payload))
-        output.add(len(payload))
+        output.add(connection, len(payload))
         self.credit_granted()
 
     def _count(self, size: int) -> None:

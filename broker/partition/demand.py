@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from broker.operations import ClientId
+from broker.operations import BYTES_UNBOUNDED, ClientId
 
 if TYPE_CHECKING:
     from broker.partition.subqueue import Lease
@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 class Waiter:
     """A client with demand."""
 
-    __slots__ = ("client", "count")
+    __slots__ = ("bytes", "client", "count")
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
         self.count = 0
+        self.bytes = 0
+        """What it may be given until its demand is void: its latest demand says."""
 
 
 class Holder:
@@ -85,13 +87,14 @@ class DemandBook:
 
     # --- demand -----------------------------------------------------------------------------------------------------
 
-    def ask(self, client: ClientId, count: int) -> None:
-        """Raise a client's demand."""
+    def ask(self, client: ClientId, count: int, bytes_max: int = BYTES_UNBOUNDED) -> None:
+        """Raise a client's demand; it ends with messages of `bytes_max`, whatever their count."""
         waiter = self._waiting.get(client)
         if waiter is None:
             waiter = self._waiting[client] = Waiter(client)
         assert client not in self._leaving, "its withdrawal is confirmed before it asks again"
         waiter.count += count
+        waiter.bytes = bytes_max
         self._eager.pop(client, None)
         self._eager[client] = waiter
 
@@ -107,17 +110,22 @@ class DemandBook:
         """The eager waiter, other than this client, that asked last."""
         return next((waiter for waiter in reversed(self._eager.values()) if waiter.client != client), None)
 
-    def served(self, waiter: Waiter, count: int) -> None:
-        """The waiter was given messages: its turn is over."""
+    def served(self, waiter: Waiter, count: int, size: int) -> bool:
+        """The waiter was given messages: its turn is over. True if they have used up its bytes before its count."""
         waiter.count -= count
+        waiter.bytes -= size
         assert waiter.count >= 0
+        is_void = waiter.bytes <= 0 < waiter.count
+        if is_void:
+            waiter.count = 0
         self._eager.pop(waiter.client, None)
         if waiter.count:
             self.pass_turn(waiter.client)
-            return
+            return False
         self._waiting.pop(waiter.client)
         if self._leaving.pop(waiter.client, None):
             self._gone.append(waiter.client)
+        return is_void
 
     def pass_turn(self, client: ClientId) -> None:
         """The client goes to the end of the turns."""

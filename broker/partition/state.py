@@ -316,7 +316,7 @@ class Partition:
             book.leave(client)
             self._batch.answers.append((client, Withdrawn(self.number, subqueue.name)))
         if demand.count > 0:
-            book.ask(client, demand.count)
+            book.ask(client, demand.count, demand.bytes_max)
             if demand.tell_unmet:
                 self._batch.to_tell.append((client, subqueue.number))
 
@@ -338,7 +338,7 @@ class Partition:
     def _grant(self, subqueue: Subqueue, book: DemandBook, waiter: Waiter, count: int) -> int:
         """Lock up to `count` messages for a waiter; gives how many. What is met expired is dealt with, too."""
         client = waiter.client
-        room = self.bounds.granted_bytes_max - self._batch.granted_bytes
+        room = min(self.bounds.granted_bytes_max - self._batch.granted_bytes, waiter.bytes)
         if room <= 0:
             return 0
         grant = self._batch.open_grants.get((client, subqueue.number))
@@ -351,8 +351,10 @@ class Partition:
                 book.granted(lease)
                 grant = self._new_grant(client, lease)
                 self._batch.open_grants[client, subqueue.number] = grant
-            self._batch.granted_bytes += sum(reference.size for reference in taken)
-            book.served(waiter, len(taken))
+            size = sum(reference.size for reference in taken)
+            self._batch.granted_bytes += size
+            if book.served(waiter, len(taken), size):
+                grant.answer.voids_demand = True
         if expired:
             self._expire(expired)
         return len(taken)

@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.bench.load import fairness, figures, footprint, report, traffic
+from tests.bench.load import attack_output, fairness, figures, footprint, report, traffic
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
 from tests.bench.load.machine import commit, describe_machine
@@ -49,10 +49,12 @@ class Scale:
     idle_connections: int
     light_messages: int
     light_at_most_s: float
+    silent_receivers: int
+    silent_messages: int
 
 
-FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0)
-QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0)
+FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0, 110, 16_000)
+QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500)
 """To see that everything runs. Its figures are not worth reading: too short, and floors are for the full scale."""
 
 
@@ -115,6 +117,7 @@ def main(
             (figures.IDLE, measure_idle),
             (figures.CONNECTIONS, measure_connections),
             (figures.FAIRNESS, measure_fairness),
+            (figures.OUTPUT_ATTACK, measure_output_attack),
         ):
             if run.wants(group):
                 measure(run)
@@ -229,6 +232,25 @@ def measure_fairness(run: Run) -> None:
                     run.note(figure, fairness.percentile(took_ms, 99), {**settings, "messages": len(took_ms)})
             if rate is not None:
                 run.note(rate, found.heavy_rate, settings)
+
+
+def measure_output_attack(run: Run) -> None:
+    """What receivers that do not read cost the broker and the clients beside them."""
+    scale = run.scale
+    idle = min(scale.idle_connections, 500)
+    settings: dict[str, object] = {
+        "receivers": scale.silent_receivers,
+        "idle_connections": idle,
+        "messages": scale.silent_messages,
+        "body_bytes": attack_output.BODY_BYTES,
+        "partitions": footprint.PARTITIONS,
+    }
+    for number in range(scale.rounds):
+        progress.print(f"receivers that do not read, round {number + 1} of {scale.rounds}")
+        found = attack_output.receivers_that_do_not_read(run.folder, scale.silent_receivers, idle, scale.silent_messages, 5.0)
+        run.note(figures.OUTPUT_ATTACK_MEMORY, found.memory_mib, settings)
+        run.note(figures.OUTPUT_ATTACK_ROUND_TRIP, found.round_trip_ms, settings)
+        run.note(figures.OUTPUT_ATTACK_PEEK, found.peek_ms, settings)
 
 
 @contextmanager

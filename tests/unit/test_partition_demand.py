@@ -280,3 +280,30 @@ async def test_all_who_wait_at_once_are_served_while_there_is_enough_wherever_it
             asker.seen.clear()
         await come_to_rest(harness, receivers)
     assert harness.task.counts()[MAIN].active == 0
+
+
+# --- demand in bytes ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_demand_ends_with_its_bytes_whatever_its_count() -> None:
+    harness = Harness()
+    for _ in range(10):
+        await harness.send(bytes(1_000))
+    first = one(await harness.do(1, Demand(MAIN, 100, bytes_max=2_500)), Locked)
+    assert len(first.tokens) == 3 and first.voids_demand
+    await harness.send(b"later")
+    assert harness.take(1) == [], "the rest of the demand is void"
+    second = one(await harness.do(1, Demand(MAIN, 100, bytes_max=1)), Locked)
+    assert len(second.tokens) == 1 and second.voids_demand, "at least one"
+    third = one(await harness.do(1, Demand(MAIN, 2, bytes_max=1_000_000)), Locked)
+    assert len(third.tokens) == 2 and not third.voids_demand, "its count came first"
+
+
+async def test_who_has_used_up_its_bytes_leaves_the_rest_to_others() -> None:
+    harness = Harness()
+    await harness.do(1, Demand(MAIN, 100, bytes_max=1_500))
+    await harness.do(2, Demand(MAIN, 100))
+    await harness.send(*(bytes(1_000) for _ in range(5)))
+    mine, others = one(harness.take(1), Locked), one(harness.take(2), Locked)
+    assert len(mine.tokens) == 2 and mine.voids_demand
+    assert len(others.tokens) == 3 and not others.voids_demand

@@ -218,6 +218,31 @@ LIGHT_KEYED_BESIDE_50 = Figure("light_keyed_beside_50", "ms", "the same with a p
 HEAVY_8 = Figure("heavy_8", "messages/s", "what the 8 heavy senders send meanwhile", "as much as one connection that sends alone")
 HEAVY_50 = Figure("heavy_50", "messages/s", "what the 50 send meanwhile", "as much as 8")
 
+OUTPUT_ATTACK_MEMORY = Figure(
+    "output_attack_memory",
+    "MiB",
+    "memory taken by 110 receivers that grant credit for 10,000 messages of 64 KiB each and never read, beside 500 idle connections",
+    "some 750 KiB each: what is written, in the engine and on the shelf, where a client that has not read yet has 256 KiB of room",
+    288,
+    128,
+)
+OUTPUT_ATTACK_ROUND_TRIP = Figure(
+    "output_attack_round_trip",
+    "ms",
+    "the longest that another client waited meanwhile to send, receive and complete a message",
+    "a few turns of the event loop, with reads of whole frames from the log among them",
+    50,
+    10,
+)
+OUTPUT_ATTACK_PEEK = Figure(
+    "output_attack_peek",
+    "ms",
+    "the longest that it waited to peek at 16 messages of 64 KiB",
+    "1 MiB read from the log and encoded",
+    1_000,
+    100,
+)
+
 TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEER_SEND_LATENCY)
 WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)
 IDLE: Sequence[Figure] = (IDLE_MEMORY, IDLE_CPU, IDLE_USED_MEMORY, IDLE_USED_CPU)
@@ -225,4 +250,5 @@ CONNECTIONS: Sequence[Figure] = (IDLE_CONNECTIONS, IDLE_RECEIVERS)
 FAIRNESS: Sequence[Figure] = (
     LIGHT_ALONE, LIGHT_BESIDE_8, LIGHT_KEYED_BESIDE_8, HEAVY_8, LIGHT_BESIDE_50, LIGHT_KEYED_BESIDE_50, HEAVY_50
 )  # fmt: skip
-FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS, *FAIRNESS)}
+OUTPUT_ATTACK: Sequence[Figure] = (OUTPUT_ATTACK_MEMORY, OUTPUT_ATTACK_ROUND_TRIP, OUTPUT_ATTACK_PEEK)
+FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS, *FAIRNESS, *OUTPUT_ATTACK)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,9 @@ class Connections:
 
 
 @contextmanager
-def fresh_broker(folder: Path, queue_names: tuple[str, ...] = (QUEUE,)) -> Iterator[BrokerProcess]:
+def fresh_broker(
+    folder: Path, queue_names: tuple[str, ...] = (QUEUE,), environment: Mapping[str, str] | None = None
+) -> Iterator[BrokerProcess]:
     """A broker on an empty data folder inside `folder`, its queues losing neither locks nor messages in a run."""
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
     properties = {
@@ -66,7 +68,7 @@ def fresh_broker(folder: Path, queue_names: tuple[str, ...] = (QUEUE,)) -> Itera
         "MaxSizeInMegabytes": 5120,
     }
     try:
-        with BrokerProcess(data, [queue(name, **properties) for name in queue_names]) as broker:
+        with BrokerProcess(data, [queue(name, **properties) for name in queue_names], environment=environment) as broker:
             yield broker
     finally:
         shutil.rmtree(data, ignore_errors=True)

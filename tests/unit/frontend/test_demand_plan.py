@@ -164,3 +164,11 @@ def test_whatever_happens_a_link_that_wants_messages_waits_wherever_one_may_come
                 plan.forget(number)
                 stands[number], flows[number] = 0, False
         assert plan.asked == stands
+
+
+def test_a_partition_that_voids_the_rest_of_a_demand_flows_and_is_asked_again() -> None:
+    plan = DemandPlan(2)
+    plan.ask(100, ANY_RUN)
+    plan.answered(0, 3, voids_demand=True)
+    assert plan.asked == [0, 50]
+    assert [(number, tell_unmet) for number, _, tell_unmet in plan.ask(97, ANY_RUN)] == [(0, True)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from broker.frontend import output_total, request_node
-from broker.frontend.output_total import SHARE_BYTES_MIN, OutputTotal
-from broker.operations import Demand, Locked
+from broker.frontend.output_total import ROOM_BYTES_FIRST, SHARE_BYTES_MIN, OutputTotal, Room
+from broker.operations import Demand, Locked, Release
 from protocol.codec import UInt
 from tests.support import raw_amqp as raw
+from tests.support.amqp_messages import PROPERTIES
 from tests.support.link_stack import Client, LinkStack, tags_of, turn, until
 from tests.support.locked import locked
-from tests.unit.frontend.test_connection import put_token, responders
+from tests.unit.frontend.test_connection import put_token, responders, responses
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -26,6 +27,9 @@ class Reader:
         self.counted += 1
         return self.waiting
 
+    def unread_bytes(self) -> int:
+        return self.waiting
+
     def flush_soon(self) -> None:
         self.flushed += 1
 
@@ -37,36 +41,61 @@ async def test_what_waits_is_counted_only_when_as_much_as_the_bound_was_given() 
     reader = Reader()
     total = OutputTotal(16 * MIB, 4 * MIB, [reader])
     for _ in range(16 * 10):
-        total.add(MIB)
-    assert 5 <= reader.counted <= 10 and not total.is_over and total.room == 4 * MIB
+        total.add(reader, MIB)
+    assert 10 <= reader.counted <= 20 and not total.is_over and total.room == 4 * MIB
 
 
 async def test_over_the_bound_a_connection_has_room_for_its_share_and_the_others_are_not_held() -> None:
-    slow, prompt = [Reader(4 * MIB) for _ in range(4)], Reader()
+    slow, prompt = [Reader(2 * MIB) for _ in range(4)], Reader()
     total = OutputTotal(16 * MIB, 4 * MIB, [*slow, prompt])
     assert not total.holds(slow[0])
-    total.add(16 * MIB + 1)
-    assert total.is_over and total.room == 16 * MIB // 5 and not total.holds(prompt)
+    for reader in slow:
+        total.add(reader, 2 * MIB + 1)
+    assert total.is_over and total.room == 6 * MIB // 5 and not total.holds(prompt)
+    assert sum(reader.waiting for reader in slow) <= 16 * MIB
 
 
 async def test_the_share_is_never_so_small_that_a_connection_could_not_go_on() -> None:
-    total = OutputTotal(MIB, 4 * MIB, [Reader(MIB), *(Reader() for _ in range(1_000))])
-    total.add(2 * MIB)
+    slow = Reader(MIB)
+    total = OutputTotal(MIB, 4 * MIB, [slow, *(Reader() for _ in range(1_000))])
+    total.add(slow, 2 * MIB)
     assert total.is_over and total.room == SHARE_BYTES_MIN
 
 
 async def test_who_is_held_is_asked_again_and_goes_on_when_the_others_have_read_or_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_total, "LOOK_AGAIN_S", 0.001)
-    connections = [Reader(600 * KIB), Reader(600 * KIB)]
+    connections = [Reader(400 * KIB), Reader(400 * KIB)]
     total = OutputTotal(MIB, MIB, connections)
-    total.add(2 * MIB)
+    for connection in connections:
+        total.add(connection, MIB)
     assert total.holds(connections[0]) and total.holds(connections[1])
-    total.forget(connections[1])
     await until(lambda: connections[0].flushed)
     assert total.holds(connections[0]), "nothing has changed"
     gone = connections.pop()
+    total.forget(gone)
+    flushed = gone.flushed
     await until(lambda: not total.is_over)
-    assert not total.holds(connections[0]) and not gone.flushed and total.room == MIB
+    assert not total.holds(connections[0]) and gone.flushed == flushed and total.room == MIB
+
+
+async def test_a_connection_has_more_room_when_its_client_has_taken_twice_what_it_had() -> None:
+    room = Room(4 * MIB)
+    assert room.bytes == ROOM_BYTES_FIRST and not room.grows(2 * ROOM_BYTES_FIRST - 1)
+    assert room.grows(2 * ROOM_BYTES_FIRST) and room.bytes == 2 * ROOM_BYTES_FIRST
+    assert not room.grows(6 * ROOM_BYTES_FIRST - 1), "of the new one"
+    taken = 0
+    while room.bytes < 4 * MIB:
+        taken += 100 * KIB
+        room.grows(taken)
+    assert taken < 16 * MIB and not room.grows(100 * MIB)
+
+
+async def test_only_connections_in_which_something_may_wait_are_counted() -> None:
+    idle, prompt = Reader(), Reader()
+    total = OutputTotal(MIB, MIB, [idle, prompt])
+    for _ in range(100):
+        total.add(prompt, MIB)
+    assert prompt.counted and not idle.counted
 
 
 # --- connections ------------------------------------------------------------------------------------------------------------
@@ -122,7 +151,7 @@ async def test_many_that_do_not_read_are_given_a_bounded_number_of_bytes_and_one
     assert read >= 40 and waiting(silent) <= held + 8 * size
     for client in [reader, *silent[1:]]:
         client.connection.connection_lost()
-    wanted = waiting(silent[:1]) + 10 * size
+    wanted = waiting(silent[:1]) + 4 * size
     await until(lambda: give(stack, size) >= 0 and waiting(silent[:1]) > wanted)  # its room is the old one again
 
 
@@ -142,14 +171,30 @@ async def test_over_the_bound_responses_that_nobody_fetches_close_their_link_ear
     assert client.connection.response_bytes == 0
 
 
-async def test_over_the_bound_a_run_that_was_asked_for_before_goes_out_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_over_the_bound_a_response_that_is_larger_than_a_share_does_not_hold_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_total, "LOOK_AGAIN_S", 60)
+    stack = LinkStack(1)
+    client = await stack.connect()
+    await responders(client)
+    stack.services.output.room, stack.services.output.is_over = 500, True
+    client.wire.written.clear()
+    client.transfer(0, 0, put_token("junk", message_id="x" * 1_000))
+    ((_, found),) = await responses(client)
+    assert found[PROPERTIES][5] == "x" * 1_000
+
+
+async def test_over_the_bound_a_run_that_was_asked_for_before_goes_out_in_part_and_the_rest_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(output_total, "LOOK_AGAIN_S", 60)
     stack = LinkStack(1)
     (client,) = await receivers(stack, 1)
-    stack.services.output.room, stack.services.output.is_over = 65_536, True
+    stack.services.output.room, stack.services.output.is_over = 8_192, True
     until_ms = stack.clock.monotonic_ms() + 60_000
-    stack.parts[0].answer(Demand, lambda demand: locked(0, 50, body=bytes(20_000), until_ms=until_ms))
+    stack.parts[0].answer(Demand, lambda demand: locked(0, 50, body=bytes(2_000), until_ms=until_ms))
     first = len(tags_of(await client.hear()))
     assert 1 <= first <= 10
+    returned = len(stack.parts[0].take(Release)[0].tokens)
     stack.services.output._look_again()
-    assert first + len(tags_of(await client.hear())) == 50
+    kept = len(tags_of(await client.hear()))
+    assert 1 <= kept <= 10 and first + kept + returned == 50
