@@ -10,12 +10,16 @@ in the oldest ones.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
 from broker.entities import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings
 
 CATALOGUE_VERSION = 1
+
+_NAME_LINE = re.compile(rb'^ "name": ("(?:[^"\\]|\\.)*"),?\r?$', re.MULTILINE)
+"""The queue's own name: those of its rules are indented further."""
 
 
 def encode_description(description: QueueDescription) -> bytes:
@@ -36,6 +40,18 @@ def decode_description(content: bytes) -> QueueDescription:
     of_file = fields.pop("file_settings", None)
     settings = _decode_settings(fields.pop("settings"))
     return QueueDescription(**fields, settings=settings, file_settings=None if of_file is None else _decode_settings(of_file))
+
+
+def salvage_name(remains: bytes) -> str | None:
+    """The queue's name out of a damaged document, if it is still legible. It may be damaged itself: good for telling people, not more."""
+    found = _NAME_LINE.search(remains)
+    if found is None:
+        return None
+    try:
+        name: str = json.loads(found[1])
+    except ValueError:
+        return None
+    return name
 
 
 def _decode_settings(fields: dict[str, Any]) -> QueueSettings:

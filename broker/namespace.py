@@ -1,5 +1,8 @@
 """The namespace: all entities of the broker, found by name, kept in the catalogue.
 
+*A damaged entry* (both of its files, or what is in them) costs its own entity and no other: it is reported, its logs are kept, and who
+asks for it, if its name is still legible, is told to try again and not that there is no such entity. Deleting it gives it up.
+
 An entity exists on all its partitions or on none: its catalogue entry, written atomically, is the moment of its creation
 and of its end; its partitions' logs come to life when they are first used, and are deleted after the entry was. What a crash
 leaves in between is cleared at the next start, but only logs whose entry is known to be deleted: others may be somebody's messages.
@@ -26,12 +29,12 @@ import structlog
 
 from broker.clock import Clock
 from broker.entities import AuthorizationRule, QueueDescription, QueueSettings, key_of
-from broker.entity_documents import decode_description, encode_description
+from broker.entity_documents import decode_description, encode_description, salvage_name
 from broker.entity_rules import check_effect, check_queue, check_update, without_effect
 from broker.errors import Reason, Refused
 from broker.operations import SubqueueCounts
 from broker.queue import Queue
-from storage.catalogue import Catalogue
+from storage.catalogue import Catalogue, Damaged
 from storage.errors import DiskFull, StorageError
 from storage.log import LogStore
 from storage.threads import OwnerFailed, report_to_loop, start_background
@@ -97,21 +100,32 @@ class Namespace:
         self._unsettled: dict[str, str] = {}
         """By key: the generation whose entry may not be what is served."""
         self._settling: asyncio.Task[None] | None = None
+        self._damaged: dict[str, str] = {}
+        """By key, as far as it is legible: the generation whose entry cannot be read."""
         self.rules_changed: Callable[[], None] = lambda: None
         """Called when authorization rules of an entity are others than before, or are gone with it; set by whoever keeps claims."""
 
     async def load(self) -> None:
-        """Bring the entities of the catalogue back. Raises StorageError: what cannot be read, or is another process'."""
+        """Bring the entities of the catalogue back. Raises StorageError: the folder cannot be read, or is another process'."""
         with_logs = set(await self._store.entities())  # before anything else: it locks the folder
         known: set[str] = set()
+        damaged: list[tuple[Damaged, str]] = []
         namesakes: dict[str, list[QueueDescription]] = {}
         for document, content in (await self._catalogue.load_all()).items():
-            description = decode_description(content)
-            assert document == description.generation, f"catalogue document {document} holds {description.generation}"
-            known.add(description.generation)
+            known.add(document)
+            try:
+                description = decode_description(content)
+                assert document == description.generation, f"catalogue document {document} holds {description.generation}"
+            except Exception as error:  # whatever is wrong in it is that entity's own
+                damaged.append((Damaged(document, [], [content]), repr(error)))
+                continue
             namesakes.setdefault(key_of(description.name), []).append(description)
         for key, found in namesakes.items():
             self._queues[key] = self._make_queue(found[0] if len(found) == 1 else await self._choose(found, with_logs))
+        damaged += [(each, "none of its files can be read") for each in self._catalogue.damaged]
+        for each, why in damaged:
+            known |= {each.name} if each.name is not None else set()
+            self._note_damaged(each, why)
         deleted = set(await self._catalogue.load_deleted())
         for generation in deleted - known:
             await self._clear(generation)
@@ -120,6 +134,20 @@ class Namespace:
                 log.warning("entity.settings_without_effect", entity=queue.name, settings=inactive)
         for generation in sorted(with_logs - known - deleted):
             log.error("entity.logs_without_entry", generation=generation, reason="Nothing says that they were deleted: they are kept.")
+
+    def _note_damaged(self, damaged: Damaged, why: str) -> None:
+        names = sorted({name for name in map(salvage_name, damaged.remains) if name})
+        log.error(
+            "entity.damaged",
+            entity=", ".join(names) or None,
+            generation=damaged.name,
+            files=[str(path) for path in damaged.files],
+            why=why,
+            reason="It is out of service, and its logs are kept.",
+        )
+        for name in names:
+            if damaged.name is not None and self.find(name) is None:
+                self._damaged[key_of(name)] = damaged.name
 
     async def _choose(self, found: list[QueueDescription], with_logs: set[str]) -> QueueDescription:
         """Of several entries of one name the newest that has logs, or else the newest. Those without logs are deleted: they hold nothing.
@@ -149,8 +177,13 @@ class Namespace:
         return queue.description if queue else None
 
     def missing(self, name: str) -> Refused:
-        """Why there is no queue of this name: it is a topic of the configuration file (or below one), or there is no such entity."""
+        """Why there is no queue of this name: its entry is damaged, it is (or is below) a topic of the file, or there is no such entity."""
         key = key_of(name)
+        if key in self._damaged:
+            return Refused(
+                Reason.PARTITION_UNAVAILABLE,
+                f"The description of '{name}' is damaged, and it is out of service until it is restored or deleted. Its messages are kept.",
+            )
         topic = key.partition("/subscriptions/")[0]
         if topic in self._unserved_topics:
             return Refused(
@@ -158,6 +191,11 @@ class Namespace:
                 f"'{name}' belongs to a topic of the configuration file. This version of the broker serves queues, and no topics yet.",
             )
         return Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))
+
+    @property
+    def damaged(self) -> Collection[str]:
+        """The names, in lower case, of queues that are out of service because their entries cannot be read."""
+        return self._damaged.keys()
 
     def queues(self) -> Sequence[QueueDescription]:
         """All queues, by name."""
@@ -219,6 +257,8 @@ class Namespace:
             check_effect(settings)
         async with self._change(name):
             await self._settle(key_of(name))
+            if key_of(name) in self._damaged:
+                raise self.missing(name)
             if self.find(name) is not None:
                 raise Refused(
                     Reason.ENTITY_EXISTS,
@@ -266,6 +306,11 @@ class Namespace:
         async with self._change(name):
             if key not in self._queues:
                 await self._settle(key)
+                if (generation := self._damaged.pop(key, None)) is not None:
+                    await self._on_disk(key, generation, self._catalogue.delete(generation))
+                    log.warning("entity.deleted", entity=name, generation=generation, reason="Its entry was damaged.")
+                    await self._clear(generation)
+                    return
             queue = self._existing(name)
             try:
                 await self._on_disk(key, queue.description.generation, self._catalogue.delete(queue.description.generation))
@@ -371,7 +416,8 @@ class Namespace:
     def _existing(self, name: str) -> Queue:
         queue = self.find(name)
         if queue is None:
-            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(name))
+            why = self.missing(name)
+            raise why if why.reason is Reason.PARTITION_UNAVAILABLE else Refused(Reason.ENTITY_NOT_FOUND, not_found_text(name))
         return queue
 
     def _change(self, name: str) -> asyncio.Lock:

@@ -1,19 +1,27 @@
 """Catalogue: a durable set of named small documents, such as the broker's entities and settings.
 
-Each document is a file of its own, replaced as a whole or not at all. All numbers are little endian.
+Each document is kept twice, in two files that are replaced as a whole or not at all: `….document` and `….copy`. All numbers are
+little endian.
 
     offset  size  field
          0     8  magic "PbDocmnt"
          8     4  CRC-32C of everything behind
-        12     2  format version, 1
+        12     2  format version, 2
         14     2  length of the name in bytes
         16     4  length of the document in bytes
-        20     …  name, UTF-8
+        20     8  number: rises with each change of the document; of two whole files the one with the higher number counts
+        28     …  name, UTF-8
          …     …  document
 
-The file's name begins with that of the document, as far as it is plain, and goes on with a digest of it: `….document`. A
-deletion renames it to `….deleted`, which asks a full disk for nothing, and stays as the record that the document was deleted
-and not lost, until the owner has cleared away what belonged to it (`forget`). Where both are, the document was put again later.
+Files of version 1 have no number, which counts as 0, and the name follows at 20.
+
+A file's name begins with that of the document, as far as it is plain, and goes on with a digest of it. A change is acknowledged once both
+files are durable. So a crash leaves the old one, the new one or one of each, and a damaged or missing file costs nothing: the other
+serves, and the file is made anew at the next load. A document of which no file can be read is `damaged`: reported and left alone.
+
+A deletion renames both files, to `….deleted` and `….copy-deleted`, which asks a full disk for nothing, and stays as the record that the
+document was deleted and not lost, until the owner has cleared away what belonged to it (`forget`). It is acknowledged once neither
+file bears its old name: where one does, the document was put again later, or the deletion was cut short; it lives.
 
 *An unknown outcome.* When the folder cannot be synced, its last change may be on the disk or not. It is made known by making it
 anew: the next sync then has something to write, and is no mere repetition of the one that failed (durability rule 4).
@@ -25,17 +33,22 @@ import asyncio
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from storage.disk import TEMPORARY_SUFFIX, Disk, close_quietly, disk_error, make_directories, publish
-from storage.errors import CommitFailed, CorruptRecord, DiskFull, UnknownFormat
+import structlog
+
+from storage.disk import TEMPORARY_SUFFIX, Disk, disk_error, make_directories, publish_together
+from storage.errors import CommitFailed, CorruptRecord, DiskFull, StorageError, UnknownFormat
 from storage.record import crc32c
 from storage.threads import run_to_end
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DOCUMENT_SUFFIX = ".document"
+COPY_SUFFIX = ".copy"
 DELETED_SUFFIX = ".deleted"
+COPY_DELETED_SUFFIX = ".copy-deleted"
 NAME_BYTES_MAX = 65_535
 ATTEMPTS = 3
 """How often a change is made whose outcome is not known, before the caller hears of it."""
@@ -43,7 +56,36 @@ ATTEMPTS = 3
 _MAGIC = b"PbDocmnt"
 _HEAD = struct.Struct("<8sI")
 _TAIL = struct.Struct("<HHI")
-_NAME_AT = _HEAD.size + _TAIL.size
+_NUMBER = struct.Struct("<Q")
+_NUMBER_AT = _HEAD.size + _TAIL.size
+_LIVE = (DOCUMENT_SUFFIX, COPY_SUFFIX)
+_DELETED = (DELETED_SUFFIX, COPY_DELETED_SUFFIX)
+_DIGEST_BYTES = 16
+_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
+
+_log = structlog.get_logger("catalogue")
+
+
+@dataclass(slots=True, frozen=True)
+class Damaged:
+    """A document of which no file can be read. Its files are left as they are."""
+
+    name: str | None
+    """If the files' names tell it, as they do where all its characters are plain."""
+    files: list[Path]
+    remains: list[bytes]
+    """What is in them, as far as the disk gives it."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Copy:
+    """One whole file of a document."""
+
+    path: Path
+    version: int
+    number: int
+    name: str
+    document: bytes
 
 
 class Catalogue:
@@ -55,11 +97,15 @@ class Catalogue:
         self._turn = asyncio.Lock()
         self._unknown: set[str] = set()
         """Documents whose last change has an outcome that is not known."""
+        self._numbers: dict[str, int] = {}
+        """The highest number that was given to each document, as far as it was read or written."""
+        self.damaged: list[Damaged] = []
+        """What the last `load_all` could not read."""
 
     async def load_all(self) -> dict[str, bytes]:
-        """All documents by name, durably as they are read; removes what a crash has left half done.
+        """All documents by name, durably as they are read; removes what a crash has left half done, and repairs what has a good copy.
 
-        Raises CorruptRecord, which names the file, UnknownFormat, DiskFailed.
+        What cannot be read is in `damaged` afterwards. Raises UnknownFormat, DiskFailed.
         """
         async with self._turn:
             return await run_to_end(None, self._load_all)
@@ -93,15 +139,32 @@ class Catalogue:
 
     def _load_all(self) -> dict[str, bytes]:
         documents: dict[str, bytes] = {}
+        self.damaged = []
+        self._numbers.clear()
+        broken: list[tuple[_Copy, list[Path]]] = []
         try:
-            names = sorted(self._disk.names(self._directory))
-            for file_name in names:
-                path = self._directory / file_name
+            names = set(self._disk.names(self._directory))
+            for file_name in sorted(names):
                 if file_name.endswith(TEMPORARY_SUFFIX):
-                    self._disk.remove(path)
-                elif file_name.endswith(DOCUMENT_SUFFIX):
-                    name, document = _decode(self._read(path), path)
-                    documents[name] = document
+                    self._disk.remove(self._directory / file_name)
+            for stem in _stems(names, _LIVE):
+                paths = [self._directory / f"{stem}{suffix}" for suffix in _LIVE]
+                found = [self._read_copy(path) for path in paths if path.name in names]
+                whole = [copy for copy in found if isinstance(copy, _Copy)]
+                if not whole:
+                    files = [path for path in paths if path.name in names]
+                    self.damaged.append(Damaged(_name_of(stem), files, [copy for copy in found if isinstance(copy, bytes)]))
+                    continue
+                newest = max(whole, key=lambda copy: copy.number)
+                documents[newest.name] = newest.document
+                self._numbers[newest.name] = newest.number
+                as_newest = {copy.path for copy in whole if (copy.number, copy.document) == (newest.number, newest.document)}
+                others = [path for path in paths if path not in as_newest]
+                if others:
+                    broken.append((newest, others))
+                    if newest.version > 1 and any(path.name not in names for path in others):
+                        _log.warning("document.copy_missing", document=newest.name, paths=[str(path) for path in others])
+            self._repair(broken)
             if names:
                 # Whoever was here before may have died between a change and its sync. What is read is acted upon: an entity is
                 # served, another one's logs are removed. So it must not be otherwise after a power cut (durability rule 3).
@@ -110,13 +173,45 @@ class Catalogue:
             raise disk_error(error, self._directory) from error
         return documents
 
+    def _repair(self, broken: list[tuple[_Copy, list[Path]]]) -> None:
+        """Give each of these documents its second file again. Where the disk refuses, the next load or put does it."""
+        for number, (copy, paths) in enumerate(broken):
+            try:
+                publish_together(self._disk, paths, _encode(copy.name, copy.number, copy.document), sync_directory=False)
+            except StorageError as error:
+                _log.warning("document.not_repaired", documents=len(broken) - number, error=str(error))
+                return
+        if broken:
+            _log.info("document.repaired", documents=len(broken))
+
     def _load_deleted(self) -> list[str]:
         try:
             names = set(self._disk.names(self._directory))
-            paths = [self._directory / name for name in sorted(names) if name.endswith(DELETED_SUFFIX)]
-            return [_decode(self._read(path), path)[0] for path in paths if path.with_suffix(DOCUMENT_SUFFIX).name not in names]
+            deleted: list[str] = []
+            for stem in _stems(names, _DELETED):
+                if any(f"{stem}{suffix}" in names for suffix in _LIVE):
+                    continue
+                name = _name_of(stem)
+                if name is None:
+                    found = [self._read_copy(self._directory / f"{stem}{suffix}") for suffix in _DELETED if f"{stem}{suffix}" in names]
+                    name = next((copy.name for copy in found if isinstance(copy, _Copy)), None)
+                if name is not None:
+                    deleted.append(name)
+            return deleted
         except OSError as error:
             raise disk_error(error, self._directory) from error
+
+    def _read_copy(self, path: Path) -> _Copy | bytes:
+        """The document in a file, or, if it is damaged, which is reported, what is in the file. Raises UnknownFormat."""
+        data = b""
+        try:
+            data = self._read(path)
+            return _decode(data, path)
+        except CorruptRecord as error:
+            _log.error("document.damaged", path=error.path, why=error.why)
+        except OSError as error:
+            _log.error("document.damaged", path=str(path), why=error.strerror)
+        return data
 
     def _read(self, path: Path) -> bytes:
         fd = self._disk.open_read(path)
@@ -128,22 +223,34 @@ class Catalogue:
     def _put(self, name: str, document: bytes) -> None:
         try:
             make_directories(self._disk, self._directory.parent, [self._directory.name])
+            number = self._numbers[name] = self._last_number(name) + 1
         except OSError as error:
             raise CommitFailed(f"{self._directory}: {error.strerror}") from error
-        fd = publish(self._disk, self._directory / file_name_of(name), _encode(name, document))
-        close_quietly(self._disk, fd)
+        path = self._directory / file_name_of(name)
+        publish_together(self._disk, [path, path.with_suffix(COPY_SUFFIX)], _encode(name, number, document))
+
+    def _last_number(self, name: str) -> int:
+        """The highest number of the document so far. Raises OSError."""
+        if name not in self._numbers:
+            stem, names = Path(file_name_of(name)).stem, set(self._disk.names(self._directory))
+            found = [self._read_copy(self._directory / f"{stem}{suffix}") for suffix in _LIVE if f"{stem}{suffix}" in names]
+            self._numbers[name] = max((copy.number for copy in found if isinstance(copy, _Copy)), default=0)
+        return self._numbers[name]
 
     def _delete(self, name: str) -> None:
         path = self._directory / file_name_of(name)
-        deleted = path.with_suffix(DELETED_SUFFIX)
+        is_changed = False
         try:
             names = self._disk.names(self._directory)
-            if path.name not in names:
-                if deleted.name not in names or name not in self._unknown:
-                    return
-                self._disk.rename(deleted, path)  # durability rule 4: only what is changed anew is written by the next sync
-            self._disk.rename(path, deleted)
-            self._disk.sync_directory(self._directory)
+            for live, deleted in zip(map(path.with_suffix, _LIVE), map(path.with_suffix, _DELETED), strict=True):
+                if live.name not in names:
+                    if deleted.name not in names or name not in self._unknown:
+                        continue
+                    self._disk.rename(deleted, live)  # durability rule 4: only what is changed anew is written by the next sync
+                self._disk.rename(live, deleted)
+                is_changed = True
+            if is_changed:
+                self._disk.sync_directory(self._directory)
         except OSError as error:
             raise CommitFailed(f"{self._directory}: {error.strerror}") from error
 
@@ -165,37 +272,50 @@ class Catalogue:
         raise failure
 
     def _forget(self, name: str) -> None:
-        path = (self._directory / file_name_of(name)).with_suffix(DELETED_SUFFIX)
+        path = self._directory / file_name_of(name)
         try:
-            self._disk.remove(path)
+            for suffix in _DELETED:
+                self._disk.remove(path.with_suffix(suffix))
         except OSError as error:
             raise disk_error(error, path) from error
 
 
 def file_name_of(name: str) -> str:
     """The file that holds the document of this name."""
-    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
-    return f"{plain}-{blake2b(name.encode(), digest_size=16).hexdigest()}{DOCUMENT_SUFFIX}"
+    digest = blake2b(name.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{_PLAIN.sub('_', name)[:64]}-{digest}{DOCUMENT_SUFFIX}"
 
 
-def _encode(name: str, document: bytes) -> list[bytes]:
+def _stems(names: set[str], suffixes: tuple[str, str]) -> list[str]:
+    """The names of files with one of these suffixes, without it, each once."""
+    return sorted({name.removesuffix(suffix) for name in names for suffix in suffixes if name.endswith(suffix)})
+
+
+def _name_of(stem: str) -> str | None:
+    """The document's name, if that of its files has all of it."""
+    name = stem[: -(2 * _DIGEST_BYTES + 1)]
+    return name if file_name_of(name) == f"{stem}{DOCUMENT_SUFFIX}" else None
+
+
+def _encode(name: str, number: int, document: bytes) -> list[bytes]:
     encoded = name.encode()
     assert len(encoded) <= NAME_BYTES_MAX
-    rest = _TAIL.pack(FORMAT_VERSION, len(encoded), len(document)) + encoded + document
+    rest = _TAIL.pack(FORMAT_VERSION, len(encoded), len(document)) + _NUMBER.pack(number) + encoded + document
     return [_HEAD.pack(_MAGIC, crc32c(rest)), rest]
 
 
-def _decode(data: bytes, path: Path) -> tuple[str, bytes]:
-    if len(data) < _NAME_AT:
+def _decode(data: bytes, path: Path) -> _Copy:
+    if len(data) < _NUMBER_AT:
         raise CorruptRecord(str(path), len(data), "the document is cut off")
     magic, crc = _HEAD.unpack_from(data)
     if magic != _MAGIC or crc != crc32c(data[_HEAD.size :]):
         raise CorruptRecord(str(path), 0, "the document's checksum does not match")
     version, name_length, length = _TAIL.unpack_from(data, _HEAD.size)
-    if version != FORMAT_VERSION:
-        raise UnknownFormat(f"{path}: document format version {version} is not known, only {FORMAT_VERSION}")
-    name = data[_NAME_AT : _NAME_AT + name_length].decode()
-    document = data[_NAME_AT + name_length :]
+    if version not in (1, FORMAT_VERSION):
+        raise UnknownFormat(f"{path}: document format version {version} is not known, only 1 and {FORMAT_VERSION}")
+    number, name_at = (0, _NUMBER_AT) if version == 1 else (_NUMBER.unpack_from(data, _NUMBER_AT)[0], _NUMBER_AT + _NUMBER.size)
+    name = data[name_at : name_at + name_length].decode()
+    document = data[name_at + name_length :]
     if len(document) != length or path.with_suffix(DOCUMENT_SUFFIX).name != file_name_of(name):
         raise CorruptRecord(str(path), 0, f"the file is not the document {name!r} that it says it is")
-    return name, document
+    return _Copy(path, version, number, name, document)

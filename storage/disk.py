@@ -239,6 +239,36 @@ def publish(disk: Disk, path: Path, buffers: Sequence[bytes]) -> int:
     return fd
 
 
+def publish_together(disk: Disk, paths: Sequence[Path], buffers: Sequence[bytes], *, sync_directory: bool = True) -> None:
+    """Make files of the same content appear in one directory, each whole or not at all, and durably.
+
+    `sync_directory` false leaves the directory to the caller. Raises DiskFull if nothing happened, CommitFailed if some of the names
+    may be durable, or all of them.
+    """
+    temporaries = [path.with_name(path.name + TEMPORARY_SUFFIX) for path in paths]
+    is_changed = False
+    try:
+        for temporary in temporaries:
+            fd = disk.create(temporary)
+            try:
+                write_all(disk, fd, buffers, 0)
+                disk.sync(fd)
+            finally:
+                close_quietly(disk, fd)
+        for temporary, path in zip(temporaries, paths, strict=True):
+            disk.rename(temporary, path)
+            is_changed = True
+        if sync_directory:
+            disk.sync_directory(paths[0].parent)
+    except OSError as error:
+        for temporary in temporaries:
+            with contextlib.suppress(OSError):
+                disk.remove(temporary)
+        if is_changed:
+            raise CommitFailed(f"{paths[0]}: some of its names may be durable: {error.strerror}") from error
+        raise commit_error(error, paths[0]) from error
+
+
 def make_directories(disk: Disk, root: Path, names: Iterable[str]) -> None:
     """Make `root/name/name/…` durably; `root` exists. Raises OSError."""
     directory = root

@@ -100,7 +100,7 @@ class Administration:
         queue = self._namespace.find_queue(name) if name else None
         if queue is None:
             why = self._namespace.missing(name)
-            if why.reason is Reason.NOT_IMPLEMENTED and claim.covers(name, MANAGE):
+            if why.reason is not Reason.ENTITY_NOT_FOUND and claim.covers(name, MANAGE):
                 raise why
             return self._discover(request, claim, name)
         self._require(claim, queue.name, _READ)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.log import Checkpoint
-from tests.formats import storage_v1
+from tests.formats import storage_v1, storage_v2
 from tests.support.logs import claimed
+
+VERSIONS = [storage_v1.FOLDER, storage_v2.FOLDER]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -18,26 +22,31 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-async def test_a_log_of_version_1_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", VERSIONS, ids=["1", "2"])
+async def test_a_log_of_each_version_is_read(tmp_path: Path, version: Path) -> None:
     folder = tmp_path / "copy"
-    shutil.copytree(storage_v1.FOLDER, folder)
-    async with claimed(folder, entity=storage_v1.ENTITY, partition=storage_v1.PARTITION) as log:
-        frames = [frame async for frame in log.replay(log.start)]
-        found = [[(record.kind, record.version, bytes(record.body)) for record in frame.records()] for frame in frames]
-        assert found == storage_v1.COMMITS
-        position = frames[storage_v1.CHECKPOINT_AFTER].position
-        assert await log.load_checkpoint() == Checkpoint(position, storage_v1.CHECKPOINT_STATE)
-        assert await log.fetch([frame.position for frame in frames]) == frames
-        await storage_v1.append(log, [(1, 1, b"and goes on")])
+    shutil.copytree(version, folder)
+    for appended in range(2):
+        async with claimed(folder, entity=storage_v1.ENTITY, partition=storage_v1.PARTITION) as log:
+            frames = [frame async for frame in log.replay(log.start)]
+            found = [[(record.kind, record.version, bytes(record.body)) for record in frame.records()] for frame in frames]
+            assert found == [*storage_v1.COMMITS, *[[(1, 1, b"and goes on")]] * appended]
+            position = frames[storage_v1.CHECKPOINT_AFTER].position
+            assert await log.load_checkpoint() == Checkpoint(position, storage_v1.CHECKPOINT_STATE)
+            assert await log.fetch([frame.position for frame in frames]) == frames
+            await storage_v1.append(log, [(1, 1, b"and goes on")])
 
 
-async def test_a_catalogue_of_version_1_is_read() -> None:
-    assert await Catalogue(storage_v1.FOLDER / "catalogue", LocalDisk()).load_all() == storage_v1.DOCUMENTS
+@pytest.mark.parametrize("version", VERSIONS, ids=["1", "2"])
+async def test_a_catalogue_of_each_version_is_read_and_kept_twice_from_then_on(tmp_path: Path, version: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(version, folder)
+    assert await Catalogue(folder / "catalogue", LocalDisk()).load_all() == storage_v1.DOCUMENTS
+    for path in (folder / "catalogue").glob("*.document"):
+        path.unlink()
+    assert await Catalogue(folder / "catalogue", LocalDisk()).load_all() == storage_v1.DOCUMENTS
 
 
-async def test_what_is_written_today_is_version_1_byte_for_byte_and_the_extent(tmp_path: Path) -> None:
-    await storage_v1.write(tmp_path)
-    written = files(tmp_path)
-    assert [name for name in written if name.endswith(".extent")] == ["catalogue/logs/orders%2F%C3%BC/0005.extent"]
-    del written["catalogue/logs/orders%2F%C3%BC/0005.extent"]
-    assert written == files(storage_v1.FOLDER)
+async def test_what_is_written_today_is_version_2_byte_for_byte(tmp_path: Path) -> None:
+    await storage_v2.write(tmp_path)
+    assert files(tmp_path) == files(storage_v2.FOLDER)
