@@ -52,6 +52,8 @@ SPARE_CONNECTIONS = 32
 """Connections beyond the maximum, for `/health` alone. Each one is answered at once, so few are enough."""
 _CLOSE_TIMEOUT_S = 5.0
 """How long a client has to answer the close of its WebSocket."""
+_ACCEPTED_AT_ONCE = 32
+"""Connections taken in one turn of the event loop: a crowd that comes at once must not hold up who comes behind it, nor the loop."""
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 
 ServeWebSocket = Callable[[web.WebSocketResponse, web.Request, Callable[[bool], None]], Awaitable[None]]
@@ -127,23 +129,34 @@ class HttpServer:
     # --- connections -------------------------------------------------------------------------------------------------
 
     async def _accept(self, listener: socket.socket, tasks: asyncio.TaskGroup) -> None:
-        loop = asyncio.get_running_loop()
         while True:
+            await _readable(listener)
             try:
-                connection, _ = await loop.sock_accept(listener)
+                for _ in range(_ACCEPTED_AT_ONCE):
+                    connection, _ = listener.accept()
+                    self._welcome(connection, tasks)
+            except BlockingIOError:
+                pass  # that was all
             except OSError as error:  # out of descriptors or memory, or a client that is gone again
                 log.warning("http.accept_failed", error=str(error))
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            guest = self._crowd.enter(_nothing)
-            if guest is None:
-                self._ended("full")
+
+    def _welcome(self, connection: socket.socket, tasks: asyncio.TaskGroup) -> None:
+        guest = self._crowd.enter(_nothing)
+        if guest is None:
+            self._ended("full")
+            connection.close()
+            return
+        task = tasks.create_task(self._greet(connection, guest), name="http.greet")
+        guest.end = task.cancel
+        self._greeting.add(task)
+
+        def greeted(task: asyncio.Task[None]) -> None:
+            self._greeting.discard(task)
+            if task.cancelled():  # perhaps before its first step
                 connection.close()
-                continue
-            task = tasks.create_task(self._greet(connection, guest), name="http.greet")
-            guest.end = task.cancel
-            self._greeting.add(task)
-            task.add_done_callback(self._greeting.discard)
+
+        task.add_done_callback(greeted)
 
     async def _greet(self, connection: socket.socket, guest: Guest) -> None:
         """Find out what the client speaks, and hand the connection over. What fails ends this connection and no other."""
@@ -329,15 +342,18 @@ def _allowed(exception: web.HTTPException) -> dict[str, str]:
 
 async def _peek(connection: socket.socket) -> bytes:
     """The first byte, left where it is; empty when the client closed."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(connection.fileno(), readable.set)
+    while True:
+        try:
+            return connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            await _readable(connection)
+
+
+async def _readable(sock: socket.socket) -> None:
+    """Return when there is something to read or to accept."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sock.fileno(), readable.set)
     try:
-        while True:
-            await readable.wait()
-            try:
-                return connection.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                readable.clear()
+        await readable.wait()
     finally:
-        loop.remove_reader(connection.fileno())
+        loop.remove_reader(sock.fileno())

@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.bench.load import attack_output, fairness, figures, footprint, report, traffic
+from tests.bench.load import attack_http, attack_output, fairness, figures, footprint, report, traffic
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
 from tests.bench.load.machine import commit, describe_machine
@@ -116,6 +116,7 @@ def main(
             (figures.WAITING, measure_waiting),
             (figures.IDLE, measure_idle),
             (figures.CONNECTIONS, measure_connections),
+            (figures.HALF_HEADERS, measure_half_headers),
             (figures.FAIRNESS, measure_fairness),
             (figures.OUTPUT_ATTACK, measure_output_attack),
         ):
@@ -251,6 +252,18 @@ def measure_output_attack(run: Run) -> None:
         run.note(figures.OUTPUT_ATTACK_MEMORY, found.memory_mib, settings)
         run.note(figures.OUTPUT_ATTACK_ROUND_TRIP, found.round_trip_ms, settings)
         run.note(figures.OUTPUT_ATTACK_PEEK, found.peek_ms, settings)
+
+
+def measure_half_headers(run: Run) -> None:
+    """What everybody else waits for while the HTTP port is full of connections with half a header."""
+    settings: dict[str, object] = {"connections": attack_http.CONNECTIONS, "attack_s": attack_http.ATTACK_S}
+    for number in range(run.scale.rounds):
+        progress.print(f"{attack_http.CONNECTIONS:,} half headers, round {number + 1} of {run.scale.rounds}")
+        found = attack_http.half_headers(run.folder)
+        run.note(figures.HALF_HEADERS_HEALTH, found.health_ms, settings)
+        run.note(figures.HALF_HEADERS_ADMINISTRATION, found.administration_ms, settings)
+        run.note(figures.HALF_HEADERS_STALL, found.stall_ms, settings)
+        run.note(figures.HALF_HEADERS_MEMORY, found.memory_mib, settings)
 
 
 @contextmanager

@@ -242,13 +242,38 @@ OUTPUT_ATTACK_PEEK = Figure(
     1_000,
     100,
 )
+HALF_HEADERS_HEALTH = Figure(
+    "half_headers_health",
+    "ms",
+    "longest wait for `/health` on a new connection beside 1,000 connections with half a header",
+    "a few ms, and more when a thousand of them end at once; orchestrators give a probe 1 s",
+    1_000,
+    250,
+)
+HALF_HEADERS_ADMINISTRATION = Figure(
+    "half_headers_administration", "ms", "the same for a list of queues", "as health: whoever has waited longest makes room", 2_000, 500
+)
+HALF_HEADERS_STALL = Figure(
+    "half_headers_stall",
+    "ms",
+    "longest wait of an AMQP client for an answer that only the event loop delays, meanwhile",
+    "closing a thousand connections at once: some 30 µs each",
+    250,
+    50,
+)
+HALF_HEADERS_MEMORY = Figure(
+    "half_headers_memory", "MiB", "memory beyond what the broker had before, meanwhile", "some 15 KiB for each connection", 100, 30
+)
 
 TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEER_SEND_LATENCY)
 WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)
 IDLE: Sequence[Figure] = (IDLE_MEMORY, IDLE_CPU, IDLE_USED_MEMORY, IDLE_USED_CPU)
 CONNECTIONS: Sequence[Figure] = (IDLE_CONNECTIONS, IDLE_RECEIVERS)
+HALF_HEADERS: Sequence[Figure] = (HALF_HEADERS_HEALTH, HALF_HEADERS_ADMINISTRATION, HALF_HEADERS_STALL, HALF_HEADERS_MEMORY)
 FAIRNESS: Sequence[Figure] = (
     LIGHT_ALONE, LIGHT_BESIDE_8, LIGHT_KEYED_BESIDE_8, HEAVY_8, LIGHT_BESIDE_50, LIGHT_KEYED_BESIDE_50, HEAVY_50
 )  # fmt: skip
 OUTPUT_ATTACK: Sequence[Figure] = (OUTPUT_ATTACK_MEMORY, OUTPUT_ATTACK_ROUND_TRIP, OUTPUT_ATTACK_PEEK)
-FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS, *FAIRNESS, *OUTPUT_ATTACK)}
+FIGURES: Mapping[str, Figure] = {
+    figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS, *FAIRNESS, *OUTPUT_ATTACK, *HALF_HEADERS)
+}
