@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import assert_never
 
 from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes, merge_changes
@@ -101,6 +102,8 @@ class Bounds:
     """Messages shown in one answer; at least one is."""
     expired_max: int = 4096
     """Messages whose time to live is enforced."""
+    told_max: int = 64
+    """Clients that are told of arrivals: what each of them does then takes the event loop's time."""
     tick_ms: int = 20
     """How exactly timers fire. That an expired lock or message is of no use any more does not depend on it."""
 
@@ -132,6 +135,8 @@ class Partition:
         """Sequence numbers whose time came, and which were not looked at yet."""
         self._watches: set[tuple[ClientId, int]] = set()
         """Clients to be told when something arrives, with the subqueue's number."""
+        self._telling: dict[tuple[ClientId, int], None] = {}
+        """Those of them for whom something has arrived, in the order in which they are told."""
         self._stamps = Stamps()
         self._batch = Batch(Commit(Position(0)), 0, 0, messages.next_number)
 
@@ -169,7 +174,7 @@ class Partition:
         for client, number in batch.to_tell:
             if not self._subqueues[number].available and self._books[number].waits(client):
                 batch.answers.append((client, Unmet(self.number, self._subqueues[number].name)))
-        if self._watches and (batch.has_sent or batch.dead_lettered):
+        if self._watches or self._telling:
             self._tell_watchers()
         for grant in batch.grants:
             self._fill(grant)
@@ -214,7 +219,7 @@ class Partition:
     @property
     def has_more(self) -> bool:
         """Something was left for the next batch, which should come at once."""
-        if self._overdue:
+        if self._overdue or self._telling:
             return True
         return any(subqueue.available and book for subqueue, book in zip(self._subqueues, self._books, strict=True))
 
@@ -380,8 +385,9 @@ class Partition:
         returned = self._locks.unlock(detach.unseen, self._batch.now_ms)
         for book in self._books:
             book.detach(client)
-        for subqueue in self._subqueues if self._watches else ():
+        for subqueue in self._subqueues if self._watches or self._telling else ():
             self._watches.discard((client, subqueue.number))
+            self._telling.pop((client, subqueue.number), None)
         for subqueue, references in returned:
             self._give_back(subqueue, references)
 
@@ -573,11 +579,13 @@ class Partition:
 
     def _tell_watchers(self) -> None:
         """The answers leave with the batch, so a client that then peeks is shown what this batch has brought."""
-        main, dead_letter = self._batch.has_sent, self._batch.dead_lettered > 0
-        for client, number in sorted(self._watches):
-            if (number == self._main.number and main) or (number == _DEAD_LETTER and dead_letter):
-                self._watches.remove((client, number))
-                self._batch.answers.append((client, Arrived(self.number, self._subqueues[number].name)))
+        arrived = {self._main.number: self._batch.has_sent, _DEAD_LETTER: self._batch.dead_lettered > 0}
+        for watch in [watch for watch in self._watches if arrived.get(watch[1])] if any(arrived.values()) else ():
+            self._watches.remove(watch)
+            self._telling[watch] = None
+        for client, number in list(islice(self._telling, self.bounds.told_max)):
+            del self._telling[client, number]
+            self._batch.answers.append((client, Arrived(self.number, self._subqueues[number].name)))
 
     def _visible(self, subqueue: Subqueue, from_number: int) -> Iterator[Reference]:
         """What a client may look at. What this very batch has sent is not shown: it may still be refused (durability rule 3)."""

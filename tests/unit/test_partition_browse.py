@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.entities import DEAD_LETTER, MAIN, QueueSettings
 from broker.operations import Arrived, Complete, DeadLetter, Detach, Peek, Peeked, Send, Sent, Unavailable, Watch
+from broker.partition.state import Bounds
 from storage.errors import CommitFailed
 from tests.support.partition_harness import NUMBER, Harness, one
 
@@ -64,6 +65,19 @@ async def test_a_client_that_has_left_is_told_nothing() -> None:
     await harness.do(1, Detach())
     await harness.send(b"a")
     assert harness.take(1) == []
+
+
+async def test_many_watchers_are_told_a_few_in_each_batch_and_none_is_forgotten() -> None:
+    harness = Harness()
+    watchers = range(10, 10 + 3 * Bounds().told_max)
+    for client in watchers:
+        await harness.do(client, Watch(MAIN, FIRST))
+    await harness.do(watchers[-1], Detach())
+    harness.post(2, Send([b"a"], None))
+    assert await harness.task.step(), "there is more to do"
+    assert sum(bool(harness.received[client]) for client in watchers) == Bounds().told_max
+    await harness.settle()
+    assert [harness.take(client) for client in watchers] == [[Arrived(NUMBER, MAIN)]] * (len(watchers) - 1) + [[]]
 
 
 async def test_a_watch_ends_with_the_partition_that_goes_down_and_the_client_hears_of_it() -> None:
