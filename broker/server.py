@@ -26,8 +26,8 @@ from broker.config import Settings
 from broker.config_file import ConfigFile
 from broker.entities import QueueDescription
 from broker.entity_meter import EntityMeter
-from broker.frontend.connection import Services
 from broker.frontend.listener import StreamProtocol, serve_websocket
+from broker.frontend.services import Services
 from broker.http.server import HttpServer
 from broker.metrics import Metrics
 from broker.namespace import Namespace

@@ -33,10 +33,10 @@ from protocol.events import (
     MessageTooLarge,
     Outcome,
     TransactionalMessage,
+    same_update,
 )
-from protocol.frames import BatchFrameFinder
+from protocol.intake import Intake
 from protocol.lenience import Lenience
-from protocol.limits import Allowance
 from protocol.links import Link, Session
 from protocol.proton_values import (
     condition_of,
@@ -59,6 +59,10 @@ Delivery = NewType("Delivery", object)
 PARTIAL_BYTES_MAX = 64 * 1024 * 1024
 PUSH_BYTES_MAX = 32 * 1024
 PUSH_BYTES_MIN = 256
+PUSH_BYTES_FIRST = 4 * 1024
+EVENTS_PER_PUSH = 32
+"""Of what is not plain, an attach above all, which costs 0.1 ms and more with thousands of links: where a push made more events, the next
+one is half as large."""
 EVENTS_MAX = 400_000
 """What may gather in proton between two looks at its events, some 165 bytes each, which it keeps until the connection is gone."""
 DISPOSITION_BYTES = 20
@@ -103,8 +107,8 @@ class Engine:
         lib.pn_transport_set_idle_timeout(self._transport, idle_timeout_ms)
         lib.pn_transport_bind(self._transport, self._connection)
         self._lenience = Lenience(channel_max, max_frame_bytes)
-        self._finder = BatchFrameFinder()
-        self._allowance: Allowance | None = None
+        self._intake = Intake(self._lenience)
+        self._push_max = PUSH_BYTES_FIRST
         self._partial_bytes_max = partial_bytes_max
         self._partial_bytes = 0
         self._links: dict[Any, Link] = {}
@@ -137,46 +141,62 @@ class Engine:
 
     # --- bytes ------------------------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> list[Event]:
-        """Take what arrived from the peer; gives the events it makes, in order."""
-        refused = None
-        if self._allowance is not None:
-            data, refused = self._allowance.take(data)
-            if self._allowance.is_lifted:
-                self._allowance = None
-        for piece, is_batch in self._finder.pieces(self._lenience.incoming(data)):
-            if not self._feed(piece, is_batch):
+    def receive(self, data: bytes, events_max: int = EVENTS_MAX) -> list[Event]:
+        """Take what arrived from the peer; gives the events it makes, in order.
+
+        With `events_max` it stops once there are about so many; `has_more` then says so, and the next call goes on.
+        """
+        pieces = self._intake.take(data)
+        for index, (piece, is_batch) in enumerate(pieces):
+            fed = self._feed(piece, is_batch, events_max)
+            if fed < 0:
                 break
-        refused = refused or self._finder.refusal
+            if fed < len(piece):
+                self._intake.keep([(piece[fed:], is_batch), *pieces[index + 1 :]])
+                break
+        refused = self._intake.refusal
         if refused is not None and not self._closed_reported:
             self._break(refused.condition, refused.description)
         events, self._events = self._events, []
         return events
 
+    @property
+    def has_more(self) -> bool:
+        """What arrived has not been taken as a whole: `receive` is to be called again."""
+        return self._intake.has_more
+
     def restrict(self) -> None:
         """Let the peer say no more than what it needs to show that it may say anything (`protocol/limits.py`). Before its first bytes."""
-        self._allowance = Allowance()
+        self._intake.restrict()
 
     def lift_restriction(self) -> None:
         """The peer has shown it."""
-        if self._allowance is not None:
-            self._allowance.lift()
+        self._intake.lift_restriction()
 
-    def _feed(self, piece: bytes, is_batch: bool) -> bool:
-        begin, size = 0, len(piece)
+    def _feed(self, piece: bytes, is_batch: bool, events_max: int) -> int:
+        """Push a piece; gives how much of it was, less than all of it once there are events enough, and -1 when nothing more is taken."""
+        begin, size, events = 0, len(piece), self._events
         while begin < size:
+            before = len(events)
+            if before >= events_max:
+                return begin
             end = size if size <= PUSH_BYTES_MIN else min(begin + self._push_bytes(), size)
             pushed = runs.push(self._transport, piece, begin, end)
             self._pump(is_batch and end == size)
             if pushed < end - begin:  # closed or broken, and proton has said so in an event
-                return False
+                return -1
             begin = end
-        return True
+            made = len(events) - before
+            if made > EVENTS_PER_PUSH:
+                self._push_max = max(self._push_max // 2, PUSH_BYTES_MIN)
+            elif self._push_max < PUSH_BYTES_MAX and made <= EVENTS_PER_PUSH // 2:
+                self._push_max *= 2
+        return size
 
     def _push_bytes(self) -> int:
         """How much to push at once, so that no more than EVENTS_MAX events come of it."""
         unsettled: int = sum(map(lib.pn_link_unsettled, self._links))
-        return max(min(PUSH_BYTES_MAX, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
+        return max(min(self._push_max, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
 
     def receive_eof(self) -> list[Event]:
         """The peer closed its end of the socket."""
@@ -565,7 +585,7 @@ class Engine:
             update.failed = bool(lib.pn_disposition_is_failed(remote))
             update.undeliverable_here = bool(lib.pn_disposition_is_undeliverable(remote))
             update.annotations = encoded_of(lib.pn_disposition_annotations(remote))
-        if type(last) is DeliveriesUpdated and _same_update(last, update):
+        if type(last) is DeliveriesUpdated and same_update(last, update):
             last.deliveries.append(Delivery(delivery))
         else:
             events.append(update)
@@ -664,18 +684,6 @@ class Engine:
         if not self._closed_reported:
             self._closed_reported = True
             self._events.append(ConnectionClosed(error))
-
-
-def _same_update(one: DeliveriesUpdated, other: DeliveriesUpdated) -> bool:
-    return (
-        one.link is other.link
-        and one.outcome == other.outcome
-        and one.settled is other.settled
-        and one.failed is other.failed
-        and one.undeliverable_here is other.undeliverable_here
-        and one.annotations == other.annotations
-        and one.error == other.error
-    )
 
 
 runs.bind(ffi, lib)

@@ -131,3 +131,16 @@ Event = (
     ConnectionOpened | ConnectionClosed | LinkAttached | LinkDetached | CreditGranted | MessagesReceived | MessageTooLarge
     | TransactionalMessage | DeliveriesUpdated
 )  # fmt: skip
+
+
+def same_update(one: DeliveriesUpdated, other: DeliveriesUpdated) -> bool:
+    """Whether two updates say the same of their deliveries, and may be one."""
+    return (
+        one.link is other.link
+        and one.outcome == other.outcome
+        and one.settled is other.settled
+        and one.failed is other.failed
+        and one.undeliverable_here is other.undeliverable_here
+        and one.annotations == other.annotations
+        and one.error == other.error
+    )

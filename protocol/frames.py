@@ -173,6 +173,17 @@ _FIELDS = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x
 """How many fields each performative has (§2.7): open, begin, attach, flow, transfer, disposition, detach, end, close."""
 
 
+def needs_padding(properties: dict[str, object]) -> bool:
+    """Whether the client cannot read performatives without their trailing nulls: azure-servicebus up to 7.14."""
+    if "python" not in str(properties.get("product", "")).casefold():
+        return False
+    try:
+        major, minor = (int(part) for part in str(properties.get("version", "")).split(".")[:2])
+    except ValueError:
+        return False
+    return (major, minor) < (7, 15)
+
+
 def pad_performatives(outgoing: bytes) -> bytes:
     """The same frames, each performative with all its fields, nulls at the end where they were left off.
 

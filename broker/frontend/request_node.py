@@ -29,6 +29,8 @@ REQUESTS_UNDER_WAY_MAX = 10 * REQUEST_CREDIT
 """The Python client minds no credit (contract, rule 12): what comes beyond this is refused."""
 RESPONSES_WAITING_MAX = 1_000
 RESPONSES_WAITING_BYTES_MAX = 16 * 1024 * 1024
+VALUE_BYTES = 64
+"""What a decoded value takes beside its encoded bytes, at least."""
 PROPERTIES, APPLICATION_PROPERTIES, VALUE = 0x73, 0x74, 0x77
 MESSAGE_ID, REPLY_TO = 0, 4  # places in the properties list (§3.2.4)
 
@@ -43,6 +45,8 @@ class Request:
     """Application properties."""
     body: Any
     """The amqp-value; None without one."""
+    size: int = field(default=0, compare=False)
+    """What it takes in memory, about, in bytes."""
 
 
 @dataclass(slots=True)
@@ -129,18 +133,18 @@ class RequestLink:
         engine = self._connection.engine
         for index, payload in enumerate(event.payloads):
             own = event.deliveries[index : index + 1]
+            if self._under_way >= REQUESTS_UNDER_WAY_MAX:
+                self._refuse(own, Refused(Reason.SERVER_BUSY, f"{self._under_way} requests are under way on this link. Please try again."))
+                continue
             try:
                 request = decode_request(payload, self._node.request_values_max)
             except DecodeError as error:
                 self._refuse(own, Refused(Reason.DECODE, f"The request is malformed: {error}."))
                 continue
-            if self._under_way >= REQUESTS_UNDER_WAY_MAX:
-                self._refuse(own, Refused(Reason.SERVER_BUSY, f"{self._under_way} requests are under way on this link. Please try again."))
-                continue
             self._under_way += 1
             engine.accept(own)
             # Credit comes back with the response, so that a client that floods requests is held back.
-            self._connection.spawn(self._serve(request), name=f"request {request.properties.get('operation')!s:.40}", size=len(payload))
+            self._connection.spawn(self._serve(request), name=f"request {request.properties.get('operation')!s:.40}", size=request.size)
         self._connection.flush_soon()
 
     def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
@@ -249,13 +253,12 @@ class ResponseLink:
 
 def decode_request(payload: bytes, values_max: int = VALUES_MAX) -> Request:
     """A request message (§3.2), of `values_max` values at most. Raises DecodeError."""
-    request = Request(None, None, {}, None)
+    try:
+        values = count_values(payload, 0, len(payload), values_max)
+    except (IndexError, struct.error) as error:
+        raise DecodeError("a section is cut off") from error
+    request = Request(None, None, {}, None, len(payload) + values * VALUE_BYTES)
     offset = 0
-    if len(payload) > values_max:  # every value takes a byte
-        try:
-            count_values(payload, 0, len(payload), values_max)
-        except (IndexError, struct.error) as error:
-            raise DecodeError("a section is cut off") from error
     while offset < len(payload):
         section, offset = decode(payload, offset)
         if not isinstance(section, Described):

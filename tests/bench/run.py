@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.bench.load import attack_http, attack_output, fairness, figures, footprint, report, traffic
+from tests.bench.load import attack_http, attack_output, attacks, fairness, figures, footprint, report, traffic
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
 from tests.bench.load.machine import commit, describe_machine
@@ -51,10 +51,11 @@ class Scale:
     light_at_most_s: float
     silent_receivers: int
     silent_messages: int
+    attack_s: float
 
 
-FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0, 110, 16_000)
-QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500)
+FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0, 110, 16_000, 5.0)
+QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500, 1.0)
 """To see that everything runs. Its figures are not worth reading: too short, and floors are for the full scale."""
 
 
@@ -119,6 +120,7 @@ def main(
             (figures.HALF_HEADERS, measure_half_headers),
             (figures.FAIRNESS, measure_fairness),
             (figures.OUTPUT_ATTACK, measure_output_attack),
+            (figures.ATTACKED, measure_attacks),
         ):
             if run.wants(group):
                 measure(run)
@@ -264,6 +266,18 @@ def measure_half_headers(run: Run) -> None:
         run.note(figures.HALF_HEADERS_ADMINISTRATION, found.administration_ms, settings)
         run.note(figures.HALF_HEADERS_STALL, found.stall_ms, settings)
         run.note(figures.HALF_HEADERS_MEMORY, found.memory_mib, settings)
+
+
+def measure_attacks(run: Run) -> None:
+    """What each attack takes of a broker of its own, and how long others wait meanwhile."""
+    settings: dict[str, object] = {"attack_s": run.scale.attack_s}
+    for number in range(run.scale.rounds):
+        progress.print(f"attacks, round {number + 1} of {run.scale.rounds}")
+        for name, (memory, stall) in figures.ATTACKS.items():
+            if run.wants((memory, stall)):
+                harm = attacks.suffer(run.folder, name, run.scale.attack_s)
+                run.note(memory, harm.memory_mib, settings)
+                run.note(stall, harm.stall_ms, settings)
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from broker.config import Settings, load_settings
 from broker.entities import AuthorizationRule, QueueDescription, QueueSettings, key_of
 from broker.entity_meter import EntityMeter
 from broker.errors import Reason, Refused
-from broker.frontend.connection import Connection, Services
+from broker.frontend.connection import Connection
+from broker.frontend.services import Services
 from broker.metrics import Metrics
 from broker.namespace import Namespace, not_found_text
 from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts

@@ -264,6 +264,61 @@ HALF_HEADERS_STALL = Figure(
 HALF_HEADERS_MEMORY = Figure(
     "half_headers_memory", "MiB", "memory beyond what the broker had before, meanwhile", "some 15 KiB for each connection", 100, 30
 )
+ATTACK_MEMORY_MIB, ATTACK_MEMORY_GOAL_MIB = 64, 32
+"""300 connections without credentials may say 64 KiB each: 19 MiB, and as much again for what proton and Python make of it."""
+ATTACK_STALL_MS, ATTACK_STALL_GOAL_MS = 50, 20
+
+
+def _attack(name: str, who: str, expected: str) -> tuple[Figure, Figure]:
+    """Both figures of one attack (`attacks.py`)."""
+    return (
+        Figure(
+            f"{name}_memory", "MiB", f"most memory beyond what was there before: {who}", expected, ATTACK_MEMORY_MIB, ATTACK_MEMORY_GOAL_MIB
+        ),
+        Figure(
+            f"{name}_stall",
+            "ms",
+            "longest wait of an unrelated client for an answer that needs only the event loop, meanwhile",
+            "some slices of 2 ms, and the work of one frame",
+            ATTACK_STALL_MS,
+            ATTACK_STALL_GOAL_MS,
+        ),
+    )
+
+
+ATTACKS: Mapping[str, tuple[Figure, Figure]] = {
+    "unfinished_transfers": _attack(
+        "unfinished_transfers",
+        "40 connections without credentials, each with 15 unfinished transfers of 4 MB to `$cbs`",
+        "40 times 64 KiB and a connection each",
+    ),
+    "large_audiences": _attack(
+        "large_audiences", "200 tokens for audiences of 3.9 MB, put with a key that may only send", "a request of 64 KiB at a time"
+    ),
+    "nested_lists": _attack(
+        "nested_lists",
+        "a list of 4 million lists sent to `$cbs` without credentials, again and again",
+        "64 KiB, for as long as it takes to refuse it",
+    ),
+    "short_idle_timeouts": _attack(
+        "short_idle_timeouts", "300 connections that ask for a sign of life every millisecond", "they are closed"
+    ),
+    "many_attaches": _attack("many_attaches", "6,000 attaches in one write without credentials, again and again", "32 links at a time"),
+    "large_opens": _attack(
+        "large_opens",
+        "300 connections without credentials that say all they may: values, links, parts of messages",
+        "some 100 KiB each",
+    ),
+    "authorized_attaches": _attack(
+        "authorized_attaches", "5,000 attaches and their end in one write, with a key", "some 2 KiB for each link"
+    ),
+    "authorized_lists": _attack(
+        "authorized_lists",
+        "requests to `$management` of as many values as are permitted, with a key",
+        "16 MiB: what a connection may have in flight",
+    ),
+}
+"""By the attack's name: memory and stall."""
 
 TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEER_SEND_LATENCY)
 WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)
@@ -274,6 +329,7 @@ FAIRNESS: Sequence[Figure] = (
     LIGHT_ALONE, LIGHT_BESIDE_8, LIGHT_KEYED_BESIDE_8, HEAVY_8, LIGHT_BESIDE_50, LIGHT_KEYED_BESIDE_50, HEAVY_50
 )  # fmt: skip
 OUTPUT_ATTACK: Sequence[Figure] = (OUTPUT_ATTACK_MEMORY, OUTPUT_ATTACK_ROUND_TRIP, OUTPUT_ATTACK_PEEK)
+ATTACKED: Sequence[Figure] = tuple(figure for pair in ATTACKS.values() for figure in pair)
 FIGURES: Mapping[str, Figure] = {
-    figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS, *FAIRNESS, *OUTPUT_ATTACK, *HALF_HEADERS)
+    figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS, *FAIRNESS, *OUTPUT_ATTACK, *HALF_HEADERS, *ATTACKED)
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.frontend.cbs import AUDIENCE_CHARACTERS_MAX
+from broker.frontend.request_node import VALUE_BYTES
 from broker.operations import Send, Sent
 from protocol.codec import UInt
 from protocol.values import VALUES_MAX
@@ -162,7 +163,7 @@ async def test_requests_count_among_the_bytes_in_flight_until_they_are_answered(
     await responders(client, "queue/$management")
     peek: dict[str, Any] = {"from-sequence-number": 0, "message-count": 1, "padding": "x" * 40_000}
     client.transfer(0, 0, request("com.microsoft:peek-message", peek))
-    assert 40_000 < stack.services.inflight.bytes < 41_000 and client.wire.reading
+    assert 40_000 < stack.services.inflight.bytes < 42_000 and client.wire.reading
     client.transfer(0, 1, request("com.microsoft:peek-message", peek))
     assert not client.wire.reading
     client.connection.connection_lost()
@@ -178,6 +179,48 @@ async def test_a_request_of_too_many_values_is_refused_before_it_is_decoded() ->
     (disposition,) = await client.heard(raw.DISPOSITION)
     error = disposition.field(4).value[0].value
     assert error[0] == "amqp:decode-error" and str(VALUES_MAX) in error[1]
+
+
+async def test_values_count_by_what_they_take_once_they_are_decoded() -> None:
+    stack = LinkStack(1)
+    client = await stack.connect()
+    await responders(client, "queue/$management")
+    client.transfer(0, 0, request("com.microsoft:peek-message", {"padding": [None] * 10_000}))
+    assert stack.services.inflight.bytes > 10_000 * VALUE_BYTES
+
+
+# --- work of one turn ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_takes_longer_than_a_slice_is_continued_in_order() -> None:
+    stack = LinkStack()
+    client = await stack.connect()
+    frames = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "no-such-queue")) for handle in range(100)]
+    frames += [raw.frame(raw.DETACH, [UInt(handle), True]) for handle in range(100)]
+    stack.services.turns._slice_ends = 0.0  # over, whenever one looks
+    assert client.connection.serve(b"".join(frames[:150]))
+    heard = await client.hear()
+    assert 0 < len([frame for frame in heard if frame.code == raw.ATTACH]) < 20
+    assert client.connection.serve(b"".join(frames[150:]))
+    turns = 0
+    while client.connection.serve(b""):
+        turns += 1
+        assert turns < 1_000
+        heard += await client.hear()
+    heard += await client.hear()
+    assert turns > 10
+    assert [frame.field(0) for frame in heard if frame.code == raw.ATTACH] == [f"sender-{handle}" for handle in range(100)]
+    assert len([frame for frame in heard if frame.code == raw.DETACH]) == 100
+    assert client.connection.engine.link_count == 0
+
+
+async def test_a_connection_that_is_lost_leaves_nothing_undone() -> None:
+    stack = LinkStack()
+    client = await stack.connect()
+    stack.services.turns._slice_ends = 0.0
+    assert client.connection.serve(b"".join(raw.frame(raw.ATTACH, raw.sender_attach(handle, "queue")) for handle in range(100)))
+    client.connection.connection_lost()
+    assert client.connection.serve(b"") is False
 
 
 # --- links --------------------------------------------------------------------------------------------------------------------

@@ -988,3 +988,34 @@ def test_messages_in_and_out_leave_no_memory_behind(peer: EnginePeer) -> None:
     before = resident_kib()
     exchange(3000, 10_000)
     assert resident_kib() - before < 3_000
+
+
+def test_a_read_of_many_events_is_taken_in_parts_in_order() -> None:
+    peer = EnginePeer().open()
+    attaches = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "queue")) for handle in range(500)]
+    batch = raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, batch=True), message(b"batch"))
+    events = peer.engine.receive(b"".join(attaches), 50)
+    assert 50 <= len(events) < 250 and peer.engine.has_more
+    for event in of(events, LinkAttached):
+        peer.engine.accept_link(event.link, max_message_bytes=1_000)
+        peer.engine.grant(event.link, 1)
+    found, calls = list(events), 1
+    found += peer.engine.receive(batch, 50)
+    while peer.engine.has_more:
+        found += peer.engine.receive(b"", 50)
+        calls += 1
+        assert calls < 100
+    assert calls > 3
+    assert [event.link.name for event in of(found, LinkAttached)] == [f"sender-{handle}" for handle in range(500)]
+    assert type(found[-1]) is MessagesReceived and found[-1].batch and found[-1].payloads == [message(b"batch")]
+
+
+def test_a_refusal_comes_after_all_that_was_said_before_it() -> None:
+    peer = EnginePeer().open()
+    attaches = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "queue")) for handle in range(500)]
+    too_large = raw.frame(raw.FLOW, [*raw.flow_fields(), *[None] * 6, {"a": "x" * 20_000}])
+    found = peer.engine.receive(b"".join(attaches) + too_large + attaches[0], 50)
+    while peer.engine.has_more:
+        assert not of(found, ConnectionClosed)
+        found += peer.engine.receive(b"", 50)
+    assert len(of(found, LinkAttached)) == 500 and type(found[-1]) is ConnectionClosed

@@ -1,0 +1,81 @@
+"""What all connections share: the broker's parts, the bounds over all of them, and who is there.
+
+Made once, by `server.py`; every connection is given it and says when it comes and goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from broker.clock import Clock, elapsed_s
+from broker.config import Settings
+from broker.frontend.browse_link import PAGES_AT_ONCE
+from broker.frontend.inflight import Inflight
+from broker.frontend.output_total import OutputTotal
+from broker.frontend.pace import Pace
+from broker.frontend.turns import READ_BYTES, Turns
+from broker.metrics import Metrics
+from broker.namespace import Namespace
+from broker.security import Authorizer
+
+if TYPE_CHECKING:
+    from broker.frontend.connection import Connection
+
+
+class Services:
+    """What every connection is given: the broker's parts, made once."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        namespace: Namespace,
+        authorizer: Authorizer,
+        clock: Clock,
+        metrics: Metrics,
+        spawn: Callable[..., asyncio.Task[None]],
+        message_id: Callable[[], str],
+    ) -> None:
+        self.settings, self.namespace, self.authorizer = settings, namespace, authorizer
+        self.clock, self.metrics, self.spawn, self.message_id = clock, metrics, spawn, message_id
+        self.turns = Turns(elapsed_s)
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        """Where sockets are read to; empty between two reads."""
+        self.pace = Pace(self.turns.look_again, elapsed_s)
+        self.inflight = Inflight(settings.total_inflight_bytes_max)
+        self.connections: set[Connection] = set()
+        self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)
+        self.browse_turns = asyncio.Semaphore(PAGES_AT_ONCE)
+        """Pages that browsing links may have under way; `Connection.browse_turn` is a connection's one."""
+        self._alone = asyncio.Event()
+        self._alone.set()
+        namespace.rules_changed = self._rules_changed
+        metrics.active_connections.set_function(lambda: len(self.connections))
+        metrics.active_links.set_function(lambda: sum(connection.engine.link_count for connection in self.connections))
+        metrics.inflight_bytes.set_function(lambda: self.inflight.bytes)
+        metrics.unserved_bytes.set_function(lambda: self.turns.waiting_bytes)
+
+    def _rules_changed(self) -> None:
+        for connection in list(self.connections):
+            connection.rules_changed()
+
+    def joined(self, connection: Connection) -> None:
+        """A client has connected."""
+        self.connections.add(connection)
+        self._alone.clear()
+        self.metrics.connections_opened.inc()
+
+    def left(self, connection: Connection) -> None:
+        """It is gone."""
+        self.connections.discard(connection)
+        self.inflight.forget(connection)
+        self.output.forget(connection)
+        self.metrics.connections_closed.inc()
+        if not self.connections:
+            self._alone.set()
+
+    async def wait_until_alone(self) -> None:
+        """Return when no client is connected."""
+        await self._alone.wait()

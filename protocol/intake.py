@@ -1,0 +1,56 @@
+"""What arrives from a peer, on its way to proton: judged, cut where a batch ends, and kept where it is too much for one turn."""
+
+from __future__ import annotations
+
+from protocol.events import ErrorCondition
+from protocol.frames import BatchFrameFinder
+from protocol.lenience import Lenience
+from protocol.limits import Allowance
+
+Piece = tuple[bytes, bool]
+"""Bytes, and whether they end with a transfer of batch format."""
+
+
+class Intake:
+    """The incoming stream of one connection."""
+
+    def __init__(self, lenience: Lenience) -> None:
+        self._lenience = lenience
+        self._finder = BatchFrameFinder()
+        self._allowance: Allowance | None = None
+        self._refusal: ErrorCondition | None = None
+        self._kept: list[Piece] = []
+
+    def restrict(self) -> None:
+        """Let through no more than what a peer needs to show that it may say anything. Before its first bytes."""
+        self._allowance = Allowance()
+
+    def lift_restriction(self) -> None:
+        """The peer has shown it."""
+        if self._allowance is not None:
+            self._allowance.lift()
+
+    def take(self, data: bytes) -> list[Piece]:
+        """What is to be pushed now, in order: what was kept, and the data as far as it may come through."""
+        if self._allowance is not None:
+            data, self._refusal = self._allowance.take(data)
+            if self._allowance.is_lifted:
+                self._allowance = None
+        pieces = self._finder.pieces(self._lenience.incoming(data)) if data else []
+        if self._kept:
+            pieces, self._kept = self._kept + pieces, []
+        return pieces
+
+    def keep(self, pieces: list[Piece]) -> None:
+        """Keep for the next `take` what was not pushed."""
+        self._kept = pieces
+
+    @property
+    def has_more(self) -> bool:
+        """Something was kept."""
+        return bool(self._kept)
+
+    @property
+    def refusal(self) -> ErrorCondition | None:
+        """Why what comes next is refused, once all that came before it has been pushed."""
+        return None if self._kept else self._refusal or self._finder.refusal
