@@ -223,6 +223,11 @@ class Partition:
             return True
         return any(subqueue.available and book for subqueue, book in zip(self._subqueues, self._books, strict=True))
 
+    @property
+    def is_telling(self) -> bool:
+        """Clients are still to be told of what has arrived."""
+        return bool(self._telling)
+
     def next_due_ms(self) -> int | None:
         """When a batch is due although nobody asks for one."""
         expiry = self._main.expiry

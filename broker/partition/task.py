@@ -276,6 +276,8 @@ class PartitionTask:
             await self._recover(error)
             return False
         self._release(batch, waiting)
+        if partition.is_telling:  # such a batch has nothing to wait for, and the next one comes at once
+            await asyncio.sleep(0)
         return await self._keep_up()
 
     def _gather(self) -> list[Waiting]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from broker.entities import DEAD_LETTER, MAIN, QueueSettings
-from broker.operations import Arrived, Complete, DeadLetter, Detach, Peek, Peeked, Send, Sent, Unavailable, Watch
+from broker.operations import Arrived, ClientId, Complete, DeadLetter, Detach, Peek, Peeked, Send, Sent, Unavailable, Watch
 from broker.partition.state import Bounds
 from storage.errors import CommitFailed
 from tests.support.partition_harness import NUMBER, Harness, one
@@ -78,6 +80,25 @@ async def test_many_watchers_are_told_a_few_in_each_batch_and_none_is_forgotten(
     assert sum(bool(harness.received[client]) for client in watchers) == Bounds().told_max
     await harness.settle()
     assert [harness.take(client) for client in watchers] == [[Arrived(NUMBER, MAIN)]] * (len(watchers) - 1) + [[]]
+
+
+async def test_the_event_loop_goes_on_while_many_watchers_are_told() -> None:
+    harness = Harness()
+    heard: list[object] = []
+    count = 4 * Bounds().told_max
+    for client in range(count):
+        harness.task.post(Watch(MAIN, FIRST), ClientId(10 + client), heard.append)
+    await harness.settle()
+    running = asyncio.create_task(harness.task.run())
+    harness.post(2, Send([b"a"], None))
+    most = before = 0
+    async with asyncio.timeout(10):
+        while before < count:
+            await asyncio.sleep(0)
+            most, before = max(most, len(heard) - before), len(heard)
+    await harness.task.stop()
+    await running
+    assert most <= Bounds().told_max
 
 
 async def test_a_watch_ends_with_the_partition_that_goes_down_and_the_client_hears_of_it() -> None:
