@@ -45,7 +45,7 @@ _SETTLED, _MORE, _ABORTED = 4, 5, 9
 _U32 = struct.Struct(">I")
 _MASK = 2**32 - 1
 
-_walk, _from_buffer = lib.delivery_ids_walk, ffi.from_buffer
+_walk = lib.delivery_ids_walk
 
 
 @dataclass(slots=True)
@@ -93,6 +93,7 @@ class Lenience:
         self._channel_max, self._frame_bytes_max = channel_max, frame_bytes_max
         self._table: Any = ffi.new("session_ids_t[]", 1)
         """By channel; C's view of the sessions."""
+        self._channels = 1
         self._sessions: dict[int, _Session] = {}
         self._ended: set[int] = set()
         """Channels that had a session."""
@@ -105,9 +106,8 @@ class Lenience:
         """Those among them whose link is detached: they may have an outcome in the next write, and in none after it."""
         self._head = b""
         """The begin of a frame, kept back until it can be judged."""
-        self._missing = 0
-        """Bytes of a frame that was judged, and has not come whole."""
-        self._at_start = True
+        self._missing = _HEADER_BYTES
+        """Bytes still to come of a frame that was judged; first, of the protocol header."""
         self._lost = False
 
     # --- in -----------------------------------------------------------------------------------------------------------------
@@ -118,25 +118,19 @@ class Lenience:
             return data
         if self._head:
             data, self._head = self._head + data, b""
-        size, offset = len(data), 0
-        if self._at_start:
-            if not data.startswith(b"AMQP"[:size]):
-                self._lost = True
-                return data
-            if size < _HEADER_BYTES:
-                self._head = data
-                return b""
-            self._at_start, offset = False, _HEADER_BYTES
-        elif self._missing:
-            offset = min(self._missing, size)
-            self._missing -= offset
+        offset, size = self._missing, len(data)
+        if offset < size:
+            offset = _walk(self._table, self._channels, data, offset, size, self._frame_bytes_max)
+        if offset < size:
+            return self._decide(data, offset)
+        self._missing = offset - size
+        return data
+
+    def _decide(self, data: bytes, offset: int) -> bytes:
+        """The same, from a frame on that is not plain."""
         changed: list[bytes] = []
-        taken = 0
-        buffer = _from_buffer(data)
-        while offset < size:
-            offset = _walk(self._table, len(self._table), buffer, offset, size)
-            if size - offset < _HEADER_BYTES:
-                break
+        taken, size = 0, len(data)
+        while size - offset >= _HEADER_BYTES:
             frame_bytes = _U32.unpack_from(data, offset)[0]
             if not _HEADER_BYTES <= frame_bytes <= self._frame_bytes_max:
                 self._lost = True
@@ -151,8 +145,8 @@ class Lenience:
             if replacement is not None:
                 changed += (data[taken:offset], replacement)
                 taken = offset + len(head)
-            self._missing = max(end - size, 0)
-            offset = min(end, size)
+            offset = _walk(self._table, self._channels, data, end, size, self._frame_bytes_max)
+        self._missing = max(offset - size, 0)
         if offset < size and not self._lost:
             self._head = data[offset:]
             size = offset
@@ -204,8 +198,9 @@ class Lenience:
     def _begin(self, channel: int) -> None:
         if channel > self._channel_max:
             return
-        if channel >= len(self._table):
-            grown = ffi.new("session_ids_t[]", min(max(channel + 1, 2 * len(self._table)), self._channel_max + 1))
+        if channel >= self._channels:
+            self._channels = min(max(channel + 1, 2 * self._channels), self._channel_max + 1)
+            grown = ffi.new("session_ids_t[]", self._channels)
             ffi.memmove(grown, self._table, ffi.sizeof(self._table))
             self._table = grown
         self._table[channel] = (0, False, False)

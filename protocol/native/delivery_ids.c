@@ -91,18 +91,18 @@ static bool read_transfer(span_t *fields, uint32_t count, uint32_t *number) {
     return true;
 }
 
-/* Whether a whole frame is plain; a transfer is counted if it is. */
-static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame, size_t size) {
+/* Whether a frame of `size` bytes, of which `there` have come, is plain; a transfer is counted if it is. */
+static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame, size_t size, size_t there) {
     size_t body = 4 * (size_t)frame[4];
-    if (body < HEADER_BYTES || body > size || frame[5] != 0) return false;
+    if (body < HEADER_BYTES || body > there || frame[5] != 0) return false;
     if (body == size) return true; /* a sign of life */
-    if (size - body < 4 || frame[body] != 0x00 || frame[body + 1] != 0x53) return false;
+    if (there - body < 4 || frame[body] != 0x00 || frame[body + 1] != 0x53) return false;
     uint8_t code = frame[body + 2];
     if (code == FLOW || code == DISPOSITION) return true;
     size_t channel = (size_t)frame[6] << 8 | frame[7];
     if (code != TRANSFER || channel >= count || sessions[channel].divided) return false;
 
-    span_t fields = {frame + body + 3, frame + size};
+    span_t fields = {frame + body + 3, frame + there};
     uint32_t listed, number;
     if (fields.at[0] == 0xc0 && left(&fields) >= 3) {
         size_t bytes = fields.at[1];
@@ -126,11 +126,12 @@ static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame
     return true;
 }
 
-size_t delivery_ids_walk(session_ids_t *sessions, size_t count, const char *data, size_t offset, size_t size) {
+size_t delivery_ids_walk(session_ids_t *sessions, size_t count, const char *data, size_t offset, size_t size, size_t frame_max) {
     const uint8_t *bytes = (const uint8_t *)data;
-    while (size - offset >= HEADER_BYTES) {
-        size_t frame = u32(bytes + offset);
-        if (frame < HEADER_BYTES || frame > size - offset || !is_plain(sessions, count, bytes + offset, frame)) break;
+    while (offset < size && size - offset >= HEADER_BYTES) {
+        size_t frame = u32(bytes + offset), there = size - offset;
+        if (frame < HEADER_BYTES || frame > frame_max) break;
+        if (!is_plain(sessions, count, bytes + offset, frame, frame < there ? frame : there)) break;
         offset += frame;
     }
     return offset;

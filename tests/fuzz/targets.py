@@ -227,8 +227,8 @@ def lenience(data: bytes, random: Random) -> None:
     while offset < len(data):
         known, divided, number = random.random() < 0.5, random.random() < 0.1, random.choice((0, 1, 3, 2**32 - 1))
         table, sessions = ffi.new("session_ids_t[]", [(number, known, divided)]), [plain_frames.SessionIds(number, known, divided)]
-        reached = lib.delivery_ids_walk(table, 1, data, offset, len(data))
-        assert reached == plain_frames.walk(sessions, data, offset)
+        reached = lib.delivery_ids_walk(table, 1, data, offset, len(data), 16_384)
+        assert reached == plain_frames.walk(sessions, data, offset, 16_384)
         assert (table[0].next, table[0].known) == (sessions[0].next, sessions[0].known)
         if len(data) - reached < 8 or (size := int.from_bytes(data[reached : reached + 4], "big")) < 8:
             return

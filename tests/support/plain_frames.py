@@ -17,21 +17,22 @@ class SessionIds:
     divided: bool = False
 
 
-def walk(sessions: list[SessionIds], data: bytes, offset: int) -> int:
+def walk(sessions: list[SessionIds], data: bytes, offset: int, frame_max: int) -> int:
     """`delivery_ids_walk`."""
     while len(data) - offset >= HEADER_BYTES:
         size = int.from_bytes(data[offset : offset + 4], "big")
-        if not HEADER_BYTES <= size <= len(data) - offset or not _is_plain(sessions, data[offset : offset + size]):
+        if not HEADER_BYTES <= size <= frame_max or not _is_plain(sessions, data[offset : offset + size], size):
             break
         offset += size
     return offset
 
 
-def _is_plain(sessions: list[SessionIds], frame: bytes) -> bool:
+def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
+    """`frame` is what has come of it."""
     body, channel = frame[4 * frame[4] :], int.from_bytes(frame[6:8], "big")
     if frame[4] < 2 or 4 * frame[4] > len(frame) or frame[5] != 0:
         return False
-    if not body:
+    if 4 * frame[4] == size:
         return True
     if len(body) < 4 or body[:2] != b"\x00\x53":
         return False

@@ -377,7 +377,7 @@ def test_the_walk_in_c_goes_as_far_as_its_python_form(
     data = damaged(stream, damage)
     sessions = [plain_frames.SessionIds(*state) for state in states]
     table = ffi.new("session_ids_t[]", [list(state) for state in states])
-    assert lib.delivery_ids_walk(table, len(states), data, 0, len(data)) == plain_frames.walk(sessions, data, 0)
+    assert lib.delivery_ids_walk(table, len(states), data, 0, len(data), 4_096) == plain_frames.walk(sessions, data, 0, 4_096)
     assert [(each.next, each.known, each.divided) for each in table] == [(each.next, each.known, each.divided) for each in sessions]
 
 
