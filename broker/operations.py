@@ -175,10 +175,30 @@ class Watch:
 
 @dataclass(slots=True)
 class ReceiveDeferred:
-    """Lock deferred messages by sequence number, all or none. Answered with `Locked` (its `cookie` set) or `Failed`."""
+    """Lock deferred messages by sequence number. Answered with `Locked` (its `cookie` set) or `Failed`.
+
+    Fails if one of them is not there. Else locks those that one answer may hold (`Bounds.granted_bytes_max`), in the order
+    of `sequence_numbers` and at least one; the others stay as they are.
+    """
 
     subqueue: str
     sequence_numbers: Sequence[int]
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class Delete:
+    """Remove the oldest messages of a subqueue that are neither locked nor deferred. Answered with `Deleted`.
+
+    One operation looks at a bounded number of messages (`Bounds.deleted_max`): the answer says where to go on.
+    """
+
+    subqueue: str
+    count: int
+    """How many to remove at most."""
+    enqueued_before_ms: int
+    """Messages that were enqueued at this time or later stay."""
+    from_sequence_number: int = 0
     cookie: object = None
 
 
@@ -201,7 +221,7 @@ class Detach:
 
 Operation = (
     Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Release | Recalled | RenewLocks | Peek
-    | Watch | ReceiveDeferred | Update | Detach
+    | Watch | ReceiveDeferred | Delete | Update | Detach
 )  # fmt: skip
 
 
@@ -313,6 +333,16 @@ class Arrived:
 
 
 @dataclass(slots=True)
+class Deleted:
+    """Messages are gone, durably."""
+
+    count: int
+    next_sequence_number: int | None
+    """Where the next operation goes on; None if nothing is left to look at."""
+    cookie: object
+
+
+@dataclass(slots=True)
 class Recall:
     """The partition asks back the messages of this subqueue that the client holds and nobody has seen.
 
@@ -337,7 +367,9 @@ class Unavailable:
     partition: int
 
 
-Answer = Sent | Failed | Locked | Unmet | Withdrawn | Settled | Renewed | Peeked | Arrived | Recall | Updated | Unavailable
+Answer = (
+    Sent | Failed | Locked | Unmet | Withdrawn | Settled | Renewed | Peeked | Arrived | Deleted | Recall | Updated | Unavailable
+)  # fmt: skip
 
 Sink = Callable[[Answer], None]
 """Where a client's answers go. Called in the event loop; must not raise, must not block."""

@@ -19,6 +19,7 @@ from broker.operations import (
     Demand,
     Detach,
     Failed,
+    Locked,
     Operation,
     Recalled,
     Release,
@@ -194,18 +195,24 @@ def next_client() -> ClientId:
 async def ask(handle: PartitionHandle, operation: Operation) -> Answer:
     """Post one operation and wait for its answer. For the rare ways: the hot one registers a sink and never waits.
 
-    Raises Refused where the answer is `Failed`.
+    What was locked for a caller that was cancelled meanwhile goes back at once. Raises Refused where the answer is `Failed`.
     """
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def sink(answer: Answer) -> None:
         if not future.done():
             future.set_result(answer)
+        elif isinstance(answer, Locked):
+            handle.post(Release(answer.tokens), client, sink)
 
     client = next_client()
     handle.post(operation, client, sink)
     try:
         answer = await future
+    except asyncio.CancelledError:
+        if not future.cancelled():  # the answer came, and the cancellation before it could be taken
+            sink(future.result())
+        raise
     finally:
         handle.post(Detach(), client, sink)
     if isinstance(answer, Failed):

@@ -1,4 +1,4 @@
-"""The `$management` node of an entity: peek, renew lock, receive by sequence number, update disposition (AMQP contract 7).
+"""The `$management` node of an entity: peek, renew lock, receive by sequence number, update disposition, delete (AMQP contract 7).
 
 A request about several partitions asks all of them, and one that is down or refuses takes nothing from the others: what they did
 counts, and the response tells the first refusal.
@@ -34,6 +34,8 @@ from broker.operations import (
     Complete,
     DeadLetter,
     Defer,
+    Delete,
+    Deleted,
     Locked,
     LockToken,
     Operation,
@@ -57,6 +59,8 @@ log = structlog.get_logger("management")
 
 PEEK_MESSAGES_MAX = 250
 TOKENS_MAX = 4_000
+DELETED_MESSAGES_MAX = 4_000
+"""Of one request, as in the service's largest tier (AMQP contract 7.3.11)."""
 RECEIVE_AND_DELETE, PEEK_LOCK = 0, 1
 NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"})
 
@@ -75,6 +79,7 @@ class ManagementNode:
             "com.microsoft:renew-lock": ("Listen", self._renew_lock),
             "com.microsoft:receive-by-sequence-number": ("Listen", self._receive_by_sequence_number),
             "com.microsoft:update-disposition": ("Listen", self._update_disposition),
+            "com.microsoft:batch-delete-messages": ("Listen", self._batch_delete),
         }
 
     async def respond(self, request: Request) -> Response:
@@ -159,7 +164,11 @@ class ManagementNode:
         return _ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
 
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
-        """Deferred messages, all or none; in a partitioned entity all of one partition (AMQP contract 10.6)."""
+        """Deferred messages, in a partitioned entity all of one partition (AMQP contract 10.6).
+
+        Fails if one is not there. Else gives those that fit into one response, the first ones asked for; the others are left as
+        they are, to be asked for again.
+        """
         check_can_receive(self._queue)
         numbers = _integers(body, "sequence-numbers")
         mode = _integer(body, "receiver-settle-mode", PEEK_LOCK)
@@ -177,7 +186,7 @@ class ManagementNode:
         partitioned = self._queue.description.partitions > 1
         ahead_ms = wall_ahead_ms(self._connection.services.clock)
         payloads = joined(deliverables(locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=partitioned, wall_ahead_ms=ahead_ms))
-        return _ok(
+        response = _ok(
             {
                 "messages": [
                     {"message": payload, "lock-token": uuid.UUID(bytes_le=token)}
@@ -185,6 +194,10 @@ class ManagementNode:
                 ]
             }
         )
+        if mode == PEEK_LOCK:  # what was removed is lost with its response, as with any receive-and-delete
+            tokens = locked.tokens
+            response.unsent = lambda: handle.post(Release(tokens), next_client(), _ignore)
+        return response
 
     async def _update_disposition(self, body: dict[str, Any]) -> Response:
         tokens = _tokens(body)
@@ -223,6 +236,44 @@ class ManagementNode:
         if refusals:
             raise refusals[0]
         return _ok({})
+
+    async def _batch_delete(self, body: dict[str, Any]) -> Response:
+        """Remove messages, the oldest of each partition first, as many of one as of the other while they have them.
+
+        The service does not offer this for partitioned entities (AMQP contract 7.3.11). A partition that is down keeps what it
+        has; the client is told if nothing else could be removed.
+        """
+        check_can_receive(self._queue)
+        if body.get("session-id") is not None:
+            raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
+        count = _integer(body, "message-count")
+        if not 0 < count <= DELETED_MESSAGES_MAX:
+            raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be from 1 to {DELETED_MESSAGES_MAX}.")
+        before_ms = _integer(body, "enqueued-time-utc", self._connection.services.clock.now_ms())
+        deleted, refusals = 0, []
+        starts = dict.fromkeys(range(self._queue.description.partitions), 0)
+        while starts and deleted < count:
+            # Few rounds: in the first one all partitions give their share at once, in the others those that have more.
+            share, more = divmod(count - deleted, len(starts))
+            asked = [(number, share + (place < more)) for place, number in enumerate(starts) if share or place < more]
+            handles = self._queue.router.handles
+            answers = await asyncio.gather(
+                *(_answer(handles[number], Delete(self._subqueue, part, before_ms, starts[number])) for number, part in asked)
+            )
+            for (number, _), answer in zip(asked, answers, strict=True):
+                if isinstance(answer, Refused):
+                    refusals.append(answer)
+                    del starts[number]
+                    continue
+                assert isinstance(answer, Deleted), f"{answer} is no answer to Delete"
+                deleted += answer.count
+                if answer.next_sequence_number is None:
+                    del starts[number]
+                else:
+                    starts[number] = answer.next_sequence_number
+        if refusals and not deleted:
+            raise refusals[0]
+        return _ok({"message-count": Int(deleted)}) if deleted else NO_CONTENT
 
     def _forget(self, tokens: Set[LockToken]) -> None:
         """What was delivered over a link of this connection is settled there, too."""

@@ -56,6 +56,8 @@ class Response:
     properties: dict[str, Any] = field(default_factory=dict)
     """Application properties, the status among them."""
     body: Any = None
+    unsent: Callable[[], None] | None = None
+    """Called if the response cannot be sent: nobody has seen what it holds."""
 
 
 class Handler(Protocol):
@@ -100,7 +102,9 @@ class RequestNode:
         response = await self._handler.respond(request)
         responder = self._responder(request.reply_to)
         if responder is not None:
-            responder.send(encode_response(response, request.message_id))
+            responder.send(encode_response(response, request.message_id), response.unsent)
+        elif response.unsent is not None:
+            response.unsent()
 
     def _responder(self, reply_to: str | None) -> ResponseLink | None:
         if reply_to:
@@ -189,14 +193,16 @@ class ResponseLink:
     def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
         self.link, self.path, self.rights = link, node.path, node.rights
         self._connection, self._node = connection, node
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         self._waiting_bytes = 0
         self._tags = 0
         node.join(self)
 
-    def send(self, payload: bytes) -> None:
-        """Send a response, now or when there is credit for it."""
+    def send(self, payload: bytes, unsent: Callable[[], None] | None = None) -> None:
+        """Send a response, now or when there is credit for it. `unsent` is called if it never will be."""
         if self.link.gone:
+            if unsent is not None:
+                unsent()
             return
         connection, output = self._connection, self._connection.services.output
         if (
@@ -211,8 +217,10 @@ class ResponseLink:
                     f"{len(self._waiting)} responses with {self._waiting_bytes} bytes wait to be fetched on this link; no more are kept.",
                 ),
             )
+            if unsent is not None:
+                unsent()
             return
-        self._waiting.append(payload)
+        self._waiting.append((payload, unsent))
         self._count(len(payload))
         output.add(connection, len(payload))
         self.credit_granted()
@@ -230,7 +238,7 @@ class ResponseLink:
         while self._waiting and engine.credit(self.link) > 0:
             if not connection.has_room_for(self):
                 return
-            payload = self._waiting.popleft()
+            payload, _ = self._waiting.popleft()
             self._count(-len(payload))
             self._tags += 1
             engine.send(self.link, [self._tags.to_bytes(8, "big")], [payload], settled)
@@ -246,6 +254,9 @@ class ResponseLink:
 
     def detached(self) -> None:
         """The link is gone, and with it the responses that wait."""
+        for _, unsent in self._waiting:
+            if unsent is not None:
+                unsent()
         self._waiting.clear()
         self._count(-self._waiting_bytes)
         self._node.leave(self)

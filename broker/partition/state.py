@@ -10,7 +10,7 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
 
     operation        record      effect
     Send             ENQUEUED    messages at the end of the main subqueue, with the next sequence numbers
-    Complete         REMOVED     the reference is gone
+    Complete, Delete REMOVED     the reference is gone
     Abandon, lock    RETURNED    delivery count + 1, available again; a deferred message stays deferred
       expiry         MOVED       … or, at the maximum delivery count, to the dead-letter subqueue (AMQP contract 10.3)
                      CHANGED     … or, in a dead-letter subqueue, available again with other properties; none if they are the same
@@ -43,6 +43,8 @@ from broker.operations import (
     Complete,
     DeadLetter,
     Defer,
+    Delete,
+    Deleted,
     Demand,
     Detach,
     Failed,
@@ -79,6 +81,8 @@ from broker.partition.subqueue import DEFERRED, Lease, Reference, Subqueue
 from storage.log import Commit, Frame, Position
 
 MIB = 1024 * 1024
+_ANSWER_BYTES = 256
+"""What a message of an answer takes beside its own bytes and its changed properties, at least."""
 _DEAD_LETTER = 1
 """The number of the dead-letter subqueue."""
 
@@ -97,9 +101,11 @@ class Bounds:
     """What one batch may do at most; what is left is done in the next one (`has_more`)."""
 
     granted_bytes_max: int = 4 * MIB
-    """Messages handed out, from each subqueue."""
+    """Messages handed out, from each subqueue; also of one answer to `ReceiveDeferred`, with their changed properties."""
     peeked_bytes_max: int = MIB
     """Messages shown in one answer; at least one is."""
+    deleted_max: int = 4096
+    """Messages that one `Delete` looks at: about a millisecond."""
     expired_max: int = 4096
     """Messages whose time to live is enforced."""
     told_max: int = 64
@@ -267,6 +273,8 @@ class Partition:
                 self._watch(client, operation)
             case ReceiveDeferred():
                 self._receive_deferred(client, operation)
+            case Delete():
+                self._delete(client, operation)
             case Update():
                 self._description = self._describe()
                 self._batch.answers.append((client, Updated(operation.cookie)))
@@ -404,6 +412,12 @@ class Partition:
             if reference is None or reference.state != DEFERRED or reference.lease is not None:
                 raise Refused(Reason.MESSAGE_NOT_FOUND, f"No deferred message has the sequence number {number}, or it is locked.")
             found.append(reference)
+        room = self.bounds.granted_bytes_max
+        for place, reference in enumerate(found):
+            room -= reference.size + len(reference.changed or b"") + _ANSWER_BYTES
+            if room < 0 and place:
+                del found[place:]
+                break
         lease = self._new_lease(subqueue)
         grant = self._new_grant(client, lease, deferred=True, cookie=receive.cookie)
         grant.open = False
@@ -574,6 +588,24 @@ class Partition:
                 more,
             ),
         ))  # fmt: skip
+
+    def _delete(self, client: ClientId, delete: Delete) -> None:
+        """What this very batch has sent stays: it may still be refused (durability rule 3). What is overdue expires by itself."""
+        subqueue = self.messages.find(delete.subqueue)
+        numbers: list[int] = []
+        next_number: int | None = None
+        for looked_at, reference in enumerate(subqueue.browse(max(delete.from_sequence_number, 0))):
+            number = reference.sequence_number
+            if reference.enqueued_at_ms >= delete.enqueued_before_ms or (self._batch.has_sent and number >= self._batch.first_sent):
+                break  # enqueued times never go back, so the following ones are no older
+            if len(numbers) >= delete.count or looked_at >= self.bounds.deleted_max:
+                next_number = number
+                break
+            if reference.lease is None and reference.state != DEFERRED and not self._is_overdue(subqueue, reference):
+                numbers.append(number)
+        if numbers:
+            self._mark(Mark(records.REMOVED, subqueue.number, numbers))
+        self._batch.answers.append((client, Deleted(len(numbers), next_number, delete.cookie)))
 
     def _watch(self, client: ClientId, watch: Watch) -> None:
         subqueue = self.messages.find(watch.subqueue)

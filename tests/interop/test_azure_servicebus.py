@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop import scenarios
+from tests.interop import azure_settling, scenarios
 from tests.interop.azure_clients import Client, connect
 from tests.interop.azure_scenarios import SCENARIOS, Bench
 from tests.interop.programs import CACHE, HERE, Report, build, is_newer, run_program
@@ -18,6 +18,7 @@ WITHIN_S = 40
 AT_ONCE = 8
 """Scenarios under way at a time: the client spends most of its time waiting, a second alone for each close."""
 PREVIOUS_RELEASE = "7.14.3"
+DELETING_RELEASE = "7.13.0b1"
 """Still in wide use, and pickier: it fails on performatives without their trailing nulls."""
 
 Outcomes = dict[str, Exception | None]
@@ -69,23 +70,42 @@ def test_the_python_aio_client(aio_outcomes: Outcomes, scenario: str) -> None:
 
 def test_every_scenario_is_written_and_every_written_scenario_is_run() -> None:
     """No scenario is forgotten on either side."""
-    assert set(SCENARIOS) == set(scenarios.CLIENTS["python-sync"])
+    assert set(SCENARIOS) == set(scenarios.CLIENTS["python-sync"]) and SCENARIOS is azure_settling.SCENARIOS
 
 
 @pytest.fixture(scope="session")
 def previous_release(broker: BrokerProcess) -> Report:
-    """The earlier release, in a folder of its own: the shared environment has the current one."""
-    folder = CACHE / f"azure-servicebus-{PREVIOUS_RELEASE}"
+    """The round trip of the release before the current one."""
+    return run_release(PREVIOUS_RELEASE, "tests.interop.azure_previous", broker)
+
+
+@pytest.fixture(scope="session")
+def deleting_release(broker: BrokerProcess) -> Report:
+    """Deletion by the release that has it; the current one has not."""
+    return run_release(DELETING_RELEASE, "tests.interop.azure_delete", broker)
+
+
+def run_release(release: str, module: str, broker: BrokerProcess) -> Report:
+    """Another release, in a folder of its own: the shared environment has the current one."""
+    folder = CACHE / f"azure-servicebus-{release}"
     if not is_newer(folder / "azure" / "servicebus" / "__init__.py", []):
         build(
-            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), f"azure-servicebus=={PREVIOUS_RELEASE}"],
+            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), f"azure-servicebus=={release}"],
             HERE,
         )
-    path = {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
-    command = [sys.executable, "-m", "tests.interop.azure_previous", PREVIOUS_RELEASE]
-    return run_program(command, REPOSITORY, f"python-{PREVIOUS_RELEASE}", broker.addresses, path)
+    extra = {
+        "PYTHONPATH": f"{folder}:{REPOSITORY}",
+        "PARTIBUS_HTTP_PORT": str(broker.addresses.http_port),
+        "PARTIBUS_CA": str(broker.data_dir / "tls" / "ca.pem"),
+    }
+    return run_program([sys.executable, "-m", module, release], REPOSITORY, f"python-{release}", broker.addresses, extra)
 
 
 @pytest.mark.parametrize("scenario", scenarios.CLIENTS[f"python-{PREVIOUS_RELEASE}"])
 def test_the_release_before_does_the_round_trip(previous_release: Report, scenario: str) -> None:
     previous_release.check(scenario)
+
+
+@pytest.mark.parametrize("scenario", scenarios.CLIENTS[f"python-{DELETING_RELEASE}"])
+def test_the_release_that_deletes(deleting_release: Report, scenario: str) -> None:
+    deleting_release.check(scenario)

@@ -34,6 +34,8 @@ from broker.operations import (
     Complete,
     DeadLetter,
     Defer,
+    Delete,
+    Deleted,
     Demand,
     Detach,
     Failed,
@@ -482,10 +484,39 @@ class PartitionMachine(RuleBasedStateMachine):
         if any(number not in found for number in numbers):
             assert isinstance(answer, Failed) and answer.reason is Reason.MESSAGE_NOT_FOUND and answer.cookie == "fetch"
             return
-        assert isinstance(answer, Locked) and answer.deferred and answer.cookie == "fetch" and answer.sequence_numbers == numbers
+        assert isinstance(answer, Locked) and answer.deferred and answer.cookie == "fetch" and answer.sequence_numbers
+        if self.harness.limits.bounds.granted_bytes_max > 100_000:
+            assert answer.sequence_numbers == numbers
+        numbers, left = numbers[: len(answer.tokens)], numbers[len(answer.tokens) :]
+        assert answer.sequence_numbers == numbers and all(found[number].lock is None for number in left)
         self.check_columns(answer)
         for index, number in enumerate(numbers):
             self.lock(client, found[number], answer, index)
+
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        subqueue=st.sampled_from(SUBQUEUES),
+        count=st.integers(1, 6),
+        start=st.integers(0, 20),
+        age_ms=st.sampled_from([-1, 0, 500, 30_000]),
+    )
+    def delete(self, client: int, subqueue: str, count: int, start: int, age_ms: int) -> None:
+        self.catch_up(client)
+        first, before_ms = (NUMBER << 48) + start, self.harness.clock.now_ms() - age_ms
+        answer = self.one(client, Delete(subqueue, count, before_ms, first, "purge"))
+        assert isinstance(answer, Deleted) and answer.cookie == "purge"
+        self.model.pass_time(self.harness.clock.monotonic_ms())
+        here = [each for each in self.model.messages if each.subqueue == subqueue and each.number >= first]
+        assert all(each.enqueued_ms is not None for each in here)
+        old = [each for each in here if (each.enqueued_ms or 0) < before_ms]
+        chosen = sorted((each for each in old if each.lock is None and not each.deferred), key=lambda each: each.number)[:count]
+        for message in chosen:
+            self.model.messages.remove(message)
+        assert answer.count == len(chosen)
+        left = [
+            each.number for each in old if each not in chosen and each.number >= (chosen[-1].number if len(chosen) == count else 1 << 62)
+        ]
+        assert answer.next_sequence_number == min(left, default=None)
 
     @rule(milliseconds=st.sampled_from([1, 500, 4_999, 5_000, 30_000]))
     def advance(self, milliseconds: int) -> None:

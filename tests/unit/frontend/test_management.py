@@ -6,7 +6,6 @@ import asyncio
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +15,7 @@ from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASO
 from broker.clock import wall_ahead_ms
 from broker.entities import DEAD_LETTER, EntityStatus
 from broker.errors import Reason
-from broker.frontend.addresses import parse_address
-from broker.frontend.management import PEEK_MESSAGES_MAX, TOKENS_MAX, ManagementNode
+from broker.frontend.management import PEEK_MESSAGES_MAX, TOKENS_MAX
 from broker.frontend.request_node import Request, Response
 from broker.operations import (
     PARTITION_SHIFT,
@@ -37,57 +35,12 @@ from broker.operations import (
     RenewLocks,
     Settled,
 )
-from protocol.codec import Array, Symbol, Timestamp, TypeCode, decode
+from protocol.codec import Array, Described, Timestamp, TypeCode, ULong, decode, encode
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import ANNOTATIONS, DATA, DELIVERY_ANNOTATIONS, sections
-from tests.support.link_stack import Client, LinkStack, turn
+from tests.support.link_stack import Client, turn
 from tests.support.locked import locked, stored
-
-Answers = Mapping[type[Any], Callable[[int, Any], Answer]]
-"""What a partition, by its number, answers to an operation of a kind."""
-
-
-class Bench:
-    """A node on a connection that may do everything, and the partitions behind it."""
-
-    def __init__(self, stack: LinkStack, client: Client, address: str) -> None:
-        self.stack, self.client = stack, client
-        self.node = ManagementNode(client.connection, stack.queue, parse_address(address))
-
-    async def ask(self, operation: str, body: Any, answers: Answers | None = None) -> Response:
-        """Make a request and let the partitions answer, until there is a response."""
-        request = Request(None, None, {"operation": f"com.microsoft:{operation}"}, body)
-        work = asyncio.ensure_future(self.node.respond(request))
-        for _ in range(10_000):
-            if work.done():
-                return work.result()
-            await asyncio.sleep(0)
-            for part in self.stack.parts:
-                for kind, answer in (answers or {}).items():
-                    while part.has(kind):
-                        part.answer(kind, partial(answer, part.number))
-        work.cancel()
-        raise TimeoutError(f"no response to {operation}: {[part.posted for part in self.stack.parts]}")
-
-    def metric(self, name: str) -> float:
-        """A counter of the queue."""
-        return self.stack.metrics.registry.get_sample_value(f"partibus_{name}_total", {"entity": "queue"}) or 0.0
-
-
-async def bench(partitions: int = 4, address: str = "queue/$management", **given: Any) -> Bench:
-    stack = LinkStack(partitions, **given)
-    return Bench(stack, await stack.connect(), address)
-
-
-def status(response: Response) -> tuple[int, str | None]:
-    condition = response.properties.get("errorCondition")
-    assert condition is None or isinstance(condition, Symbol)
-    return int(response.properties["statusCode"]), condition and str(condition)
-
-
-def down(number: int, operation: Any) -> Failed:
-    return Failed(Reason.PARTITION_UNAVAILABLE, f"Partition {number} is down.", operation.cookie)
-
+from tests.support.management_bench import Answers, Bench, bench, down, status
 
 # --- peek -------------------------------------------------------------------------------------------------------------------
 
@@ -368,6 +321,71 @@ async def test_what_was_locked_but_could_not_be_removed_is_released() -> None:
     answers: Answers = {ReceiveDeferred: deferred(messages), Complete: down}
     response = await work.ask("receive-by-sequence-number", numbers_of(messages, 0), answers)
     assert status(response) == (503, "com.microsoft:server-busy")
+    (released,) = work.stack.parts[1].take_all(Release)
+    assert released.tokens == messages.tokens
+
+
+async def test_messages_of_a_response_that_cannot_be_sent_are_released() -> None:
+    work = await bench()
+    messages = locked(1, 2)
+    response = await work.ask("receive-by-sequence-number", numbers_of(messages, 1), {ReceiveDeferred: deferred(messages)})
+    assert response.unsent is not None and not work.stack.parts[1].has(Release)
+    response.unsent()
+    (released,) = work.stack.parts[1].take_all(Release)
+    assert released.tokens == messages.tokens
+
+
+@pytest.mark.parametrize("end", ["waits for credit", "link gone before", "connection lost"])
+async def test_messages_of_a_client_that_went_away_before_its_response_are_released(end: str) -> None:
+    work = await bench()
+    client, messages = work.client, locked(1, 2)
+    await client.sender(0, "queue/$management")
+    await client.receiver(1, address="queue/$management")
+    payload = b"".join(
+        encode(Described(ULong(code), value))
+        for code, value in (
+            (0x73, ["request"]),
+            (0x74, {"operation": "com.microsoft:receive-by-sequence-number"}),
+            (0x77, numbers_of(messages, 1)),
+        )
+    )
+    client.transfer(0, 0, payload)
+    await turn()
+    operation, sink = work.stack.parts[1].take(ReceiveDeferred)
+    if end == "connection lost":
+        client.connection.connection_lost()
+        await turn()
+    elif end == "link gone before":
+        client.detach(1)
+        await turn()
+    sink(deferred(messages)(1, operation))
+    await turn()
+    if end == "waits for credit":
+        assert not work.stack.parts[1].has(Release)
+        client.detach(1)
+        await turn()
+    (released,) = work.stack.parts[1].take_all(Release)
+    assert released.tokens == messages.tokens
+
+
+@pytest.mark.parametrize("answered", ["before the cancellation", "after it"])
+async def test_messages_locked_for_a_request_that_was_cancelled_are_released(answered: str) -> None:
+    work = await bench()
+    messages = locked(1, 2)
+    request = Request(None, None, {"operation": "com.microsoft:receive-by-sequence-number"}, numbers_of(messages, 1))
+    task = asyncio.ensure_future(work.node.respond(request))
+    await turn()
+    operation, sink = work.stack.parts[1].take(ReceiveDeferred)
+    answer = deferred(messages)(1, operation)
+    if answered == "before the cancellation":
+        sink(answer)
+        task.cancel()
+    else:
+        task.cancel()
+        await turn()
+        sink(answer)
+    with pytest.raises(asyncio.CancelledError):
+        await task
     (released,) = work.stack.parts[1].take_all(Release)
     assert released.tokens == messages.tokens
 

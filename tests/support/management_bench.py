@@ -1,0 +1,61 @@
+"""A `$management` node on a real connection, with partitions that answer by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from broker.errors import Reason
+from broker.frontend.addresses import parse_address
+from broker.frontend.management import ManagementNode
+from broker.frontend.request_node import Request, Response
+from broker.operations import Answer, Failed
+from protocol.codec import Symbol
+from tests.support.link_stack import Client, LinkStack
+
+Answers = Mapping[type[Any], Callable[[int, Any], Answer]]
+"""What a partition, by its number, answers to an operation of a kind."""
+
+
+class Bench:
+    """A node on a connection that may do everything, and the partitions behind it."""
+
+    def __init__(self, stack: LinkStack, client: Client, address: str) -> None:
+        self.stack, self.client = stack, client
+        self.node = ManagementNode(client.connection, stack.queue, parse_address(address))
+
+    async def ask(self, operation: str, body: Any, answers: Answers | None = None) -> Response:
+        """Make a request and let the partitions answer, until there is a response."""
+        request = Request(None, None, {"operation": f"com.microsoft:{operation}"}, body)
+        work = asyncio.ensure_future(self.node.respond(request))
+        for _ in range(10_000):
+            if work.done():
+                return work.result()
+            await asyncio.sleep(0)
+            for part in self.stack.parts:
+                for kind, answer in (answers or {}).items():
+                    while part.has(kind):
+                        part.answer(kind, partial(answer, part.number))
+        work.cancel()
+        raise TimeoutError(f"no response to {operation}: {[part.posted for part in self.stack.parts]}")
+
+    def metric(self, name: str) -> float:
+        """A counter of the queue."""
+        return self.stack.metrics.registry.get_sample_value(f"partibus_{name}_total", {"entity": "queue"}) or 0.0
+
+
+async def bench(partitions: int = 4, address: str = "queue/$management", **given: Any) -> Bench:
+    stack = LinkStack(partitions, **given)
+    return Bench(stack, await stack.connect(), address)
+
+
+def status(response: Response) -> tuple[int, str | None]:
+    condition = response.properties.get("errorCondition")
+    assert condition is None or isinstance(condition, Symbol)
+    return int(response.properties["statusCode"]), condition and str(condition)
+
+
+def down(number: int, operation: Any) -> Failed:
+    return Failed(Reason.PARTITION_UNAVAILABLE, f"Partition {number} is down.", operation.cookie)
