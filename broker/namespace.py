@@ -100,6 +100,7 @@ class Namespace:
         self._unsettled: dict[str, str] = {}
         """By key: the generation whose entry may not be what is served."""
         self._settling: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._damaged: dict[str, str] = {}
         """By key, as far as it is legible: the generation whose entry cannot be read."""
         self.rules_changed: Callable[[], None] = lambda: None
@@ -134,6 +135,20 @@ class Namespace:
                 log.warning("entity.settings_without_effect", entity=queue.name, settings=inactive)
         for generation in sorted(with_logs - known - deleted):
             log.error("entity.logs_without_entry", generation=generation, reason="Nothing says that they were deleted: they are kept.")
+        self._checking = start_background(self._open_missing(), "namespace-check", self._failed)
+
+    async def _open_missing(self) -> None:
+        """Open the partitions whose logs are gone, in the background of a start: each finds that it is damaged, says so, and stays down."""
+        try:
+            missing = await self._store.missing()
+        except StorageError as error:
+            log.warning("entity.logs_not_checked", error=str(error))
+            return
+        for queue in list(self._queues.values()):
+            numbers = missing.get(queue.description.generation, ())
+            with contextlib.suppress(Refused):  # it was deleted meanwhile
+                if numbers:
+                    await queue.opened([number for number in numbers if number < queue.description.partitions], self._opening)
 
     def _note_damaged(self, damaged: Damaged, why: str) -> None:
         names = sorted({name for name in map(salvage_name, damaged.remains) if name})
@@ -336,9 +351,10 @@ class Namespace:
 
     async def close(self) -> None:
         """Stop all partitions; each finishes what it has begun."""
-        if self._settling is not None:
-            self._settling.cancel()
-            await asyncio.wait([self._settling])
+        for task in (self._settling, self._checking):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         await self._settle_each()
         await asyncio.gather(*(queue.stop() for queue in self._queues.values()))
 

@@ -147,6 +147,23 @@ class FileLogStore:
             raise disk_error(error, self._shared.root / name) from error
         return sorted({int(found[1], 16) for found in map(_PARTITION.fullmatch, names) if found})
 
+    async def missing(self) -> dict[str, list[int]]:
+        """See `LogStore.missing`: two listings of names for each entity, and no file is opened."""
+        await self._prepare()
+        try:
+            found = await run_to_end(self._executor, self._missing)
+        except OSError as error:
+            raise disk_error(error, self._shared.extents) from error
+        return {unquote(name): sorted(partitions) for name, partitions in found.items() if partitions}
+
+    def _missing(self) -> dict[str, set[int]]:
+        def of(root: Path, name: str) -> set[int]:
+            return {int(found[1], 16) for found in map(_PARTITION.fullmatch, self._disk.names(root / name)) if found}
+
+        logs, extents = self._roots()
+        deleted = {name.removesuffix(DELETED_SUFFIX) for name in self._disk.names(logs) if name.endswith(DELETED_SUFFIX)}
+        return {name: of(extents, name) - of(logs, name) for name in self._disk.names(extents) if name not in deleted}
+
     async def delete(self, entity: str) -> None:
         await self._prepare()
         for key in [key for key in self._logs if key[0] == entity]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from structlog.testing import capture_logs
 
 from broker.clock import ManualClock
 from broker.config import Settings
-from broker.entities import DEAD_LETTER, QueueSettings
+from broker.entities import DEAD_LETTER, MAIN, QueueSettings
 from broker.operations import Send, Sent
 from broker.queue import ask
 from broker.server import Broker, PartFailed
@@ -84,3 +85,41 @@ async def test_a_step_of_the_wall_clock_is_reported_once_and_a_suspend_wakes_the
         broker.stop()
         await asyncio.wait_for(running, 30)
     assert reported("clock.stepped") == [-3_600_000] and len(reported("clock.suspended")) == 1
+
+
+@pytest.mark.usefixtures("collector")
+async def test_a_partition_that_has_lost_its_folder_or_its_last_segment_fails_at_the_start_and_the_others_serve(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0, segment_bytes=1 << 20)
+    broker = Broker(settings)
+    running = asyncio.create_task(broker.run())
+    await asyncio.wait_for(broker.ready.wait(), 30)
+    generation = (await broker.namespace.create_queue("orders", QueueSettings(), 4)).generation
+    queue = broker.namespace.find("orders")
+    assert queue is not None
+    for number in range(160):  # two segments of 1 MiB to a partition
+        assert isinstance(await ask(queue.router.handles[number % 4], Send([b"\x00Sw\xb0\x00\x00\xa0\x00" + bytes(0xA000)], None)), Sent)
+    broker.stop()
+    await asyncio.wait_for(running, 30)
+
+    shutil.rmtree(tmp_path / "logs" / generation / "0001")
+    lost = max((tmp_path / "logs" / generation / "0002").glob("*.segment"))
+    lost.unlink()
+    broker = Broker(settings)
+    with capture_logs() as lines:
+        running = asyncio.create_task(broker.run())
+        await asyncio.wait_for(broker.ready.wait(), 30)
+        queue = broker.namespace.find("orders")
+        assert queue is not None
+        async with asyncio.timeout(30):
+            while queue.health()[1] != "failed":  # noqa: ASYNC110 - nobody asks for the partition, so nothing tells
+                await asyncio.sleep(0.01)
+        runtime = await broker.namespace.runtime("orders")
+        assert runtime.partitions == ["healthy", "failed", "failed", "healthy"] and runtime.availability == "Limited"
+        assert runtime.counts[MAIN].active == 80
+        assert isinstance(await ask(queue.router.handles[0], Send([b"\x00Sw\xa0\x01x"], None)), Sent)
+        broker.stop()
+        await asyncio.wait_for(running, 30)
+    failed = {line["partition"]: line["error"] for line in lines if line["event"] == "partition.failed"}
+    assert set(failed) == {1, 2}
+    assert str(tmp_path / "logs" / generation / "0001") in failed[1] and "was known to be there" in failed[1]
+    assert str(lost) in failed[2] and "was known to be there" in failed[2]
