@@ -30,7 +30,7 @@ def main() -> int:
         return 1
     status = answer.partition(b"\r\n")[0].decode("latin-1")
     print(status)
-    return 0 if status.startswith("HTTP/1.1 200 ") else 1
+    return 0 if status.split()[1:2] == ["200"] else 1
 
 
 if __name__ == "__main__":
