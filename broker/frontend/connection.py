@@ -258,6 +258,8 @@ class Connection:
             self._close_wire()
         elif self._tick_timer is None:
             self._tick()
+        if self.engine.has_leftovers:
+            self.flush_soon()
 
     def _tick(self) -> None:
         self._tick_timer = None

@@ -58,6 +58,11 @@ def anonymous(port: int) -> RawConnection:
     return connection
 
 
+def nothing(port: int, deadline: float) -> None:
+    """No attack at all: what the machine itself makes others wait."""
+    _stay(deadline)
+
+
 def unfinished_transfers(port: int, deadline: float) -> None:
     """Without credentials: 40 connections, on each 15 links to `$cbs` with a transfer of 4 MB that never ends."""
     part = bytes(64_000)
@@ -191,6 +196,7 @@ def _stay(deadline: float) -> None:
 ATTACKS: Mapping[str, Callable[[int, float], None]] = {
     attack.__name__: attack
     for attack in (
+        nothing,
         unfinished_transfers,
         large_audiences,
         nested_lists,

@@ -287,6 +287,7 @@ def _attack(name: str, who: str, expected: str) -> tuple[Figure, Figure]:
 
 
 ATTACKS: Mapping[str, tuple[Figure, Figure]] = {
+    "nothing": _attack("nothing", "no attack: what the machine itself does to the figures below", "nothing, and a few ms"),
     "unfinished_transfers": _attack(
         "unfinished_transfers",
         "40 connections without credentials, each with 15 unfinished transfers of 4 MB to `$cbs`",

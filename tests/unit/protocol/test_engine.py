@@ -1019,3 +1019,18 @@ def test_a_refusal_comes_after_all_that_was_said_before_it() -> None:
         assert not of(found, ConnectionClosed)
         found += peer.engine.receive(b"", 50)
     assert len(of(found, LinkAttached)) == 500 and type(found[-1]) is ConnectionClosed
+
+
+def test_the_memory_of_many_links_is_given_back_a_part_at_a_time() -> None:
+    peer = EnginePeer().open()
+    attaches = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "queue")) for handle in range(600)]
+    for event in of(peer.say(*attaches), LinkAttached):
+        peer.engine.accept_link(event.link)
+    peer.hear()
+    peer.release(peer.say(*[raw.frame(raw.DETACH, [UInt(handle), True]) for handle in range(600)]))
+    writes = 0
+    while peer.engine.has_leftovers:
+        peer.engine.output()
+        writes += 1
+        assert writes < 10
+    assert writes == 3 and peer.engine.link_count == 0
