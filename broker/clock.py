@@ -25,6 +25,11 @@ def elapsed_s() -> float:
     return time.perf_counter()
 
 
+def worked_s() -> float:
+    """Seconds of processor time that this thread has used: how long its work takes, whatever else the machine does meanwhile."""
+    return time.thread_time()
+
+
 class Clock(Protocol):
     """Two hands; see above."""
 

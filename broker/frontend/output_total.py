@@ -1,8 +1,9 @@
 """What waits for clients that read slowly or not at all: bounded for each connection, and for all of them together.
 
-*Each.* A connection has little room (ROOM_BYTES_FIRST) until its client has shown that it reads: whenever its socket has taken twice
-the room, the room doubles, up to `output_buffer_bytes_max`. A client that never reads holds next to nothing, however much credit
-it grants, and one that reads has all it can use after a few turns.
+*Each.* A connection has little room (ROOM_BYTES_FIRST) until its client has shown that it reads. When its socket has taken twice as much,
+which is more than the kernel holds for a client that does not read, the room doubles, and again each time that as much was taken, up to
+`output_buffer_bytes_max`. A client that never reads holds next to nothing, however much credit it grants, and one that reads
+has all it can use after a few turns.
 
 *All together.* Half of the bound is for whoever comes first. When that is used up (`is_over`), the rest is shared out: each connection has
 room for an equal share and no more, so those that read are served on, and those that do not cannot exceed the whole. Who
@@ -41,7 +42,7 @@ class Room:
         if taken < self._grows_at or self.bytes >= self._bytes_max:
             return False
         self.bytes = min(2 * self.bytes, self._bytes_max)
-        self._grows_at = taken + 2 * self.bytes
+        self._grows_at = taken + self.bytes
         return True
 
 

@@ -23,6 +23,8 @@ LIMIT = 1536 * 1024
 """Cost that is under way before senders are set aside: some 500 messages of 1 KiB, which take about 5 ms from end to end."""
 LIMIT_MAX = 8 * LIMIT
 """Some 4,000 messages of 1 KiB: 40,000 a second on a disk that takes 100 ms for a sync."""
+LIMIT_AMONG_HEAVY = 4 * LIMIT
+"""The same where no light client would notice: larger commits cost less."""
 LOOK_S = 0.005
 IDLE_TURN_S = 0.000_3
 """A turn of the event loop that is shorter than this had next to nothing to do."""
@@ -38,12 +40,15 @@ class Sender(Protocol):
 class Pace:
     """The work of all connections."""
 
-    def __init__(self, on_room: Callable[[], None], elapsed_s: Callable[[], float]) -> None:
-        """`on_room` is called when senders that were set aside may go on; `elapsed_s` is a clock that does not run backwards."""
+    def __init__(self, on_room: Callable[[], None], has_light: Callable[[], bool], elapsed_s: Callable[[], float]) -> None:
+        """`on_room` is called when senders that were set aside may go on; `has_light` tells whether light clients are served.
+
+        `elapsed_s` is a clock that does not run backwards.
+        """
         self.cost = 0
         """Of all that is under way: see MESSAGE_COST."""
         self.limit = LIMIT
-        self._on_room, self._elapsed_s = on_room, elapsed_s
+        self._on_room, self._has_light, self._elapsed_s = on_room, has_light, elapsed_s
         self._senders = 0
         """Connections that have something under way."""
         self._set_aside = False
@@ -64,12 +69,16 @@ class Pace:
         sender.cost_under_way -= cost
         if not sender.cost_under_way:
             self._senders -= 1
-        if self._set_aside and (self.cost <= self.limit * 3 // 4 or not self.holds(sender)):
+        if self._set_aside and (self.cost <= self._limit_now() * 3 // 4 or not self.holds(sender)):
             self._go_on()
 
     def holds(self, sender: Sender) -> bool:
         """Whether too much is under way in all, and more than its share of this one."""
-        return self.cost > self.limit and sender.cost_under_way > self.limit // max(self._senders, 1)
+        limit = self._limit_now()
+        return self.cost > limit and sender.cost_under_way > limit // max(self._senders, 1)
+
+    def _limit_now(self) -> int:
+        return self.limit if self._has_light() else max(self.limit, LIMIT_AMONG_HEAVY)
 
     def sets_aside(self, sender: Sender) -> bool:
         """As `holds`; if so, `on_room` is called when it is to be asked again."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker.clock import Clock, elapsed_s
+from broker.clock import Clock, elapsed_s, worked_s
 from broker.config import Settings
 from broker.frontend.browse_link import PAGES_AT_ONCE
 from broker.frontend.inflight import Inflight
@@ -40,10 +40,10 @@ class Services:
     ) -> None:
         self.settings, self.namespace, self.authorizer = settings, namespace, authorizer
         self.clock, self.metrics, self.spawn, self.message_id = clock, metrics, spawn, message_id
-        self.turns = Turns(elapsed_s)
+        self.turns = Turns(worked_s)
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Where sockets are read to; empty between two reads."""
-        self.pace = Pace(self.turns.look_again, elapsed_s)
+        self.pace = Pace(self.turns.look_again, lambda: self.turns.has_light, elapsed_s)
         self.inflight = Inflight(settings.total_inflight_bytes_max)
         self.connections: set[Connection] = set()
         self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)

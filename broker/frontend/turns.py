@@ -1,11 +1,11 @@
 """Who is served next: connections take turns, the one that has had the least time first.
 
 Bytes that arrive are put into the connection's `Inbox`, and served in slices. Between two looks at the sockets (one turn) slices are
-served for TURN_S, so that no number of clients holds the event loop longer than that and one slice. The order is that of start-time
-fair queueing: each inbox has a clock of its own that runs while it is served, the one that is furthest behind comes next, and an
-inbox that was empty starts where the others stand. A client that sends little is therefore served as soon as its bytes are seen, and
-those that send much share what is left. How many bytes make a slice follows from how long the last one took: a client whose
-bytes are dear (6,000 attaches in one read) is served a few at a time.
+served for TURN_S (among heavy clients alone, for TURN_AMONG_HEAVY_S), so that no number of them holds the event loop longer than that
+and one slice. The order is that of start-time fair queueing: each inbox has a clock of its own that runs while it is served, the one
+that is furthest behind comes next, and an inbox that was empty starts where the others stand. A client that sends little is
+served as soon as its bytes are seen, and those that send much share what is left. How many bytes make a slice follows from how long the
+last one took: a client whose bytes are dear (6,000 attaches in one read) is served a few at a time.
 
 How to use it: give the bytes to `received`; the inbox's client gets them back, in order, in calls of `serve`. A client that cannot
 finish a slice within its time (`Turns.is_late` says when to stop) keeps the rest to itself and returns True: it is called again with
@@ -29,14 +29,18 @@ from collections.abc import Callable
 from typing import Protocol
 
 TURN_S = 0.000_5
-"""How long bytes are served before the sockets are looked at again, and the partitions have their turn."""
+"""How long bytes are served before the sockets are looked at again, and the partitions have their turn: beside light clients …"""
+TURN_AMONG_HEAVY_S = 0.005
+"""… and where there are none: what comes together is committed together, and a commit costs as much as dozens of messages."""
+LIGHT_S, HEAVY_S = 0.1, 0.05
+"""How long, in time worked, a client that was served at once is remembered, and one that was served a larger slice counts as heavy."""
 SLICE_S = 0.002
 """How long one slice may take: the next ones are made smaller or larger accordingly."""
 SLICE_BYTES_MIN, READ_BYTES = 512, 128 * 1024
 READ_BYTES_MIN = 4 * 1024
 WAITING_BYTES_MAX = 32 * 1024 * 1024
 QUICK_BYTES, QUICK_S = 4 * 1024, 0.000_5
-"""So few bytes of a client that has nothing waiting are served as they are read, for so long between two turns."""
+"""So few bytes of a light client, which has nothing waiting, are served as they are read, for so long between two turns."""
 
 
 class Client(Protocol):
@@ -58,7 +62,7 @@ class Client(Protocol):
 class Inbox:
     """What one client has sent and has not been served with."""
 
-    __slots__ = ("_is_read", "bytes", "chunks", "client", "is_listed", "is_unfinished", "served_s", "slice_bytes")
+    __slots__ = ("_is_read", "bytes", "chunks", "client", "heavy_until_s", "is_listed", "is_unfinished", "served_s", "slice_bytes")
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -70,6 +74,8 @@ class Inbox:
         """Its client has more to do with what it was given."""
         self.served_s = 0.0
         """Its own clock: see the module."""
+        self.heavy_until_s = 0.0
+        """It was served more than a few bytes not long ago."""
         self.slice_bytes = READ_BYTES
         self._is_read = True
 
@@ -97,12 +103,12 @@ class Inbox:
 
 
 class Turns:
-    """The order of service. `elapsed_s` is any clock that does not run backwards, in seconds."""
+    """The order of service. `worked_s` is a clock that runs while this thread works, in seconds."""
 
-    def __init__(self, elapsed_s: Callable[[], float]) -> None:
+    def __init__(self, worked_s: Callable[[], float]) -> None:
         self.waiting_bytes = 0
         """In all inboxes."""
-        self._elapsed_s = elapsed_s
+        self._worked_s = worked_s
         self._order = itertools.count()
         self._ready: list[tuple[float, int, Inbox]] = []
         self._aside: list[Inbox] = []
@@ -111,6 +117,9 @@ class Turns:
         self._slice_ends = 0.0
         self._quick_s = 0.0
         """Spent on what was served as it was read, since the last turn."""
+        self.has_light = False
+        """A light client was served not long ago."""
+        self._light_until_s = 0.0
         self._is_due = False
 
     @property
@@ -126,13 +135,15 @@ class Turns:
     @property
     def is_late(self) -> bool:
         """The slice being served has used up its time."""
-        return self._elapsed_s() >= self._slice_ends
+        return self._worked_s() >= self._slice_ends
 
     def received(self, inbox: Inbox, data: bytes) -> None:
         """Bytes of the inbox's client, behind those it has."""
-        if len(data) <= QUICK_BYTES and not inbox.is_listed and self._quick_s < QUICK_S and inbox.client.may_be_served():
-            self._serve_at_once(inbox, data)
-            return
+        if len(data) <= QUICK_BYTES and not inbox.is_listed and self._quick_s < QUICK_S:
+            now = self._worked_s()
+            if now >= inbox.heavy_until_s and inbox.client.may_be_served():
+                self._serve_at_once(inbox, data, now)
+                return
         inbox.chunks.append(data)
         inbox.bytes += len(data)
         self.waiting_bytes += len(data)
@@ -161,11 +172,11 @@ class Turns:
             inbox.is_listed = False
             self._list(inbox)
 
-    def _serve_at_once(self, inbox: Inbox, data: bytes) -> None:
-        began = self._elapsed_s()
+    def _serve_at_once(self, inbox: Inbox, data: bytes, began: float) -> None:
+        self.has_light, self._light_until_s = True, began + LIGHT_S
         self._slice_ends = began + SLICE_S
         inbox.is_unfinished = inbox.client.serve(data)
-        took = self._elapsed_s() - began
+        took = self._worked_s() - began
         self._quick_s += took
         inbox.served_s = max(inbox.served_s, self._stands_s) + took
         if inbox.is_unfinished:
@@ -186,8 +197,10 @@ class Turns:
     def _turn(self) -> None:
         self._is_due = False
         self._quick_s = 0.0
-        began = self._elapsed_s()
-        now, ends, ready = began, began + TURN_S, self._ready
+        began = self._worked_s()
+        self.has_light = began < self._light_until_s
+        ends = began + (TURN_S if self.has_light else TURN_AMONG_HEAVY_S)
+        now, ready = began, self._ready
         while ready and now < ends:
             inbox = heapq.heappop(ready)[2]
             if not inbox.client.may_be_served():
@@ -214,12 +227,14 @@ class Turns:
                 action = inbox.chunks.popleft()
                 assert not isinstance(action, bytes), "bytes are taken, and never empty"
                 action()
-        now = self._elapsed_s()
+        now = self._worked_s()
         took = now - began
         inbox.served_s += took
+        if size > QUICK_BYTES:
+            inbox.heavy_until_s = now + HEAVY_S
         if took > SLICE_S:
             inbox.slice_bytes = max(size // 2 if size else inbox.slice_bytes // 2, SLICE_BYTES_MIN)
-        elif took < SLICE_S / 4 and size >= inbox.slice_bytes:
+        elif took < SLICE_S / 2 and size >= inbox.slice_bytes:
             inbox.slice_bytes = min(2 * inbox.slice_bytes, READ_BYTES)
         if inbox.chunks or inbox.is_unfinished:
             heapq.heappush(self._ready, (inbox.served_s, next(self._order), inbox))

@@ -82,12 +82,12 @@ async def test_a_connection_has_more_room_when_its_client_has_taken_twice_what_i
     room = Room(4 * MIB)
     assert room.bytes == ROOM_BYTES_FIRST and not room.grows(2 * ROOM_BYTES_FIRST - 1)
     assert room.grows(2 * ROOM_BYTES_FIRST) and room.bytes == 2 * ROOM_BYTES_FIRST
-    assert not room.grows(6 * ROOM_BYTES_FIRST - 1), "of the new one"
-    taken = 0
+    assert not room.grows(4 * ROOM_BYTES_FIRST - 1) and room.grows(4 * ROOM_BYTES_FIRST)
+    taken = 4 * ROOM_BYTES_FIRST
     while room.bytes < 4 * MIB:
         taken += 100 * KIB
         room.grows(taken)
-    assert taken < 16 * MIB and not room.grows(100 * MIB)
+    assert taken < 8 * MIB and not room.grows(100 * MIB)
 
 
 async def test_only_connections_in_which_something_may_wait_are_counted() -> None:

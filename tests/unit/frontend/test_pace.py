@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.frontend.pace import LIMIT, LIMIT_MAX, MESSAGE_COST, Pace
+from broker.frontend.pace import LIMIT, LIMIT_AMONG_HEAVY, LIMIT_MAX, MESSAGE_COST, Pace
 
 
 class Connection:
@@ -18,7 +18,8 @@ class Bench:
     def __init__(self) -> None:
         self.told = 0
         self.now_s = 0.0
-        self.pace = Pace(self._on_room, lambda: self.now_s)
+        self.has_light = True
+        self.pace = Pace(self._on_room, lambda: self.has_light, lambda: self.now_s)
 
     def _on_room(self) -> None:
         self.told += 1
@@ -40,6 +41,15 @@ async def test_beyond_the_pace_only_who_has_more_than_its_share_is_set_aside() -
     pace.add(other, 1024, 1)
     assert pace.sets_aside(heavy)
     assert not pace.sets_aside(other) and not pace.sets_aside(light)
+
+
+async def test_among_heavy_senders_alone_more_is_under_way() -> None:
+    bench, heavy = Bench(), Connection()
+    bench.has_light = False
+    bench.pace.add(heavy, LIMIT_AMONG_HEAVY - MESSAGE_COST, 1)
+    assert not bench.pace.sets_aside(heavy)
+    bench.has_light = True
+    assert bench.pace.sets_aside(heavy)
 
 
 async def test_small_messages_count_for_what_they_cost() -> None:

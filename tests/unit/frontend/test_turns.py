@@ -5,8 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import pytest
+
 from broker.frontend import turns
-from broker.frontend.turns import QUICK_BYTES, READ_BYTES, READ_BYTES_MIN, SLICE_BYTES_MIN, TURN_S, WAITING_BYTES_MAX, Inbox, Turns
+from broker.frontend.turns import (
+    HEAVY_S,
+    QUICK_BYTES,
+    READ_BYTES,
+    READ_BYTES_MIN,
+    SLICE_BYTES_MIN,
+    TURN_AMONG_HEAVY_S,
+    TURN_S,
+    WAITING_BYTES_MAX,
+    Inbox,
+    Turns,
+)
 
 MICROSECOND = 0.000_001
 
@@ -98,16 +111,35 @@ async def test_small_reads_take_turns_too_once_their_time_is_used_up() -> None:
     assert len(bench.served) == 20
 
 
-async def test_a_turn_ends_when_its_time_is_used_up() -> None:
+@pytest.mark.parametrize(
+    ("has_light", "turn_s"), [(True, TURN_S), (False, TURN_AMONG_HEAVY_S)], ids=["beside a light client", "among heavy ones"]
+)
+async def test_a_turn_ends_when_its_time_is_used_up(has_light: bool, turn_s: float) -> None:
     bench = Bench()
-    for number in range(8):
-        bench.client(f"heavy {number}", seconds_per_byte=0.01 * MICROSECOND).receive(bytes(READ_BYTES))
+    slice_s = READ_BYTES * 0.001 * MICROSECOND
+    if has_light:
+        bench.client("light").receive(b"a message")
+    for number in range(40):
+        bench.client(f"heavy {number}", seconds_per_byte=0.001 * MICROSECOND).receive(bytes(READ_BYTES))
     held_s = []
     while bench.turns.waiting_bytes:
         began = bench.now_s
         await asyncio.sleep(0)
         held_s.append(bench.now_s - began)
-    assert max(held_s) < TURN_S + READ_BYTES * 0.01 * MICROSECOND + MICROSECOND
+    assert turn_s <= max(held_s) <= turn_s + slice_s + MICROSECOND
+
+
+async def test_small_reads_of_a_heavy_client_wait_for_their_turn() -> None:
+    bench = Bench()
+    heavy = bench.client("heavy", 0.001 * MICROSECOND)
+    heavy.receive(bytes(READ_BYTES))
+    await bench.until_served()
+    heavy.receive(b"an outcome")
+    assert bench.served == [("heavy", READ_BYTES)]
+    await bench.until_served()
+    bench.now_s += HEAVY_S
+    heavy.receive(b"the first thing in a while")
+    assert len(bench.served) == 3, "it is a light one again"
 
 
 async def test_who_has_had_the_least_time_comes_next() -> None:
