@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from broker.entities import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, QueueDescription
@@ -218,8 +218,3 @@ async def ask(handle: PartitionHandle, operation: Operation) -> Answer:
     if isinstance(answer, Failed):
         raise Refused(answer.reason, answer.description)
     return answer
-
-
-async def ask_all(handles: Sequence[PartitionHandle], operation: Operation) -> list[Answer]:
-    """The same operation to several partitions at once."""
-    return list(await asyncio.gather(*(ask(handle, operation) for handle in handles)))

@@ -78,9 +78,10 @@ class _Transfer:
     handle: int
     given: int | None
     tag: int | None
-    settled: bool
-    more: bool
-    aborted: bool
+    goes_on: bool
+    """More frames of the delivery follow."""
+    has_no_outcome: bool
+    """It is settled or aborted: no disposition will speak of it."""
     places: list[int]
     """Where each field begins, and where the last one ends."""
 
@@ -159,20 +160,7 @@ class Lenience:
 
         Raises IndexError, struct.error or DecodeError where the frame ends too early; nothing has happened then.
         """
-        body = 4 * head[4]
-        if head[5] != 0 or body >= frame_bytes:
-            return None
-        if body < _HEADER_BYTES:
-            raise DecodeError("the frame's body begins in its header")
-        if head[body] != 0:
-            return None
-        if head[body + 1] == 0x53:
-            code, value = head[body + 2], body + 3
-        elif head[body + 1] == 0x80:
-            code, value = int.from_bytes(head[body + 2 : body + 10], "big"), body + 10
-            head[value]  # all of the descriptor is there
-        else:
-            return None  # proton knows no other spelling
+        code, value = _performative(head, frame_bytes)
         channel = int.from_bytes(head[6:8], "big")
         if code == _BEGIN:
             self._begin(channel)
@@ -219,18 +207,11 @@ class Lenience:
         self._table[session.channel].divided = bool(session.unfinished)
 
     def _transferred(self, session: _Session, head: bytes, value: int) -> bytes | None:
+        """A transfer: what replaces its beginning so that the delivery has the number that proton expects; None to leave it."""
         transfer = _read_transfer(head, value)
         begun = session.unfinished.get(transfer.handle)
-        goes_on = transfer.more and not transfer.aborted
-        has_no_outcome = transfer.settled or transfer.aborted
         if begun is not None and (transfer.given in (None, begun.given) or (transfer.tag is not None and transfer.tag == begun.tag)):
-            if not goes_on:
-                self._finish(session, transfer.handle)
-            if has_no_outcome:
-                self._forget(session, begun.number)
-            if transfer.given in (None, begun.number):
-                return None
-            return self._with_number(head, value, transfer.places[1], transfer.places[2], _NULL)
+            return self._continued(session, head, value, transfer, begun)
         entry = self._table[session.channel]
         if not entry.known:
             if transfer.given is None:
@@ -239,7 +220,7 @@ class Lenience:
         number = entry.next
         entry.next = (number + 1) & _MASK
         given = number if transfer.given is None else transfer.given
-        if goes_on:
+        if transfer.goes_on:
             session.unfinished[transfer.handle] = _Unfinished(number, given, transfer.tag)
             entry.divided = True
         elif begun is not None:
@@ -249,11 +230,21 @@ class Lenience:
         tag_end = transfer.places[min(3, len(transfer.places) - 1)]
         # The tag goes: nobody looks at it, and the number may need its room.
         renamed = self._with_number(head, value, transfer.places[1], tag_end, encode(UInt(number)) + _NULL)
-        if renamed is not None and not has_no_outcome:
+        if renamed is not None and not transfer.has_no_outcome:
             self._forget(session, number)
             session.renamed[number] = (given, transfer.handle)
             self._renamed += 1
         return renamed
+
+    def _continued(self, session: _Session, head: bytes, value: int, transfer: _Transfer, begun: _Unfinished) -> bytes | None:
+        """A further frame of a delivery: it goes on without a number, which means the number that the first frame has (§2.7.5)."""
+        if not transfer.goes_on:
+            self._finish(session, transfer.handle)
+        if transfer.has_no_outcome:
+            self._forget(session, begun.number)
+        if transfer.given in (None, begun.number):
+            return None
+        return self._with_number(head, value, transfer.places[1], transfer.places[2], _NULL)
 
     def _with_number(self, head: bytes, value: int, begin: int, end: int, replacement: bytes) -> bytes | None:
         """The frame with other bytes in this place; None if they have no room."""
@@ -344,6 +335,26 @@ class Lenience:
             yield _U32.pack(11 + len(listed)) + frame[4:11] + listed
 
 
+def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
+    """The code of a frame's performative, and where its list begins; no code for a frame without one that proton knows.
+
+    Raises IndexError where the frame ends too early, and DecodeError for a frame whose body begins in its header.
+    """
+    body = 4 * head[4]
+    if head[5] != 0 or body >= frame_bytes:
+        return None, body
+    if body < _HEADER_BYTES:
+        raise DecodeError("the frame's body begins in its header")
+    if head[body] != 0:
+        return None, body
+    if head[body + 1] == 0x53:
+        return head[body + 2], body + 3
+    if head[body + 1] == 0x80:
+        head[body + 10]  # raises IndexError until all of the descriptor is there
+        return int.from_bytes(head[body + 2 : body + 10], "big"), body + 10
+    return None, body  # proton knows no other spelling
+
+
 def _read_transfer(head: bytes, value: int) -> _Transfer:
     """Raises IndexError, struct.error or DecodeError for what is malformed, or not all there."""
     count, place = elements(head, value)
@@ -360,7 +371,7 @@ def _read_transfer(head: bytes, value: int) -> _Transfer:
     if not isinstance(handle, UInt) or not isinstance(given, UInt | None) or not isinstance(tag, bytes | None):
         raise DecodeError("a transfer's handle, delivery-id or delivery-tag is of another type")
     settled, more, aborted = (count > number and _is_true(head, places[number]) for number in (_SETTLED, _MORE, _ABORTED))
-    return _Transfer(handle, given, None if tag is None else hash(tag), settled, more, aborted, places)
+    return _Transfer(handle, given, None if tag is None else hash(tag), more and not aborted, settled or aborted, places)
 
 
 def _is_true(head: bytes, place: int) -> bool:

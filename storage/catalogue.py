@@ -148,22 +148,14 @@ class Catalogue:
                 if file_name.endswith(TEMPORARY_SUFFIX):
                     self._disk.remove(self._directory / file_name)
             for stem in _stems(names, _LIVE):
-                paths = [self._directory / f"{stem}{suffix}" for suffix in _LIVE]
-                found = [self._read_copy(path) for path in paths if path.name in names]
-                whole = [copy for copy in found if isinstance(copy, _Copy)]
-                if not whole:
-                    files = [path for path in paths if path.name in names]
-                    self.damaged.append(Damaged(_name_of(stem), files, [copy for copy in found if isinstance(copy, bytes)]))
+                found = self._read_newest(stem, names)
+                if found is None:
                     continue
-                newest = max(whole, key=lambda copy: copy.number)
+                newest, others = found
                 documents[newest.name] = newest.document
                 self._numbers[newest.name] = newest.number
-                as_newest = {copy.path for copy in whole if (copy.number, copy.document) == (newest.number, newest.document)}
-                others = [path for path in paths if path not in as_newest]
                 if others:
                     broken.append((newest, others))
-                    if newest.version > 1 and any(path.name not in names for path in others):
-                        _log.warning("document.copy_missing", document=newest.name, paths=[str(path) for path in others])
             self._repair(broken)
             if names:
                 # Whoever was here before may have died between a change and its sync. What is read is acted upon: an entity is
@@ -172,6 +164,22 @@ class Catalogue:
         except OSError as error:
             raise disk_error(error, self._directory) from error
         return documents
+
+    def _read_newest(self, stem: str, names: set[str]) -> tuple[_Copy, list[Path]] | None:
+        """The whole file with the highest number, and the paths where a file like it is to be; None if no file is whole (`damaged`)."""
+        paths = [self._directory / f"{stem}{suffix}" for suffix in _LIVE]
+        found = [self._read_copy(path) for path in paths if path.name in names]
+        whole = [copy for copy in found if isinstance(copy, _Copy)]
+        if not whole:
+            files = [path for path in paths if path.name in names]
+            self.damaged.append(Damaged(_name_of(stem), files, [copy for copy in found if isinstance(copy, bytes)]))
+            return None
+        newest = max(whole, key=lambda copy: copy.number)
+        as_newest = {copy.path for copy in whole if (copy.number, copy.document) == (newest.number, newest.document)}
+        others = [path for path in paths if path not in as_newest]
+        if newest.version > 1 and any(path.name not in names for path in others):
+            _log.warning("document.copy_missing", document=newest.name, paths=[str(path) for path in others])
+        return newest, others
 
     def _repair(self, broken: list[tuple[_Copy, list[Path]]]) -> None:
         """Give each of these documents its second file again. Where the disk refuses, the next load or put does it."""

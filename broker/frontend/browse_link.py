@@ -22,9 +22,8 @@ from broker.errors import Refused
 from broker.frontend.addresses import Address
 from broker.frontend.annotations import peeked_messages
 from broker.frontend.answers import error_of, no_transactions
-from broker.frontend.outgoing_link import check_can_receive
+from broker.frontend.outgoing_link import accept_receiver, check_can_receive
 from broker.frontend.peeking import peek_partition
-from broker.frontend.termini import check_sessions
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
 from broker.queue import Queue, next_client
 from protocol.engine import Delivery
@@ -57,9 +56,7 @@ class BrowseLink:
     @classmethod
     def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
         """Accept the link. Raises Refused."""
-        check_can_receive(queue)
-        check_sessions(connection.engine, link, queue, address)
-        connection.engine.accept_link(link)
+        accept_receiver(connection, link, queue, address)
         link.context = cls(connection, link, queue, address)
 
     def __init__(self, connection: Connection, link: Link, queue: Queue, address: Address) -> None:

@@ -254,13 +254,7 @@ class ManagementNode:
         starts = dict.fromkeys(range(self._queue.description.partitions), 0)
         while starts and deleted < count:
             # Few rounds: in the first one all partitions give their share at once, in the others those that have more.
-            share, more = divmod(count - deleted, len(starts))
-            asked = [(number, share + (place < more)) for place, number in enumerate(starts) if share or place < more]
-            handles = self._queue.router.handles
-            answers = await asyncio.gather(
-                *(_answer(handles[number], Delete(self._subqueue, part, before_ms, starts[number])) for number, part in asked)
-            )
-            for (number, _), answer in zip(asked, answers, strict=True):
+            for number, answer in await self._delete_shares(starts, count - deleted, before_ms):
                 if isinstance(answer, Refused):
                     refusals.append(answer)
                     del starts[number]
@@ -274,6 +268,16 @@ class ManagementNode:
         if refusals and not deleted:
             raise refusals[0]
         return _ok({"message-count": Int(deleted)}) if deleted else NO_CONTENT
+
+    async def _delete_shares(self, starts: dict[int, int], count: int, before_ms: int) -> list[tuple[int, Answer | Refused]]:
+        """Ask each of these partitions at once for an equal share of `count`, from its place on; gives what each answered."""
+        share, more = divmod(count, len(starts))
+        asked = [(number, share + (place < more)) for place, number in enumerate(starts) if share or place < more]
+        handles = self._queue.router.handles
+        answers = await asyncio.gather(
+            *(_answer(handles[number], Delete(self._subqueue, part, before_ms, starts[number])) for number, part in asked)
+        )
+        return [(number, answer) for (number, _), answer in zip(asked, answers, strict=True)]
 
     def _forget(self, tokens: Set[LockToken]) -> None:
         """What was delivered over a link of this connection is settled there, too."""

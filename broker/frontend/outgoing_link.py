@@ -72,9 +72,7 @@ class OutgoingLink:
     @classmethod
     def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
         """Accept the link. Raises Refused."""
-        check_can_receive(queue)
-        check_sessions(connection.engine, link, queue, address)
-        connection.engine.accept_link(link)
+        accept_receiver(connection, link, queue, address)
         link.context = cls(connection, link, queue, address)
 
     def __init__(self, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
@@ -524,6 +522,13 @@ def not_settled(reason: Reason) -> Refused:
         return lock_lost()
     assert reason is Reason.NOT_ALLOWED, "partitions refuse a settlement for these reasons alone"
     return Refused(reason, "A message in a dead-letter queue cannot be dead-lettered again. It stays as it is, and locked.")
+
+
+def accept_receiver(connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+    """Accept a client's receiver. Raises Refused when the queue does not let messages out, or not with or without sessions as asked."""
+    check_can_receive(queue)
+    check_sessions(connection.engine, link, queue, address)
+    connection.engine.accept_link(link)
 
 
 def check_can_receive(queue: Queue) -> None:

@@ -39,7 +39,7 @@ class Limits:
         transfer_s: float,
         keepalive_s: float,
         ended: Callable[[str], None],
-        malformed: Callable[[web.BaseRequest, str], web.Response],
+        malformed: Callable[[str], web.Response],
     ) -> None:
         self.header_s, self.transfer_s, self.keepalive_s = header_s, transfer_s, keepalive_s
         self.ended = ended
@@ -189,7 +189,7 @@ class HttpConnection(web.RequestHandler):
             raise ConnectionResetError("an answer has begun; there is no room for another") from exc
         self._limits.ended("malformed")
         # The time of the header goes on, and ends the connection if the client does not.
-        return self._limits.malformed(request, message or "")
+        return self._limits.malformed(message or "")
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """aiohttp is about to log a traceback: not for a body that is malformed, or a client that is gone, which it meets once more."""

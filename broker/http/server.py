@@ -297,7 +297,7 @@ class HttpServer:
                 response.force_close()
         return response
 
-    def _malformed(self, request: web.BaseRequest, error: str) -> web.Response:
+    def _malformed(self, error: str) -> web.Response:
         """The answer to what is not HTTP."""
         about = " ".join(error.split())[:200]
         response = HttpRefusal(400, 40000, f"The request is not valid HTTP/1.1: {about}").response(

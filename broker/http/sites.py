@@ -38,22 +38,10 @@ class Sites:
         """
         if not target.startswith("/"):
             raise HttpRefusal(400, 0, "The request target must be a path: this is not a proxy.")
-        if len(hosts) != 1:
-            if hosts or not http_1_0:
-                raise HttpRefusal(400, 0, f"A request needs exactly one Host header; this one has {len(hosts)}.")
-            own = None
-        else:
-            own = _AUTHORITY.fullmatch(hosts[0].strip())
-            if own is None or int(own[2] or 0) > 65_535:
-                raise HttpRefusal(400, 0, "The Host header is not a name or an address with an optional port.")
-            if not under_any_name and not self._answers_to(own[1]):
-                raise HttpRefusal(
-                    MISDIRECTED,
-                    0,
-                    f"This broker does not answer under the name '{own[1]}'. Use its IP address, a name without a dot or a name in its "
-                    "certificate, or add the name to PARTIBUS_HOSTNAMES.",
-                )
-        site = (scheme, _plain(own[1]), int(own[2] or _PORTS[scheme])) if own is not None else None
+        site = None
+        if hosts or not http_1_0:
+            host, port = self._check_host(hosts, under_any_name)
+            site = (scheme, host, _PORTS[scheme] if port is None else port)
         for origin in origins:
             theirs = _site_of(origin)
             if theirs is None or (theirs != site and theirs not in self._origins):
@@ -64,8 +52,24 @@ class Sites:
                     "If it should, add its origin to PARTIBUS_ORIGINS.",
                 )
 
-    def _answers_to(self, host: str) -> bool:
-        name = _plain(host)
+    def _check_host(self, hosts: Sequence[str], under_any_name: bool) -> tuple[str, int | None]:
+        """The host and port that the request is for. Raises HttpRefusal."""
+        if len(hosts) != 1:
+            raise HttpRefusal(400, 0, f"A request needs exactly one Host header; this one has {len(hosts)}.")
+        own = _AUTHORITY.fullmatch(hosts[0].strip())
+        if own is None or int(own[2] or 0) > 65_535:
+            raise HttpRefusal(400, 0, "The Host header is not a name or an address with an optional port.")
+        name = _plain(own[1])
+        if not under_any_name and not self._answers_to(name):
+            raise HttpRefusal(
+                MISDIRECTED,
+                0,
+                f"This broker does not answer under the name '{own[1]}'. Use its IP address, a name without a dot or a name in its "
+                "certificate, or add the name to PARTIBUS_HOSTNAMES.",
+            )
+        return name, int(own[2]) if own[2] else None
+
+    def _answers_to(self, name: str) -> bool:
         if "." not in name or name.endswith(".localhost") or _is_address(name) or "*" in self._names or name in self._names:
             return True
         return f"*.{name.partition('.')[2]}" in self._names

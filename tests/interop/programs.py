@@ -78,6 +78,16 @@ def run_program(command: Sequence[str], cwd: Path, client: str, addresses: Addre
     return read_report(output, how)
 
 
+def run_java(folder: Path, main: str, heap: str, client: str, addresses: Addresses) -> Report:
+    """Run the class `main` of a Maven project with so much heap. It is built first when a source is younger than the last build."""
+    classes, classpath = folder / "target" / "classes", folder / "target" / "classpath.txt"
+    if not is_newer(classpath, [folder / "pom.xml", *folder.glob("src/**/*.java")]):
+        build(["mvn", "-q", "-B", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"], folder)
+        classpath.touch()
+    found = f"{classes}:{classpath.read_text(encoding='utf-8').strip()}"
+    return run_program(["java", f"-Xmx{heap}", "-XX:TieredStopAtLevel=1", "-cp", found, main], folder, client, addresses)
+
+
 def read_report(output: str, how: str) -> Report:
     """The results among the lines a program printed."""
     report = Report(output=f"{output[-1500:]}\n({how})")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -49,21 +49,11 @@ async def contents(log: Log, since: Position | None = None) -> list[list[bytes]]
     return [[bytes(record.body) for record in frame.records()] async for frame in frames]
 
 
-def segment_paths(root: Path) -> list[Path]:
-    """The segments below a real folder, oldest first."""
-    return sorted(root.rglob("*.segment"))
-
-
 def flip(path: Path, offset: int) -> None:
     """Turn one bit of a byte of a real file."""
     data = bytearray(path.read_bytes())
     data[offset] ^= 0x10
     path.write_bytes(data)
-
-
-def fixed_salt(byte: int = 7) -> Callable[[], bytes]:
-    """A salt that is the same every time."""
-    return lambda: bytes([byte]) * 16
 
 
 def flat(commits: Sequence[Sequence[bytes]]) -> list[bytes]:

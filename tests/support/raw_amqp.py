@@ -189,16 +189,20 @@ class RawConnection:
     def _fill(self, count: int, deadline: float) -> None:
         """Read until so many bytes are in the buffer, however many more come along."""
         while len(self._buffer) < count:
-            self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                data = self.socket.recv(256 * 1024)
-            except ConnectionResetError as error:
-                raise ConnectionEnded from error
-            finally:
-                self.socket.settimeout(WAIT_S)
-            if not data:
-                raise ConnectionEnded
-            self._buffer += data
+            self._buffer += self._receive(deadline)
+
+    def _receive(self, deadline: float) -> bytes:
+        """What the socket has next, at least one byte. Raises TimeoutError, ConnectionEnded."""
+        self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            data = self.socket.recv(256 * 1024)
+        except ConnectionResetError as error:
+            raise ConnectionEnded from error
+        finally:
+            self.socket.settimeout(WAIT_S)
+        if not data:
+            raise ConnectionEnded
+        return data
 
     def buffered(self) -> bool:
         """Whether a whole frame has been read from the socket already."""

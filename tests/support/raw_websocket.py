@@ -58,7 +58,7 @@ class WebSocketConnection(RawConnection):
         deadline = time.monotonic() + WAIT_S
         try:
             while b"\r\n\r\n" not in self._wire:
-                self._read(deadline)
+                self._wire += self._receive(deadline)
         except BaseException:
             self.socket.close()
             raise
@@ -76,7 +76,7 @@ class WebSocketConnection(RawConnection):
         while len(self._buffer) < count:
             found = self._next_message()
             if found is None:
-                self._read(deadline)
+                self._wire += self._receive(deadline)
                 continue
             kind, data = found
             if kind == CLOSE:
@@ -99,15 +99,3 @@ class WebSocketConnection(RawConnection):
         data = bytes(self._wire[begin : begin + length])
         del self._wire[: begin + length]
         return kind, data
-
-    def _read(self, deadline: float) -> None:
-        self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
-        try:
-            data = self.socket.recv(256 * 1024)
-        except ConnectionResetError as error:
-            raise ConnectionEnded from error
-        finally:
-            self.socket.settimeout(WAIT_S)
-        if not data:
-            raise ConnectionEnded
-        self._wire += data

@@ -109,10 +109,6 @@ async def test_a_checkpoint_shortens_the_replay() -> None:
     assert len((await harness.peek()).messages) == 51
 
 
-def _kinds(harness: Harness) -> set[int]:
-    return {record.kind for position in harness.log.disk.frames for record in harness.log._read(position).records()}
-
-
 @pytest.mark.parametrize("kind", [records.COUNTERS, records.RELOCATED])
 @pytest.mark.parametrize("error", [CommitFailed("no"), DiskFull("no room")])
 async def test_a_fault_in_the_upkeep_loses_nothing(kind: int, error: Exception) -> None:
