@@ -102,7 +102,7 @@ class Settings(BaseSettings):
     tls_key: Path | None = Field(None, description="Private key (PEM) of the certificate.")
     hostnames: HostNames = Field(
         ("host.docker.internal", "host.containers.internal"),
-        description="More names under which the HTTP port answers, separated by commas; `*.example.com` is any name one label below.",
+        description="More names under which the HTTP port answers, separated by commas. `*.example.com` stands for one label before it.",
     )
     origins: Origins = Field(
         (), description="Other sites whose web pages may use the HTTP port, separated by commas: `https://app.example.com`."
@@ -176,12 +176,12 @@ class Settings(BaseSettings):
     output_buffer_bytes_max: int = Field(
         4 * MIB,
         ge=64 * KIB,
-        description="Bytes waiting for a slow reader before its links are given nothing more; 256 KiB until it has shown that it reads.",
+        description="Output that may wait for a client before its links get no more; 256 KiB until the client has shown that it reads.",
     )
     total_output_bytes_max: int = Field(
         256 * MIB,
         ge=MIB,
-        description="The same over all connections. Beyond half of it, each one has room for its share of the rest alone, 16 KiB at least.",
+        description="The same over all connections. Once half is used, each connection has its share of the rest, at least 16 KiB.",
     )
     receive_cache_messages: int = Field(1_000, ge=0, description="Locked messages kept ready per connection for its next requests.")
     receive_cache_bytes: int = Field(4 * MIB, ge=0, description="The same in bytes.")
@@ -191,18 +191,18 @@ class Settings(BaseSettings):
     http_connections_max: int = Field(
         1_000,
         ge=1,
-        description="HTTP connections at a time, WebSockets included; a further client takes the place of the one that has waited longest.",
+        description="HTTP connections at a time, WebSockets included. A further client takes the place of the one that has waited longest.",
     )
     http_header_bytes_max: int = Field(16 * KIB, ge=1 * KIB, le=MIB, description="Longest request line and longest header field.")
     http_body_bytes_max: int = Field(MIB, ge=1 * KIB, le=128 * MIB, description="Largest body of an administration request.")
     http_header_timeout_ms: int = Field(
         5_000,
         ge=10,
-        description="Time for a request's whole header: of a new connection with its TLS handshake, of a kept one from its first byte. "
-        "Also for the AMQP header on a new WebSocket.",
+        description="Time for a whole request header: on a new connection including the TLS handshake, on a kept one from the first byte. "
+        "Also the time for the AMQP header on a new WebSocket.",
     )
     http_transfer_timeout_ms: int = Field(
-        30_000, ge=100, description="Time for the body of a request to arrive, and for a client to read what it was answered."
+        30_000, ge=100, description="Time for the body of a request to arrive, and for a client to read the answer."
     )
     http_keepalive_ms: int = Field(75_000, ge=100, description="How long an HTTP connection may stay idle between requests.")
 

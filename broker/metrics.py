@@ -128,8 +128,10 @@ class Metrics:
         self.connections_opened = counter("connections_opened", "AMQP connections opened.", ())
         self.connections_closed = counter("connections_closed", "AMQP connections closed.", ())
         self.active_links = gauge("active_links", "AMQP links attached now.")
-        self.inflight_bytes = gauge("inflight_bytes", "Received and not yet acknowledged bytes, parts of messages and requests included.")
-        self.unserved_bytes = gauge("unserved_bytes", "Bytes that were read from sockets and wait for their turn, over all connections.")
+        self.inflight_bytes = gauge("inflight_bytes", "Bytes received and not yet acknowledged, unfinished messages and requests included.")
+        self.unserved_bytes = gauge(
+            "unserved_bytes", "Bytes read from sockets that wait for their connection's turn, over all connections."
+        )
         self.http_requests = counter("http_requests", "HTTP requests answered, by status.", ("method", "status"))
         self.http_connections_refused = counter(
             "http_connections_refused", "HTTP connections that the broker ended, by reason.", ("reason",)
