@@ -118,14 +118,15 @@ class WebSocketWire:
         self._wake = asyncio.Event()
         self._may_read = asyncio.Event()
         self._may_read.set()
-        self._closing = False
+        self._closing = self._paused = False
         self.connection: Connection | None = None
 
     def write(self, data: bytes) -> None:
         self._waiting.append(data)
         self._waiting_bytes += len(data)
         self._wake.set()
-        if self._waiting_bytes > self._buffer_bytes_max and self.connection is not None:
+        if self._waiting_bytes > self._buffer_bytes_max and self.connection is not None and not self._paused:
+            self._paused = True
             self.connection.pause_writing()
 
     def get_write_buffer_size(self) -> int:
@@ -162,7 +163,9 @@ class WebSocketWire:
                 self._sending_bytes = size
                 await self._websocket.send_bytes(b"".join(waiting))
                 self._sending_bytes = 0
-                if size > self._buffer_bytes_max and self.connection is not None:
+                # Not by the size just sent: the bound may have grown since it was exceeded.
+                if self._paused and self._waiting_bytes <= self._buffer_bytes_max and self.connection is not None:
+                    self._paused = False
                     self.connection.resume_writing()
             if self._closing and not self._waiting:
                 await self._websocket.close()
