@@ -223,7 +223,9 @@ class Engine:
             for give_back, pn in self._written_off[:FREED_AT_ONCE]:
                 give_back(pn)
             del self._written_off[:FREED_AT_ONCE]
-        return self._lenience.outgoing(chunks) if self._lenience.watches else chunks
+        if self._lenience.watches:
+            return self._lenience.outgoing(chunks, all_is_served=not (self._intake.has_more or self._leaving))
+        return chunks
 
     @property
     def has_leftovers(self) -> bool:

@@ -32,7 +32,9 @@ class Intake:
 
     def take(self, data: bytes) -> list[Piece]:
         """What is to be pushed now, in order: what was kept, and the data as far as it may come through."""
-        if self._allowance is not None:
+        if self._refusal is not None:
+            data = b""  # it waits for what was kept, and nothing comes behind it
+        elif self._allowance is not None:
             data, self._refusal = self._allowance.take(data)
             if self._allowance.is_lifted:
                 self._allowance = None

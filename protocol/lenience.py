@@ -104,7 +104,7 @@ class Lenience:
         self._renamed = 0
         """In all sessions together."""
         self._departed: list[tuple[_Session, int]] = []
-        """Those among them whose link is detached: they may have an outcome in the next write, and in none after it."""
+        """Those among them whose link is detached: they may have an outcome until the detach is served, and none after that write."""
         self._head = b""
         """The begin of a frame, kept back until it can be judged."""
         self._missing = _HEADER_BYTES
@@ -273,12 +273,17 @@ class Lenience:
         """Whether what proton writes is to be given to `outgoing`."""
         return bool(self._renamed or self._unanswered)
 
-    def outgoing(self, chunks: list[bytes]) -> list[bytes]:
-        """What the peer is to be given of what proton has written: whole frames, the protocol header possibly before them."""
+    def outgoing(self, chunks: list[bytes], all_is_served: bool) -> list[bytes]:
+        """What the peer is to be given of what proton has written: whole frames, the protocol header possibly before them.
+
+        `all_is_served`: nothing that went through `incoming` is still to be looked at. Until then deliveries may yet have an outcome
+        although the detach of their link has come.
+        """
         found = [b"".join(self._answered(chunk)) for chunk in chunks]
-        for session, number in self._departed:
-            self._forget(session, number)
-        self._departed.clear()
+        if all_is_served:
+            for session, number in self._departed:
+                self._forget(session, number)
+            self._departed.clear()
         return found
 
     def _answered(self, chunk: bytes) -> Iterator[bytes]:

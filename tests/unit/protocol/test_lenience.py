@@ -229,6 +229,30 @@ def test_outcomes_in_the_write_that_answers_a_detach_have_the_senders_numbers(pe
     assert answered(peer) == [5, 5]
 
 
+def test_a_write_before_the_detach_is_served_forgets_no_number(peer: EnginePeer) -> None:
+    peer.sender()
+    for handle in (1, 2):
+        peer.receiver(handle)
+    # Too much for one turn: flows that make an event each stand between the transfers and the detach.
+    flows = [
+        raw.frame(raw.FLOW, [*raw.flow_fields(1 + each % 2, 0, 200 + each), None, None, None, {"a": "x" * 280}]) for each in range(200)
+    ]
+    events = peer.engine.receive(b"".join((*numbered([5, 5, 5]), *flows, detach(0))), 64)
+    found = deliveries(events)
+    assert len(found) == 3 and peer.engine.has_more
+    peer.hear()
+    peer.engine.accept(found[:1])
+    assert answered(peer) == [5]
+    while peer.engine.has_more:
+        events = peer.engine.receive(b"", 64)
+    assert of(events, LinkDetached)
+    peer.engine.accept(found[1:])
+    assert answered(peer) == [5, 5]
+    peer.release(events)
+    peer.hear()
+    assert not peer.engine._lenience.watches
+
+
 def test_transfers_on_a_link_that_is_closed_leave_nothing_behind(peer: EnginePeer) -> None:
     link = peer.sender()
     peer.say(transfer(0, 1))

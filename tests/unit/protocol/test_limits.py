@@ -111,6 +111,22 @@ def test_the_engine_closes_a_connection_beyond_its_allowance_and_keeps_nothing_o
     assert raw.condition_of(close) == RESOURCE_LIMIT and peer.engine.finished
 
 
+def test_what_is_beyond_the_allowance_is_refused_also_behind_what_is_too_much_for_one_turn() -> None:
+    peer = EnginePeer()
+    peer.engine.restrict()
+    peer.open()
+    for handle in range(2):
+        peer.receiver(handle)
+    # Every other flow makes an event, and all of them together more than one turn takes.
+    flows = [raw.frame(raw.FLOW, [*raw.flow_fields(each % 2, 0, 5 + each), None, None, None, {"a": "x" * 280}]) for each in range(150)]
+    events = peer.engine.receive(b"".join((*flows, TOO_MUCH["values of a transfer's state"])), 64)
+    assert peer.engine.has_more and not of(events, ConnectionClosed)
+    while peer.engine.has_more:
+        events = peer.engine.receive(SIGN_OF_LIFE, 64)
+    (closed,) = of(events, ConnectionClosed)
+    assert closed.error is not None and closed.error.condition == RESOURCE_LIMIT
+
+
 def test_once_lifted_everything_may_come_and_nothing_was_lost() -> None:
     peer = EnginePeer()
     peer.engine.restrict()
