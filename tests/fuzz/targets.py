@@ -135,7 +135,12 @@ class Peer:
     def _attached(self, link: Link) -> None:
         engine, random = self.engine, self._random
         engine.link_properties(link)
-        engine.source_filter(link)
+        engine.node_capabilities(link)
+        try:
+            engine.source_filter(link)
+        except DecodeError as error:  # what is no filter set is refused, as every filter but one
+            engine.refuse_link(link, ErrorCondition("amqp:decode-error", str(error)))
+            return
         if engine.source_is_dynamic(link) or engine.target_is_dynamic(link) or random.random() < 0.1:
             engine.refuse_link(link, ErrorCondition("amqp:not-found", "no such node"))
             return
