@@ -75,9 +75,7 @@ def check_entity_name(name: str) -> None:
             "periods (.), hyphens (-), and underscores (_).",
         )
     if any(segment in (".", "..") for segment in name.split("/")):
-        _refuse(
-            "Name", f"'{name}' contains the segment '.' or '..', which HTTP clients and proxies resolve: the name could not be reached."
-        )
+        _refuse("Name", f"'{name}' contains the segment '.' or '..', which HTTP clients and proxies resolve, so no request could reach it.")
     if _SUBSCRIPTION.search(name):
         _refuse("Name", f"'{name}' contains the segment 'subscriptions', which is reserved for the subscriptions of a topic.")
 

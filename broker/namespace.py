@@ -197,13 +197,13 @@ class Namespace:
         if key in self._damaged:
             return Refused(
                 Reason.PARTITION_UNAVAILABLE,
-                f"The description of '{name}' is damaged, and it is out of service until it is restored or deleted. Its messages are kept.",
+                f"The description of '{name}' is damaged. It is out of service until it is restored or deleted; its messages are kept.",
             )
         topic = key.partition("/subscriptions/")[0]
         if topic in self._unserved_topics:
             return Refused(
                 Reason.NOT_IMPLEMENTED,
-                f"'{name}' belongs to a topic of the configuration file. This version of the broker serves queues, and no topics yet.",
+                f"'{name}' belongs to a topic of the configuration file. This version of the broker does not serve topics yet.",
             )
         return Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))
 

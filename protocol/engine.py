@@ -565,7 +565,7 @@ class Engine:
         if self._partial_bytes > self._partial_bytes_max and self._partial_bytes > size:
             self._break(
                 "amqp:resource-limit-exceeded",
-                f"Messages of which only a part has arrived take {self._partial_bytes} bytes on this connection; "
+                f"Unfinished messages take {self._partial_bytes} bytes on this connection; "
                 f"{self._partial_bytes_max} are the maximum, unless it is a single one.",
             )
 

@@ -1,4 +1,4 @@
-"""What arrives from a peer, on its way to proton: judged, cut where a batch ends, and kept where it is too much for one turn."""
+"""The peer's bytes on their way to proton: checked against the bounds, corrected, cut where a batch ends, and kept for a later turn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from protocol.lenience import Lenience
 from protocol.limits import Allowance
 
 Piece = tuple[bytes, bool]
-"""Bytes, and whether they end with a transfer of batch format."""
+"""Bytes, and whether they end with a transfer of the batch format."""
 
 
 class Intake:
@@ -22,16 +22,16 @@ class Intake:
         self._kept: list[Piece] = []
 
     def restrict(self) -> None:
-        """Let through no more than what a peer needs to show that it may say anything. Before its first bytes."""
+        """Let through no more than a peer needs to present credentials. To be called before its first bytes."""
         self._allowance = Allowance()
 
     def lift_restriction(self) -> None:
-        """The peer has shown it."""
+        """The peer has presented credentials: let everything through."""
         if self._allowance is not None:
             self._allowance.lift()
 
     def take(self, data: bytes) -> list[Piece]:
-        """What is to be pushed now, in order: what was kept, and the data as far as it may come through."""
+        """Take bytes from the peer; gives the pieces to push now, in order, beginning with those that were kept."""
         if self._refusal is not None:
             data = b""  # it waits for what was kept, and nothing comes behind it
         elif self._allowance is not None:
@@ -54,5 +54,5 @@ class Intake:
 
     @property
     def refusal(self) -> ErrorCondition | None:
-        """Why what comes next is refused, once all that came before it has been pushed."""
+        """Why the rest of the stream is refused; None while pieces before it are still to be pushed."""
         return None if self._kept else self._refusal or self._finder.refusal

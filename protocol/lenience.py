@@ -1,24 +1,25 @@
-"""What the official Python client says and proton refuses, made good on both ends of the engine's byte stream.
+"""Corrects what the official Python client sends and proton would refuse, in both directions of the engine's byte stream.
 
 *Delivery-ids out of sequence* (AMQP 1.0 §2.7.5). Each session numbers its deliveries one by one, and proton closes the connection upon
-any other number. The Python client takes its numbers from a counter that its threads share without a lock: when a receiver is used
-from several threads (renewal of several locks, concurrent peeks), numbers come twice, in the wrong order, or with a gap. The
-service minds none of it (AMQP contract 4.3).
+any other number. The Python client takes its numbers from a counter that its threads share without a lock: when several threads use one
+receiver (renewal of several locks, concurrent peeks), numbers are repeated, swapped or left out. The service accepts them all
+(AMQP contract 4.3).
 
-On the way in, a delivery with another number than the next one is given that one, in the frame itself, and so is what belongs to it
-in further frames. On the way out, its outcome goes to the number that the client knows it by.
+On the way in, each delivery gets the number that proton expects next, written into all of its frames. On the way out, its outcome is
+sent under the client's own number.
 
     the client's numbers   5 6 6 9
     proton's               5 6 7 8      what proton says of 6 to 8 goes to the client as 6, 6 and 9
 
-*A detach behind an end* (§2.5.5), which it writes whenever it closes: the link went with its session, and the frame is dropped.
+*A detach behind an end* (§2.5.5), which the Python client sends whenever it closes. The link ended with its session, so the frame is
+dropped.
 
-Who numbers in order is hardly looked at here: `native/delivery_ids.c` walks over the plain frames, and stops where something is
-to be decided: a transfer with another number or in several frames, a link or session that comes or goes.
+A client that numbers in order costs little: `native/delivery_ids.c` walks over plain frames and stops at each frame that needs a
+decision: a transfer with another number or in several frames, a link or session that begins or ends.
 
-A frame is handed on once its performative is there, of which at most `_HEAD_BYTES_MAX` bytes are kept. What is malformed is proton's to
-refuse: from there on, this connection's bytes go through as they are. Refused as ever is a second delivery on a link whose first one
-is unfinished, unless it has the same number or tag: then nobody can tell the two apart.
+A frame is handed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept. Malformed frames are left for
+proton to refuse: from the first one on, this connection's bytes pass unchanged. Proton still refuses a second delivery on a link whose
+first one is unfinished. If both have the same number or tag, they cannot be told apart and count as one.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ class _Session:
     unfinished: dict[int, _Unfinished] = field(default_factory=dict)
     """By handle."""
     renamed: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Deliveries without an outcome that the peer numbers differently: proton's number → the peer's, and the link's handle."""
+    """Deliveries without an outcome yet whose number was changed: proton's number → the peer's number and the link's handle."""
 
 
 @dataclass(slots=True)
 class _Transfer:
-    """What counts of a transfer's fields."""
+    """The fields of a transfer that matter here."""
 
     handle: int
     given: int | None
@@ -87,7 +88,7 @@ class _Transfer:
 
 
 class Lenience:
-    """Both directions of one connection."""
+    """Corrects both directions of one connection."""
 
     def __init__(self, channel_max: int, frame_bytes_max: int) -> None:
         """Proton refuses frames above either bound."""
@@ -100,21 +101,22 @@ class Lenience:
         """Channels that had a session."""
         self._by_local_channel: dict[int, _Session] = {}
         self._unanswered: list[_Session] = []
-        """Begun by the peer, and not yet by us: our channel for them is not known."""
+        """Sessions begun by the peer and not yet by us, so that our channel for them is not known."""
         self._renamed = 0
-        """In all sessions together."""
+        """How many deliveries have another number, over all sessions."""
         self._departed: list[tuple[_Session, int]] = []
-        """Those among them whose link is detached: they may have an outcome until the detach is served, and none after that write."""
+        """Renumbered deliveries of detached links: they may have an outcome until the detach is served, and none after that write."""
         self._head = b""
-        """The begin of a frame, kept back until it can be judged."""
+        """The beginning of a frame, kept back until it can be judged."""
         self._missing = _HEADER_BYTES
-        """Bytes still to come of a frame that was judged; first, of the protocol header."""
+        """Bytes still to come of a frame that was judged; at first, of the protocol header."""
         self._lost = False
+        """The stream is malformed, and passes unchanged."""
 
     # --- in -----------------------------------------------------------------------------------------------------------------
 
     def incoming(self, data: bytes) -> bytes:
-        """What proton is to be given of the peer's stream, protocol header included."""
+        """Take bytes from the peer, protocol header included; gives the bytes for proton."""
         if self._lost:
             return data
         if self._head:
@@ -128,7 +130,7 @@ class Lenience:
         return data
 
     def _decide(self, data: bytes, offset: int) -> bytes:
-        """The same, from a frame on that is not plain."""
+        """As `incoming`, from the frame at `offset` on, which is not plain."""
         changed: list[bytes] = []
         taken, size = 0, len(data)
         while size - offset >= _HEADER_BYTES:
@@ -156,9 +158,9 @@ class Lenience:
         return b"".join((*changed, data[taken:size]))
 
     def _judge(self, head: bytes, frame_bytes: int) -> bytes | None:
-        """Look at a frame, of which the begin is enough; gives what is to stand in the place of `head`, if anything.
+        """Look at a frame by its beginning, `head`; gives the bytes that replace `head`, None to leave it.
 
-        Raises IndexError, struct.error or DecodeError where the frame ends too early; nothing has happened then.
+        Raises IndexError, struct.error or DecodeError where the frame ends too early; nothing has changed then.
         """
         code, value = _performative(head, frame_bytes)
         channel = int.from_bytes(head[6:8], "big")
@@ -197,7 +199,7 @@ class Lenience:
         self._unanswered.append(session)
 
     def _free_handle(self, session: _Session, handle: object) -> None:
-        """A link ends, or another one takes its handle."""
+        """The link of this handle ends, or another one takes its handle."""
         for unfinished in [key for key in session.unfinished if key == handle]:
             self._finish(session, unfinished)
         self._departed += [(session, number) for number, (_, of) in session.renamed.items() if of == handle]
@@ -228,7 +230,7 @@ class Lenience:
         if given == number or begun is not None:
             return None
         tag_end = transfer.places[min(3, len(transfer.places) - 1)]
-        # The tag goes: nobody looks at it, and the number may need its room.
+        # The tag is dropped: nothing reads it, and the number may need its room.
         renamed = self._with_number(head, value, transfer.places[1], tag_end, encode(UInt(number)) + _NULL)
         if renamed is not None and not transfer.has_no_outcome:
             self._forget(session, number)
@@ -237,7 +239,7 @@ class Lenience:
         return renamed
 
     def _continued(self, session: _Session, head: bytes, value: int, transfer: _Transfer, begun: _Unfinished) -> bytes | None:
-        """A further frame of a delivery: it goes on without a number, which means the number that the first frame has (§2.7.5)."""
+        """A further frame of a delivery: it needs no number, since it then has the first frame's (§2.7.5)."""
         if not transfer.goes_on:
             self._finish(session, transfer.handle)
         if transfer.has_no_outcome:
@@ -247,7 +249,7 @@ class Lenience:
         return self._with_number(head, value, transfer.places[1], transfer.places[2], _NULL)
 
     def _with_number(self, head: bytes, value: int, begin: int, end: int, replacement: bytes) -> bytes | None:
-        """The frame with other bytes in this place; None if they have no room."""
+        """The frame with `replacement` from `begin` to `end`; None if it would be too long."""
         more = len(replacement) - (end - begin)
         frame_bytes = _U32.unpack_from(head)[0] + more
         if head[value] == _LIST8:
@@ -274,10 +276,10 @@ class Lenience:
         return bool(self._renamed or self._unanswered)
 
     def outgoing(self, chunks: list[bytes], all_is_served: bool) -> list[bytes]:
-        """What the peer is to be given of what proton has written: whole frames, the protocol header possibly before them.
+        """Take what proton has written, whole frames with or without the protocol header; gives the bytes for the peer.
 
-        `all_is_served`: nothing that went through `incoming` is still to be looked at. Until then deliveries may yet have an outcome
-        although the detach of their link has come.
+        `all_is_served`: everything that went through `incoming` has been served. Until then, deliveries of a link whose detach has
+        arrived may still get an outcome.
         """
         found = [b"".join(self._answered(chunk)) for chunk in chunks]
         if all_is_served:
@@ -313,7 +315,7 @@ class Lenience:
                 return
 
     def _renumbered(self, frame: bytes) -> Iterator[bytes]:
-        """A disposition, as one or several, each about numbers of the peer that follow one another."""
+        """A disposition under the peer's numbers: one frame for each run of consecutive numbers."""
         session = self._by_local_channel.get(int.from_bytes(frame[6:8], "big"))
         count, place = elements(frame, 11)
         of_incoming, place = decode(frame, place)
@@ -384,7 +386,7 @@ def _is_true(head: bytes, place: int) -> bool:
 
 
 def _scalar(head: bytes, place: int) -> Any:
-    """A null, uint or binary. Nothing else is decoded here: what is nested may be large, and stands in none of these fields."""
+    """A null, uint or binary. Nothing else is decoded here: these fields hold nothing else, and a nested value may be large."""
     if head[place] not in _SCALARS:
         raise DecodeError("a field is of another type")
     return decode(head, place)[0]

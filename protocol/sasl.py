@@ -117,9 +117,9 @@ class SaslServer:
             _, user, password = response.decode().split("\0")
         except ValueError:  # also: no UTF-8
             return "malformed PLAIN response"
-        return (
-            "" if self._verify_plain(user, password) else f"SASL PLAIN: {user!r:.80} is no key of the namespace, or the password is wrong"
-        )
+        if self._verify_plain(user, password):
+            return ""
+        return f"SASL PLAIN: {user!r:.80} is not a key of the namespace, or the password is wrong"
 
     def _fail(self, step: Step, reason: str) -> None:
         step.failed, step.reason, self._buffer = True, reason, b""

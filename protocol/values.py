@@ -1,8 +1,8 @@
 """How long encoded values are and how many there are, found without decoding them (AMQP 1.0 §1.6).
 
-What a decoder makes of a value may take a hundred times the value's bytes, and a microsecond for each of its parts: a list of lists
-of 4 MB has four million of them. Whatever decodes what a peer sent first asks here how many values it is about to make, and refuses
-beyond its own bound. Counting stops at the bound, so a refusal is cheap however large the value is.
+A decoded value may take a hundred times the memory of its encoded bytes, and a microsecond for each of its parts: a list of lists
+of 4 MB has four million parts. So the code that decodes what a peer sent first asks here how many values that would make, and refuses
+more than its own bound. Counting stops at the bound, so a refusal is cheap however large the value is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from protocol.codec import DEPTH_MAX, DecodeError, decode
 
 VALUES_MAX = 32_768
-"""For what a client may reasonably send in one value: a management request for thousands of messages stays far below, and decoding
-so many takes some 15 ms."""
+"""The default bound. A management request for thousands of messages stays far below it, and decoding so many values takes some
+15 ms."""
 
 SIZE8, SIZE32, DESCRIBED, NO_TYPE = 0, -1, -2, -3
 _U32 = struct.Struct(">I")
@@ -25,7 +25,7 @@ class TooManyValues(DecodeError):
 
 
 def _spans() -> list[int]:
-    """For each constructor the bytes of the value including it, or how its size is to be found (§1.2)."""
+    """For each constructor: the size of the value in bytes, with the constructor, or how to find that size (§1.2)."""
     spans = [NO_TYPE] * 256
     widths = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
     for code in range(0x40, 0x100):
@@ -37,7 +37,7 @@ def _spans() -> list[int]:
 
 SPANS = _spans()
 _STEPS_MAX = 4 * DEPTH_MAX
-"""To step over one value: two for each level of descriptors, and more levels than DEPTH_MAX are refused by every decoder."""
+"""Steps to skip one value. A level of descriptors takes two, and every decoder refuses more levels than DEPTH_MAX."""
 
 
 def skip(buffer: bytes, offset: int) -> int:
@@ -63,10 +63,10 @@ def skip(buffer: bytes, offset: int) -> int:
 
 
 def count_values(buffer: bytes, offset: int, end: int, values_max: int) -> int:
-    """How many values stand between `offset` and `end`, those inside of lists, maps and arrays and the descriptors included.
+    """The number of values between `offset` and `end`, including descriptors and everything inside lists, maps and arrays.
 
-    Raises TooManyValues beyond `values_max`, and DecodeError, IndexError or struct.error where no value stands. An array whose
-    elements are compound is counted by its bytes, of which each value takes at least one.
+    An array of compound elements is counted by its size in bytes: each value takes at least one. Raises TooManyValues beyond
+    `values_max`, and DecodeError, IndexError or struct.error for bytes that are not values.
     """
     count = 0
     while offset < end:

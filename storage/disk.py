@@ -265,7 +265,7 @@ def publish_together(disk: Disk, paths: Sequence[Path], buffers: Sequence[bytes]
             with contextlib.suppress(OSError):
                 disk.remove(temporary)
         if is_changed:
-            raise CommitFailed(f"{paths[0]}: some of its names may be durable: {error.strerror}") from error
+            raise CommitFailed(f"{paths[0]}: it or its copy may have been replaced: {error.strerror}") from error
         raise commit_error(error, paths[0]) from error
 
 

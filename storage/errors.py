@@ -48,7 +48,7 @@ class RecordsMissing(CorruptRecord):
     """Records that were once durable are not there: a file is gone, or cut off."""
 
     def __init__(self, path: str, position: int, why: str, *, expected: int, found: int) -> None:
-        super().__init__(path, position, f"{why}: position {expected} was known to be there, and position {found} is where it ends")
+        super().__init__(path, position, f"{why}: position {expected} was expected, and position {found} was found")
         self.expected = expected
         """A position of the log that was known to be durable."""
         self.found = found

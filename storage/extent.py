@@ -111,7 +111,7 @@ class ExtentFile:
             slots = [self._decode(data[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES)]
             whole = [slot for slot in slots if slot is not None]
             if not whole:
-                raise CorruptRecord(str(self._path), 0, "nothing says any more what the log holds")
+                raise CorruptRecord(str(self._path), 0, "both slots are damaged, so what the log held is not known")
             self._number, extent = max(whole)
             self._is_sound = len(whole) == len(slots)
             if not self._is_sound:

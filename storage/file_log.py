@@ -428,7 +428,7 @@ class _Job:
         try:
             self._log._extent.rolled(self._rolled.segment.base)  # before anything in the segment is acknowledged
         except DiskFull as error:
-            raise CommitFailed(f"{opened.directory}: the new segment could not be noted: {error}") from error
+            raise CommitFailed(f"{opened.directory}: the new segment could not be recorded in the extent: {error}") from error
 
     def sync_error(self, error: OSError) -> Exception:
         return self._active.sync_error(error)

@@ -204,7 +204,7 @@ def _check_extent(directory: Path, live: list[Segment], known: Extent) -> None:
     if not live:
         raise RecordsMissing(str(directory), 0, "all segments of the log are missing", expected=known.durable, found=0)
     if live[0].header.salt != known.salt:
-        raise CorruptRecord(str(live[0].path), 0, "the segment belongs to another log than the one that was here")
+        raise CorruptRecord(str(live[0].path), 0, "the segment belongs to a different log than the extent")
     if (live[-1].base, live[-1].header.epoch) < (known.base, known.epoch):
         found = live[-1].base
         raise RecordsMissing(
@@ -214,7 +214,7 @@ def _check_extent(directory: Path, live: list[Segment], known: Extent) -> None:
         raise RecordsMissing(str(directory), 0, "the first segments are missing", expected=known.start, found=live[0].base)
     count = sum(segment.base <= known.base for segment in live)
     if count != known.segments:
-        why = f"{count} segments are there of {known.segments}"
+        why = f"{count} of {known.segments} segments are there"
         raise RecordsMissing(str(directory), 0, why, expected=known.durable, found=live[0].base)
 
 

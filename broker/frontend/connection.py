@@ -53,8 +53,8 @@ log = structlog.get_logger("connection")
 
 SERVER_PROPERTIES = {"product": "Partibus"}
 NO_CREDENTIALS = (
-    " This connection has shown no valid credentials: put a token to '$cbs', or log in with SASL PLAIN, the name of a key of the namespace"
-    " as user and the key as password."
+    " This connection has presented no valid credentials: put a token to '$cbs', or log in with SASL PLAIN, with the name of a key of the"
+    " namespace as user and the key as password."
 )
 CLOSE_TIMEOUT_S = 5.0
 """How long a client may take to read our last words."""
@@ -413,7 +413,7 @@ class Connection:
             self.close(
                 Refused(
                     Reason.NOT_ALLOWED,
-                    f"The idle time-out of {idle_timeout_ms} ms cannot be kept: {REMOTE_IDLE_TIMEOUT_MS_MIN} ms are the minimum.",
+                    f"The idle time-out of {idle_timeout_ms} ms is too short; the minimum is {REMOTE_IDLE_TIMEOUT_MS_MIN} ms.",
                 )
             )
         if len(self.services.connections) > settings.connections_max:
@@ -514,7 +514,7 @@ class Connection:
         stands = self.services.authorizer.stands
         ended = [audience for audience, claim in self.claims.items() if not stands(claim)]
         if ended:
-            self._end_claims(ended, "The key behind the token of this link was removed or changed. Please put a token of another key.")
+            self._end_claims(ended, "The key that signed this link's token was removed or changed. Please put a token of another key.")
 
     def _end_claims(self, ended: list[str], why: str) -> None:
         """Forget the claims put for these audiences, and close the links that no other claim permits."""
@@ -588,7 +588,7 @@ class Connection:
             if self.engine.link_count > 2 * links_max:
                 # Those beyond the maximum were refused, and the client has ended none of them: it keeps memory that way.
                 self.close(
-                    Refused(Reason.QUOTA_EXCEEDED, f"{links_max} links are the maximum for a connection, and as many more were refused.")
+                    Refused(Reason.QUOTA_EXCEEDED, f"A connection may have {links_max} links; as many more were refused and not ended.")
                 )
             if self.engine.link_count > links_max:
                 raise Refused(Reason.QUOTA_EXCEEDED, f"{links_max} links are the maximum for a connection.")

@@ -54,8 +54,8 @@ class Inflight:
                 stalest.close(
                     Refused(
                         Reason.QUOTA_EXCEEDED,
-                        f"Messages of which only a part has arrived take more than {self.bytes_max // 2} bytes over all connections. "
-                        f"This one has {held} bytes of them, and has waited longest for the rest. Please send them again.",
+                        f"Unfinished messages take more than {self.bytes_max // 2} bytes over all connections. This connection has "
+                        f"{held} bytes of them and has waited longest for the rest. Please send them again.",
                     )
                 )
         self._release()

@@ -35,8 +35,8 @@ def check_node(engine: Engine, link: Link) -> None:
         if capability in NOT_A_QUEUE:
             raise Refused(
                 Reason.NOT_IMPLEMENTED,
-                f"The attach asks for a node with the capability '{capability}', and the entity is a queue: each of its messages goes to "
-                "one receiver, and none to those that attach later.",
+                f"The attach asks for a node with the capability '{capability}', but the entity is a queue: each message goes to one "
+                "receiver only.",
             )
 
 
@@ -78,5 +78,5 @@ def _not_applied(name: str, value: Any) -> Refused:
     kind = FILTER_TYPES.get(kind, kind) if isinstance(kind, int) else kind
     what = f"'{name:.100}'" if kind == name else f"'{name:.100}' ({kind!s:.100})"
     return Refused(
-        Reason.NOT_IMPLEMENTED, f"The filter {what} is not supported by this version. Attach without it, and choose among what is received."
+        Reason.NOT_IMPLEMENTED, f"The filter {what} is not supported by this version. Attach without it, and filter messages in the client."
     )

@@ -242,7 +242,7 @@ class HttpServer:
             timeout=_CLOSE_TIMEOUT_S,
         )
         if not websocket.can_prepare(request):
-            raise HttpRefusal(400, 0, "This path is for WebSockets: the request's handshake is none that can be answered.")
+            raise HttpRefusal(400, 0, "This path is for WebSockets, and the request is not a valid WebSocket handshake.")
         connection = _connection_of(request)
         connection.becomes_websocket()
         await websocket.prepare(request)
@@ -283,7 +283,7 @@ class HttpServer:
         except (web.RequestPayloadError, HttpProcessingError) as error:
             log.debug("http.malformed", peer=request.remote, error=str(error))
             self._ended("malformed")
-            response = self._refuse(request, HttpRefusal(400, 40000, "The body is not what its header says."))
+            response = self._refuse(request, HttpRefusal(400, 40000, "The body does not match its header."))
             response.force_close()
         except Exception:
             log.exception("http.failed", method=request.method, path=request.path)

@@ -48,8 +48,8 @@ class Sites:
                 raise HttpRefusal(
                     403,
                     0,
-                    "The request comes from a web page of another site (its Origin header says so), which may not use this broker. "
-                    "If it should, add its origin to PARTIBUS_ORIGINS.",
+                    "The Origin header names another site, whose web pages may not use this broker. To permit them, add the origin to "
+                    "PARTIBUS_ORIGINS.",
                 )
 
     def _check_host(self, hosts: Sequence[str], under_any_name: bool) -> tuple[str, int | None]:

@@ -121,5 +121,5 @@ async def test_a_partition_that_has_lost_its_folder_or_its_last_segment_fails_at
         await asyncio.wait_for(running, 30)
     failed = {line["partition"]: line["error"] for line in lines if line["event"] == "partition.failed"}
     assert set(failed) == {1, 2}
-    assert str(tmp_path / "logs" / generation / "0001") in failed[1] and "was known to be there" in failed[1]
-    assert str(lost) in failed[2] and "was known to be there" in failed[2]
+    assert str(tmp_path / "logs" / generation / "0001") in failed[1] and "was expected" in failed[1]
+    assert str(lost) in failed[2] and "was expected" in failed[2]
