@@ -21,12 +21,16 @@ Hole = tuple[list[bytes], Sequence[Reference]]
 class Grant:
     """A `Locked` answer that may still grow while its batch lasts."""
 
-    __slots__ = ("answer", "client", "lease", "open")
+    __slots__ = ("answer", "bytes_left", "client", "lease", "open", "void")
 
     def __init__(self, client: ClientId, lease: Lease, answer: Locked) -> None:
         self.client, self.lease, self.answer = client, lease, answer
         self.open = True
         """More may be added: the client has not withdrawn since."""
+        self.bytes_left = 0
+        """What the client might be given beyond this, when it was last given something."""
+        self.void = 0
+        """How much of its demand ended with its bytes."""
 
 
 class Batch:

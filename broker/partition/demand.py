@@ -110,22 +110,29 @@ class DemandBook:
         """The eager waiter, other than this client, that asked last."""
         return next((waiter for waiter in reversed(self._eager.values()) if waiter.client != client), None)
 
-    def served(self, waiter: Waiter, count: int, size: int) -> bool:
-        """The waiter was given messages: its turn is over. True if they have used up its bytes before its count."""
+    def ask_again(self, client: ClientId, count: int, size: int, bytes_left: int) -> None:
+        """Raise a client's demand by what was taken from it: `count` messages, of which `size` bytes were given.
+
+        `bytes_left` is what it might still have been given then, for a client that does not wait any more.
+        """
+        waiter = self._waiting.get(client)
+        self.ask(client, count, size + (waiter.bytes if waiter is not None else bytes_left))
+
+    def served(self, waiter: Waiter, count: int, size: int) -> int:
+        """The waiter was given messages: its turn is over. Gives how much of its count is void, for they have used up its bytes."""
         waiter.count -= count
         waiter.bytes -= size
         assert waiter.count >= 0
-        is_void = waiter.bytes <= 0 < waiter.count
-        if is_void:
-            waiter.count = 0
+        void = waiter.count if waiter.bytes <= 0 else 0
+        waiter.count -= void
         self._eager.pop(waiter.client, None)
         if waiter.count:
             self.pass_turn(waiter.client)
-            return False
+            return 0
         self._waiting.pop(waiter.client)
         if self._leaving.pop(waiter.client, None):
             self._gone.append(waiter.client)
-        return is_void
+        return void
 
     def pass_turn(self, client: ClientId) -> None:
         """The client goes to the end of the turns."""

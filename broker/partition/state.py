@@ -371,7 +371,9 @@ class Partition:
                 self._batch.open_grants[client, subqueue.number] = grant
             size = sum(reference.size for reference in taken)
             self._batch.granted_bytes += size
-            if book.served(waiter, len(taken), size):
+            grant.void += book.served(waiter, len(taken), size)
+            grant.bytes_left = waiter.bytes
+            if grant.void:
                 grant.answer.voids_demand = True
         if expired:
             self._expire(expired)
@@ -459,7 +461,9 @@ class Partition:
         batch.holes = [hole for hole in batch.holes if hole[0] is not grant.answer.messages]
         self._fill(grant)
         if grant.open:
-            self._books[lease.subqueue.number].ask(grant.client, len(undone))
+            grant.answer.voids_demand = False
+            size = sum(reference.size for reference in undone)
+            self._books[lease.subqueue.number].ask_again(grant.client, len(undone) + grant.void, size, grant.bytes_left)
 
     # --- settling ---------------------------------------------------------------------------------------------------
 

@@ -18,12 +18,14 @@ from broker.operations import (
     Defer,
     Demand,
     Detach,
+    Failed,
     Locked,
     LockToken,
     Recall,
     Recalled,
     ReceiveDeferred,
     Release,
+    Send,
     Withdraw,
     Withdrawn,
 )
@@ -307,3 +309,30 @@ async def test_who_has_used_up_its_bytes_leaves_the_rest_to_others() -> None:
     mine, others = one(harness.take(1), Locked), one(harness.take(2), Locked)
     assert len(mine.tokens) == 2 and mine.voids_demand
     assert len(others.tokens) == 3 and not others.voids_demand
+
+
+async def test_demand_in_bytes_that_a_refused_send_had_used_up_waits_on_with_the_same_bound() -> None:
+    harness = Harness()
+    await harness.do(1, Demand(MAIN, 100, bytes_max=2_500))
+    harness.log.fill_disk()
+    assert [type(answer) for answer in await harness.do(2, Send([bytes(1_000)] * 5, None))] == [Failed]
+    assert harness.take(1) == [], "it was given nothing, and so not told that its demand is void"
+    harness.log.empty_disk()
+    await harness.send(bytes(1_000))
+    await harness.send(*[bytes(1_000)] * 5)
+    first, second = harness.take(1)
+    assert isinstance(first, Locked) and len(first.tokens) == 1 and not first.voids_demand
+    assert isinstance(second, Locked) and len(second.tokens) == 2 and second.voids_demand
+
+
+async def test_demand_of_which_a_full_disk_leaves_a_part_of_the_answer_is_void_only_if_the_answer_says_so() -> None:
+    harness = Harness()
+    await harness.send(bytes(1_000))
+    harness.log.fill_disk()
+    harness.post(2, Send([bytes(1_000)] * 5, None))
+    [mine] = await harness.do(1, Demand(MAIN, 100, bytes_max=2_500))
+    assert isinstance(mine, Locked) and len(mine.tokens) == 1 and not mine.voids_demand
+    harness.log.empty_disk()
+    await harness.send(*[bytes(1_000)] * 5)
+    [more] = harness.take(1)
+    assert isinstance(more, Locked) and len(more.tokens) == 2 and more.voids_demand
