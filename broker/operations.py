@@ -68,7 +68,7 @@ class Demand:
     tell_unmet: bool = False
     """Answer with `Unmet` as well if it cannot be met at once."""
     bytes_max: int = BYTES_UNBOUNDED
-    """When messages of so many bytes were given, the rest of the demand is void, and `Locked` says so; at least one is given."""
+    """Once messages of this many bytes were given, at least one, the rest of the demand is void, and `Locked` says so."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Defer:
 class DeadLetter:
     """Move locked messages to the dead-letter subqueue (AMQP contract 6.1). Answered with `Settled`.
 
-    What is in a dead-letter subqueue goes no further: it stays as it is and locked, with the failure NOT_ALLOWED (10.4).
+    A message in a dead-letter subqueue cannot go further: it stays as it is and locked, with the failure NOT_ALLOWED (10.4).
     """
 
     tokens: Sequence[LockToken]
@@ -177,8 +177,8 @@ class Watch:
 class ReceiveDeferred:
     """Lock deferred messages by sequence number. Answered with `Locked` (its `cookie` set) or `Failed`.
 
-    Fails if one of them is not there. Else locks those that one answer may hold (`Bounds.granted_bytes_max`), in the order
-    of `sequence_numbers` and at least one; the others stay as they are.
+    Fails if one of them does not exist. Otherwise locks the first of `sequence_numbers`, as many as one answer may hold
+    (`Bounds.granted_bytes_max`) and at least one; the others stay as they are.
     """
 
     subqueue: str
@@ -262,11 +262,11 @@ class Locked:
     changed: list[bytes | None]
     """Application properties to lay over the message's own, an encoded AMQP map, or None."""
     locked_until_ms: int
-    """In monotonic time; whoever shows it to a client adds `wall_ahead_ms`."""
+    """In monotonic time; add `wall_ahead_ms` before showing it to a client."""
     deferred: bool = False
     cookie: object = None
     voids_demand: bool = False
-    """The demand's bytes are used up: the client has none any more."""
+    """The demand's bytes are used up, so the partition has dropped the rest of the demand."""
 
 
 @dataclass(slots=True)
@@ -295,7 +295,7 @@ class Settled:
 
 @dataclass(slots=True)
 class Renewed:
-    """Locks last until `locked_until_ms`, in monotonic time, but for those in `failures` (by place in the operation)."""
+    """Locks last until `locked_until_ms`, in monotonic time, except those in `failures` (by place in the operation)."""
 
     locked_until_ms: int
     cookie: object
@@ -326,7 +326,7 @@ class Peeked:
 
 @dataclass(slots=True)
 class Arrived:
-    """There may be messages to look at that were not there before: the answer to `Watch`, which is over now."""
+    """There may be new messages to look at: the answer to `Watch`, which ends with it."""
 
     partition: int
     subqueue: str
@@ -334,11 +334,11 @@ class Arrived:
 
 @dataclass(slots=True)
 class Deleted:
-    """Messages are gone, durably."""
+    """`count` messages were removed, durably: the answer to `Delete`."""
 
     count: int
     next_sequence_number: int | None
-    """Where the next operation goes on; None if nothing is left to look at."""
+    """Where the next `Delete` continues; None if nothing is left to look at."""
     cookie: object
 
 

@@ -7,8 +7,8 @@
 Types are those that the official clients cast to (AMQP contract 5.5): `long` for sequence numbers, `timestamp` for times,
 `int` for the state, `short` for the partition; descriptors are smallulongs, for the Python client reads them at a fixed
 place. The ttl is the one in force, so that enqueued-time + ttl is when the message expires: the client computes it so.
-A delivery always has a delivery-annotations section, a lock or not (AMQP contract 5.5); a message that is only looked at
-has one if its sender set one.
+A delivery always has a delivery-annotations section, with or without a lock (AMQP contract 5.5); a message that is only shown
+has the section if its sender set it.
 
 One call per batch: what is the same for all its messages is prepared once. Nothing here knows links or partitions.
 """
@@ -56,13 +56,14 @@ _TOKEN_BYTES = 16
 _LOCK_TOKEN = b"\x00\x53\x71\xc1" + bytes((1 + len(_TOKEN_KEY) + _TOKEN_BYTES, 2)) + _TOKEN_KEY
 """The delivery-annotations section of a plain message with a lock, up to the token …"""
 _NO_TOKEN = b"\x00\x53\x71\xc1\x01\x00"
-"""… and the empty one of a message without."""
+"""… and the empty section of a message without a lock."""
 _NO_LOCK = (b"",)
 _SIZE_AND_COUNT = struct.Struct(">II")
 _SWAPS = [(slice(to, None, _TOKEN_BYTES), slice(source, None, _TOKEN_BYTES)) for to, source in enumerate((3, 2, 1, 0, 5, 4, 7, 6))]
-"""What a delivery tag and a uuid have in another order: one byte of every token, and where it comes from (AMQP contract 5.3)."""
+"""The bytes whose order differs between a delivery tag and a uuid: for all tokens, where the byte goes and where it comes from (AMQP
+contract 5.3)."""
 _FEW = 8
-"""From so many tokens on, swapping the bytes of all at once is faster than of one after the other."""
+"""From this many tokens on, swapping the bytes of all tokens at once is faster than one token after the other."""
 _SPLIT_TOKENS = struct.Struct(f"{_TOKEN_BYTES}s").iter_unpack
 
 _MAP_HEAD = struct.Struct(f">{len(_SECTION)}sII")
@@ -86,7 +87,7 @@ def deliverables(
     """The messages of a batch, in the batch's order.
 
     `peek_lock` is False for receive-and-delete, whose messages show no lock. `dead_letter_source` names the entity that
-    messages forwarded out of a dead-letter queue died in. `wall_ahead_ms` is what makes the end of the locks wall time (`broker/clock.py`).
+    messages forwarded out of a dead-letter queue died in. `wall_ahead_ms` converts the end of the locks to wall time (`broker/clock.py`).
     """
     constants = _constants(
         locked_until_ms=locked.locked_until_ms + wall_ahead_ms if peek_lock else None,
@@ -143,7 +144,7 @@ def _build_plain(locked: Locked, constants: _Constants, tokens: Iterable[tuple[b
 
 @lru_cache(maxsize=64)
 def _layout_from(begin_bytes: int, middle_bytes: int, shared_bytes: int) -> Callable[..., bytes]:
-    """Packs all that stands in front of a plain message: what it begins with, its token, its numbers, what the batch shares."""
+    """Packs the front of a plain message: its header, its token, its numbers, and what the batch shares."""
     return struct.Struct(f">{begin_bytes}s{middle_bytes}sq{len(_ENQUEUED_TIME)}sq{len(_ENQUEUE_SEQUENCE_NUMBER)}sq{shared_bytes}s").pack
 
 
@@ -214,7 +215,7 @@ def _build(
     changed: Sequence[bytes | None],
     tokens: Sequence[tuple[bytes]] | None,
 ) -> list[bytes]:
-    """The long way, for any message. `tokens` are None for messages that are not delivered, and empty where there is no lock."""
+    """The long way, for any message. `tokens` is None for messages that are only shown; a token is empty without a lock."""
     join, pack, unpack, head_bytes = b"".join, _NUMBERS.pack, HEAD.unpack_from, HEAD.size
     built = []
     for index, stored in enumerate(messages):

@@ -1,14 +1,14 @@
 """The client browses: a receiver whose source says `distribution-mode: copy` (§3.5.7; AMQP contract 5.2a).
 
-A browse goes through the partitions one after the other and shows each message once, as it stands: nothing is locked, counted or
-removed. It shows what `$management`'s peek shows, so also what is locked or deferred; `x-opt-message-state` tells. Then it follows:
-what arrives behind the last message shown of a partition is shown as it arrives, until the link is detached. A drain is answered when
-no partition has anything more to show. A partition that is down is passed over and looked at when it is back.
+A browse goes through the partitions one after the other and shows each message once: nothing is locked, counted or removed. It shows what
+`$management`'s peek shows, including locked and deferred messages; `x-opt-message-state` tells which. Then it follows: until the link is
+detached, messages that arrive behind the last one shown of a partition are shown too. A drain is answered when no partition has more
+to show. A partition that is down is passed over, and read when it is back.
 
-Messages are read from one partition at a time, in pages of bounded size, and only when there is credit for them and room for their
-bytes; what finds neither when it comes is thrown away and read again, so a link keeps nothing but its place in each partition.
-Each connection has one page under way at a time, and the broker has few (`PAGES_AT_ONCE`). At its end a link waits for the
-partitions to say that something has arrived (`Watch`): it does not poll.
+Messages are read from one partition at a time, in pages of bounded size, and only when there is credit and room for them. What finds
+neither when the page arrives is dropped and read again later, so a link keeps only its place in each partition. Each connection reads one
+page at a time, and the broker a few (`PAGES_AT_ONCE`). When everything was shown, a link does not poll: the partitions tell it when
+something has arrived (`Watch`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ PAGE_MESSAGES_MAX = 250
 PAGE_BYTES_MAX = 256 * 1024
 """A page may exceed it by its last message."""
 PAGES_AT_ONCE = 8
-"""In the whole broker: what they hold together is no more than 2 MiB, and eight messages."""
+"""In the whole broker: together they hold at most 2 MiB, and a last message each."""
 PAGE_WITHIN_S = 10.0
-"""A partition that has not shown a page by then is passed over, as one that is down."""
+"""A partition that takes longer for a page is passed over as if it were down."""
 LOOK_AGAIN_S = 0.25
-"""How long to wait before a partition is looked at again that was down."""
+"""How long to wait before looking at a partition again that was down."""
 LOOK_AGAIN_LATE_S = 30.0
-"""The same for one that was late: while it is waited for, it takes a turn from others."""
+"""The same for a partition that was late: waiting for it again takes one of the broker's few pages."""
 
 
 class BrowseLink:
@@ -81,7 +81,7 @@ class BrowseLink:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:
-        """The client's credit is another one, or the wire takes bytes again, or there may be more to show."""
+        """The client's credit has changed, the wire takes bytes again, or there may be more to show."""
         if self.link.gone or self._is_reading:
             return
         if self._unread and self._wanted() > 0:
@@ -91,7 +91,7 @@ class BrowseLink:
             self._finish_drain()
 
     def _wanted(self) -> int:
-        """How many messages may be shown now. Where there is no room, the connection calls `credit_granted` once there is."""
+        """How many messages may be shown now. Without room it is 0, and the connection calls `credit_granted` once there is room."""
         credit = self._engine.credit(self.link)
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
@@ -139,7 +139,7 @@ class BrowseLink:
             self._handles[number].post(Watch(self.subqueue, self._next[number]), self._client, self._answered)
 
     def _show(self, number: int, page: Peeked) -> bool:
-        """Send what the credit and the room still cover; False if that is not all of the page."""
+        """Send as much of the page as credit and room still allow; False if that is not all of it."""
         messages = peeked_messages(page, partitioned=len(self._handles) > 1)
         count = min(len(messages), max(self._wanted(), 0)) if messages else 0
         if count:
@@ -163,7 +163,7 @@ class BrowseLink:
     # --- following --------------------------------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
-        """Called by the partitions' tasks: what goes wrong here ends this connection, and no partition."""
+        """Called by the partitions' tasks: an error here must end this connection, and no partition."""
         if self.link.gone:
             return
         try:
@@ -176,7 +176,7 @@ class BrowseLink:
             self._connection.fail()
 
     def _pass_over(self, number: int, seconds: float) -> None:
-        """The partition is down, and has forgotten that it is watched. The place in it is kept."""
+        """Leave out a partition that is down, and has forgotten its watchers. The place in it is kept."""
         loop = asyncio.get_running_loop()
         self._unread.discard(number)
         self._down[number] = loop.time() + seconds
@@ -197,7 +197,7 @@ class BrowseLink:
     # --- settlement back --------------------------------------------------------------------------------------------
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """The client gives deliveries an outcome (§2.7.6). It is answered with the same one, and changes nothing."""
+        """The client gives deliveries an outcome (§2.7.6). It is answered with the same outcome, and changes nothing."""
         known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
         self._unsettled.difference_update(known)
         if event.settled:
@@ -212,7 +212,7 @@ class BrowseLink:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def detached(self) -> None:
-        """The link is gone, and nobody holds anything."""
+        """The link is gone: stop watching the partitions."""
         if self._look_again_timer is not None:
             self._look_again_timer.cancel()
             self._look_again_timer = None
@@ -222,7 +222,7 @@ class BrowseLink:
         self._unsettled.clear()
 
     def queue_changed(self) -> None:
-        """Other settings: the queue may not show messages any more."""
+        """The queue's settings have changed: it may not let messages out any more."""
         try:
             check_can_receive(self.queue)
         except Refused as why:

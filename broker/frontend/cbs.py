@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("cbs")
 
 AUDIENCE_CHARACTERS_MAX = 2_048
-"""A host name has 253 characters at most and the path of an entity 260; that of a subscription's dead letters, encoded, stays far below."""
+"""A host name has at most 253 characters and the path of an entity 260; even the encoded path of a subscription's dead letters is
+far shorter than this."""
 
 
 class CbsNode:

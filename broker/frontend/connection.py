@@ -59,10 +59,11 @@ NO_CREDENTIALS = (
 CLOSE_TIMEOUT_S = 5.0
 """How long a client may take to read our last words."""
 EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
-"""Taken from the engine in one turn, about, and dispatched between two looks at the clock: an attach takes 0.1 ms in each."""
+"""About how many events are taken from the engine in one turn, and how many are dispatched between two looks at the clock. An attach costs
+0.1 ms in either place."""
 REMOTE_IDLE_TIMEOUT_MS_MIN = 1_000
-"""The shortest time a client may bear to hear nothing (§2.4.5): each one costs a sign of life per half of it. The official clients ask
-for 60 s."""
+"""The shortest idle time-out that a client may announce (§2.4.5): the broker must send an empty frame twice within it. The official clients
+announce 60 s."""
 
 
 class Connection:
@@ -98,15 +99,15 @@ class Connection:
         self._hungry: set[OutgoingLink | BrowseLink | ResponseLink] = set()
         self._holds: set[str] = set()
         self._inflight_bytes = self._partial_bytes = 0
-        """Of messages that wait for their outcome, and of those whose last frame has not come."""
+        """Bytes of messages that wait for their outcome, and of unfinished messages."""
         self.cost_under_way = 0
         """Kept by `Pace`."""
         self._closed = self._failed = False
         self._is_served = False
         self._undone: list[Event] = []
-        """Events that are left for a later turn: what is served takes no longer than its slice of time."""
+        """Events left for a later turn, because the slice of time was used up."""
         self._written_in_all = self._written = self._written_in = 0
-        """Bytes of the last write, and the turn of it (`OutputTotal.turn`)."""
+        """Bytes written since the beginning, bytes of the last write, and its turn (`OutputTotal.turn`)."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._tick_timer: asyncio.TimerHandle | None = None
         self._claim_timer: asyncio.TimerHandle | None = None
@@ -133,7 +134,7 @@ class Connection:
             self.fail()
 
     def _take(self, data: bytes) -> None:
-        """Bytes of the AMQP layer; none to go on with those that are left."""
+        """Take bytes of the AMQP layer; b"" goes on with bytes that the engine has kept."""
         events = self.engine.receive(data, EVENTS_AT_ONCE) if self._is_served else self.engine.receive(data)
         if self.engine.partial_bytes != self._partial_bytes:
             self._count_partial()
@@ -141,7 +142,7 @@ class Connection:
         self.flush_soon()
 
     def fail(self) -> None:
-        """To be called where an exception that nobody foresaw was caught: ends this connection, loudly, and no other."""
+        """End this connection after an unexpected exception, with a traceback in the log, and no other connection."""
         log.exception("connection.failed", peer=self.peer, container=self.container_id)
         self._failed = True
         self.wire.abort()
@@ -165,7 +166,7 @@ class Connection:
         return bool(self._undone or self.engine.has_more) and not (self._closed or self._failed)
 
     def may_be_served(self) -> bool:
-        """False while it has its share of what is under way (`turns.Client`)."""
+        """False while it has more than its share of the work under way (`turns.Client`)."""
         return not self.services.pace.sets_aside(self)
 
     def eof_received(self) -> None:
@@ -218,9 +219,9 @@ class Connection:
             self._loop.call_soon(self._flush)
 
     def flush_if_done(self) -> None:
-        """Write now if nothing more of this client is under way, for no other answer is to be waited for; else at the end of the turn.
+        """Write now if nothing more of this client is under way, because no other answer will follow; else at the end of the turn.
 
-        Who sends one message at a time has its answer a whole turn of a busy event loop earlier.
+        A client that sends one message at a time then has its answer a whole turn of a busy event loop earlier.
         """
         if self.cost_under_way:
             self.flush_soon()
@@ -309,17 +310,17 @@ class Connection:
 
     @property
     def room(self) -> int:
-        """How many bytes may wait for this client: what its reading has earned, and no more than its share of what there is for all."""
+        """How many bytes may wait for this client: as much as its reading has earned, and at most its share of the total."""
         return min(self._room.bytes, self.services.output.room)
 
     def waiting_bytes(self) -> int:
-        """All that takes memory here until the client has read it: unread, waiting for credit, and held ready on the shelves."""
+        """Pending output in bytes: unread, waiting for credit, or held ready on the shelves."""
         return self.unread_bytes() + self.response_bytes + self.cache.bytes
 
     def unread_bytes(self) -> int:
-        """What links have given, and the wire has not taken yet, or the client holds back.
+        """Bytes that links have handed over and the client has not taken.
 
-        uvloop's transports tell of a write only when they have tried it, at the end of a turn: one just made counts as waiting.
+        uvloop's transports count a write only when they have tried it, at the end of a turn, so the last write counts as unread until then.
         """
         just_written = self._written if self.services.output.turn - self._written_in < 2 else 0
         in_engine = 0 if self._closed else self.engine.unsent_bytes_of_all()
@@ -328,7 +329,7 @@ class Connection:
     # --- bounds -----------------------------------------------------------------------------------------------------
 
     def took(self, size: int, messages: int) -> None:
-        """So many bytes of so many messages wait for their outcome."""
+        """Messages of `size` bytes wait for their outcome from now on."""
         self._inflight_bytes += size
         self.services.inflight.add(self, size)
         self.services.pace.add(self, size, messages)
@@ -336,18 +337,18 @@ class Connection:
             self.hold_reading("connection")
 
     def finished_with(self, size: int, messages: int) -> None:
-        """They have it."""
+        """Messages of `size` bytes have their outcome."""
         self._inflight_bytes -= size
         self.services.inflight.remove(size)
         self.services.pace.remove(self, size, messages)
         if "connection" in self._holds:
             taken = self._inflight_bytes + self._partial_bytes
-            # Parts become free by reading on alone, so they never keep the connection from it.
+            # Unfinished messages are released only by reading on, so they never keep the connection from reading.
             if not self._inflight_bytes or taken <= self.services.settings.connection_inflight_bytes_max // 2:
                 self.release_reading("connection")
 
     def _count_partial(self) -> None:
-        """More or less is held of messages that are not whole."""
+        """The engine holds another number of bytes of unfinished messages."""
         self._partial_bytes = self.engine.partial_bytes
         self.services.inflight.set_partial(self, self._partial_bytes)
 
@@ -497,7 +498,7 @@ class Connection:
             self._claim_timer = self._loop.call_later(delay_ms / 1000, self._claims_ran_out)
 
     def clock_was_set(self) -> None:
-        """Tokens expire in wall time, which has stepped: those that have run out end now, and the timer counts anew."""
+        """The wall clock has stepped, and tokens expire by it: end those that have expired, and set the timer again."""
         if self._claim_timer is not None:
             self._claim_timer.cancel()
             self._claims_ran_out()
@@ -586,7 +587,7 @@ class Connection:
         try:
             links_max = self.services.settings.links_per_connection_max
             if self.engine.link_count > 2 * links_max:
-                # Those beyond the maximum were refused, and the client has ended none of them: it keeps memory that way.
+                # Links beyond the maximum were refused. A client that does not end them keeps memory in use.
                 self.close(
                     Refused(Reason.QUOTA_EXCEEDED, f"A connection may have {links_max} links; as many more were refused and not ended.")
                 )

@@ -87,7 +87,7 @@ class DemandPlan:
         return plan
 
     def answered(self, number: int, count: int, *, voids_demand: bool = False) -> None:
-        """A partition has locked `count` messages for the link; with `voids_demand` it has more, and will not give it unasked."""
+        """A partition has locked `count` messages for the link; with `voids_demand` it has more, but gives it only to a new demand."""
         rest = 0 if voids_demand else self.asked[number] - count
         self.asked[number] = max(rest, 0)
         self._flowing[number] = rest <= 0

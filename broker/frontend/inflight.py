@@ -1,8 +1,8 @@
-"""Bytes received and not yet acknowledged, over all connections: messages that wait for their outcome, and parts of messages.
+"""Bytes received and not yet acknowledged, over all connections: messages that wait for their outcome, and unfinished messages.
 
-Over the bound, whoever sends is not read from until half of it is free. Parts are a different matter, since they become free only by
-reading on: they may have half of the bound, and beyond it the connection whose parts have waited longest for their next byte is closed.
-So the first half can always become free, and whoever really sends is never the one to go.
+Over the bound, reading pauses for each connection that sends, until half of the bound is free. Unfinished messages are released only by
+reading on, so they are bounded differently: they may take half of the bound. Beyond that, the connection whose unfinished messages have
+waited longest for their next byte is closed. So the first half can always become free, and a client that is really sending is not closed.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ class Inflight:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
-        """All of them, parts included."""
+        """All bytes in flight, unfinished messages included."""
         self.partial_bytes = 0
-        """Of messages whose last frame has not come."""
+        """Bytes of unfinished messages, whose last frame has not arrived."""
         self._partial: dict[Connection, int] = {}
-        """The same by connection; who had the last byte stands last."""
+        """The same by connection, in the order in which their last bytes arrived."""
         self._waiting: set[Connection] = set()
 
     def add(self, connection: Connection, size: int) -> None:
-        """So many bytes of a connection wait for their outcome."""
+        """A connection has `size` more bytes that wait for their outcome."""
         self.bytes += size
         if self.bytes > self.bytes_max:
             self._waiting.add(connection)
             connection.hold_reading("total")
 
     def remove(self, size: int) -> None:
-        """So many bytes have got it."""
+        """`size` bytes have their outcome: release them from the bound."""
         self.bytes -= size
         self._release()
 
     def set_partial(self, connection: Connection, size: int) -> None:
-        """A connection now holds so many bytes of messages that are not whole."""
+        """A connection now holds `size` bytes of unfinished messages."""
         self._forget_partial(connection)
         if size:
             self._partial[connection] = size
@@ -72,7 +72,7 @@ class Inflight:
                 connection.release_reading("total")
 
     def forget(self, connection: Connection) -> None:
-        """A connection is gone. What of it still waits for an outcome gets one, and is removed then."""
+        """A connection is gone. Its messages that wait for an outcome stay counted until they have it."""
         self._waiting.discard(connection)
         self._forget_partial(connection)
         self._release()

@@ -20,11 +20,11 @@ log = structlog.get_logger("listener")
 
 UNSENT_BYTES_MAX = 128 * 1024
 _HEADER_BYTES = 8
-"""Of a protocol header, with which SASL begins too (§2.2, §5.3.1)."""
+"""The size of a protocol header (§2.2), SASL's too (§5.3.1)."""
 
 
 class StreamProtocol(asyncio.BufferedProtocol):
-    """One TCP or TLS connection. What it sends is served when it is its turn."""
+    """One TCP or TLS connection. Its bytes are served when it is its turn (`turns.py`)."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -43,7 +43,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
         self._inbox = Inbox(self._connection)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to put the next bytes: one buffer for all, since what is in it is taken out before anybody else reads."""
+        """Where to put the next bytes: one buffer serves all connections, because it is emptied after each read."""
         return self._services.read_buffer[: self._services.turns.read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -72,7 +72,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
 
 
 class Gone:
-    """The `Wire` of a connection whose socket is gone, and whose last bytes are still to be served."""
+    """The `Wire` of a connection whose socket is gone while its last bytes are still to be served."""
 
     def write(self, data: bytes) -> None:
         pass
@@ -97,7 +97,7 @@ class Gone:
 
 
 def _keep_little_unsent(sock: socket.socket | None) -> None:
-    """Have the kernel hold little that is not on its way (Linux): what a client does not read waits here, where it is counted."""
+    """Let the kernel buffer little unsent output (Linux), so that output that a client does not read waits here, where it is counted."""
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError, AttributeError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
@@ -209,7 +209,7 @@ async def serve_websocket(
         if reader in done and not writer.done():
             if isinstance(reader.exception(), TimeoutError):
                 log.debug("websocket.silent", peer=connection.peer)
-                wire.abort()  # who did not begin will hardly answer a close
+                wire.abort()  # a client that sent nothing will hardly answer a close
             else:
                 wire.close()
             async with asyncio.timeout(services.settings.shutdown_timeout_ms / 1000):

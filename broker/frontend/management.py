@@ -166,8 +166,8 @@ class ManagementNode:
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
         """Deferred messages, in a partitioned entity all of one partition (AMQP contract 10.6).
 
-        Fails if one is not there. Else gives those that fit into one response, the first ones asked for; the others are left as
-        they are, to be asked for again.
+        Fails if one of them does not exist. Otherwise gives the first ones asked for that fit into one response; the others are left as
+        they are, and the client can ask for them again.
         """
         check_can_receive(self._queue)
         numbers = _integers(body, "sequence-numbers")
@@ -238,10 +238,10 @@ class ManagementNode:
         return _ok({})
 
     async def _batch_delete(self, body: dict[str, Any]) -> Response:
-        """Remove messages, the oldest of each partition first, as many of one as of the other while they have them.
+        """Remove the oldest messages of each partition, as many from each while they have them.
 
-        The service does not offer this for partitioned entities (AMQP contract 7.3.11). A partition that is down keeps what it
-        has; the client is told if nothing else could be removed.
+        The service does not offer this for partitioned entities (AMQP contract 7.3.11). A partition that is down keeps its messages;
+        the client gets an error only if nothing could be removed from the others.
         """
         check_can_receive(self._queue)
         if body.get("session-id") is not None:

@@ -1,17 +1,17 @@
-"""What waits for clients that read slowly or not at all: bounded for each connection, and for all of them together.
+"""Bounds the output that waits for clients that read slowly or not at all: for each connection, and for all of them together.
 
 *Each.* A connection has little room (ROOM_BYTES_FIRST) until its client has shown that it reads. When its socket has taken twice as much,
 which is more than the kernel holds for a client that does not read, the room doubles, and again each time that as much was taken, up to
 `output_buffer_bytes_max`. A client that never reads holds next to nothing, however much credit it grants, and one that reads
 has all it can use after a few turns.
 
-*All together.* Half of the bound is for whoever comes first. When that is used up (`is_over`), the rest is shared out: each connection has
-room for an equal share and no more, so those that read are served on, and those that do not cannot exceed the whole. Who
-has left its share unread is held, and asks again shortly. What a connection itself keeps back (a response, a shelf) does not hold it: it
-would wait for itself.
+*All together.* Half of the bound goes to whoever comes first. Once it is used up (`is_over`), the rest is shared: each connection has
+room for an equal share only. So clients that read continue to be served, and those that do not cannot exceed the bound. A connection
+whose client has left its share unread is held, and asks again shortly. What the connection itself keeps back (a response, a shelf)
+does not count for holding it: it would wait for itself.
 
-What waits is counted no more often than the bound asks for it: what connections are given is added up, batch by batch, and says
-how much may wait at most. Only when that sum reaches the bound, what really waits is counted, of those that were given something.
+Counting all waiting output is expensive, so it is recounted only near the limit. Until then the sum of what connections were given, batch
+by batch, is an upper bound.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Protocol
 
 ROOM_BYTES_FIRST = 256 * 1024
 SHARE_BYTES_MIN = 16 * 1024
-"""What a connection may have waiting however many there are: with nothing it could not go on."""
+"""The smallest share, however many connections there are: a connection without room could never go on."""
 LOOK_AGAIN_S = 0.1
 """How long a connection is held before it may ask again."""
 
 
 class Room:
-    """How many bytes may wait in one connection, as far as its client has shown that it reads."""
+    """How many bytes may wait in one connection. It grows as the client reads."""
 
     __slots__ = ("_bytes_max", "_grows_at", "bytes")
 
@@ -47,13 +47,13 @@ class Room:
 
 
 class Output(Protocol):
-    """A connection, as far as it matters here."""
+    """The part of a connection that the bound needs."""
 
     def waiting_bytes(self) -> int:
-        """All that takes memory here until the client has read it."""
+        """Pending output in bytes: everything that takes memory until the client has read it."""
 
     def unread_bytes(self) -> int:
-        """The part of it that is on its way, and waits for nothing but the client."""
+        """The part of it that only waits for the client to read."""
 
     def flush_soon(self) -> None:
         """Try again to write, and to serve the links that found no room."""
@@ -65,13 +65,13 @@ class OutputTotal:
     def __init__(self, bytes_max: int, room_bytes_max: int, connections: Collection[Output]) -> None:
         """`room_bytes_max` is a connection's own bound; `connections` are those that there are, at any time."""
         self.turn = 0
-        """Goes up with the turns of the event loop in which something was given, and by 2 where time has passed."""
+        """Counts the event loop's turns in which output was given. Goes up by 2 when time has passed without any."""
         self.room = room_bytes_max
         """How many bytes may wait in one connection now."""
         self.is_over = False
         self._free_max, self._room_max, self._connections = bytes_max // 2, room_bytes_max, connections
         self._uncounted_max = self._free_max
-        """How much more may be given before what waits has to be counted."""
+        """How many more bytes may be given before waiting output is counted again."""
         self._given: set[Output] = set()
         """Connections in which something may wait."""
         self._held: set[Output] = set()
@@ -79,7 +79,7 @@ class OutputTotal:
         self._turn_is_marked = False
 
     def add(self, connection: Output, size: int) -> None:
-        """So many bytes were given to a connection."""
+        """A connection was given `size` bytes of output."""
         self._given.add(connection)
         self._uncounted_max -= size
         if not self._turn_is_marked:
@@ -113,7 +113,7 @@ class OutputTotal:
         return True
 
     def shelf_bytes(self, room: int) -> int:
-        """How many bytes a connection with so much room may hold ready for its next requests."""
+        """How many bytes a connection with `room` bytes of room may hold ready for its next requests."""
         return room // 4 if self.is_over else room
 
     def forget(self, connection: Output) -> None:

@@ -1,12 +1,12 @@
-"""How much work is under way over all connections before senders are set aside.
+"""Bounds the work under way over all connections: beyond a limit, senders with more than their share are set aside.
 
-Everything that is under way stands before the next message in the partitions, in the log and in the answers, so a light sender waits
-for all that heavy ones have there. Beyond `limit` the connections that have more than an equal share under way are therefore set
-aside (`turns.py`), and their bytes wait where they hold up nobody but themselves. This is for latency; `inflight.py` bounds the memory.
+A new message waits in the partitions, the log and the answers behind all the work that is already there, so a light sender waits for
+heavy ones. Therefore, beyond `limit`, connections with more than an equal share of the work under way are set aside (`turns.py`): their
+bytes then hold up only themselves. This is for latency; `inflight.py` bounds the memory.
 
-A commit costs nearly the same for few messages as for many, so what is under way must still be enough to keep disk and processor busy.
-When senders are set aside while the event loop has nothing to do, the disk is what is slow, and the limit rises; it falls when the
-loop is busy again, or nobody waits.
+A commit costs nearly the same for few messages as for many, so enough must be under way to keep disk and processor busy. When senders are
+set aside while the event loop is idle, the disk is the bottleneck, and the limit rises. It falls when the loop is busy again, or when
+no sender is set aside.
 
 Used in the event loop.
 """
@@ -18,27 +18,27 @@ from collections.abc import Callable
 from typing import Protocol
 
 MESSAGE_COST = 2 * 1024
-"""What a message costs beside its bytes, in bytes: about that much more time than a message without any takes."""
+"""The fixed cost of a message, in bytes: a message takes about as much time as this many bytes more would."""
 LIMIT = 1536 * 1024
 """Cost that is under way before senders are set aside: some 500 messages of 1 KiB, which take about 5 ms from end to end."""
 LIMIT_MAX = 8 * LIMIT
 """Some 4,000 messages of 1 KiB: 40,000 a second on a disk that takes 100 ms for a sync."""
 LIMIT_AMONG_HEAVY = 4 * LIMIT
-"""The same where no light client would notice: larger commits cost less."""
+"""The limit while no light client is served: larger commits cost less for a message."""
 LOOK_S = 0.005
 IDLE_TURN_S = 0.000_3
-"""A turn of the event loop that is shorter than this had next to nothing to do."""
+"""A turn of the event loop shorter than this counts as idle."""
 
 
 class Sender(Protocol):
-    """A connection, as far as it matters here."""
+    """The part of a connection that the pace needs."""
 
     cost_under_way: int
-    """Kept here."""
+    """Cost of its messages under way, as in `Pace.cost`. Only the pace writes it."""
 
 
 class Pace:
-    """The work of all connections."""
+    """The bound on the work of all connections."""
 
     def __init__(self, on_room: Callable[[], None], has_light: Callable[[], bool], elapsed_s: Callable[[], float]) -> None:
         """`on_room` is called when senders that were set aside may go on; `has_light` tells whether light clients are served.
@@ -46,7 +46,7 @@ class Pace:
         `elapsed_s` is a clock that does not run backwards.
         """
         self.cost = 0
-        """Of all that is under way: see MESSAGE_COST."""
+        """Of all messages under way: their bytes, and MESSAGE_COST for each."""
         self.limit = LIMIT
         self._on_room, self._has_light, self._elapsed_s = on_room, has_light, elapsed_s
         self._senders = 0
@@ -55,7 +55,7 @@ class Pace:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, sender: Sender, size: int, messages: int) -> None:
-        """So many bytes and messages are under way."""
+        """Messages of `size` bytes have come under way."""
         cost = size + messages * MESSAGE_COST
         self.cost += cost
         if not sender.cost_under_way:
@@ -63,7 +63,7 @@ class Pace:
         sender.cost_under_way += cost
 
     def remove(self, sender: Sender, size: int, messages: int) -> None:
-        """They have their outcome."""
+        """Messages of `size` bytes have their outcome."""
         cost = size + messages * MESSAGE_COST
         self.cost -= cost
         sender.cost_under_way -= cost
@@ -81,7 +81,7 @@ class Pace:
         return self.limit if self._has_light() else max(self.limit, LIMIT_AMONG_HEAVY)
 
     def sets_aside(self, sender: Sender) -> bool:
-        """As `holds`; if so, `on_room` is called when it is to be asked again."""
+        """As `holds`; if True, `on_room` is called when the sender may ask again."""
         if not self.holds(sender):
             return False
         self._set_aside = True

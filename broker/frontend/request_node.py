@@ -30,7 +30,7 @@ REQUESTS_UNDER_WAY_MAX = 10 * REQUEST_CREDIT
 RESPONSES_WAITING_MAX = 1_000
 RESPONSES_WAITING_BYTES_MAX = 16 * 1024 * 1024
 VALUE_BYTES = 64
-"""What a decoded value takes beside its encoded bytes, at least."""
+"""The memory that a decoded value takes beside its encoded bytes, at least."""
 PROPERTIES, APPLICATION_PROPERTIES, VALUE = 0x73, 0x74, 0x77
 MESSAGE_ID, REPLY_TO = 0, 4  # places in the properties list (§3.2.4)
 
@@ -46,7 +46,7 @@ class Request:
     body: Any
     """The amqp-value; None without one."""
     size: int = field(default=0, compare=False)
-    """What it takes in memory, about, in bytes."""
+    """About how much memory it takes, in bytes."""
 
 
 @dataclass(slots=True)
@@ -57,16 +57,16 @@ class Response:
     """Application properties, the status among them."""
     body: Any = None
     unsent: Callable[[], None] | None = None
-    """Called if the response cannot be sent: nobody has seen what it holds."""
+    """Called if the response is never sent, so that what it holds can be given back."""
 
 
 class Handler(Protocol):
     """What a node does with its requests."""
 
     request_bytes_max: int
-    """The largest request taken."""
+    """The largest request accepted, in bytes."""
     request_values_max: int
-    """How many values it may be made of, as every one of them takes time to decode."""
+    """The largest number of values in a request: each one takes time to decode."""
 
     async def respond(self, request: Request) -> Response:
         """Carry the request out. Never raises but for cancellation: a request without a response blocks its client for ever."""

@@ -1,6 +1,6 @@
-"""What all connections share: the broker's parts, the bounds over all of them, and who is there.
+"""What all connections share: the broker's parts, the bounds over all connections, and the set of them.
 
-Made once, by `server.py`; every connection is given it and says when it comes and goes.
+`server.py` makes one; every connection has it, joins when it begins and leaves when it ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Services:
-    """What every connection is given: the broker's parts, made once."""
+    """The broker's parts, as every connection uses them."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Services:
         self.connections: set[Connection] = set()
         self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)
         self.browse_turns = asyncio.Semaphore(PAGES_AT_ONCE)
-        """Pages that browsing links may have under way; `Connection.browse_turn` is a connection's one."""
+        """Taken for each page that a browsing link reads; `Connection.browse_turn` allows a connection one at a time."""
         self._alone = asyncio.Event()
         self._alone.set()
         namespace.rules_changed = self._rules_changed

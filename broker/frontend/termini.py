@@ -1,8 +1,8 @@
-"""What an attach asks of the broker's end of a link, and what the broker can keep.
+"""Checks what an attach asks of its source and target, and refuses what the broker does not do.
 
-A field that would be accepted and ignored lets a client believe what is not so: a selector that selects nothing removes the messages
-that it was to leave alone. Such an attach is refused (AMQP contract 5.2a). Fields that ordinary clients set without counting on them
-(durability, expiry, outcomes) are answered as they came.
+A field that is accepted and ignored misleads the client: with a selector that is ignored, a receiver removes messages that it was meant to
+leave alone. Such an attach is refused (AMQP contract 5.2a). Fields that ordinary clients set without relying on them (durability,
+expiry, outcomes) are echoed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOT_A_QUEUE = frozenset({"topic", "temporary-topic", "shared", "temporary-queue"
 
 
 def check_node(engine: Engine, link: Link) -> None:
-    """Raises Refused for what a link to an entity asks for in vain. A receiver's session filter is `check_sessions`' to judge."""
+    """Raises Refused if a link to an entity asks for what the broker does not do. `check_sessions` judges a receiver's session filter."""
     for name, value in _filters(engine, link).items():
         if link.incoming or name != SESSION_FILTER:
             raise _not_applied(name, value)
@@ -53,7 +53,7 @@ def check_sessions(engine: Engine, link: Link, queue: Queue, address: Address) -
 
 
 def check_request_node(engine: Engine, link: Link) -> None:
-    """Raises Refused for what a link to `$cbs` or `$management` asks for in vain."""
+    """Raises Refused if a link to `$cbs` or `$management` asks for what the broker does not do."""
     for name, value in _filters(engine, link).items():
         raise _not_applied(name, value)
     if link.copies and not link.incoming:
@@ -61,7 +61,7 @@ def check_request_node(engine: Engine, link: Link) -> None:
 
 
 def check_dynamic(engine: Engine, link: Link) -> None:
-    """Raises Refused for a node that is to be made for the link (§3.5.3, §3.5.4)."""
+    """Raises Refused if the link asks for a dynamic node (§3.5.3, §3.5.4)."""
     if engine.source_is_dynamic(link) or engine.target_is_dynamic(link):
         raise Refused(Reason.NOT_IMPLEMENTED, "Dynamic nodes are not supported: attach to an existing entity.")
 

@@ -1,4 +1,4 @@
-"""What a connection writes to, and reads from: the one seam to the socket."""
+"""The seam between a connection and its socket."""
 
 from __future__ import annotations
 
