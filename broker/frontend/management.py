@@ -114,6 +114,7 @@ class ManagementNode:
 
         A partition that is down is stepped over. Where there is nothing else to show the client is told that there may be more.
         """
+        _check_no_session(body)
         start = _integer(body, "from-sequence-number")
         count = min(_integer(body, "message-count"), PEEK_MESSAGES_MAX)
         if count <= 0:
@@ -170,6 +171,7 @@ class ManagementNode:
         they are, and the client can ask for them again.
         """
         check_can_receive(self._queue)
+        _check_no_session(body)
         numbers = _integers(body, "sequence-numbers")
         mode = _integer(body, "receiver-settle-mode", PEEK_LOCK)
         if not numbers:
@@ -244,12 +246,11 @@ class ManagementNode:
         the client gets an error only if nothing could be removed from the others.
         """
         check_can_receive(self._queue)
-        if body.get("session-id") is not None:
-            raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
+        _check_no_session(body)
         count = _integer(body, "message-count")
         if not 0 < count <= DELETED_MESSAGES_MAX:
             raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be from 1 to {DELETED_MESSAGES_MAX}.")
-        before_ms = _integer(body, "enqueued-time-utc", self._connection.services.clock.now_ms())
+        before_ms = _integer(body, "enqueued-time-utc")  # no default: one misspelt field must not delete what it meant to keep
         deleted, refusals = 0, []
         starts = dict.fromkeys(range(self._queue.description.partitions), 0)
         while starts and deleted < count:
@@ -335,6 +336,12 @@ def _refusal(why: Refused) -> Response:
     return Response(
         {"statusCode": Int(status), "statusDescription": why.description, "errorCondition": Symbol(condition)},
     )
+
+
+def _check_no_session(body: dict[str, Any]) -> None:
+    """Refuse a request for the messages of one session: it would be carried out for all messages instead."""
+    if body.get("session-id") is not None:
+        raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
 
 
 def _integer(body: dict[str, Any], key: str, default: int | None = None) -> int:

@@ -552,6 +552,19 @@ async def test_a_malformed_request_is_refused_before_a_partition_hears_of_it(ope
     assert work.metric("user_errors") == 1
 
 
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("peek-message", {"from-sequence-number": 1, "message-count": 5}),
+        ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": 1}),
+    ],
+)
+async def test_messages_of_one_session_are_refused_where_those_of_all_would_be_given(operation: str, body: dict[str, Any]) -> None:
+    work = await bench()
+    assert status(await work.ask(operation, {**body, "session-id": "s"})) == (501, "amqp:not-implemented")
+    assert not any(part.posted for part in work.stack.parts)
+
+
 @pytest.mark.parametrize("operation", ["renew-lock", "update-disposition", "receive-by-sequence-number"])
 async def test_a_request_names_at_most_4000_messages(operation: str) -> None:
     assert TOKENS_MAX == 4_000
