@@ -14,8 +14,8 @@
     …                    the bare message (§3.2): properties, application-properties, body, footer, each as it came
 
 All numbers big endian. The header ends here; a delivery gets its own (`frontend/annotations.py`), as it gets the
-annotations that only the broker may set, so a sender's are dropped. Few senders set delivery-annotations, so that most
-messages are of version 1. The bare message is never decoded
+annotations that only the broker may set, so a sender's are dropped. Few senders set delivery-annotations, so most
+messages have version 1. The bare message is never decoded
 and encoded again. One thing is added to it: a message without message-id is given one, since the official JS client
 cannot settle a message that has none (AMQP contract, gotcha 20). Sections are put into the order of the specification.
 
@@ -57,7 +57,7 @@ HAS_PRIORITY, HAS_TIME_TO_LIVE = 1, 2
 KEY_CHARACTERS_MAX = 128
 """Of a message-id, session-id or partition-key (AMQP contract 10.1)."""
 METADATA_BYTES_MAX = 65_536
-"""Of all annotations, properties and application-properties together (AMQP contract 10.1, header size)."""
+"""Bound on all annotations, properties and application-properties together (AMQP contract 10.1, header size)."""
 PROPERTY_BYTES_MAX = 32_768
 """Of one property, as it is encoded (AMQP contract 10.1, header size)."""
 
@@ -362,7 +362,7 @@ def _annotations(payload: bytes, value: int, end: int) -> _Annotations:
 
 
 def _delivery_annotations(payload: bytes, value: int, end: int) -> bytes:
-    """A sender's delivery-annotations as they rest, with their number and size in front; empty if none is kept."""
+    """A sender's delivery-annotations in stored form, with their number and size in front; empty if none is kept."""
     places = pairs(payload, value, end)
     kept = [
         payload[at_key:behind]

@@ -15,13 +15,14 @@ little endian.
 
 Files of version 1 have no number, which counts as 0, and the name follows at 20.
 
-A file's name begins with that of the document, as far as it is plain, and goes on with a digest of it. A change is acknowledged once both
-files are durable. So a crash leaves the old one, the new one or one of each, and a damaged or missing file costs nothing: the other
-serves, and the file is made anew at the next load. A document of which no file can be read is `damaged`: reported and left alone.
+A file's name begins with the plain characters of the document's name and ends with a digest of it. A change is acknowledged once both
+files are durable. So a crash leaves two old files, two new ones or one of each, and a damaged or missing file costs nothing: the other
+serves, and the next load writes the file again. A document without a readable file is `damaged`: reported and left alone.
 
-A deletion renames both files, to `….deleted` and `….copy-deleted`, which asks a full disk for nothing, and stays as the record that the
-document was deleted and not lost, until the owner has cleared away what belonged to it (`forget`). It is acknowledged once neither
-file bears its old name: where one does, the document was put again later, or the deletion was cut short; it lives.
+A deletion renames both files, to `….deleted` and `….copy-deleted`, which needs no room on a full disk. The renamed files stay as the
+record that the document was deleted and not lost, until the owner has cleared away what belonged to it (`forget`). A deletion is
+acknowledged once neither file has its old name. If one still has, the document exists: it was put again later, or the deletion was cut
+short.
 
 *An unknown outcome.* When the folder cannot be synced, its last change may be on the disk or not. It is made known by making it
 anew: the next sync then has something to write, and is no mere repetition of the one that failed (durability rule 4).
@@ -68,13 +69,13 @@ _log = structlog.get_logger("catalogue")
 
 @dataclass(slots=True, frozen=True)
 class Damaged:
-    """A document of which no file can be read. Its files are left as they are."""
+    """A document without a readable file. Its files are left as they are."""
 
     name: str | None
-    """If the files' names tell it, as they do where all its characters are plain."""
+    """The document's name, if the names of its files contain all of it: all its characters are plain."""
     files: list[Path]
     remains: list[bytes]
-    """What is in them, as far as the disk gives it."""
+    """The contents of the files, as far as they can be read."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,14 +99,14 @@ class Catalogue:
         self._unknown: set[str] = set()
         """Documents whose last change has an outcome that is not known."""
         self._numbers: dict[str, int] = {}
-        """The highest number that was given to each document, as far as it was read or written."""
+        """The highest number of each document that was read or written."""
         self.damaged: list[Damaged] = []
         """What the last `load_all` could not read."""
 
     async def load_all(self) -> dict[str, bytes]:
-        """All documents by name, durably as they are read; removes what a crash has left half done, and repairs what has a good copy.
+        """All documents by name, durable as read. Removes what a crash has left half done, and repairs files that have a good copy.
 
-        What cannot be read is in `damaged` afterwards. Raises UnknownFormat, DiskFailed.
+        Documents that cannot be read are in `damaged` afterwards. Raises UnknownFormat, DiskFailed.
         """
         async with self._turn:
             return await run_to_end(None, self._load_all)
@@ -166,7 +167,7 @@ class Catalogue:
         return documents
 
     def _read_newest(self, stem: str, names: set[str]) -> tuple[_Copy, list[Path]] | None:
-        """The whole file with the highest number, and the paths where a file like it is to be; None if no file is whole (`damaged`)."""
+        """The whole file with the highest number, and the paths that need a file like it; None if no file is whole (`damaged`)."""
         paths = [self._directory / f"{stem}{suffix}" for suffix in _LIVE]
         found = [self._read_copy(path) for path in paths if path.name in names]
         whole = [copy for copy in found if isinstance(copy, _Copy)]
@@ -182,7 +183,7 @@ class Catalogue:
         return newest, others
 
     def _repair(self, broken: list[tuple[_Copy, list[Path]]]) -> None:
-        """Give each of these documents its second file again. Where the disk refuses, the next load or put does it."""
+        """Write the missing or older files of these documents again. If the disk refuses, the next load or put does it."""
         for number, (copy, paths) in enumerate(broken):
             try:
                 publish_together(self._disk, paths, _encode(copy.name, copy.number, copy.document), sync_directory=False)
@@ -210,7 +211,7 @@ class Catalogue:
             raise disk_error(error, self._directory) from error
 
     def _read_copy(self, path: Path) -> _Copy | bytes:
-        """The document in a file, or, if it is damaged, which is reported, what is in the file. Raises UnknownFormat."""
+        """The document in a file; if the file is damaged, which is reported, its bytes. Raises UnknownFormat."""
         data = b""
         try:
             data = self._read(path)
@@ -254,7 +255,7 @@ class Catalogue:
                 if live.name not in names:
                     if deleted.name not in names or name not in self._unknown:
                         continue
-                    self._disk.rename(deleted, live)  # durability rule 4: only what is changed anew is written by the next sync
+                    self._disk.rename(deleted, live)  # durability rule 4: the next sync writes only what is changed again
                 self._disk.rename(live, deleted)
                 is_changed = True
             if is_changed:
@@ -300,7 +301,7 @@ def _stems(names: set[str], suffixes: tuple[str, str]) -> list[str]:
 
 
 def _name_of(stem: str) -> str | None:
-    """The document's name, if that of its files has all of it."""
+    """The document's name, if the name of its files contains all of it."""
     name = stem[: -(2 * _DIGEST_BYTES + 1)]
     return name if file_name_of(name) == f"{stem}{DOCUMENT_SUFFIX}" else None
 

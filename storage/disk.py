@@ -240,10 +240,10 @@ def publish(disk: Disk, path: Path, buffers: Sequence[bytes]) -> int:
 
 
 def publish_together(disk: Disk, paths: Sequence[Path], buffers: Sequence[bytes], *, sync_directory: bool = True) -> None:
-    """Make files of the same content appear in one directory, each whole or not at all, and durably.
+    """Make files with the same content appear in one directory, each whole or not at all, and durably.
 
-    `sync_directory` false leaves the directory to the caller. Raises DiskFull if nothing happened, CommitFailed if some of the names
-    may be durable, or all of them.
+    With `sync_directory` False the caller syncs the directory. Raises DiskFull if nothing happened, CommitFailed if some or all of
+    the files may have been replaced.
     """
     temporaries = [path.with_name(path.name + TEMPORARY_SUFFIX) for path in paths]
     is_changed = False

@@ -50,6 +50,6 @@ class RecordsMissing(CorruptRecord):
     def __init__(self, path: str, position: int, why: str, *, expected: int, found: int) -> None:
         super().__init__(path, position, f"{why}: position {expected} was expected, and position {found} was found")
         self.expected = expected
-        """A position of the log that was known to be durable."""
+        """A position that the log is known to have reached."""
         self.found = found
-        """What there is instead."""
+        """The position that its files show instead."""

@@ -1,12 +1,12 @@
-"""Extent: what a log is known to hold, kept apart from the log, so that files which are missing are missed.
+"""Extent: what a log is known to hold, kept outside the log's folder, so that missing files are noticed.
 
-A log's own files cannot tell that its folder or its last segment is gone: what is left looks like an older log in good order. So a
-file outside that folder says which segments there are and up to which position all is durable. It is written
-- when a log is claimed or rolled, before the first commit in the new segment is acknowledged: a segment that it does not know of
-  yet holds nothing that anybody was told of;
-- behind each checkpoint;
+A log's own files cannot show that its folder or its last segment is gone: the rest looks like an older log in good order. So a file
+outside that folder records which segments there are and up to which position everything is durable. It is written
+- when a log is claimed or rolled, before the first commit in the new segment is acknowledged: a segment that the extent does not know
+  holds nothing that was acknowledged;
+- after each checkpoint;
 - before trimmed segments are removed.
-So at every moment a crash leaves a log that holds at least what its extent says.
+So after a crash at any moment the log holds at least what its extent says.
 
 The file has two slots of 512 bytes, one sector each. All numbers are little endian.
 
@@ -29,8 +29,8 @@ The file has two slots of 512 bytes, one sector each. All numbers are little end
         88   184  the entity's generation identifier, UTF-8
        272     …  zeros
 
-A new version is written to the slot that does not hold the last one, and synced; then the other slot gets a copy, which is left to
-the system. So a torn write leaves the version before, and one damaged slot nothing worse than a report.
+A new version is written to the slot that does not hold the last one, and synced; then it is copied to the other slot, without a
+sync. So a torn write leaves the version before, and one damaged slot costs no more than a report.
 """
 
 from __future__ import annotations
@@ -88,17 +88,17 @@ class ExtentFile:
         self._number = 0
         self._bases: list[Position] = []
         self._extent: Extent | None = None
-        """As it is to be."""
+        """The extent as it must become."""
         self._kept: Extent | None = None
-        """As it is known to be on stable storage."""
+        """The extent that is known to be on stable storage."""
         self._exists = False
         self._is_sound = False
         """The file may be written to: both slots are whole, and no write to it has failed."""
 
     def read(self) -> Extent | None:
-        """What was kept, None if nothing ever was.
+        """The extent in the file; None without a file.
 
-        Raises CorruptRecord if there is a file and nothing in it can be read; UnknownFormat, OSError.
+        Raises CorruptRecord if both slots are damaged; UnknownFormat, OSError.
         """
         with self._mutex:
             self._exists = self._is_sound = False
@@ -159,7 +159,7 @@ class ExtentFile:
             else:
                 self._publish(slot)
         except StorageError:
-            self._is_sound = False  # durability rule 4: what failed to be synced is written to another file
+            self._is_sound = False  # durability rule 4: after a failed sync, write to a new file
             raise
         except OSError as error:
             self._is_sound = False

@@ -57,7 +57,7 @@ class Shared:
 
     root: Path
     extents: Path
-    """The extents of all logs: outside `root`, so that what happens to a log's folder does not happen to them."""
+    """The extents of all logs: outside `root`, so that a lost log folder does not take them with it."""
     disk: Disk
     committer: Committer
     executor: Executor
@@ -176,7 +176,7 @@ class FileLog:
         try:
             known = self._extent.read()
         except CorruptRecord as error:
-            # Its being there says that there was a log. Which one, and how much of it, only the log's own files can say now.
+            # That the file exists says that there was a log. Only the log's own files can say now which one, and how much it held.
             if not any(name.endswith(SEGMENT_SUFFIX) for name in shared.disk.names(self._directory)):
                 raise
             _log.error("extent.damaged", path=error.path, why=error.why, directory=str(self._directory))
@@ -368,7 +368,7 @@ class FileLog:
             try:
                 await run_to_end(shared.executor, lambda: self._give_back(opened))
             except (OSError, StorageError) as error:
-                # No reader heeds these files any more: they cost room, and nothing else. The log goes on.
+                # Nothing reads these files any more. They only take room, so the log goes on.
                 if not self._is_untidy:
                     path = opened.strays[0] if opened.strays else self._directory
                     _log.warning("log.not_trimmed", path=str(path), files=len(opened.strays), error=str(error))
@@ -376,7 +376,7 @@ class FileLog:
                 shared.untidy(self)
 
     async def tidy(self) -> bool:
-        """Remove what was trimmed and is still there; True if nothing is left to do. Never raises for the disk's sake."""
+        """Remove trimmed files that are still there; True if none are left. A disk that refuses raises nothing."""
         async with self._housekeeping:
             opened = self._opened
             if self._state is not _State.OPEN or opened is None:
@@ -391,8 +391,8 @@ class FileLog:
             return True
 
     def _give_back(self, opened: OpenLog) -> None:
-        """Remove what was trimmed. In a thread."""
-        self._extent.trimmed(opened.segments[0].base)  # before they go: from then on they are not missed
+        """Remove trimmed files. Runs in a thread."""
+        self._extent.trimmed(opened.segments[0].base)  # first, so that the removed files do not count as missing
         remove_strays(self._shared.disk, opened)
 
     async def _roll(self, limit: Position) -> None:

@@ -36,9 +36,9 @@ DELETED_SUFFIX = "#deleted"
 """No percent-encoded name holds a `#`."""
 _PARTITION = re.compile(rf"([0-9a-f]{{4}})(?:{re.escape(EXTENT_SUFFIX)})?")
 TIDY_DELAY_MS = 1_000
-"""After the disk would not remove a trimmed file it is tried again; the delay doubles while nothing of any log can be removed …"""
+"""How soon to try again after the disk refused to remove a trimmed file. The delay doubles while no log's files can be removed …"""
 TIDY_DELAY_MS_MAX = 600_000
-"""… up to this."""
+"""… up to this maximum."""
 NAME_BYTES_MAX = 240
 """Of an entity's percent-encoded name; file systems allow 255, and the suffix wants room."""
 
@@ -54,9 +54,9 @@ class FileLogStore:
     open_files_max: descriptors kept open for reading.
     reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk, 0 for none, and how often it is tried to
     take it again once it was given up.
-    tidy_delay_ms: how soon it is tried again to remove files that were trimmed and that the disk would not remove.
+    tidy_delay_ms: how soon to try again to remove trimmed files, after the disk refused.
     make_salt: 16 random bytes for each new log.
-    failed: told when a background task has died: commits may then stay unsynced, and the broker has to end.
+    failed: called when a background task has died. Commits may then stay unsynced, so the broker must stop.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class FileLogStore:
             raise disk_error(error, directory) from error
 
     def _forget(self, name: str) -> None:
-        """Remove the extents of an entity whose logs are to be removed: they are not missed."""
+        """Remove the extents of an entity whose logs are about to be removed, so that they do not count as missing."""
         if name in self._disk.names(self._shared.extents):
             self._disk.remove_tree(self._shared.extents / name)
             self._disk.sync_directory(self._shared.extents)
@@ -261,7 +261,7 @@ class FileLogStore:
         self._holding = None
 
     def _tidy_later(self, log: FileLog) -> None:
-        """Try to remove what the log has trimmed, until the disk lets us."""
+        """Try to remove what the log has trimmed, until the disk permits it."""
         self._untidy.add(log)
         if self._tidying is None:
             self._tidying = start_background(self._tidy(), "storage-tidy", self._failed)

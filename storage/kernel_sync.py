@@ -39,7 +39,7 @@ _EVENT = struct.Struct("=QQqq")
 _FDSYNC = 3
 _FLAG_EVENTFD = 1
 _SYNCS_MAX = 1024
-"""How many one system call submits or reaps. The kernel may have more under way: it rounds the room for them up."""
+"""How many syncs one system call submits or reaps. More may be under way: the kernel rounds the size of its queue up."""
 
 
 class KernelSyncQueue:

@@ -171,7 +171,7 @@ class LogStore(Protocol):
         """The partitions of an entity that have a log, ascending: those ever claimed. Opens none. Raises DiskFailed."""
 
     async def missing(self) -> dict[str, list[int]]:
-        """The partitions of which it is known that they had a log, and that have none, by entity. Opens none. Raises DiskFailed."""
+        """The partitions, by entity, that are known to have had a log and have none now. Opens no log. Raises DiskFailed."""
 
     async def delete(self, entity: str) -> None:
         """Delete all logs of an entity, durably. They must be closed."""

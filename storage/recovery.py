@@ -10,7 +10,7 @@ Invariants (durability rules 4 and 5):
 - every claim begins a new segment, and never writes to one that another owner wrote. The frames of which it is not known
   that they are durable are written again into the new segment: a sync that failed may have left them in memory alone,
   where they read well until the power goes, and syncing that file again would write nothing;
-- what the log's extent (`extent.py`) says must be there, or it is damage, whatever the log's own files look like;
+- anything that the log's extent (`extent.py`) records and that is missing is damage, whatever the log's own files look like;
 - nothing is changed before it is known that the claim's epoch is good.
 """
 
@@ -88,8 +88,8 @@ def claim_log(
 ) -> OpenLog:
     """Become the owner of the log in `directory`; `salt` is for a new one. Durable when it returns.
 
-    The caller then keeps the new extent, and only after that clears up (`clear_up`): until then the old files may be asked for.
-    known: what is known to be there; None if nothing is: the directory exists then, and the log may be new.
+    The caller then writes the new extent, and only then clears up (`clear_up`): until then the old extent may need the old files.
+    known: the log's extent; None if it has none. Then the directory must exist, and the log may be new.
     rewritten_bytes_max: REWRITTEN_BYTES_MAX, or 0 where there is hardly room for what must be written.
     Raises CorruptRecord, Fenced, CommitFailed, DiskFull, UnknownFormat, OSError.
     """
@@ -134,7 +134,7 @@ def reclaim_log(disk: Disk, log: OpenLog, epoch: int | None, rewritten_bytes_max
 
 
 def extent_of(log: OpenLog) -> Extent:
-    """What is known of a log that was claimed just now."""
+    """The extent of a log that was just claimed."""
     last = log.active.segment
     return Extent(
         log.segments[0].base, last.base, last.header.epoch, log.durable, log.checkpoint_position, len(log.segments), last.header.salt
@@ -142,7 +142,7 @@ def extent_of(log: OpenLog) -> Extent:
 
 
 def clear_up(disk: Disk, log: OpenLog) -> None:
-    """Give back what no reader heeds: files never published, those trimmed, void segments, and what is void in the one before the last."""
+    """Remove what nothing reads: unpublished files, trimmed and void segments, and the void end of the last segment but one."""
     if len(log.segments) > 1:
         _cut_void(disk, log.segments[-2], log.active.segment.base)
     with contextlib.suppress(OSError):
@@ -199,7 +199,7 @@ def _live_segments(found: list[tuple[Segment, int]], start: Position) -> list[Se
 
 
 def _check_extent(directory: Path, live: list[Segment], known: Extent) -> None:
-    """Raise RecordsMissing if segments are not there that were, CorruptRecord if they are another log's."""
+    """Raise RecordsMissing if segments are missing, CorruptRecord if they belong to another log."""
     last = directory / f"{known.base:016x}-{known.epoch:08x}{SEGMENT_SUFFIX}"
     if not live:
         raise RecordsMissing(str(directory), 0, "all segments of the log are missing", expected=known.durable, found=0)
@@ -219,7 +219,7 @@ def _check_extent(directory: Path, live: list[Segment], known: Extent) -> None:
 
 
 def _find_tail(disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredCheckpoint | None, known: Position) -> _Tail:
-    """Read the last segment to its end, from the checkpoint on if that is possible. What is below `known` was durable."""
+    """Read the last segment to its end, from the checkpoint on if that is possible. Everything below `known` was durable."""
     start, epoch, witness = last.header.chain, last.header.epoch, known
     fd = disk.open_read(last.path)
     try:

@@ -1,4 +1,4 @@
-"""Blocking work in threads, awaited to its end; and background tasks whose death somebody hears of."""
+"""Blocking work in threads, awaited to its end; and background tasks whose death is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 OwnerFailed = Callable[[str, BaseException], None]
-"""Told the name of a background task that has died, and of what. Its owner does not do what it promises any more."""
+"""Called with the name of a background task that has died, and its error. Its owner cannot keep its promises any more."""
 
 
 async def run_to_end(executor: Executor | None, function: Callable[[], T]) -> T:
@@ -32,7 +32,7 @@ async def run_to_end(executor: Executor | None, function: Callable[[], T]) -> T:
 
 
 def start_background(work: Coroutine[Any, Any, None], name: str, failed: OwnerFailed) -> asyncio.Task[None]:
-    """Start a task that nobody awaits. If it raises, which nobody foresaw, `failed` is told; a cancelled one is no failure."""
+    """Start a task that nobody awaits. If it raises, `failed` is called; cancelling it is no failure."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -44,5 +44,5 @@ def start_background(work: Coroutine[Any, Any, None], name: str, failed: OwnerFa
 
 
 def report_to_loop(name: str, error: BaseException) -> None:
-    """What an owner without anybody above it does: the event loop's exception handler reports the death."""
+    """The default for `failed`: the event loop's exception handler reports the death."""
     asyncio.get_running_loop().call_exception_handler({"message": f"the background task {name} has died", "exception": error})

@@ -44,9 +44,9 @@ class Batch:
     def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
         self.commit = commit
         self.now_ms = now_ms
-        """The batch's time, monotonic: for everything that lasts."""
+        """The batch's monotonic time, for deadlines."""
         self.wall_ms = wall_ms
-        """The same moment in wall time: for what is stored."""
+        """The same moment in wall time, for what is stored."""
         self.answers: list[tuple[ClientId, Answer]] = []
         """In the order in which they were decided; to be released once the commit is durable."""
         self.holes: list[Hole] = []

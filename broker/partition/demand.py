@@ -42,7 +42,7 @@ class Waiter:
         self.client = client
         self.count = 0
         self.bytes = 0
-        """What it may be given until its demand is void: its latest demand says."""
+        """How many bytes it may still be given, as its latest demand says; at 0 the demand is void."""
 
 
 class Holder:
@@ -88,7 +88,7 @@ class DemandBook:
     # --- demand -----------------------------------------------------------------------------------------------------
 
     def ask(self, client: ClientId, count: int, bytes_max: int = BYTES_UNBOUNDED) -> None:
-        """Raise a client's demand; it ends with messages of `bytes_max`, whatever their count."""
+        """Raise a client's demand by `count` messages. It ends early once they have `bytes_max` bytes."""
         waiter = self._waiting.get(client)
         if waiter is None:
             waiter = self._waiting[client] = Waiter(client)

@@ -89,7 +89,7 @@ class Locks:
         return groups
 
     def subqueue_of(self, token: LockToken, now_ms: int) -> Subqueue | None:
-        """Where the message behind a token is; None if the lock is gone."""
+        """The subqueue of the message that a token locks; None if the lock is gone."""
         number, nonce = _WORDS.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
         reference = self._subqueues[0].references.get(number) or self._find_elsewhere(number)
         lease = reference.lease if reference is not None else None

@@ -65,10 +65,10 @@ class Messages:
 
     @property
     def relocatable_bytes(self) -> int:
-        """What writing every message again would take, with its changed properties and its row in the tables of RELOCATED records.
+        """How many bytes it would take to write every message again, with changed properties and its row in a RELOCATED record's tables.
 
-        Compaction weighs this against the log. The sizes of the messages alone would not do: a message of one byte takes forty more
-        in a RELOCATED record, and one record may have given 32 KiB of changed properties to a thousand messages.
+        Compaction compares this with the log. The sizes of the messages are not enough: a message of one byte takes forty more
+        in a RELOCATED record, and one record may have given 32 KiB of changed properties to each of a thousand messages.
         """
         total = 0
         for subqueue in self.subqueues:
@@ -91,7 +91,7 @@ class Messages:
         return frames[0].position if frames else None
 
     def oldest_frames(self, count: int, reach: int, below: Position) -> list[Position]:
-        """The oldest frames below a position that hold live messages: up to `count`, and after the first one `reach` bytes of the log."""
+        """The oldest frames below a position with live messages: at most `count`, and none more than `reach` bytes behind the first."""
         first = self.first_live()
         oldest: list[Position] = []
         for frame in self._frames:
@@ -119,7 +119,7 @@ class Messages:
     ) -> bool:
         """New messages in the main subqueue; False if there is no room in memory for their bodies beyond this batch.
 
-        `messages` and `now_ms`, monotonic time, are None in a replay: what the bodies are and when they expire comes later.
+        `messages` and `now_ms` (monotonic time) are None in a replay: bodies are read when needed, and `finish_replay` sets deadlines.
         """
         first, enqueued_ms, sizes, expiries, offset = enqueued
         count = len(sizes)
@@ -203,7 +203,7 @@ class Messages:
             offset += size
 
     def _watch_lives(self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]) -> None:
-        """Have the timer wheel tell when new messages expire; `lives` has each different time of the column."""
+        """Put the deadlines of new messages into the timer wheel; `lives` holds each different expiry of the column."""
         wheel = self.main.expiry
         assert wheel is not None, "the messages were replayed"
         if len(lives) == 1:
@@ -262,8 +262,8 @@ class Messages:
     def finish_replay(self, wall_ahead_ms: int) -> None:
         """Everything was replayed: bring the references into order, and watch the time.
 
-        `wall_ahead_ms` is how far wall time is ahead of monotonic time. While nobody ran the partition, wall time counted for the time
-        to live; from now on only what passes does.
+        `wall_ahead_ms` is how far wall time is ahead of monotonic time. While the partition was closed, times to live ran by the wall
+        clock; from now on they run in monotonic time.
         """
         self.main.expiry = TimerWheel(self._tick_ms, self.main.references.__contains__)
         for subqueue in self.subqueues:
@@ -283,7 +283,7 @@ class Messages:
     # --- compaction -------------------------------------------------------------------------------------------------
 
     def living_in(self, frame: Frame) -> list[tuple[Frame, int]]:
-        """The sequence numbers of the live messages that stand in a frame, each with the frame."""
+        """The sequence numbers of the live messages in a frame, each with the frame."""
         found: list[tuple[Frame, int]] = []
         for record in frame.records():
             numbers: Sequence[int] = ()
@@ -303,10 +303,10 @@ class Messages:
         return None
 
     def relocate(self, candidates: deque[tuple[Frame, int]], commit: Commit, bytes_max: int) -> Relocated | None:
-        """Append live messages to a commit, from the front of what `living_in` gave, and take them from there.
+        """Move live messages from the front of `candidates` (of `living_in`) into a commit.
 
-        Takes what a frame of `bytes_max` has room for, at least one message. Passes over messages that were removed or moved on since.
-        To be given to `apply_relocated` once the commit is durable; None if no message is left.
+        Takes as many as a frame of `bytes_max` bytes has room for, at least one. Drops candidates that were removed or relocated since.
+        Give the result to `apply_relocated` once the commit is durable. None if no candidate is live.
         """
         found: list[tuple[Subqueue, Reference]] = []
         messages: list[bytes] = []

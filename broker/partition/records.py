@@ -35,7 +35,7 @@ Unix epoch; 0 as expiry means never. Every body begins as drawn here (version 1 
          …     …  changed properties, one after the other
          …     …  the stored messages
 
-A RETURNED record always counts a delivery. DEFERRED records without the flag come from releases that counted none.
+A RETURNED record always counts a delivery. DEFERRED records without the flag were written by releases that did not count it.
 A record that cannot be read (a kind or version of a later release, tables that do not fit) is an `UnreadableRecord`.
 """
 

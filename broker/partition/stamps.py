@@ -1,8 +1,7 @@
-"""Enqueued times: wall time as a partition's messages show it. Pure.
+"""Enqueued times of a partition's messages, in wall time. Pure.
 
-They never go back, so that they agree with the order of the sequence numbers: receivers page and resume by either. When the wall
-clock was set back, they neither stand still until it has caught up nor go back with it: they go on at half speed, so that the
-clock catches up with them after twice the step at the latest.
+Enqueued times never go back, so they agree with the order of the sequence numbers: receivers page and resume by either. After the wall
+clock is set back, they advance at half speed until the clock has caught up, which takes at most twice the step.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ class Stamps:
 
     def __init__(self) -> None:
         self._from: int | None = None
-        """The latest stamp when the wall clock was found behind it; None as long as it is not."""
+        """The latest stamp at the moment when the wall clock fell behind it; None while it is not behind."""
         self._since_ms = 0
         """The monotonic time of that moment."""
 

@@ -13,15 +13,15 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
     Complete, Delete REMOVED     the reference is gone
     Abandon, lock    RETURNED    delivery count + 1, available again; a deferred message stays deferred
       expiry         MOVED       … or, at the maximum delivery count, to the dead-letter subqueue (AMQP contract 10.3)
-                     CHANGED     … or, in a dead-letter subqueue, available again with other properties; none if they are the same
+                     CHANGED     … or, in a dead-letter subqueue, available again; no record unless properties change
     Defer            DEFERRED    delivery count + 1 (the main subqueue alone), set aside, whatever the count
     DeadLetter       MOVED       to the dead-letter subqueue; in a dead-letter subqueue it is refused, and the lock goes on
     expiry           MOVED, or REMOVED (AMQP contract 10.4)
     Release, Recalled, Detach    none: no client saw the message, so no delivery is counted
 
 Dead-letter subqueues know no time to live, and count no deliveries (AMQP contract 5.6, 10.4). An expired message is never
-handed out; a locked one expires when its lock ends, a deferred one never. Everything in a batch happens at the batch's one
-time, and a time to live is at least 1 ms: so nothing that is enqueued in a batch can expire in it. Locks and times to live count
+handed out; a locked one expires when its lock ends, a deferred one never. Everything in a batch happens at the same time,
+and a time to live is at least 1 ms, so a message cannot expire in the batch that enqueues it. Locks and times to live count
 in monotonic time, so setting the wall clock ends none of them; wall time only goes into records (see `broker/clock.py`).
 """
 
@@ -82,7 +82,7 @@ from storage.log import Commit, Frame, Position
 
 MIB = 1024 * 1024
 _ANSWER_BYTES = 256
-"""What a message of an answer takes beside its own bytes and its changed properties, at least."""
+"""The memory that a message of an answer takes beside its bytes and its changed properties, at least."""
 _DEAD_LETTER = 1
 """The number of the dead-letter subqueue."""
 
@@ -109,7 +109,7 @@ class Bounds:
     expired_max: int = 4096
     """Messages whose time to live is enforced."""
     told_max: int = 64
-    """Clients that are told of arrivals: what each of them does then takes the event loop's time."""
+    """Clients told of arrivals in one batch: what each of them does then takes the event loop's time."""
     tick_ms: int = 20
     """How exactly timers fire. That an expired lock or message is of no use any more does not depend on it."""
 
@@ -142,7 +142,7 @@ class Partition:
         self._watches: set[tuple[ClientId, int]] = set()
         """Clients to be told when something arrives, with the subqueue's number."""
         self._telling: dict[tuple[ClientId, int], None] = {}
-        """Those of them for whom something has arrived, in the order in which they are told."""
+        """Watches for which something has arrived, in the order in which their clients are told."""
         self._stamps = Stamps()
         self._batch = Batch(Commit(Position(0)), 0, 0, messages.next_number)
 
@@ -154,7 +154,7 @@ class Partition:
     # --- one batch --------------------------------------------------------------------------------------------------
 
     def begin(self, commit: Commit, now_ms: int, wall_ms: int) -> None:
-        """Start a batch at a time, monotonic and wall: do first what has fallen due."""
+        """Start a batch, at a monotonic and a wall time, and first do what has become due."""
         self._batch = Batch(commit, now_ms, wall_ms, self.messages.next_number)
         self._run_timers()
 
@@ -231,7 +231,7 @@ class Partition:
 
     @property
     def is_telling(self) -> bool:
-        """Clients are still to be told of what has arrived."""
+        """Some clients have not been told yet of what has arrived."""
         return bool(self._telling)
 
     def next_due_ms(self) -> int | None:
@@ -594,7 +594,7 @@ class Partition:
         ))  # fmt: skip
 
     def _delete(self, client: ClientId, delete: Delete) -> None:
-        """What this very batch has sent stays: it may still be refused (durability rule 3). What is overdue expires by itself."""
+        """Messages that this batch has sent stay: they may still be refused (durability rule 3). Overdue messages expire by themselves."""
         subqueue = self.messages.find(delete.subqueue)
         numbers: list[int] = []
         next_number: int | None = None
@@ -629,7 +629,7 @@ class Partition:
             self._batch.answers.append((client, Arrived(self.number, self._subqueues[number].name)))
 
     def _visible(self, subqueue: Subqueue, from_number: int) -> Iterator[Reference]:
-        """What a client may look at. What this very batch has sent is not shown: it may still be refused (durability rule 3)."""
+        """Messages that a client may look at: not those that this batch has sent, for they may still be refused (durability rule 3)."""
         for reference in subqueue.browse(max(from_number, 0)):
             if self._batch.has_sent and reference.sequence_number >= self._batch.first_sent:
                 return

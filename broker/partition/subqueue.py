@@ -102,9 +102,9 @@ class Reference:
         self.size = size
         self.enqueued_at_ms = enqueued_at_ms
         self.expires_at_ms = expires_at_ms
-        """As stored and shown: enqueued time and time to live, in wall time. Nothing runs by it."""
+        """Enqueued time plus time to live, in wall time: stored and shown, but never used as a deadline."""
         self.lives_until_ms = lives_until_ms
-        """When its time to live is over, in monotonic time; None for never, and until a replay is finished."""
+        """When its time to live ends, in monotonic time; None for never, and while a replay goes on."""
         self.payload = payload
         """The stored message while it is in memory, else empty."""
         self.delivery_count = 0
@@ -308,7 +308,7 @@ class Subqueue:
     def browse(self, from_number: int) -> Iterator[Reference]:
         """All references from a sequence number on, in order. The subqueue must not change meanwhile."""
         order, strays = self._order, self._strays
-        # By place: to slice or to step through what lies in front of it would make each page of a large queue cost more than the last.
+        # By index: to slice, or to skip everything in front, would make each page of a large queue cost more than the one before.
         numbers: Iterable[int] = map(order.__getitem__, range(bisect_left(order, from_number), len(order)))
         if strays:
             numbers = heapq.merge(numbers, islice(strays, bisect_left(strays, from_number), None))

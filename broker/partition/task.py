@@ -206,7 +206,7 @@ class PartitionTask:
             self._partition.check()
 
     def wake(self) -> None:
-        """Look at the clock again: more time has passed than the event loop's timers know of, which stand still in a suspend."""
+        """Look at the clock again after a suspend, in which the event loop's timers stood still."""
         self._cancel_timer()
         self._wake.set()
 
@@ -276,7 +276,7 @@ class PartitionTask:
             await self._recover(error)
             return False
         self._release(batch, waiting)
-        if partition.is_telling:  # such a batch has nothing to wait for, and the next one comes at once
+        if partition.is_telling:  # such a batch awaits no commit, and the next one follows at once
             await asyncio.sleep(0)
         return await self._keep_up()
 

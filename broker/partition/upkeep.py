@@ -7,15 +7,15 @@ that place, then a checkpoint, then the log is trimmed. A crash between any two 
 the first nothing was taken away, and after the last a replay needs neither the trimmed part (see `messages.py`) nor the checkpoint.
 
 *Compaction*: when the log is mostly garbage but a few old messages keep its oldest segments, compaction appends these messages again
-(RELOCATED) and trims what they stood in. A reference points to the new place only once that commit is durable; a crash before
+(RELOCATED) and trims the segments that held them. A reference points to the new place only once that commit is durable; a crash before
 that, or half-way, leaves some messages where they were.
 
 *Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of at most
-`relocated_frame_bytes_max`, or of one message where that alone is larger. What was read and does not fit waits for the next commit;
-the frames it stands in stay in memory until then.
+`relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read and do not fit wait for the next commit;
+their frames stay in memory until then.
 
-*Bound on what compaction writes.* The live bytes are what writing every message again would take (`Messages.relocatable_bytes`), not the
-sizes of the messages. Compaction starts when the rest of the log, the garbage, exceeds twice the live bytes (and a minimum). A
+*Bound on what compaction writes.* The live bytes are what it would take to write every message again (`Messages.relocatable_bytes`), not
+the sizes of the messages. Compaction starts when the rest of the log, the garbage, exceeds twice the live bytes (and a minimum). A
 round over the log writes each live message once and frees all the garbage, so compaction writes at most half as many bytes as
 come in. Each step reads or writes at least as many bytes as were appended since the step before, so a round ends before the
 log has doubled. A checkpoint writes the whole state too, so a trim waits until as much was appended as the last checkpoint took.
@@ -111,12 +111,12 @@ class Upkeep:
         return True
 
     def _may_checkpoint(self, appended_min: int) -> bool:
-        """So much was appended since the last checkpoint, and at least what the tables of another one take."""
+        """Whether `appended_min` bytes were appended since the last checkpoint, and at least as many as another one's tables take."""
         appended = self._log.end - (self._checkpoint_at or self._log.start)
         return appended >= max(appended_min, self._messages.relocatable_bytes - self._messages.live_bytes)
 
     def _trim_place(self) -> Position | None:
-        """Up to where the log holds nothing live and can give room back; None if that is nowhere."""
+        """The position up to which the log can be trimmed, because nothing below it is live; None if there is none."""
         first_live = self._messages.first_live()
         points = self._log.trim_points
         place = bisect_right(points, self._log.end if first_live is None else first_live)
@@ -142,10 +142,10 @@ class Upkeep:
         self._output.info("log.trimmed", start=log.start, end=log.end, live_bytes=self._messages.live_bytes)
 
     async def _compact(self) -> bool:
-        """Append the oldest live messages again, where that lets a part of the log go. True if something was moved."""
+        """Append the oldest live messages again, so that the log's beginning can be trimmed. True if something was moved."""
         log, messages, limits = self._log, self._messages, self._limits
         live_bytes = messages.relocatable_bytes
-        garbage = log.end - (self._trim_place() or log.start) - live_bytes  # what a trim is about to free does not count
+        garbage = log.end - (self._trim_place() or log.start) - live_bytes  # without what the next trim frees
         if garbage <= max(limits.garbage_bytes_min, limits.garbage_per_live * live_bytes):
             self._candidates.clear()
             return False
