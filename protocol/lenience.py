@@ -281,20 +281,22 @@ class Lenience:
         `all_is_served`: everything that went through `incoming` has been served. Until then, deliveries of a link whose detach has
         arrived may still get an outcome.
         """
-        found = [b"".join(self._answered(chunk)) for chunk in chunks]
+        found = list(self._answered(b"".join(chunks)))  # a frame may begin in one chunk and end in the next
         if all_is_served:
             for session, number in self._departed:
                 self._forget(session, number)
             self._departed.clear()
         return found
 
-    def _answered(self, chunk: bytes) -> Iterator[bytes]:
-        offset = _HEADER_BYTES if chunk.startswith(b"AMQP") else 0
-        yield chunk[:offset]
-        while offset < len(chunk):
-            end = offset + _U32.unpack_from(chunk, offset)[0]
-            frame = chunk[offset:end]
-            offset = end
+    def _answered(self, written: bytes) -> Iterator[bytes]:
+        offset = _HEADER_BYTES if written.startswith(b"AMQP") else 0
+        if offset:
+            yield written[:offset]
+        while offset < len(written):
+            frame_bytes = _U32.unpack_from(written, offset)[0]
+            assert _HEADER_BYTES <= frame_bytes <= len(written) - offset, "proton writes whole frames"
+            frame = written[offset : offset + frame_bytes]
+            offset += frame_bytes
             code = frame[10] if len(frame) > 11 else 0
             if code == _DISPOSITION:
                 yield from self._renumbered(frame)

@@ -16,9 +16,10 @@ from protocol.codec import UInt
 from protocol.engine import Delivery
 from protocol.events import ConnectionClosed, ErrorCondition, Event, LinkDetached, MessagesReceived, MessageTooLarge, TransactionalMessage
 from protocol.lenience import Lenience
+from protocol.runs import BYTES_MAX
 from tests.support import plain_frames
 from tests.support import raw_amqp as raw
-from tests.support.engine_peer import EnginePeer, of, only
+from tests.support.engine_peer import EnginePeer, frames_of, message, of, only
 from tests.unit.protocol.test_engine import detach, payloads, transfer
 
 NATIVE = Path(__file__).parents[3] / "protocol" / "native"
@@ -251,6 +252,20 @@ def test_a_write_before_the_detach_is_served_forgets_no_number(peer: EnginePeer)
     peer.release(events)
     peer.hear()
     assert not peer.engine._lenience.watches
+
+
+def test_a_write_of_many_bytes_goes_out_whole_while_numbers_are_watched(peer: EnginePeer) -> None:
+    peer.sender()
+    receiver = peer.receiver(1, credit=1_000)
+    found = deliveries(peer.say(*numbered([5, 5, 5])))
+    bodies = [message(bytes([place % 256]) * 3_001) for place in range(200)]  # more than is taken from proton at once
+    peer.engine.send(receiver, [b"%08d" % place for place in range(200)], bodies, False)
+    peer.engine.accept(found)
+    written = b"".join(peer.engine.output())
+    assert len(written) > 2 * BYTES_MAX
+    frames = frames_of(written)
+    assert [frame.payload for frame in frames if frame.code == raw.TRANSFER] == bodies
+    assert [frame.field(1) for frame in frames if frame.code == raw.DISPOSITION] == [5, 5, 5]
 
 
 def test_transfers_on_a_link_that_is_closed_leave_nothing_behind(peer: EnginePeer) -> None:
