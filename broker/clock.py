@@ -1,17 +1,17 @@
 """The only place that reads the time. Everything else is given a Clock, or a number it took from one.
 
-A clock has two hands, both in milliseconds:
+A clock gives two times, both in milliseconds:
 
 *Wall time* (`now_ms`), since the Unix epoch: what is stored, what clients are shown, schedules, and the expiry of tokens and
 certificates. It follows the machine's clock, so it may step forward or back at any moment.
 
-*Monotonic time* (`monotonic_ms`), from a start that means nothing: whatever lasts. Locks, times to live, idle times, duplicate windows,
-pauses and retries count on it, so a step of the wall clock neither frees nor freezes anything. It goes on while the machine is suspended
-(CLOCK_BOOTTIME), as it does for the clients on other machines. The timers of the event loop may stand still meanwhile: they only wake
-somebody up, who then looks here, and `ClockWatch` tells when to do so.
+*Monotonic time* (`monotonic_ms`), from an arbitrary start: for durations. Locks, times to live, idle times, duplicate windows, pauses and
+retries use it, so a step of the wall clock neither ends nor freezes them. It advances while the machine is suspended (CLOCK_BOOTTIME), as
+time does for clients on other machines. The event loop's timers may stand still in a suspend. They only wake tasks, which then look at this
+clock, and `ClockWatch` notices a suspend.
 
-The two never mix: a moment in monotonic time is shown to a client as that moment plus `Clock.now_ms() - Clock.monotonic_ms()`, at the
-time it is shown. A moment that was stored in wall time becomes monotonic when it is read back.
+The two never mix. To show a moment in monotonic time to a client, add `Clock.now_ms() - Clock.monotonic_ms()` at that time. A stored moment
+in wall time is converted to monotonic time when it is read back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Protocol
 
 
 def elapsed_s() -> float:
-    """Seconds on a clock that no one sets: to measure how long work takes, never to say when something is due."""
+    """Seconds on a clock that nobody sets: for measuring how long work takes, never for deadlines."""
     return time.perf_counter()
 
 
@@ -31,13 +31,13 @@ def worked_s() -> float:
 
 
 class Clock(Protocol):
-    """Two hands; see above."""
+    """Wall time and monotonic time; see the module."""
 
     def now_ms(self) -> int:
         """Wall time in milliseconds since the Unix epoch. May step, also back."""
 
     def monotonic_ms(self) -> int:
-        """Milliseconds that have passed; the start means nothing. Never goes back."""
+        """Monotonic time in milliseconds, from an arbitrary start. Never goes back."""
 
 
 class SystemClock:
@@ -46,7 +46,7 @@ class SystemClock:
     __slots__ = ()
 
     _MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    """Systems without CLOCK_BOOTTIME have a monotonic clock that goes on during a suspend, or none that does."""
+    """Where CLOCK_BOOTTIME does not exist, the system's monotonic clock is used, whether or not it advances in a suspend."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -56,7 +56,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that tests move by hand. Its hands are far apart, so that a test shows where they are mixed up."""
+    """A clock that tests move by hand. Its two times are far apart, so that a test fails where they are mixed up."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000, monotonic_ms: int = 5_000_000) -> None:
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
@@ -78,19 +78,19 @@ class ManualClock:
 
 
 def wall_ahead_ms(clock: Clock) -> int:
-    """What to add to a moment in monotonic time to have it in wall time, as of now."""
+    """How far wall time is ahead of monotonic time now: add it to a monotonic moment to get wall time."""
     return clock.now_ms() - clock.monotonic_ms()
 
 
 STEP_MS_MIN = 250
-"""A smaller step passes unnoticed: time synchronisation slews the clock by less than a millisecond in a second."""
+"""Smaller steps are ignored: time synchronisation slews the clock by less than a millisecond in a second."""
 SUSPEND_MS_MIN = 1_000
 INTERRUPTED_MS = 50
-"""Between reading one hand and the other; if it took longer, the difference says nothing."""
+"""The longest pause between reading the two times; after a longer one their difference means nothing."""
 
 
 class ClockWatch:
-    """Notices that the wall clock was set, or that the machine was suspended. To be asked every second or so."""
+    """Notices that the wall clock was set, or that the machine was suspended. Call `look` about every second."""
 
     __slots__ = ("_before", "_clock")
 
@@ -108,7 +108,7 @@ class ClockWatch:
         return step_ms if abs(step_ms) >= STEP_MS_MIN else 0, suspended_ms if suspended_ms >= SUSPEND_MS_MIN else 0
 
     def _read(self) -> tuple[int, int] | None:
-        """How far wall time is ahead of monotonic time, and that of the time by which the event loop's timers run."""
+        """How far wall time is ahead of monotonic time, and monotonic time ahead of the clock of the event loop's timers."""
         before = self._clock.monotonic_ms()
         now_ms, timer_ms = self._clock.now_ms(), time.monotonic_ns() // 1_000_000
         after = self._clock.monotonic_ms()

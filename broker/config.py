@@ -38,7 +38,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def _split(given: object) -> object:
-    """A list as its variable spells it: separated by commas, or as JSON; `none` is the empty one."""
+    """A list from its variable: separated by commas, or JSON; `none` is the empty list."""
     if isinstance(given, str) and given.lstrip().startswith("["):
         try:
             return json.loads(given)

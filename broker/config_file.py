@@ -161,7 +161,7 @@ class QueueProperties(_Part):
 
 
 def _partitioning(properties: QueueProperties | TopicProperties) -> bool | None:
-    """Whether the entity is partitioned, by either name or by its count; None where the file leaves it open. Raises ValueError."""
+    """Whether the entity is partitioned, by either name or by its count; None if the file does not say. Raises ValueError."""
     ours, services = properties.partitioned, properties.enable_partitioning
     if ours is not None and services is not None and ours is not services:
         raise ValueError(f"Partitioned is {str(ours).lower()}, but EnablePartitioning, its other name, is {str(services).lower()}")

@@ -19,7 +19,7 @@ from broker.entities import AuthorizationRule, EntityStatus, QueueDescription, Q
 CATALOGUE_VERSION = 1
 
 _NAME_LINE = re.compile(rb'^ "name": ("(?:[^"\\]|\\.)*"),?\r?$', re.MULTILINE)
-"""The queue's own name: those of its rules are indented further."""
+"""The queue's own name; the names of its rules are indented further."""
 
 
 def encode_description(description: QueueDescription) -> bytes:
@@ -43,7 +43,7 @@ def decode_description(content: bytes) -> QueueDescription:
 
 
 def salvage_name(remains: bytes) -> str | None:
-    """The queue's name out of a damaged document, if it is still legible. It may be damaged itself: good for telling people, not more."""
+    """The queue's name from a damaged document, if it is still legible. It may be damaged itself, so use it only for messages to people."""
     found = _NAME_LINE.search(remains)
     if found is None:
         return None

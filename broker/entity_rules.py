@@ -49,7 +49,7 @@ _NOT_YET: tuple[tuple[str, Callable[[QueueSettings], object], str], ...] = (
     ("AutoDeleteOnIdle", lambda settings: settings.auto_delete_on_idle_ms, "idle entities are not deleted"),
     ("IsAnonymousAccessible", lambda settings: settings.anonymous_accessible or None, "no entity is open without a key"),
 )
-"""Settings that this version keeps but does not carry out: the element, its value (None where it asks for nothing), what is missing."""
+"""Settings that this version keeps but does not carry out: the element, its value (None if it asks for nothing), what is missing."""
 
 
 class WrongProperty(Refused):
@@ -122,12 +122,12 @@ def check_update(name: str, old: QueueSettings, new: QueueSettings) -> QueueSett
 
 
 def without_effect(settings: QueueSettings) -> list[str]:
-    """The elements of a description that ask for what this version does not do."""
+    """The elements of a description that have no effect in this version."""
     return [element for element, value_of, _ in _NOT_YET if value_of(settings) is not None]
 
 
 def check_effect(settings: QueueSettings, stored: QueueSettings | None = None) -> None:
-    """Refuse a setting that would have no effect. What is stored already may stay: an update sends the whole description back.
+    """Refuse a setting that would have no effect. Stored values may stay, because an update sends the whole description back.
 
     Raises Refused(NOT_IMPLEMENTED).
     """

@@ -1,7 +1,7 @@
 """The namespace: all entities of the broker, found by name, kept in the catalogue.
 
-*A damaged entry* (both of its files, or what is in them) costs its own entity and no other: it is reported, its logs are kept, and who
-asks for it, if its name is still legible, is told to try again and not that there is no such entity. Deleting it gives it up.
+*A damaged entry* (both of its files, or their content) puts only its own entity out of service. It is reported, and its logs are kept. If
+its name is still legible, clients are told to try again, not that the entity does not exist. Deleting the entity gives it up.
 
 An entity exists on all its partitions or on none: its catalogue entry, written atomically, is the moment of its creation
 and of its end; its partitions' logs come to life when they are first used, and are deleted after the entry was. What a crash
@@ -84,9 +84,9 @@ class Namespace:
     ) -> None:
         """`unserved_topics`: topics of the configuration file, which this version reads and does not serve.
 
-        `settle_retry_ms`: how often it is tried to settle what a failed change has left unknown.
+        `settle_retry_ms`: how often to try again to settle the outcome of a failed change.
 
-        `failed` is told if the background task that does so dies: the namespace is then not to be relied on.
+        `failed` is called if a background task dies. The namespace can then not be relied on.
         """
         self.name = name
         self._catalogue, self._store, self._clock, self._make_queue = catalogue, store, clock, make_queue
@@ -102,12 +102,12 @@ class Namespace:
         self._settling: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._damaged: dict[str, str] = {}
-        """By key, as far as it is legible: the generation whose entry cannot be read."""
+        """The generations of damaged entries, by the entity's key where its name is legible."""
         self.rules_changed: Callable[[], None] = lambda: None
-        """Called when authorization rules of an entity are others than before, or are gone with it; set by whoever keeps claims."""
+        """Called when an entity's authorization rules have changed, or were deleted with it. Set by `Services`."""
 
     async def load(self) -> None:
-        """Bring the entities of the catalogue back. Raises StorageError: the folder cannot be read, or is another process'."""
+        """Load the entities of the catalogue. Raises StorageError if the folder cannot be read or another process uses it."""
         with_logs = set(await self._store.entities())  # before anything else: it locks the folder
         known: set[str] = set()
         damaged: list[tuple[Damaged, str]] = []
@@ -117,7 +117,7 @@ class Namespace:
             try:
                 description = decode_description(content)
                 assert document == description.generation, f"catalogue document {document} holds {description.generation}"
-            except Exception as error:  # whatever is wrong in it is that entity's own
+            except Exception as error:  # an error in one entry must not stop the others
                 damaged.append((Damaged(document, [], [content]), repr(error)))
                 continue
             namesakes.setdefault(key_of(description.name), []).append(description)
@@ -138,7 +138,7 @@ class Namespace:
         self._checking = start_background(self._open_missing(), "namespace-check", self._failed)
 
     async def _open_missing(self) -> None:
-        """Open the partitions whose logs are gone, in the background of a start: each finds that it is damaged, says so, and stays down."""
+        """Open the partitions whose logs are missing, in the background: each finds the damage, reports it, and stays down."""
         try:
             missing = await self._store.missing()
         except StorageError as error:
@@ -192,7 +192,7 @@ class Namespace:
         return queue.description if queue else None
 
     def missing(self, name: str) -> Refused:
-        """Why there is no queue of this name: its entry is damaged, it is (or is below) a topic of the file, or there is no such entity."""
+        """Why no queue of this name is served: its entry is damaged, it belongs to a topic of the file, or it does not exist."""
         key = key_of(name)
         if key in self._damaged:
             return Refused(
@@ -263,7 +263,7 @@ class Namespace:
     ) -> QueueDescription:
         """Create a queue, durably. `file_settings` if the configuration file asks for it.
 
-        Settings without effect are refused, but for the file's: the emulator's own file must start, and the start warns of them.
+        Settings without effect are refused, except those of the file: the emulator's own file must start, with a warning.
         Raises Refused: ENTITY_EXISTS, ARGUMENT, NOT_IMPLEMENTED, QUOTA_EXCEEDED, and as `_on_disk`.
         """
         name = name.strip("/")
@@ -294,7 +294,7 @@ class Namespace:
     async def update_queue(self, name: str, settings: QueueSettings, *, file_settings: QueueSettings | None = None) -> QueueDescription:
         """Replace a queue's settings, durably, on all partitions. `file_settings` if the configuration file asks for it.
 
-        Settings without effect are refused as in `create_queue`, unless they are stored already.
+        Settings without effect are refused as in `create_queue`, unless they are already stored.
         Raises Refused: ENTITY_NOT_FOUND, ARGUMENT, NOT_IMPLEMENTED, and as `_on_disk`.
         """
         async with self._change(name):

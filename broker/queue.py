@@ -195,7 +195,7 @@ def next_client() -> ClientId:
 async def ask(handle: PartitionHandle, operation: Operation) -> Answer:
     """Post one operation and wait for its answer. For the rare ways: the hot one registers a sink and never waits.
 
-    What was locked for a caller that was cancelled meanwhile goes back at once. Raises Refused where the answer is `Failed`.
+    If the caller is cancelled, messages that were locked for it are released at once. Raises Refused where the answer is `Failed`.
     """
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 

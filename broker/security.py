@@ -25,7 +25,7 @@ from broker.frontend.addresses import audience_path
 MANAGE, LISTEN, SEND = "Manage", "Listen", "Send"
 
 EXPIRY_S_MAX = 253_402_300_799
-"""The last second of the year 9999: the latest that the clients' timestamps can hold. Tokens said to live longer live until then."""
+"""The last second of the year 9999, the latest that the clients' timestamps can hold. Later expiries count as this one."""
 
 _SCHEME = "sharedaccesssignature "
 _TOKEN_CHARACTERS_MAX = 8_192
@@ -43,7 +43,7 @@ class Claim:
     """Wall clock since the epoch; None for a key, which does not expire."""
     key_name: str
     owner: str = ""
-    """The entity (case folded) whose rule the key is; "" for a rule of the namespace."""
+    """The entity (case folded) to whose rules the key belongs; "" for the namespace."""
     key: str = field(default="", repr=False)
     """The key that signed the token, or was given at the login."""
 
@@ -117,7 +117,7 @@ class Authorizer:
     def stands(self, claim: Claim) -> bool:
         """Whether the key behind a claim is still in force, and still permits what the claim permits.
 
-        It is not once the key was removed or changed, the rule lost rights, or the entity was deleted (and created again without it).
+        False once the key was removed or changed, its rule lost rights, or its entity was deleted (even if created again without it).
         """
         rules = self._entity_rules(claim.owner) if claim.owner else self._namespace_rules
         return any(rule.key_name == claim.key_name and claim.key in _keys(rule) and claim.rights <= rule.rights for rule in rules)

@@ -56,11 +56,11 @@ GC_THRESHOLDS = (50_000, 20, 100)
 
 
 class PartFailed(Exception):
-    """A background task has died of what nobody foresaw, and without it promises would be broken."""
+    """A background task that the broker cannot do without has died of an unexpected error."""
 
 
 Announce = Callable[[Mapping[str, str], TlsFiles], None]
-"""Told once the broker is ready: where each service (amqp, amqps, http) listens, and the certificate files."""
+"""Called once the broker is ready, with the address of each service (amqp, amqps, http) and the certificate files."""
 
 
 def run(settings: Settings, file: ConfigFile | None, announce: Announce | None = None) -> None:
@@ -125,7 +125,7 @@ class Broker:
         self._stop.set()
 
     def _part_failed(self, name: str, error: BaseException) -> None:
-        """A background task has died that storage or namespace cannot do without: end in order, and say so to whoever started us."""
+        """A background task of storage or namespace has died: stop in order, and let `run` raise PartFailed."""
         log.critical("server.part_failed", task=name, exc_info=error)
         self._failure = self._failure or error
         self.stop()
@@ -216,7 +216,7 @@ class Broker:
                 await http.stop()
 
     async def _watch_clock(self, services: Services) -> None:
-        """Report that the wall clock was set, and have everybody look at it whose timers counted on something else."""
+        """Report steps of the wall clock and suspends, and have partitions and connections check their deadlines again."""
         watch = ClockWatch(self.clock)
         while True:
             await asyncio.sleep(CLOCK_LOOK_S)

@@ -1,4 +1,4 @@
-"""What a person reads once the broker is ready: where it listens, and connection strings to copy.
+"""The text for people once the broker is ready: where it listens, and connection strings to copy.
 
 Pure: takes the settings and the addresses in use, gives lines of text. A key is shown only if it is the public development key.
 """
@@ -14,8 +14,8 @@ EVERY_ADDRESS = ("0.0.0.0", "[::]")
 
 
 def welcome(settings: Settings, addresses: Mapping[str, str], authority: Path | None) -> list[str]:
-    """The lines to print. `addresses` are those that are listened on, by service (amqp, amqps, http); `authority` is the file of the
-    generated certificate authority, None where the certificate was given.
+    """The lines to print. `addresses` holds the address of each service (amqp, amqps, http); `authority` is the file of the generated
+    certificate authority, None if the settings name a certificate.
     """
     key = settings.sas_key if settings.sas_key == DEVELOPMENT_KEY else f"<{variable_of('sas_key')}>"
     keys = f"SharedAccessKeyName={settings.sas_key_name};SharedAccessKey={key}"

@@ -61,8 +61,8 @@ PUSH_BYTES_MAX = 32 * 1024
 PUSH_BYTES_MIN = 256
 PUSH_BYTES_FIRST = 4 * 1024
 EVENTS_PER_PUSH = 32
-"""Of what is not plain, an attach above all, which costs 0.1 ms and more with thousands of links: where a push made more events, the next
-one is half as large."""
+"""After a push that made more events than this, the next push is half as large. An attach costs 0.1 ms, and more with
+thousands of links."""
 EVENTS_MAX = 400_000
 """What may gather in proton between two looks at its events, some 165 bytes each, which it keeps until the connection is gone."""
 FREED_AT_ONCE = 256
@@ -168,15 +168,15 @@ class Engine:
         return self._intake.has_more
 
     def restrict(self) -> None:
-        """Let the peer say no more than what it needs to show that it may say anything (`protocol/limits.py`). Before its first bytes."""
+        """Let the peer send no more than it needs to present credentials (`protocol/limits.py`). To be called before its first bytes."""
         self._intake.restrict()
 
     def lift_restriction(self) -> None:
-        """The peer has shown it."""
+        """The peer has presented credentials: end the restriction."""
         self._intake.lift_restriction()
 
     def _feed(self, piece: bytes, is_batch: bool, events_max: int) -> int:
-        """Push a piece; gives how much of it was, less than all of it once there are events enough, and -1 when nothing more is taken."""
+        """Push a piece; gives how many bytes of it were pushed, fewer than all once there are enough events; -1 if proton takes no more."""
         begin, size, events = 0, len(piece), self._events
         while begin < size:
             before = len(events)
@@ -229,7 +229,7 @@ class Engine:
 
     @property
     def has_leftovers(self) -> bool:
-        """There is still memory to be given back by the next `output`."""
+        """The next `output` still has memory to give back."""
         return bool(self._written_off)
 
     def take_events(self) -> list[Event]:
@@ -249,12 +249,12 @@ class Engine:
 
     @property
     def partial_bytes(self) -> int:
-        """What is held of messages whose last frame has not come."""
+        """Bytes of unfinished messages, whose last frame has not arrived."""
         return self._partial_bytes
 
     @property
     def remote_idle_timeout_ms(self) -> int:
-        """How long the peer bears to hear nothing, as it announced in its open (§2.4.5); 0 for ever."""
+        """The idle time-out that the peer announced in its open (§2.4.5), in ms; 0 for none."""
         return int(lib.pn_transport_get_remote_idle_timeout(self._transport))
 
     @property
@@ -306,7 +306,7 @@ class Engine:
 
     @property
     def link_count(self) -> int:
-        """How many those are, refused and closed ones included whose end the peer has not confirmed."""
+        """How many links there are, including refused and closed ones whose end the peer has not confirmed."""
         return len(self._links) + len(self._leaving)
 
     def link_properties(self, link: Link) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class Engine:
         return fields_of(lib.pn_link_remote_properties(link.pn))
 
     def source_filter(self, link: Link) -> dict[str, Any]:
-        """The filter set of the peer's source (§3.5.8); keys as text. Raises DecodeError for what is no filter set."""
+        """The filter set of the peer's source (§3.5.8); keys as text. Raises DecodeError if it is not a filter set."""
         return map_of(lib.pn_terminus_filter(lib.pn_link_remote_source(link.pn)))
 
     def node_capabilities(self, link: Link) -> tuple[str, ...]:
@@ -678,7 +678,7 @@ class Engine:
         lib.pn_connection_close(self._connection)
 
     def _on_transport_error(self, event: Any) -> None:
-        # A peer that hangs up without a close has nothing to be told; proton calls it a framing error.
+        # Proton reports a framing error when a peer hangs up without a close. There is nobody to tell.
         self._report_closed(None if self._tail_ended else condition_of(lib.pn_transport_condition(self._transport)))
 
     def _on_tail_closed(self, event: Any) -> None:

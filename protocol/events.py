@@ -134,7 +134,7 @@ Event = (
 
 
 def same_update(one: DeliveriesUpdated, other: DeliveriesUpdated) -> bool:
-    """Whether two updates say the same of their deliveries, and may be one."""
+    """Whether two updates say the same about their deliveries, so that they can be merged."""
     return (
         one.link is other.link
         and one.outcome == other.outcome

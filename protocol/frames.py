@@ -35,7 +35,7 @@ _HEAD_BYTES_MAX = 1024 + _LOOK_BYTES
 """The same behind the longest extended header (§2.3.1)."""
 
 _KEPT_BYTES_MAX = DISPOSITION_BYTES_MAX
-"""Of a frame that comes in parts and is no transfer, as much is kept: what is larger is refused for its size alone."""
+"""How much is kept of a frame that comes in parts and is not a transfer. Larger ones are refused for their size alone."""
 
 _PLAIN_TRANSFER = b"\x00\x53\x14\xc0"
 """How every client begins its transfers: the performative has 255 bytes at most (list8)."""
@@ -55,7 +55,7 @@ class BatchFrameFinder:
         self._at_start = True
         self._lost = False
         self.refusal: ErrorCondition | None = None
-        """Why a frame is refused, for the size of its performative. It and all behind it is left out of the pieces."""
+        """Why a frame was refused for the size of its performative. That frame and everything behind it is left out of the pieces."""
 
     def pieces(self, data: bytes) -> list[tuple[bytes, bool]]:
         """The data in order, cut: True with a piece that ends with a transfer of batch format and completes no other frame."""
@@ -130,7 +130,7 @@ class BatchFrameFinder:
         return rest, BATCH_MESSAGE_FORMAT in head and _is_batch_transfer(head[: min(known, _HEAD_BYTES_MAX)])
 
     def _refuses(self, frame: bytes, frame_bytes: int) -> bool:
-        """Whether a frame, of which the begin is given, is refused; `refusal` says why, and nothing more is found."""
+        """Whether a frame is refused, judged by its beginning. `refusal` then says why, and nothing more is found."""
         if frame.startswith(_PLAIN_TRANSFER, 8) and frame[4] == _NO_EXTENDED_HEADER:
             return False
         self.refusal = oversized(frame, frame_bytes)
@@ -139,7 +139,7 @@ class BatchFrameFinder:
 
 
 def _kept_bytes(data: bytes, offset: int) -> int:
-    """How much to keep of the begin of the frame at `offset`, which has not come whole."""
+    """How many bytes to keep of the frame at `offset`, which has not arrived completely."""
     return _HEAD_BYTES_MAX if data.startswith(_PLAIN_TRANSFER, offset + 8) else _KEPT_BYTES_MAX
 
 

@@ -1,6 +1,6 @@
-"""Values of proton's C engine and ours: conditions, termini, encoded maps, links.
+"""Converts values between proton's C engine and ours: conditions, termini, encoded maps, links.
 
-Alone names `cproton_ffi`; `engine.py` and what belongs to it take `ffi` and `lib` from here. Holds no state of a connection.
+The only file that names `cproton_ffi`; `engine.py` takes `ffi` and `lib` from here. Holds no state of a connection.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def encoded_of(data: Any) -> bytes:
 
 
 def echo_terminus(local: Any, remote: Any) -> None:
-    """Make our source or target what the peer's is, without what in it cannot be encoded again: proton would not survive the try."""
+    """Copy the peer's source or target to ours, without parts that cannot be encoded again: proton would crash on them."""
     lib.pn_terminus_copy(local, remote)
     for part in (lib.pn_terminus_properties, lib.pn_terminus_capabilities, lib.pn_terminus_outcomes, lib.pn_terminus_filter):
         data = part(local)
@@ -91,7 +91,7 @@ def fields_of(data: Any) -> dict[str, Any]:
 
 
 def map_of(data: Any) -> dict[str, Any]:
-    """As `fields_of`, where it matters that nothing is overlooked. Raises DecodeError for what is there and is no such map."""
+    """As `fields_of`, but raises DecodeError for anything that is neither empty nor such a map."""
     if lib.pn_data_encoded_size(data) < 0:
         raise codec.DecodeError("it cannot be read")
     encoded = encoded_of(data)

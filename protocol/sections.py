@@ -35,9 +35,9 @@ _NAMES = (
 
 _U32 = struct.Struct(">I")
 SECTIONS_MAX = 16_384
-"""Sections that one message may repeat, as a body in pieces and the envelope of a batch do. Finding so many takes some 10 ms."""
+"""Repeated sections in one message, as in a body of several parts or the envelope of a batch. Finding this many takes some 10 ms."""
 ELEMENTS_MAX = 65_536
-"""Keys and values of one map: what the official Python client reads at most."""
+"""Keys and values of one map: the most that the official Python client reads."""
 
 _LISTS, _MAPS = (0x45, 0xC0, 0xD0), (0xC1, 0xD1)
 _LEGAL = frozenset(

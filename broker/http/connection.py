@@ -2,8 +2,9 @@
 
 A new connection has `http_header_timeout_ms` for its whole first header, counted from its acceptance (TLS handshake included); each
 further request has as long from its first byte. A body, and an answer that the client must read, have `http_transfer_timeout_ms` each.
-Between requests a connection may be idle for `http_keepalive_ms`. While we wait, the connection may lose its place (`crowd.py`). What is
-not HTTP is answered with 400 and a debug line. The bytes of a WebSocket pass; until its client has logged in, no more than a login needs.
+Between requests a connection may be idle for `http_keepalive_ms`. While the broker waits, the connection may lose its place (`crowd.py`).
+Bytes that are not HTTP are answered with 400 and a debug line. The bytes of a WebSocket are handed on; until its client has logged in, no
+more of them than a login needs.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from broker.http.crowd import Guest
 log = structlog.get_logger("http")
 
 UNTRUSTED_BYTES_MAX = 64 * 1024
-"""What a WebSocket without a login may send beyond the messages that were read: aiohttp keeps unfinished messages in memory."""
+"""Unread bytes that a WebSocket may send before its login: aiohttp keeps unfinished messages in memory."""
 IDLE = "idle"
-"""The reason that is none to count: nothing was asked for."""
+"""A reason that the metric does not count: the connection was idle."""
 _HEADER_ENDS = (b"\r\n\r\n", b"\n\n")
 
 
 class Limits:
-    """How long a connection waits for its client, in seconds; and who counts, and answers, what goes wrong."""
+    """How long a connection waits for its client, in seconds, and what to call when something goes wrong."""
 
     __slots__ = ("ended", "header_s", "keepalive_s", "malformed", "transfer_s")
 
@@ -43,9 +44,9 @@ class Limits:
     ) -> None:
         self.header_s, self.transfer_s, self.keepalive_s = header_s, transfer_s, keepalive_s
         self.ended = ended
-        """Counts a connection that was ended, by reason."""
+        """Called with the reason when the broker ends a connection, to count it."""
         self.malformed = malformed
-        """Answers a request that is none."""
+        """Makes the answer to bytes that are not HTTP, from aiohttp's error text."""
 
 
 class HttpConnection(web.RequestHandler):
@@ -73,17 +74,17 @@ class HttpConnection(web.RequestHandler):
         self._stream: asyncio.Transport | None = None
         self._request: web.BaseRequest | None = None
         self._partial = False
-        """Whether what came last is likely to be the beginning of another header."""
+        """Whether the bytes that came last probably begin another header."""
         self._timer: asyncio.TimerHandle | None = None
         self._ends_for = ""
-        """What the timer ends the connection for."""
+        """The reason for which the timer ends the connection."""
         self._write_timer: asyncio.TimerHandle | None = None
         self._websocket = self._trusted = False
         self._unread_bytes = 0
 
     @property
     def made(self) -> bool:
-        """Whether there was a connection, after TLS: from then on it leaves by itself."""
+        """Whether the connection was made, TLS included. From then on `connection_lost` gives up its place."""
         return self._stream is not None
 
     @property
@@ -113,7 +114,7 @@ class HttpConnection(web.RequestHandler):
                 if self._unread_bytes > UNTRUSTED_BYTES_MAX:
                     self._end("websocket_flood")
                     return
-        elif data:  # without any, aiohttp asks itself to go on with what it has
+        elif data:  # aiohttp calls itself with b"" to go on with what it has
             request = self._request
             if request is None or request.content.is_eof():
                 self._partial = not data.endswith(_HEADER_ENDS)
@@ -159,12 +160,12 @@ class HttpConnection(web.RequestHandler):
             wait_s, reason = self._limits.header_s, "slow_header"
         elif request is not None and request.keep_alive and not self._websocket:
             wait_s, reason = self._limits.keepalive_s, IDLE
-        else:  # it closes, and may not wait long for what is on its way
+        else:  # it closes, and waits only briefly for output on its way
             wait_s, reason = self._limits.header_s, IDLE
         self._end_at(self._loop.time() + wait_s, reason)
 
     def becomes_websocket(self) -> None:
-        """The handshake is about to be answered. The connection may lose its place until its client has logged in."""
+        """The handshake is about to be answered. Until its client has logged in, the connection may lose its place."""
         self._stop_waiting()
         self._websocket = True
         self._guest.waits()
@@ -179,7 +180,7 @@ class HttpConnection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What is not HTTP, or a client that is gone, is nothing to be loud about. Overrides aiohttp's, which logs a traceback."""
+        """Answer malformed requests, and end connections of clients that are gone, without the traceback that aiohttp logs."""
         if isinstance(exc, ConnectionError | asyncio.IncompleteReadError):
             raise ConnectionResetError("the client is gone") from exc
         if status >= 500:
@@ -188,11 +189,11 @@ class HttpConnection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionResetError("an answer has begun; there is no room for another") from exc
         self._limits.ended("malformed")
-        # The time of the header goes on, and ends the connection if the client does not.
+        # The header's timer goes on, and ends the connection if the client does not.
         return self._limits.malformed(message or "")
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """aiohttp is about to log a traceback: not for a body that is malformed, or a client that is gone, which it meets once more."""
+        """Suppress aiohttp's traceback for malformed bodies and clients that are gone; log every other one."""
         if not isinstance(kw.get("exc_info"), web.RequestPayloadError | HttpProcessingError | ConnectionError):
             super().log_exception(*args, **kw)
 

@@ -1,12 +1,12 @@
 """Who is connected to the HTTP port, and who must leave when there is no room.
 
-Room goes to clients that are served. A connection *waits* while the broker waits for its client: for a whole request, for the client to
-read an answer, for the next request, or for the login on a WebSocket. When all room is taken, a newcomer takes the place of the connection
-that has waited longest. So a client that sends half a header holds a place until somebody needs it, and however many of them there are,
-a client that sends its request at once is served.
+A connection *waits* while the broker waits for its client: for a whole request, for the client to read an answer, for the next
+request, or for the login on a WebSocket. When all room is taken, a new connection takes the place of the one that has waited longest. So a
+client that sends half a header holds a place only until another needs it. However many such clients there are, a client that sends its
+whole request at once is served.
 
-Where every connection is being served, a newcomer gets one of a few *spare* places, in which only `/health` is answered: an orchestrator
-must be able to tell a busy broker from a dead one. Knows no sockets: whoever enters says how it is to be ended.
+When every connection is being served, a new one gets one of a few *spare* places, in which only `/health` is answered: an orchestrator
+must be able to tell a busy broker from a dead one. Knows no sockets: each connection brings the function that ends it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Guest:
     def __init__(self, pool: _Pool, end: Callable[[], object]) -> None:
         self._pool = pool
         self.end = end
-        """Ends the connection at once. Owned by the connection, which changes it as it grows up."""
+        """Ends the connection at once. The connection replaces it in each phase of its life."""
 
     @property
     def spare(self) -> bool:
-        """Whether it came when all room was taken."""
+        """Whether it has a spare place, because all room was taken when it came."""
         return self._pool.spare
 
     def waits(self) -> None:
-        """From now on we wait for the client; a connection that waits already keeps its turn."""
+        """The broker waits for the client from now on. A connection that already waits keeps its place in the order."""
         if self in self._pool.inside:
             self._pool.waiting.setdefault(self)
 
     def is_served(self) -> None:
-        """We do not wait for the client any more: nobody takes its place."""
+        """The broker does not wait for the client any more, so no other connection can take its place."""
         self._pool.waiting.pop(self, None)
 
     def leave(self) -> None:
@@ -52,7 +52,7 @@ class _Pool:
         """In the order in which they began to wait."""
 
     def make_room(self) -> Guest | None:
-        """Whoever has waited longest leaves, where there is no room; gives who did."""
+        """If there is no room, remove the connection that has waited longest, and give it; else None."""
         if len(self.inside) < self.room or not self.waiting:
             return None
         oldest = next(iter(self.waiting))
@@ -71,7 +71,7 @@ class Crowd:
         return sum(len(pool.inside) for pool in self._pools)
 
     def enter(self, end: Callable[[], object]) -> Guest | None:
-        """A place for a new connection, which waits; None where there is none. May end another connection first."""
+        """A place for a new connection, which waits at first; None if there is none. May end another connection to make room."""
         for pool in self._pools:
             leaver = pool.make_room()
             if leaver is not None:

@@ -49,15 +49,15 @@ _LINGERING_S = 2.0
 """How long the rest of a refused request's body is read and dropped, so that the client sees the answer and not a reset."""
 _WARN_AGAIN_S = 60.0
 SPARE_CONNECTIONS = 32
-"""Connections beyond the maximum, for `/health` alone. Each one is answered at once, so few are enough."""
+"""Connections beyond the maximum, for `/health` alone. Each request is answered at once, so a few are enough."""
 _CLOSE_TIMEOUT_S = 5.0
 """How long a client has to answer the close of its WebSocket."""
 _ACCEPTED_AT_ONCE = 32
-"""Connections taken in one turn of the event loop: a crowd that comes at once must not hold up who comes behind it, nor the loop."""
+"""Connections accepted in one turn of the event loop, so that many that come at once do not hold up the loop."""
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 
 ServeWebSocket = Callable[[web.WebSocketResponse, web.Request, Callable[[bool], None]], Awaitable[None]]
-"""Serves an accepted WebSocket to its end. Calls the function after each message that it read, with whether the client has logged in."""
+"""Serves an accepted WebSocket to its end. After each message it calls the function, with whether the client has logged in."""
 
 
 class HttpServer:
@@ -77,12 +77,12 @@ class HttpServer:
     ) -> None:
         self._settings, self._namespace, self._metrics, self._clock = settings, namespace, metrics, clock
         self._tls, self._serve_websocket = tls, serve_websocket
-        # A certificate that was given may not have the name of the host that the settings listen on; whoever set it knows it.
+        # A certificate from the settings may lack the name in PARTIBUS_HOST, which is permitted all the same.
         self._sites = Sites((*certificate_names, *settings.hostnames, settings.host), settings.origins)
         self._administration = Administration(settings, namespace, tokens, clock)
         self._runner = self._make_runner(HealthHandler(namespace, serving), MetricsHandler(metrics, namespace))
         self._listeners: list[socket.socket] = []
-        self._greeting: set[asyncio.Task[None]] = set()  # connections that have not shown what they speak
+        self._greeting: set[asyncio.Task[None]] = set()  # connections whose protocol, TLS or plain, is not known yet
         self._crowd = Crowd(settings.http_connections_max, SPARE_CONNECTIONS, self._displaced)
         self._warn_again_at = 0.0
         self._limits = Limits(
@@ -159,7 +159,7 @@ class HttpServer:
         task.add_done_callback(greeted)
 
     async def _greet(self, connection: socket.socket, guest: Guest) -> None:
-        """Find out what the client speaks, and hand the connection over. What fails ends this connection and no other."""
+        """Find out whether the client speaks TLS, and hand the connection over. A failure ends this connection only."""
         loop = asyncio.get_running_loop()
         assert self._runner.server is not None
         deadline = loop.time() + self._limits.header_s
@@ -189,7 +189,7 @@ class HttpServer:
         except Exception:
             log.exception("http.greeting_failed")
             self._ended("failed")
-            connection.close()  # if the loop has it by now, it keeps it open for as long as it needs it
+            connection.close()  # if the loop has taken it over, the loop keeps it open as long as it needs it
         finally:
             if not handed_over:
                 connection.close()
@@ -200,7 +200,7 @@ class HttpServer:
         self._metrics.http_connections_refused.labels(reason).inc()
 
     def _displaced(self) -> None:
-        """A connection had to leave for another. One line a minute says so: an attack would fill the log."""
+        """A connection had to make room for another. The warning comes at most once a minute, so that an attack does not fill the log."""
         self._ended("displaced")
         now = asyncio.get_running_loop().time()
         if now >= self._warn_again_at:
@@ -332,7 +332,7 @@ def _connection_of(request: web.Request) -> HttpConnection:
 
 
 def _is_for_everybody(request: web.Request, *paths: str) -> bool:
-    """Health and metrics, as a probe or a scraper asks for them; with a token it is administration."""
+    """Whether it asks for health or metrics as a probe or a scraper does: without a token, which would make it administration."""
     return request.path in paths and request.method in ("GET", "HEAD") and "Authorization" not in request.headers
 
 

@@ -1,9 +1,9 @@
 """Which names the HTTP port answers under, and which web pages may use it.
 
-A browser sends requests for any page that its user looks at, and a page may have its own name point at our address (DNS rebinding). Two
-headers tell such requests apart, for no page can change them: `Host` names the site as the browser knows it, `Origin` the page. A page
-cannot choose an IP address or a name without a dot as its own name, so those are always answered; other names are the certificate's or
-the settings'. Pure: headers in, a refusal out. RFC 9110 7.2 and 7.4 (`Host`, 421), RFC 6454 7 (`Origin`).
+Any web page that a user opens can make the browser send requests to the broker, and a page's owner can point its name at the broker's
+address (DNS rebinding). Two headers reveal such requests, and no page can change them: `Host` names the site as the browser knows it,
+`Origin` the page. A page cannot have an IP address or a name without a dot as its own name, so those are always answered; other names must
+be in the certificate or the settings. Pure: headers in, a refusal out. RFC 9110 7.2 and 7.4 (`Host`, 421), RFC 6454 7 (`Origin`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from broker.http.refusals import HttpRefusal
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[0-9A-Za-z._-]+)(?::([0-9]{0,5}))?", re.ASCII)
-"""Host and port as `Host` has them (RFC 3986 3.2.2). No user, and none of the marks that no host name of the field has."""
+"""Host and port in a `Host` header (RFC 3986 3.2.2), without a user name and without characters that real host names do not have."""
 _ORIGIN = re.compile(rf"([a-z][a-z0-9+.-]*)://{_AUTHORITY.pattern}", re.ASCII | re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 MISDIRECTED = 421
@@ -76,7 +76,7 @@ class Sites:
 
 
 def _plain(host: str) -> str:
-    """A host as it is compared: lower case, without brackets and without the dot of the root."""
+    """A host in the form that is compared: lower case, without brackets and without the root's dot at the end."""
     return host.strip().casefold().removeprefix("[").removesuffix("]").removesuffix(".")
 
 
@@ -89,7 +89,7 @@ def _is_address(name: str) -> bool:
 
 
 def _site_of(origin: str) -> tuple[str, str, int] | None:
-    """Scheme, host and port of an origin; None for `null` and for whatever else is none."""
+    """Scheme, host and port of an origin; None for `null` and anything that is not an origin."""
     match = _ORIGIN.fullmatch(origin.strip())
     if match is None:
         return None

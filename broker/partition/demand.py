@@ -119,7 +119,7 @@ class DemandBook:
         self.ask(client, count, size + (waiter.bytes if waiter is not None else bytes_left))
 
     def served(self, waiter: Waiter, count: int, size: int) -> int:
-        """The waiter was given messages: its turn is over. Gives how much of its count is void, for they have used up its bytes."""
+        """The waiter was given messages, and its turn is over. Gives how many of its count are void because its bytes are used up."""
         waiter.count -= count
         waiter.bytes -= size
         assert waiter.count >= 0

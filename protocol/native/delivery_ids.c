@@ -1,8 +1,7 @@
 /* Whether the deliveries of a stream are numbered in order (AMQP 1.0 §2.6.12), seen frame by frame.
 
-   Nearly all are, and this is all that is done for them. protocol/lenience.py looks at every frame that is not plain, and says what
-   a frame means; whatever is spelled in an unusual way is left to it as well. Bytes are the peer's: nothing is read beyond the frame, nor
-   beyond the fields' own list. No memory is allocated here, none is kept. */
+   Nearly all are, and need nothing more. protocol/lenience.py handles every other frame, including those with an unusual encoding. The
+   bytes come from the peer: nothing is read beyond the frame, nor beyond the fields' own list. No memory is allocated or kept here. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -95,7 +94,7 @@ static bool read_transfer(span_t *fields, uint32_t count, uint32_t *number) {
 static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame, size_t size, size_t there) {
     size_t body = 4 * (size_t)frame[4];
     if (body < HEADER_BYTES || body > there || frame[5] != 0) return false;
-    if (body == size) return true; /* a sign of life */
+    if (body == size) return true; /* an empty frame, which keeps the connection alive */
     if (there - body < 4 || frame[body] != 0x00 || frame[body + 1] != 0x53) return false;
     uint8_t code = frame[body + 2];
     if (code == FLOW || code == DISPOSITION) return true;
