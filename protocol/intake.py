@@ -55,4 +55,4 @@ class Intake:
     @property
     def refusal(self) -> ErrorCondition | None:
         """Why the rest of the stream is refused; None while pieces before it are still to be pushed."""
-        return None if self._kept else self._refusal or self._finder.refusal
+        return None if self._kept else self._refusal or self._finder.refusal or self._lenience.refusal

@@ -14,6 +14,9 @@ sent under the client's own number.
 *A detach behind an end* (§2.5.5), which the Python client sends whenever it closes. The link ended with its session, so the frame is
 dropped.
 
+*Sessions that come and go faster than their ends are answered.* Proton needs a channel of its own for each, fails without a word when
+there is none left, and keeps whatever the client sends after that. The stream is refused before that happens.
+
 A client that numbers in order costs little: `native/delivery_ids.c` walks over plain frames and stops at each frame that needs a
 decision: a transfer with another number or in several frames, a link or session that begins or ends.
 
@@ -31,6 +34,8 @@ from typing import Any
 
 from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, UInt, decode, encode
+from protocol.events import ErrorCondition
+from protocol.limits import RESOURCE_LIMIT
 from protocol.sections import elements
 from protocol.values import skip
 
@@ -68,6 +73,8 @@ class _Session:
     channel: int
     unfinished: dict[int, _Unfinished] = field(default_factory=dict)
     """By handle."""
+    is_ended: bool = False
+    """The peer has ended it."""
     renamed: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Deliveries without an outcome yet whose number was changed: proton's number → the peer's number and the link's handle."""
 
@@ -102,6 +109,10 @@ class Lenience:
         self._by_local_channel: dict[int, _Session] = {}
         self._unanswered: list[_Session] = []
         """Sessions begun by the peer and not yet by us, so that our channel for them is not known."""
+        self._ending = 0
+        """How many sessions the peer has ended and we have not: proton keeps a channel for each."""
+        self.refusal: ErrorCondition | None = None
+        """Why nothing more of the stream is handed on."""
         self._renamed = 0
         """How many deliveries have another number, over all sessions."""
         self._departed: list[tuple[_Session, int]] = []
@@ -116,7 +127,9 @@ class Lenience:
     # --- in -----------------------------------------------------------------------------------------------------------------
 
     def incoming(self, data: bytes) -> bytes:
-        """Take bytes from the peer, protocol header included; gives the bytes for proton."""
+        """Take bytes from the peer, protocol header included; gives the bytes for proton, none of them behind a refusal."""
+        if self.refusal is not None:
+            return b""
         if self._lost:
             return data
         if self._head:
@@ -142,6 +155,8 @@ class Lenience:
             head = data[offset : min(end, offset + _HEAD_BYTES_MAX)]
             try:
                 replacement = self._judge(head, frame_bytes)
+                if self.refusal is not None:
+                    return b"".join((*changed, data[taken:offset]))
             except (IndexError, struct.error, DecodeError):
                 self._lost = end <= size or len(head) == _HEAD_BYTES_MAX
                 break
@@ -177,6 +192,8 @@ class Lenience:
         if code == _TRANSFER:
             return self._transferred(session, head, value)
         if code == _END:
+            session.is_ended = True
+            self._ending += 1
             del self._sessions[channel]
             self._ended.add(channel)
             self._table[channel] = (0, False, False)
@@ -187,6 +204,11 @@ class Lenience:
 
     def _begin(self, channel: int) -> None:
         if channel > self._channel_max:
+            return
+        if len(self._sessions) + self._ending > self._channel_max:
+            self.refusal = ErrorCondition(
+                RESOURCE_LIMIT, f"A connection may have {self._channel_max + 1} sessions, counting those whose end was not answered yet."
+            )
             return
         if channel >= self._channels:
             self._channels = min(max(channel + 1, 2 * self._channels), self._channel_max + 1)
@@ -273,7 +295,7 @@ class Lenience:
     @property
     def watches(self) -> bool:
         """Whether what proton writes is to be given to `outgoing`."""
-        return bool(self._renamed or self._unanswered)
+        return bool(self._renamed or self._unanswered or self._ending)
 
     def outgoing(self, chunks: list[bytes], all_is_served: bool) -> list[bytes]:
         """Take what proton has written, whole frames with or without the protocol header; gives the bytes for the peer.
@@ -304,14 +326,18 @@ class Lenience:
             channel = int.from_bytes(frame[6:8], "big")
             if code == _BEGIN:
                 self._answer_begin(channel, decode(frame, elements(frame, 11)[1])[0])
-            elif code == _END and (session := self._by_local_channel.pop(channel, None)) is not None:
-                self._renamed -= len(session.renamed)
-                session.renamed.clear()
+            elif code == _END:
+                self._ending = max(self._ending - 1, 0)
+                session = self._by_local_channel.pop(channel, None)
+                if session is not None:
+                    self._renamed -= len(session.renamed)
+                    session.renamed.clear()
             yield frame
 
     def _answer_begin(self, local_channel: int, channel: object) -> None:
         for session in self._unanswered:
-            if session.channel == channel:
+            # Proton names no channel if the peer has ended the session before this begin is written.
+            if session.channel == channel or (channel is None and session.is_ended):
                 self._unanswered.remove(session)
                 self._by_local_channel[local_channel] = session
                 return

@@ -64,3 +64,17 @@ def test_more_than_a_token_needs_is_refused_with_a_reason(broker: BrokerProcess)
             attacks.say(connection, raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, more=True), bytes(16_000)))
         closed = ending(connection)
         assert closed is not None and raw.condition_of(closed) == "amqp:resource-limit-exceeded"
+
+
+def test_sessions_begun_and_ended_without_pause_end_the_connection_and_hold_up_nobody(broker: BrokerProcess, old_friend: Bystander) -> None:
+    before = resident_mib(broker.pid)
+    frames = (raw.frame(raw.BEGIN, raw.begin_fields(), channel=1) + raw.frame(raw.END, [], channel=1)) * 500
+    with RawConnection(broker.addresses.amqp_port) as connection:
+        connection.open()
+        for _ in range(60):
+            if not attacks.say(connection, frames):
+                break
+        old_friend.round_trip(SERVED_WITHIN_S)
+    for _ in range(20):  # what the connection held was freed in one go, which took minutes
+        old_friend.round_trip(SERVED_WITHIN_S)
+    assert resident_mib(broker.pid) - before < MEMORY_MIB_MAX

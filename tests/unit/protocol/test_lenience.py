@@ -321,6 +321,47 @@ def test_a_detach_behind_the_end_of_its_session_is_passed_over(peer: EnginePeer,
     assert peer.hear() == []
 
 
+# --- sessions that come and go ------------------------------------------------------------------------------------------------
+
+
+BEGIN_AND_END = raw.frame(raw.BEGIN, raw.begin_fields(), channel=7) + raw.frame(raw.END, [], channel=7)
+
+
+def test_sessions_that_begin_and_end_in_one_write_leave_nothing_behind(peer: EnginePeer) -> None:
+    lenience = peer.engine._lenience
+    for _ in range(10):
+        assert peer.say(BEGIN_AND_END * 100) == []
+        assert [frame.code for frame in peer.hear()] == [raw.BEGIN] * 100 + [raw.END] * 100
+    assert not lenience.watches
+    assert peer.attach(raw.sender_attach(0, "queue"))
+
+
+def test_every_channel_may_be_begun_anew_in_each_write(peer: EnginePeer) -> None:
+    channels = range(1, 128)
+    for _ in range(3):
+        peer.say(*[raw.frame(raw.BEGIN, raw.begin_fields(), channel=channel) for channel in channels])
+        assert len(peer.heard(raw.BEGIN)) == len(channels)
+        ends = [raw.frame(raw.END, [], channel=channel) for channel in channels]
+        begins = [raw.frame(raw.BEGIN, raw.begin_fields(), channel=channel) for channel in channels]
+        assert peer.say(*ends, *begins, *ends) == []
+        assert len(peer.heard(raw.END)) == 2 * len(channels)
+    assert not peer.engine._lenience.watches
+
+
+@pytest.mark.parametrize("write_frames", [512, 1, 3])
+def test_more_sessions_than_there_are_channels_end_the_connection(peer: EnginePeer, write_frames: int) -> None:
+    """Proton fails without a word when it finds no channel, and keeps what comes after that as long as the connection lasts."""
+    frames = [raw.frame(raw.BEGIN, raw.begin_fields(), channel=7), raw.frame(raw.END, [], channel=7)] * 256
+    events: list[Event] = []
+    for begin in range(0, len(frames), write_frames):
+        events += peer.say(*frames[begin : begin + write_frames])
+    closed = only(events, ConnectionClosed).error
+    assert closed is not None and closed.condition == "amqp:resource-limit-exceeded"
+    assert peer.say(BEGIN_AND_END * 1_000) == []
+    assert [frame.code for frame in peer.hear()][-1] == raw.CLOSE
+    assert peer.engine.finished
+
+
 # --- bytes ------------------------------------------------------------------------------------------------------------------
 
 
