@@ -141,6 +141,15 @@ class Settings(BaseSettings):
     segment_bytes: int = Field(64 * MIB, ge=64 * KIB, le=4096 * MIB, description="Size at which a log rolls over to a new segment file.")
     checkpoint_bytes: int = Field(64 * MIB, ge=64 * KIB, description="Log written since the last checkpoint that makes a new one due.")
     committer_threads: int = Field(4, ge=1, le=64, description="Threads that write and sync the logs.")
+    log_files_max: int | None = Field(
+        None,
+        ge=16,
+        description="Files of logs kept open, a quarter of them for reading; the longest unused is closed for another. "
+        "Without a number: half of the descriptors that the process may have, 8,192 at most.",
+    )
+    log_idle_ms: int = Field(
+        60_000, ge=10, le=86_400_000, description="How long a partition keeps the file open that it writes to, when nothing is written."
+    )
     payload_memory_bytes: int = Field(
         32 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; the others are read from the log."
     )

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import resource
 import signal
-import sys
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -24,6 +22,7 @@ from broker.apply_file import apply_file
 from broker.clock import Clock, ClockWatch, SystemClock
 from broker.config import Settings
 from broker.config_file import ConfigFile
+from broker.descriptors import LogFiles, raise_limit
 from broker.entities import QueueDescription
 from broker.entity_meter import EntityMeter
 from broker.frontend.listener import StreamProtocol, serve_websocket
@@ -50,7 +49,6 @@ CLOSE_TIMEOUT_S = 2.0
 """How long clients have to answer our close when the broker stops."""
 CLOCK_LOOK_S = 1.0
 """How often the clock is looked at, for steps and suspends."""
-DESCRIPTORS_WANTED = 65_536
 GC_THRESHOLDS = (50_000, 20, 100)
 """Collections walk every object there is, and waiting messages are many: with Python's defaults they take a tenth of the time."""
 
@@ -65,7 +63,7 @@ Announce = Callable[[Mapping[str, str], TlsFiles], None]
 
 def run(settings: Settings, file: ConfigFile | None, announce: Announce | None = None) -> None:
     """Run the broker until it is told to stop. Raises OSError where it cannot listen, WrongCertificate."""
-    _raise_descriptor_limit()
+    raise_limit()
     uvloop.run(Broker(settings, file, announce=announce).run())
 
 
@@ -92,9 +90,13 @@ class Broker:
         self._serving = False
         self._failure: BaseException | None = None
         disk = disk or LocalDisk()
+        files = LogFiles.of(settings.log_files_max)
         self.store = FileLogStore(
             settings.data_dir,
             disk,
+            open_files_max=files.read,
+            open_segments_max=files.written,
+            segment_idle_ms=settings.log_idle_ms,
             fsync=settings.fsync,
             fsync_interval_ms=settings.fsync_interval_ms,
             segment_bytes_max=settings.segment_bytes,
@@ -277,13 +279,3 @@ async def _until_gone(services: Services, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(timeout_s, CLOSE_TIMEOUT_S)):
                 await services.wait_until_alone()
-
-
-def _raise_descriptor_limit() -> None:
-    """Connections and segments are file descriptors: take what the system gives."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(DESCRIPTORS_WANTED, hard) if hard != resource.RLIM_INFINITY else DESCRIPTORS_WANTED
-    if soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            log.debug("descriptors.raised", limit=wanted, before=soft, platform=sys.platform)

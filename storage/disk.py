@@ -67,6 +67,9 @@ class Disk(Protocol):
     def size(self, fd: int) -> int:
         """The file's size in bytes."""
 
+    def identity(self, fd: int) -> tuple[int, int]:
+        """Device and inode: the same for two descriptors of one file, and never for those of two files that both exist."""
+
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes at `offset`; fewer only at the file's end."""
 
@@ -153,6 +156,10 @@ class LocalDisk:
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
+
+    def identity(self, fd: int) -> tuple[int, int]:
+        found = os.fstat(fd)
+        return found.st_dev, found.st_ino
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         return os.pread(fd, size, offset)

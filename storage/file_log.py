@@ -33,6 +33,7 @@ from storage.extent import ExtentFile
 from storage.fetch import fetch_frames
 from storage.log import Checkpoint, Commit, Frame, Position
 from storage.open_files import OpenFiles
+from storage.open_segments import OpenSegments
 from storage.record import Chain, after
 from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, clear_up, extent_of, reclaim_log, remove_strays
 from storage.reserve import Reserve
@@ -63,6 +64,9 @@ class Shared:
     executor: Executor
     """For everything but commits."""
     files: OpenFiles
+    """Open for reading."""
+    open_segments: OpenSegments
+    """The logs whose active segment is open."""
     reserve: Reserve
     fsync: Fsync
     segment_bytes_max: int
@@ -132,9 +136,11 @@ class FileLog:
         async with self._housekeeping, self._turn:
             if self._state is _State.OPEN:
                 await self._close_files()
+            await self._shared.open_segments.take(self)
             try:
                 await run_to_end(self._shared.executor, lambda: self._claim(epoch))
             finally:
+                self._mind_the_descriptor()
                 self._mind_the_reserve()
             opened = self._known()
             self._state = _State.OPEN
@@ -209,7 +215,10 @@ class FileLog:
             failed = self._state is _State.FAILED
             if not failed:
                 self._state, self._opened = _State.UNCLAIMED, None
-            await run_to_end(self._shared.executor, lambda: self._release_files(opened, failed))
+            try:
+                await run_to_end(self._shared.executor, lambda: self._release_files(opened, failed))
+            finally:
+                self._shared.open_segments.give(self)
 
     def _release_files(self, opened: OpenLog, failed: bool) -> None:
         if failed:
@@ -231,7 +240,11 @@ class FileLog:
             if not urgent and not self._shared.reserve.held:
                 self._shared.reserve_released()
                 raise DiskFull(f"{self._directory}: what room there is serves settlements")
-            await self._shared.committer.run(_Append(self, opened, commit, urgent))
+            await self._use_descriptor(opened)
+            try:
+                await self._shared.committer.run(_Append(self, opened, commit, urgent))
+            finally:
+                self._mind_the_descriptor()
 
     async def sync(self) -> None:
         """Make what was acknowledged unsynced durable; a failure shows at the next append. For `fsync: interval`."""
@@ -242,6 +255,46 @@ class FileLog:
                     await self._shared.committer.run(_Sync(self, opened))
                 except CommitFailed as error:
                     _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
+
+    # --- its descriptor ---
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is under way at the active segment."""
+        return self._turn.locked()
+
+    async def put_away(self) -> None:
+        """Close the active segment's file until the next commit. What was acknowledged unsynced is synced before."""
+        async with self._turn:
+            opened = self._opened
+            try:
+                if opened is None or not opened.active.is_open:
+                    return
+                active = opened.active
+                if self._state is _State.OPEN and opened.durable < opened.tail.position:
+                    try:
+                        await self._shared.committer.run(_Sync(self, opened))
+                    except CommitFailed as error:
+                        _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
+                # durability rule 4: a file that failed is never written to again, so it need not be found again either
+                close = active.put_away if self._state is _State.OPEN else active.abandon
+                await run_to_end(self._shared.executor, close)
+            finally:
+                self._mind_the_descriptor()
+
+    async def _use_descriptor(self, opened: OpenLog) -> None:
+        """Have room for the active segment's descriptor. Whoever calls has the turn."""
+        if opened.active.is_open:
+            self._shared.open_segments.used(self)
+        else:
+            await self._shared.open_segments.take(self)
+
+    def _mind_the_descriptor(self) -> None:
+        """Give back the room for a descriptor that is not there (any more). Whoever calls has the turn."""
+        if self._opened is None or not self._opened.active.is_open:
+            self._shared.open_segments.give(self)
+
+    # --- how jobs end ---
 
     def _committed(self, opened: OpenLog, tail: Chain, durable: bool) -> None:
         """A frame was written. Called by its job, in the event loop."""
@@ -291,11 +344,10 @@ class FileLog:
                 continue
             start = segment.header.chain if since <= segment.base else Chain(since, 0, None)
             try:
-                with shared.files.reading(segment.path) as fd:
-                    scanner = FrameScanner(shared.disk, fd, segment, opened.codec, start, behind.position)
-                    while frames := await loop.run_in_executor(shared.executor, scanner.frames):
-                        for frame in frames:
-                            yield frame
+                scanner = FrameScanner(shared.disk, -1, segment, opened.codec, start, behind.position)
+                while frames := await loop.run_in_executor(shared.executor, _frames, shared.files, scanner, segment.path):
+                    for frame in frames:
+                        yield frame
             except OSError as error:
                 raise disk_error(error, segment.path) from error
             if scanner.chain != behind:
@@ -400,7 +452,17 @@ class FileLog:
         async with self._turn:
             opened = self._open()
             if opened.tail.position <= limit:
-                await self._shared.committer.run(_Roll(self, opened))
+                await self._use_descriptor(opened)
+                try:
+                    await self._shared.committer.run(_Roll(self, opened))
+                finally:
+                    self._mind_the_descriptor()
+
+
+def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:
+    """The next frames. In a thread: a replay that waits for its reader holds no descriptor."""
+    with files.reading(path) as scanner.fd:
+        return scanner.frames()
 
 
 class _Job:
@@ -459,7 +521,7 @@ class _Append(_Job):
 
     def begin(self) -> int:
         active, bytes_max = self._active, self._log._shared.segment_bytes_max
-        if not active.has_room(self._size) or active.used + self._size > bytes_max:
+        if not active.is_open or not active.has_room(self._size) or active.used + self._size > bytes_max:
             return NEEDS_THREAD
         try:
             active.write(self._frame, fill_until=bytes_max)
@@ -469,6 +531,8 @@ class _Append(_Job):
         return active.fd if self._log._shared.fsync == "always" else ENDED
 
     def run(self) -> None:
+        if not self._active.is_open:
+            self._active.take_up()
         if not self._written:
             try:
                 self._write()

@@ -25,6 +25,7 @@ from storage.errors import DiskFailed
 from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
 from storage.open_files import OpenFiles
+from storage.open_segments import OpenSegments
 from storage.reserve import Reserve
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.threads import OwnerFailed, report_to_loop, run_to_end, start_background
@@ -52,6 +53,8 @@ class FileLogStore:
     segment_bytes_max: a segment is not filled beyond it, but for a single larger frame.
     committer_threads, worker_threads: the former write and sync commits, the latter do all else.
     open_files_max: descriptors kept open for reading.
+    open_segments_max: logs whose active segment is kept open for writing; the longest unused is closed for another one.
+    segment_idle_ms: an active segment that nothing was written to for so long is closed until the next commit.
     reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk, 0 for none, and how often it is tried to
     take it again once it was given up.
     tidy_delay_ms: how soon to try again to remove trimmed files, after the disk refused.
@@ -70,6 +73,8 @@ class FileLogStore:
         committer_threads: int = 4,
         worker_threads: int = 4,
         open_files_max: int = 256,
+        open_segments_max: int = 4_096,
+        segment_idle_ms: int = 60_000,
         reserve_bytes: int = 4 << 20,
         reserve_retry_ms: int = 1_000,
         tidy_delay_ms: int = TIDY_DELAY_MS,
@@ -90,6 +95,7 @@ class FileLogStore:
             committer=Committer(self._disk, committer_threads),
             executor=self._executor,
             files=OpenFiles(self._disk, open_files_max),
+            open_segments=OpenSegments(open_segments_max, segment_idle_ms, self._close_idle_later),
             reserve=Reserve(self._disk, root / "reserve", reserve_bytes),
             fsync=fsync,
             segment_bytes_max=segment_bytes_max,
@@ -107,6 +113,7 @@ class FileLogStore:
         self._holding: asyncio.Task[None] | None = None
         self._untidy: set[FileLog] = set()
         self._tidying: asyncio.Task[None] | None = None
+        self._closing_idle: asyncio.Task[None] | None = None
 
     def log(self, entity: str, partition: int) -> FileLog:
         """See `LogStore.log`; the same object each time. Raises ValueError if the name is empty or too long to be stored."""
@@ -191,7 +198,7 @@ class FileLogStore:
             self._disk.sync_directory(self._shared.extents)
 
     async def close(self) -> None:
-        for task in (self._syncing, self._holding, self._tidying):
+        for task in (self._syncing, self._holding, self._tidying, self._closing_idle):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
@@ -259,6 +266,11 @@ class FileLogStore:
             await asyncio.sleep(self._reserve_retry_ms / 1_000)
             await run_to_end(self._executor, self._shared.reserve.hold)
         self._holding = None
+
+    def _close_idle_later(self) -> None:
+        """Close what nobody writes to, as long as something is open."""
+        if self._closing_idle is None or self._closing_idle.done():
+            self._closing_idle = start_background(self._shared.open_segments.close_idle(), "storage-idle", self._failed)
 
     def _tidy_later(self, log: FileLog) -> None:
         """Try to remove what the log has trimmed, until the disk permits it."""

@@ -19,7 +19,8 @@ class FrameScanner:
 
     def __init__(self, disk: Disk, fd: int, segment: Segment, codec: FrameCodec, start: Chain, until: Position) -> None:
         self._disk = disk
-        self._fd = fd
+        self.fd = fd
+        """The segment's file. May be another descriptor of it from one call to the next."""
         self._segment = segment
         self._codec = codec
         self._until = until
@@ -34,7 +35,7 @@ class FrameScanner:
         """The next whole frames, about a chunk's worth; none when `until` is reached, or something else is there."""
         frames = self._read(CHUNK_BYTES)
         if not frames and not self.why and self.chain.position < self._until:
-            header = self._next_header(self._disk.read(self._fd, FRAME_HEADER_BYTES, self._offset()))
+            header = self._next_header(self._disk.read(self.fd, FRAME_HEADER_BYTES, self._offset()))
             if header is not None:
                 frames = self._read(FRAME_HEADER_BYTES + header.body_length)  # one frame, larger than a chunk
             if not frames:
@@ -47,7 +48,7 @@ class FrameScanner:
     def _read(self, size: int) -> list[Frame]:
         """The whole frames in the next `size` bytes."""
         size = min(size, self._until - self.chain.position)
-        chunk = self._disk.read(self._fd, size, self._offset()) if size > 0 and not self.why else b""
+        chunk = self._disk.read(self.fd, size, self._offset()) if size > 0 and not self.why else b""
         frames: list[Frame] = []
         begin = 0
         while begin < len(chunk):

@@ -49,6 +49,9 @@ FILL_STEP_BYTES_MIN = 16 << 10
 FILL_STEP_BYTES_MAX = 512 << 10
 """Larger steps gain nothing more (measured), and make one commit wait longer."""
 
+PUT_BYTES = 4 << 10
+"""So many bytes before its end must be found again in a file that was put away."""
+
 _MAGIC = b"PbSegmnt"
 _HEAD = struct.Struct("<8sI")
 _TAIL = struct.Struct("<HHIHHQQ16s16s184s")
@@ -120,10 +123,22 @@ def decode_segment_header(data: bytes, path: Path) -> SegmentHeader:
     return SegmentHeader(entity[:entity_length].decode(), partition, epoch, salt, chain)
 
 
-class ActiveSegment:
-    """The segment that is written to. Used by one thread at a time; after CommitFailed not at all."""
+class _Put(NamedTuple):
+    """What a file was like when it was put away."""
 
-    __slots__ = ("_disk", "_fd", "_fill_step", "_filled", "segment", "used")
+    identity: tuple[int, int]
+    size: int
+    end: bytes
+    """Its last bytes up to the end of the last frame."""
+
+
+class ActiveSegment:
+    """The segment that is written to. Used by one thread at a time; after CommitFailed not at all.
+
+    While nothing is written, the file may be put away: it is closed as it is, and taken up again before the next write.
+    """
+
+    __slots__ = ("_disk", "_fd", "_fill_step", "_filled", "_put", "segment", "used")
 
     def __init__(self, disk: Disk, segment: Segment, fd: int, used: int, filled: int) -> None:
         self._disk = disk
@@ -133,6 +148,7 @@ class ActiveSegment:
         self.segment = segment
         self.used = used
         """The file's bytes up to the end of the last whole frame."""
+        self._put: _Put | None = None
 
     @classmethod
     def begin(cls, disk: Disk, directory: Path, header: SegmentHeader, frames: Sequence[bytes] = ()) -> ActiveSegment:
@@ -146,6 +162,40 @@ class ActiveSegment:
     def fd(self) -> int:
         """The open file, for a sync queue."""
         return self._fd
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a descriptor."""
+        return self._fd >= 0
+
+    def put_away(self) -> None:
+        """Close the file; nothing on the disk changes. Every frame is durable: a later error of this file would not be heard of."""
+        with contextlib.suppress(OSError):  # then it is not taken up again either
+            begin = max(0, self.used - PUT_BYTES)
+            end = self._disk.read(self._fd, self.used - begin, begin)
+            self._put = _Put(self._disk.identity(self._fd), self._disk.size(self._fd), end)
+        self.abandon()
+
+    def take_up(self) -> None:
+        """Open the file that was put away. Raises CommitFailed if it cannot be opened, or is not what it was: nothing is written then."""
+        put, self._put = self._put, None
+        fd = -1
+        try:
+            if put is None:
+                raise CommitFailed(f"{self.segment.path}: its end could not be read when it was closed")
+            fd = self._disk.open_write(self.segment.path)
+            begin = self.used - len(put.end)
+            found = _Put(self._disk.identity(fd), self._disk.size(fd), self._disk.read(fd, len(put.end), begin))
+            if found != put:
+                what = "file" if found.identity != put.identity else f"size ({put.size} bytes)" if found.size != put.size else "end"
+                raise CommitFailed(f"{self.segment.path}: it was changed while it was closed: it has not the same {what} any more")
+        except OSError as error:
+            close_quietly(self._disk, fd)
+            raise CommitFailed(f"{self.segment.path}: it could not be opened again: {error.strerror}") from error
+        except CommitFailed:
+            close_quietly(self._disk, fd)
+            raise
+        self._fd = fd
 
     def has_room(self, length: int) -> bool:
         """Whether so much is written over zeros already there: that waits for nothing but memory."""
@@ -203,7 +253,10 @@ class ActiveSegment:
 
     def close(self) -> None:
         """Cut off the zeros and close the file. Whatever fails here changes nothing that is durable."""
-        if self._filled > self.used:
+        if self._filled > self.used and not self.is_open:
+            with contextlib.suppress(CommitFailed):
+                self.take_up()
+        if self._filled > self.used and self.is_open:
             with contextlib.suppress(OSError):
                 self._disk.truncate(self._fd, self.used)
             self._filled = self.used

@@ -69,9 +69,12 @@ class Owner:
             self.failures += 1
             assert flat(await contents(self.log)) == expected
 
-    async def work(self) -> None:
+    async def work(self, closing: bool = False) -> None:
+        """`closing` has the log's file put away in between."""
         await self.claim()
         for number in range(12):
+            if closing and number in (2, 3, 8):
+                await self.log.put_away()
             await self.append(b"message %d " % number + b"." * 10 * number)
             if number in (5, 9):
                 try:
@@ -89,24 +92,24 @@ class Owner:
         await self.check()
 
 
-async def calls_of_the_work(queued: bool) -> dict[str, int]:
+async def calls_of_the_work(queued: bool, closing: bool) -> dict[str, int]:
     disk = FaultyDisk(RecordingDisk(queued=queued))
     store = small_store(ROOT, disk, segment_bytes_max=500)
     owner = Owner(store)
-    await owner.work()
+    await owner.work(closing)
     assert owner.failures == 0
     await owner.log.close()
     await store.close()
     return dict(disk.calls)
 
 
-async def run_with_a_fault(queued: bool, operation: str, nth: int, error: int) -> None:
+async def run_with_a_fault(queued: bool, closing: bool, operation: str, nth: int, error: int) -> None:
     inner = RecordingDisk(queued=queued)
     disk = FaultyDisk(inner)
     store = small_store(ROOT, disk, segment_bytes_max=500)
     owner = Owner(store)
     disk.fail(operation, error, nth=nth)
-    await owner.work()
+    await owner.work(closing)
     trimmed = owner.log.start
     crashed = inner.after_power_cut()
     await owner.log.close()
@@ -116,14 +119,17 @@ async def run_with_a_fault(queued: bool, operation: str, nth: int, error: int) -
         assert flat(await contents(log)) == [body for position, body in sorted(owner.ledger.items()) if position >= log.start]
 
 
+@pytest.mark.parametrize("closing", [False, True], ids=["kept-open", "put-away"])
 @pytest.mark.parametrize("queued", [False, True], ids=["threads", "queue"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
-async def test_a_failure_of_any_call_of_any_operation_loses_nothing_and_shows_nothing_refused(queued: bool, error: int) -> None:
-    calls = await calls_of_the_work(queued)
+async def test_a_failure_of_any_call_of_any_operation_loses_nothing_and_shows_nothing_refused(
+    queued: bool, error: int, closing: bool
+) -> None:
+    calls = await calls_of_the_work(queued, closing)
     assert calls["sync"] > 12 and calls["write"] > 12 and calls["rename"] > 3
     for operation in OPERATIONS:
         for nth in range(1, calls.get(operation, 0) + 1):
-            await run_with_a_fault(queued, operation, nth, error)
+            await run_with_a_fault(queued, closing, operation, nth, error)
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])

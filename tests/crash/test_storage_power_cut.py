@@ -39,6 +39,7 @@ class Ledger:
 
 
 async def work(log: FileLog, ledger: Ledger, rng: random.Random) -> None:
+    closing = random.Random(rng.random())
     for number in range(25):
         body = bytes([number]) * rng.choice([1, 20, 600, 3_000])
         ledger.submitted.append((log.end, body))
@@ -55,6 +56,8 @@ async def work(log: FileLog, ledger: Ledger, rng: random.Random) -> None:
         if rng.random() < 0.1:
             await log.close()
             await log.claim()
+        if closing.random() < 0.2:
+            await log.put_away()
 
 
 async def check(disk: RecordingDisk, ledgers: list[Ledger]) -> None:

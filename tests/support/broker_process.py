@@ -79,10 +79,13 @@ class BrokerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         keeps_ports: bool = True,
+        files_max: int | None = None,
     ) -> None:
+        """files_max: how many file descriptors the system lets the process have."""
         self._folder = folder
         self._environment = dict(environment or {})
         self._keeps_ports = keeps_ports
+        self._files_max = files_max
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._ready = threading.Event()
@@ -122,6 +125,8 @@ class BrokerProcess:
         command = [sys.executable, "-m", "broker", "serve", "--config", str(self.config_path), "--data-dir", str(self.data_dir)]
         command += ["--host", "127.0.0.1", "--amqp-port", str(ports.amqp_port), "--amqps-port", str(ports.amqps_port)]
         command += ["--http-port", str(ports.http_port), "--log-format", "json"]
+        if self._files_max is not None:
+            command = ["sh", "-c", f'ulimit -n {self._files_max}; exec "$@"', "sh", *command]
         self._ready.clear()
         self._listens = False
         self._process = subprocess.Popen(

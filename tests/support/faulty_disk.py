@@ -13,7 +13,7 @@ from pathlib import Path
 from storage.disk import Disk, SyncQueue
 
 OPERATIONS = (
-    "names", "make_directory", "remove_tree", "sync_directory", "create", "open_write", "open_read", "size", "read",
+    "names", "make_directory", "remove_tree", "sync_directory", "create", "open_write", "open_read", "size", "identity", "read",
     "read_cached", "write", "sync", "truncate", "rename", "remove", "lock",
 )  # fmt: skip
 """What can be made to fail. A sync by the queue counts as a `sync`."""
@@ -125,6 +125,10 @@ class FaultyDisk:
     def size(self, fd: int) -> int:
         self._meet("size", self._paths[fd])
         return self._inner.size(fd)
+
+    def identity(self, fd: int) -> tuple[int, int]:
+        self._meet("identity", self._paths[fd])
+        return self._inner.identity(fd)
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         self._meet("read", self._paths[fd])

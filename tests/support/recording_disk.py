@@ -170,6 +170,9 @@ class RecordingDisk:
     def size(self, fd: int) -> int:
         return len(self._open[fd].data)
 
+    def identity(self, fd: int) -> tuple[int, int]:
+        return 0, id(self._open[fd])
+
     def read(self, fd: int, size: int, offset: int) -> bytes:
         with self._mutex:
             return bytes(self._open[fd].data[offset : offset + size])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -137,3 +138,78 @@ def test_closing_cuts_off_the_zeros_and_abandoning_does_not() -> None:
     active.close()
     assert len(disk.contents(PATH)) == active.used
     assert disk.open_files == 0
+
+
+def put_away(disk: RecordingDisk | FaultyDisk) -> ActiveSegment:
+    active = begun(disk)
+    active.write([b"x" * 10_000], FOREVER)
+    active.sync()
+    active.put_away()
+    assert not active.is_open
+    return active
+
+
+def test_a_file_that_was_put_away_is_taken_up_as_it_was() -> None:
+    disk = RecordingDisk()
+    active = put_away(disk)
+    assert disk.open_files == 0
+    size = len(disk.contents(PATH))
+    active.take_up()
+    assert active.is_open and active.has_room(FILL_STEP_BYTES_MIN)
+    active.write([b"later"], FOREVER)
+    assert len(disk.contents(PATH)) == size, "the zeros that were there are used"
+    assert disk.contents(PATH)[active.used - 15 : active.used] == b"x" * 10 + b"later"
+    active.put_away()
+    active.close()
+    assert len(disk.contents(PATH)) == active.used and disk.open_files == 0, "closing cuts off the zeros of a file put away, too"
+
+
+def grow(disk: RecordingDisk) -> None:
+    disk.contents(PATH).extend(b"\0")
+
+
+def damage(disk: RecordingDisk) -> None:
+    disk.contents(PATH)[10_000] ^= 1
+
+
+def replace(disk: RecordingDisk) -> None:
+    data = bytes(disk.contents(PATH))
+    disk.remove(PATH)
+    fd = disk.create(PATH)
+    disk.write(fd, [data], 0)
+    disk.close(fd)
+
+
+@pytest.mark.parametrize(("change", "why"), [(grow, "size"), (damage, "end"), (replace, "file")])
+def test_a_file_that_was_changed_while_it_was_put_away_is_not_written_to(change: Callable[[RecordingDisk], None], why: str) -> None:
+    disk = RecordingDisk()
+    active = put_away(disk)
+    change(disk)
+    data = bytes(disk.contents(PATH))
+    with pytest.raises(CommitFailed, match=f"not the same {why}"):
+        active.take_up()
+    active.close()
+    assert disk.contents(PATH) == data and disk.open_files == 0
+
+
+@pytest.mark.parametrize("operation", ["read", "size", "identity"])
+def test_a_file_whose_end_cannot_be_read_is_put_away_and_not_written_to_again(operation: str) -> None:
+    inner = RecordingDisk()
+    disk = FaultyDisk(inner)
+    active = begun(disk)
+    disk.fail(operation)
+    active.put_away()
+    assert inner.open_files == 0
+    with pytest.raises(CommitFailed, match="could not be read"):
+        active.take_up()
+
+
+@pytest.mark.parametrize("operation", ["open_write", "read", "size", "identity"])
+def test_a_file_that_cannot_be_taken_up_leaves_no_descriptor(operation: str) -> None:
+    inner = RecordingDisk()
+    disk = FaultyDisk(inner)
+    active = put_away(disk)
+    disk.fail(operation, errno.EMFILE)
+    with pytest.raises(CommitFailed, match="opened again"):
+        active.take_up()
+    assert inner.open_files == 0 and not active.is_open
