@@ -73,10 +73,10 @@ from broker.operations import (
 from broker.partition import records
 from broker.partition.batch import Batch, Grant, fill_locked
 from broker.partition.demand import DemandBook, Waiter
+from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages
 from broker.partition.records import Enqueued, Mark
-from broker.partition.stamps import Stamps
 from broker.partition.subqueue import DEFERRED, Lease, Reference, Subqueue
 from storage.log import Commit, Frame, Position
 
@@ -143,7 +143,7 @@ class Partition:
         """Clients to be told when something arrives, with the subqueue's number."""
         self._telling: dict[tuple[ClientId, int], None] = {}
         """Watches for which something has arrived, in the order in which their clients are told."""
-        self._stamps = Stamps()
+        self._enqueued_times = EnqueuedTimes()
         self._batch = Batch(Commit(Position(0)), 0, 0, messages.next_number)
 
     @property
@@ -294,7 +294,7 @@ class Partition:
             if min(sizes) == max(sizes):
                 sizes = [sizes[0]] * len(sizes)  # one number object for all
             now_ms = self._batch.now_ms
-            enqueued_ms = self._stamps.stamp(self.messages.latest_enqueued_ms, now_ms, self._batch.wall_ms)
+            enqueued_ms = self._enqueued_times.stamp(self.messages.latest_enqueued_ms, now_ms, self._batch.wall_ms)
             expiries = self._expiries(send.time_to_live_ms, len(sizes), enqueued_ms)
             offset = records.add_enqueued(self._batch.commit, first, enqueued_ms, sizes, expiries, messages)
             enqueued = Enqueued(first, enqueued_ms, sizes, expiries, offset)

@@ -269,7 +269,7 @@ def measure_half_headers(run: Run) -> None:
 
 
 def measure_attacks(run: Run) -> None:
-    """What each attack takes of a broker of its own, and how long others wait meanwhile."""
+    """How much memory each attack takes on a broker of its own, and how long another client waits meanwhile."""
     settings: dict[str, object] = {"attack_s": run.scale.attack_s}
     for number in range(run.scale.rounds):
         progress.print(f"attacks, round {number + 1} of {run.scale.rounds}")

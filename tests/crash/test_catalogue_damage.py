@@ -1,4 +1,4 @@
-"""Damage to the documents that describe the queues: one file costs nothing, and two cost their own queue, which keeps its messages."""
+"""Damage to the documents that describe queues: one damaged file costs nothing; two stop their queue alone, which keeps its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a log that are missing or cut off: whatever was acknowledged and is not there any more is missed, and nothing else is."""
+"""Files of a log that are missing or cut off: every loss of acknowledged records is noticed, and nothing else is reported as a loss."""
 
 from __future__ import annotations
 

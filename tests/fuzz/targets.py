@@ -228,7 +228,7 @@ def finder(data: bytes, random: Random) -> None:
 
 
 def lenience(data: bytes, random: Random) -> None:
-    """What is made good does not depend on where the stream was cut, and the walk in C goes as far as its Python form."""
+    """Corrections do not depend on where the stream was cut, and the walk in C goes as far as its Python form."""
     whole, parts = Lenience(15, 16_384), Lenience(15, 16_384)
     given = b"".join(map(parts.incoming, cuts(data, random)))
     assert given + parts._head == whole.incoming(data) + whole._head

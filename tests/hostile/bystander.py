@@ -55,18 +55,6 @@ class Bystander:
         return time.monotonic() - begin
 
 
-def opened(port: int, *, receive_buffer_bytes: int | None = None) -> RawConnection:
-    """An attacker past login, open and begin."""
-    connection = RawConnection(port, receive_buffer_bytes=receive_buffer_bytes)
-    try:
-        connection.open()
-        connection.begin()
-    except BaseException:
-        connection.socket.close()
-        raise
-    return connection
-
-
 def ending(connection: RawConnection, within_s: float = ENDS_WITHIN_S) -> Frame | None:
     """Read until the broker hangs up; gives its close if it said one. Raises TimeoutError if it does not hang up."""
     frames = [found for found in connection.frames_until_end(within_s) if found.code == raw.CLOSE]

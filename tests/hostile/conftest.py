@@ -14,7 +14,7 @@ QUEUES = ("bystander", "target", "backlog", "bulk", "twice")
 OPEN_TIMEOUT_S = 2.0
 """What a client has for SASL and open here; the default is longer than a test should take."""
 HEADER_TIMEOUT_S = 1.0
-"""What a client has for an HTTP header, or for AMQP's on a WebSocket."""
+"""How long a client has for an HTTP header, or for the AMQP header on a WebSocket."""
 SETTINGS = {
     "PARTIBUS_HTTP_HEADER_TIMEOUT_MS": str(int(HEADER_TIMEOUT_S * 1000)),
     "PARTIBUS_CONNECTION_OPEN_TIMEOUT_MS": str(int(OPEN_TIMEOUT_S * 1000)),

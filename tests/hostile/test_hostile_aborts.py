@@ -1,4 +1,4 @@
-"""Clients that are gone from one moment to the next, at every stage. Ordinary in any network, and no error of the broker's."""
+"""Clients that vanish at every stage, as happens in any network. The broker must not log it as an error."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from collections.abc import Callable
 import pytest
 
 from protocol.codec import encode
-from tests.hostile.bystander import opened
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message
 from tests.support.broker_process import Addresses, BrokerProcess
-from tests.support.raw_amqp import RawConnection
+from tests.support.raw_amqp import RawConnection, opened
 from tests.support.raw_websocket import WebSocketConnection, handshake
 
 TIMES = 10
-"""Each client comes and goes so often."""
+"""How often each client connects and vanishes."""
 WITHIN_S = 15.0
 _CONNECTIONS = re.compile(r"^partibus_active_connections\S* (\S+)$", re.MULTILINE)
 
 Stage = Callable[[Addresses], socket.socket]
-"""Goes as far as it says; gives the socket to be reset."""
+"""Brings a connection to one stage; gives the socket to reset."""
 
 
 def connected(addresses: Addresses) -> socket.socket:

@@ -8,12 +8,12 @@ import time
 import pytest
 
 from protocol.codec import Described, Symbol, UInt, ULong, encode
-from tests.hostile.bystander import Bystander, ending, opened, part_politely, resident_mib
+from tests.hostile.bystander import Bystander, ending, part_politely, resident_mib
 from tests.hostile.conftest import OPEN_TIMEOUT_S
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message, section
 from tests.support.broker_process import BrokerProcess
-from tests.support.raw_amqp import ConnectionEnded, Frame, RawConnection
+from tests.support.raw_amqp import ConnectionEnded, Frame, RawConnection, opened
 from tests.support.sas import KEY, KEY_NAME, sas_token
 
 UNAUTHORIZED, NOT_FOUND = "amqp:unauthorized-access", "amqp:not-found"

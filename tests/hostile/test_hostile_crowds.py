@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from protocol.codec import UInt
-from tests.hostile.bystander import Bystander, opened, part_politely, resident_mib
+from tests.hostile.bystander import Bystander, part_politely, resident_mib
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import BrokerProcess
-from tests.support.raw_amqp import RawConnection
+from tests.support.raw_amqp import RawConnection, opened
 
 IDLE = 5_000
 IDLE_MIB_MAX = 600

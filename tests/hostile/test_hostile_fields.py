@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from protocol.codec import Array, Described, Symbol, UByte, UInt, ULong, UShort
-from tests.hostile.bystander import opened, part_politely
+from tests.hostile.bystander import part_politely
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import BrokerProcess
-from tests.support.raw_amqp import RawConnection
+from tests.support.raw_amqp import RawConnection, opened
 
 WRONG: tuple[Any, ...] = (
     None,

@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from protocol.codec import Described, Symbol, UInt, ULong, encode
-from tests.hostile.bystander import ending, opened, part_politely
+from tests.hostile.bystander import ending, part_politely
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import BrokerProcess
-from tests.support.raw_amqp import ConnectionEnded, RawConnection
+from tests.support.raw_amqp import ConnectionEnded, RawConnection, opened
 
 FRAMING_ERROR = "amqp:connection:framing-error"
 FRAME_BYTES_MAX = 256 * 1024

@@ -1,4 +1,4 @@
-"""Much of what is permitted, and more: what it takes of the broker's memory, and that somebody else is served meanwhile.
+"""Clients that send as much as is permitted, and more: the broker's memory stays bounded, and another client is served meanwhile.
 
 The attacks are those of the benchmarks (`tests/bench/load/attacks.py`), each for a short time; how long others wait is a figure there,
 and only bounded here.

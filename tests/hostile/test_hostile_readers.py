@@ -9,7 +9,7 @@ from tests.bench.load.attack_output import BODY_BYTES, receivers_that_do_not_rea
 MIB = 1024 * 1024
 OUTPUT_BYTES_MAX = 8 * MIB
 OVERHEAD_MIB = 48
-"""For what is read from the log and on its way, and for what the allocator keeps; the messages are four times as much."""
+"""For output read from the log and on its way, and for memory that the allocator keeps; the messages are four times as large."""
 MESSAGES = 3_200
 
 

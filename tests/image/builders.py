@@ -33,7 +33,7 @@ class CannotBuild(Exception):
 
 @dataclass(slots=True)
 class ImageConfig:
-    """What the image says of itself."""
+    """The image's own metadata."""
 
     entrypoint: list[str]
     command: list[str]
@@ -68,7 +68,7 @@ class Builder(Protocol):
     def build(self) -> ImageConfig: ...
 
     def start(self, volume: str) -> Running:
-        """Start the image on a volume of this name, which is made when it is not there."""
+        """Start the image on the volume of this name, which is created if it does not exist."""
 
     def clean(self) -> None:
         """Remove containers and volumes."""
@@ -228,7 +228,7 @@ class Buildah:
 
 @dataclass(slots=True)
 class Entered:
-    """The image's file system, entered. It shares the machine's network, so its ports are others than the image's."""
+    """A process inside the image's file system. It shares the machine's network, so it cannot use the image's own ports."""
 
     _root: str
     _volume: Path
@@ -269,7 +269,7 @@ class Entered:
         return self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> int:
-        """Signal the first process inside, which is the broker; `unshare` in front of it passes nothing on, and ends as it ends."""
+        """Signal the first process inside, which is the broker. `unshare` around it passes no signals on, and ends when it ends."""
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text(encoding="utf-8").split()
         os.kill(int(children[0]), number)
         return self._process.wait(STOPS_WITHIN_S)

@@ -21,7 +21,7 @@ from azure.servicebus.exceptions import ServiceBusError
 
 
 def connect() -> ServiceBusClient:
-    """Over a WebSocket with TLS: this release takes a port from nowhere but a custom endpoint, and that makes it one."""
+    """Over a WebSocket with TLS: this release takes a port only from a custom endpoint, which makes it use a WebSocket."""
     key = f"SharedAccessKeyName={os.environ['PARTIBUS_KEY_NAME']};SharedAccessKey={os.environ['PARTIBUS_KEY']}"
     return ServiceBusClient.from_connection_string(
         f"Endpoint=sb://localhost;{key}",
@@ -36,7 +36,7 @@ async def send(client: ServiceBusClient, queue: str, count: int, **options: Any)
 
 
 async def delete_messages(client: ServiceBusClient, queue: str) -> None:
-    """Up to a count, the oldest of a partition first; not what is locked or deferred; durable and exact."""
+    """Deletes up to a count, the oldest of a partition first, but nothing locked or deferred; durable and exact."""
     await send(client, queue, 6, partition_key="together")
     receiver: Any = client.get_queue_receiver(queue)
     async with receiver:

@@ -19,7 +19,7 @@ __all__ = ["SCENARIOS"]
 
 @scenario
 async def dead_letter_queue_leads_no_further(bench: Bench) -> None:
-    """It counts no delivery and dead-letters nothing, on the link as on the management node (AMQP contract 5.6, 10.4)."""
+    """A dead-letter queue counts no delivery and refuses dead-lettering, on links and on `$management` (AMQP contract 5.6, 10.4)."""
     await bench.send(ServiceBusMessage("spoilt"))
     receiver = await bench.receiver()
     (message,) = await receive_exactly(receiver, 1)

@@ -17,9 +17,9 @@ from tests.support.broker_thread import BrokerThread
 
 LOCK_S = 5.0
 WITHIN_S = 60.0
-"""For whatever has to happen; on a busy machine much later than it is due."""
+"""How long to wait for anything; on a busy machine it may be much later than it is due."""
 FORWARD, BACK = timedelta(minutes=50), timedelta(minutes=-60)
-"""Forward by less than the client's tokens last: those expire by the wall clock, as they must."""
+"""The steps forward are shorter than the tokens' life, because tokens expire by the wall clock."""
 
 
 class SettableClock(SystemClock):
@@ -63,7 +63,7 @@ def receive(receiver: ServiceBusReceiver, within_s: float = WITHIN_S) -> Service
 
 
 def seconds_from_now(moment: datetime | None, ahead: timedelta) -> float:
-    """As the broker's wall clock has it, which is ahead of ours."""
+    """A time by the broker's wall clock, which is ahead of ours."""
     assert moment is not None
     return (moment - datetime.now(UTC) - ahead).total_seconds()
 
@@ -93,7 +93,7 @@ def test_a_lock_is_renewed_and_settled_when_the_wall_clock_is_set(client: Servic
         held = receive(receiver)
         clock.step(step)
         assert 0 < seconds_from_now(receiver.renew_message_lock(held), step) <= LOCK_S
-        if step > timedelta():  # the client reckons a lock that ends in its own past as expired, and does not ask
+        if step > timedelta():  # the client considers a lock that ends in its own past as expired, and does not ask
             receiver.complete_message(held)
             assert receiver.peek_messages(max_message_count=5, sequence_number=1) == []
 

@@ -37,7 +37,7 @@ def test_proton_without_a_user_is_told_how_to_show_credentials(broker: BrokerPro
 
 
 def test_a_wrong_password_is_an_authentication_failure_which_the_log_explains(broker: BrokerProcess) -> None:
-    """The client hears of it from the SASL outcome; the log names the key, and not the password."""
+    """The SASL outcome tells the client; the log names the key, but not the password."""
     url = broker.addresses.amqp_url
     with pytest.raises(ConnectionException, match="Authentication failed"):
         BlockingConnection(url, timeout=WAIT_S, user=KEY_NAME, password="a wrong one", allow_insecure_mechs=True)

@@ -42,7 +42,7 @@ def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
 
 @pytest.fixture(autouse=True)
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The responses that the client has read and dropped, which it is watched for and not kept from."""
+    """The responses that the client has read and dropped. The test only observes that."""
     found: list[object] = []
 
     def unknown(link: Any, message: Any) -> bool:
@@ -79,7 +79,7 @@ def send(client: ServiceBusClient, queue: str, count: int) -> None:
 
 
 def ask(request: Callable[..., Any]) -> Any:
-    """Make a request; make it again if the client has waited in vain. Raises OperationTimeoutError when it does so three times."""
+    """Make a request, and repeat it after a time-out. Raises OperationTimeoutError after three of them."""
     for _ in range(2):
         try:
             return request(timeout=ANSWERED_WITHIN_S)

@@ -91,7 +91,7 @@ class Message:
     body: bytes
     number: int
     enqueued_ms: int | None
-    """Wall time as it is shown; None until it was seen, for it may run behind the clock."""
+    """Enqueued time as shown; None until it was seen, because it may differ from the clock."""
     sent_ms: int
     """Wall time when it was sent."""
     time_to_live_ms: int
@@ -531,7 +531,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule(milliseconds=st.sampled_from([-3_600_000, -1_000, 1_000, 3_600_000]))
     def set_the_wall_clock(self, milliseconds: int) -> None:
-        """It frees nothing and freezes nothing."""
+        """A step of the wall clock neither ends nor freezes locks."""
         self.catch_up(1)
         self.harness.clock.step(milliseconds)
         self.stepped_back |= milliseconds < 0

@@ -143,7 +143,7 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
 
 
 async def _echo(websocket: web.WebSocketResponse, request: web.Request, heard: Callable[[bool], None]) -> None:
-    """Sends back what it gets; who has said `login` has logged in."""
+    """Sends back what it gets; a client that has sent `login` counts as logged in."""
     async for message in websocket:
         if message.type is aiohttp.WSMsgType.BINARY:
             heard(message.data == b"login")

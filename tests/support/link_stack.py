@@ -118,7 +118,7 @@ class FixedNamespace:
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
         self.rules_changed: Callable[[], None] = lambda: None
-        """Set by whoever keeps claims, and to be called when rules have changed."""
+        """Set by `Services`; called when rules have changed."""
 
     def find(self, name: str) -> Queue | None:
         return self.queues.get(key_of(name))

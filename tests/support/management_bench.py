@@ -16,7 +16,7 @@ from protocol.codec import Symbol
 from tests.support.link_stack import Client, LinkStack
 
 Answers = Mapping[type[Any], Callable[[int, Any], Answer]]
-"""What a partition, by its number, answers to an operation of a kind."""
+"""Gives the answer of a partition, by its number, to an operation."""
 
 
 class Bench:

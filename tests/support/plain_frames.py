@@ -28,7 +28,7 @@ def walk(sessions: list[SessionIds], data: bytes, offset: int, frame_max: int) -
 
 
 def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
-    """`frame` is what has come of it."""
+    """`frame` is the part of the frame that has arrived."""
     body, channel = frame[4 * frame[4] :], int.from_bytes(frame[6:8], "big")
     if frame[4] < 2 or 4 * frame[4] > len(frame) or frame[5] != 0:
         return False

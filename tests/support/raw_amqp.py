@@ -310,3 +310,15 @@ def _application_properties(message: bytes) -> dict[str, Any]:
         if section.descriptor == 0x74:
             return {str(key): value for key, value in section.value.items()}
     return {}
+
+
+def opened(port: int, *, receive_buffer_bytes: int | None = None) -> RawConnection:
+    """A connection past login, open and begin. The caller closes its socket."""
+    connection = RawConnection(port, receive_buffer_bytes=receive_buffer_bytes)
+    try:
+        connection.open()
+        connection.begin()
+    except BaseException:
+        connection.socket.close()
+        raise
+    return connection

@@ -1,4 +1,4 @@
-"""What the HTTP port does with clients that do not get on: half headers, slow bodies, answers that nobody reads, garbage, too many."""
+"""The HTTP port and clients that hold it up: half headers, slow bodies, unread answers, garbage, too many connections."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def client(
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
-    """All that still comes until the broker hangs up. Raises TimeoutError if it does not."""
+    """All bytes until the broker hangs up. Raises TimeoutError if it does not."""
     async with asyncio.timeout(WITHIN_S):
         said = b""
         with contextlib.suppress(ConnectionError):

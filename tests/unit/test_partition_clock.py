@@ -7,7 +7,7 @@ import pytest
 from broker.entities import DEAD_LETTER, MAIN, QueueSettings
 from broker.errors import Reason
 from broker.operations import Complete, Demand, Locked, Renewed, RenewLocks, Settled
-from broker.partition.stamps import Stamps
+from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.state import Bounds
 from tests.support.partition_harness import Harness, one
 
@@ -108,7 +108,7 @@ async def test_enqueued_times_go_on_at_half_speed_until_a_clock_that_was_set_bac
 
 
 def test_enqueued_times_do_not_stand_still_when_batches_come_faster_than_they_are_counted() -> None:
-    stamps, latest = Stamps(), 100_000
+    stamps, latest = EnqueuedTimes(), 100_000
     for passed in range(1, 1_001):
         latest = stamps.stamp(latest, passed, 50_000 + passed)
     assert latest == 100_000 + 999 // 2

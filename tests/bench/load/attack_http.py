@@ -1,4 +1,4 @@
-"""Half headers on the HTTP port: how long everybody else waits meanwhile, and what the broker's memory grows by.
+"""Half headers on the HTTP port: how long other clients wait meanwhile, and how much the broker's memory grows.
 
 Answers for one round on a fresh broker. The attack (`tests/support/half_headers.py`) runs in a process of its own; this one asks, in turn
 and each time on a new connection, for health and for a list of queues, and on an AMQP connection that was there before it begins and ends
@@ -23,10 +23,10 @@ from tests.support.sas import sas_token
 CONNECTIONS = 1_000
 """As many as the port takes by default."""
 ATTACK_S = 12.0
-"""Long enough for all of them to run out of their time twice."""
+"""Long enough for every connection to time out twice."""
 ASK_EVERY_S = 0.005
 ANSWERED_WITHIN_S = 100.0
-"""Longer than the port was locked out before it had bounds, so that a figure says so and not an error."""
+"""Longer than the port was locked out before it had bounds, so that a regression gives a figure and not an error."""
 
 
 @dataclass(slots=True, frozen=True)

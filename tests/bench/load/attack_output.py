@@ -1,4 +1,4 @@
-"""Receivers that ask for everything and never read, beside connections that do nothing: what they cost, and what others notice.
+"""Receivers that ask for everything and never read, beside idle connections: what they cost, and how long other clients wait.
 
 Answers for the attack and for the clients beside it: one that peeks at large messages, one that sends, receives and completes. Knows
 neither figures nor rounds.
@@ -20,7 +20,7 @@ from tests.bench.load.footprint import QUEUE, fresh_broker, target_of
 from tests.bench.load.machine import allow_open_files, resident_mib
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message
-from tests.support.raw_amqp import RawConnection
+from tests.support.raw_amqp import RawConnection, opened
 
 BODY_BYTES = 64 * 1024
 RECEIVE_BUFFER_BYTES = 4 * 1024
@@ -54,7 +54,7 @@ def receivers_that_do_not_read(
         port = broker.addresses.amqp_port
         peeker = stack.enter_context(contextlib.closing(Peeker(port, QUEUE)))
         friend = stack.enter_context(contextlib.closing(RoundTrips(port, QUEUE_BESIDE)))
-        peeker.peek()  # what only the first use costs is no part of the attack
+        peeker.peek()  # the cost of the first use is not part of the attack
         friend.round_trip()
         memory = stack.enter_context(watched_memory(broker.pid))
         peeks, trips = [0.0], [0.0]
@@ -100,20 +100,9 @@ def watched_memory(pid: int) -> Iterator[list[float]]:
         thread.join()
 
 
-def _opened(port: int, receive_buffer_bytes: int | None = None) -> RawConnection:
-    connection = RawConnection(port, receive_buffer_bytes=receive_buffer_bytes)
-    try:
-        connection.open()
-        connection.begin()
-    except BaseException:
-        connection.socket.close()
-        raise
-    return connection
-
-
 def attacker(port: int, queue: str, credit: int) -> RawConnection:
     """A receiver that has granted credit and will not read. The connection is the caller's."""
-    connection = _opened(port, RECEIVE_BUFFER_BYTES)
+    connection = opened(port, receive_buffer_bytes=RECEIVE_BUFFER_BYTES)
     connection.attach_receiver(0, queue)
     connection.send_frame(raw.FLOW, raw.flow_fields(0, 0, credit))
     return connection
@@ -123,7 +112,7 @@ class Peeker:
     """Looks at the first messages of a queue over `$management` (AMQP contract 7.3.1), and reads all of the answer."""
 
     def __init__(self, port: int, queue: str) -> None:
-        self._connection = _opened(port)
+        self._connection = opened(port)
         self._connection.attach_sender(0, f"{queue}/$management")
         self._connection.attach_receiver(1, f"{queue}/$management")
         self._count = 0
@@ -163,7 +152,7 @@ class RoundTrips:
     """Sends a small message, receives it and completes it."""
 
     def __init__(self, port: int, queue: str) -> None:
-        self._connection = _opened(port)
+        self._connection = opened(port)
         self._connection.attach_sender(0, queue)
         self._connection.attach_receiver(1, queue)
         self._count = 0

@@ -1,4 +1,4 @@
-"""What clients that mean harm can do: memory that the broker takes, and how long it keeps an unrelated client waiting.
+"""What hostile clients can do: how much memory the broker takes, and how long an unrelated client waits.
 
 Answers for the attacks and for how they are watched. Each attack runs in a process of its own on a fresh broker; meanwhile this
 process reads the broker's resident memory and asks it, over a connection of its own, for an answer that needs nothing but the event
@@ -31,7 +31,7 @@ SEND_KEY_NAME, SEND_KEY = "sender", "SEND_KEY_VALUE"
 
 @dataclass(slots=True, frozen=True)
 class Harm:
-    """What an attack did: the most memory beyond what the broker had before, and the longest wait of somebody else."""
+    """What an attack did: the most memory beyond what the broker had before, and the longest wait of another client."""
 
     memory_mib: float
     stall_ms: float
@@ -150,7 +150,7 @@ def many_attaches(port: int, deadline: float) -> None:
 
 
 def large_opens(port: int, deadline: float) -> None:
-    """Without credentials: 300 connections whose opens and attaches are all of the size that is permitted, full of nulls."""
+    """Without credentials: 300 connections whose opens and attaches have the largest size permitted, full of nulls."""
     properties = {Symbol("a"): [None] * 3_000}
     opening = [*raw.open_fields(), None, None, None, None, properties]
     attaches = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "$cbs")) for handle in range(30)]
@@ -234,7 +234,7 @@ class Asker:
 
 
 def suffer(folder: Path, name: str, attack_s: float) -> Harm:
-    """Let an attack loose on a fresh broker for so long, and see what it does."""
+    """Run an attack on a fresh broker for `attack_s` seconds, and measure its effect."""
     allow_open_files(600)
     with fresh_broker(folder, environment={"PARTIBUS_SAS_RULES": _SEND_RULE}) as broker:
         port = broker.addresses.amqp_port

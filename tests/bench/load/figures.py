@@ -265,7 +265,7 @@ HALF_HEADERS_MEMORY = Figure(
     "half_headers_memory", "MiB", "memory beyond what the broker had before, meanwhile", "some 15 KiB for each connection", 100, 30
 )
 ATTACK_MEMORY_MIB, ATTACK_MEMORY_GOAL_MIB = 64, 32
-"""300 connections without credentials may say 64 KiB each: 19 MiB, and as much again for what proton and Python make of it."""
+"""300 connections without credentials may send 64 KiB each, 19 MiB; the rest is for what proton and Python make of it."""
 ATTACK_STALL_MS, ATTACK_STALL_GOAL_MS = 50, 20
 
 

@@ -1,4 +1,4 @@
-"""broker/clock.py: two hands, and who notices that one of them was set."""
+"""broker/clock.py: wall time, monotonic time, and noticing that the wall clock was set."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_time_synchronisation_slews_is_no_step_however_much_it_adds_up_to()
 
 
 def test_time_in_which_timers_stood_still_is_noticed() -> None:
-    """Moved by hand, the clock goes on while the one behind the event loop's timers does not: as in a suspend."""
+    """The manual clock goes on while the clock of the event loop's timers does not, as in a suspend."""
     clock = ManualClock()
     watch = ClockWatch(clock)
     assert watch.look() == (0, 0)
@@ -59,7 +59,7 @@ def test_time_in_which_timers_stood_still_is_noticed() -> None:
 
 
 class Interrupted(ManualClock):
-    """Something else runs between reading one hand and the other."""
+    """Something else runs between reading one time and the other."""
 
     pause_ms = 10 * INTERRUPTED_MS
 

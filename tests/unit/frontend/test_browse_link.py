@@ -72,7 +72,7 @@ class Shelf:
         return [number for numbers in self.numbers for number in numbers]
 
     def watched(self) -> dict[int, int]:
-        """What stands watched now, by partition: from which sequence number on."""
+        """By partition: the sequence number from which it is watched now."""
         found: dict[int, int] = {}
         for part in self.stack.parts:
             for operation, _, _ in part.posted:

@@ -1,4 +1,4 @@
-"""What one connection may take of the broker: before a token, in parts of messages, in requests."""
+"""Bounds of one connection: before a token, on unfinished messages, on requests and on the work of one turn."""
 
 from __future__ import annotations
 

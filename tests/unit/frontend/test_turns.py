@@ -1,4 +1,4 @@
-"""Who is served next: order, budgets and bounds of the turns, with time that passes only while somebody is served."""
+"""The order, budgets and bounds of turns, with time that passes only while a client is served."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ class SlowWebSocket:
         pass
 
     async def read(self) -> None:
-        """Returns when what follows from it has happened."""
+        """Returns when its effects have happened."""
         self._reads.release()
         await asyncio.sleep(0.01)
 
 
 class Writer:
-    """The connection, as far as the wire knows it."""
+    """The part of a connection that the wire uses."""
 
     writable = True
 

@@ -1,4 +1,4 @@
-"""What proton refuses and clients say (`protocol/lenience.py`): delivery-ids out of sequence, and a detach behind an end."""
+"""Client errors that proton would refuse (`protocol/lenience.py`): delivery-ids out of sequence, and a detach behind an end."""
 
 from __future__ import annotations
 

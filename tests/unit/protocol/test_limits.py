@@ -1,4 +1,4 @@
-"""What a peer's frames may take: performatives always, and everything before a token."""
+"""Bounds on a peer's frames: on performatives always, and on everything before a token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attach(properties: object = None, handle: int = 0) -> bytes:
 
 
 def refused(frames: bytes, cut: int = 1 << 30) -> str | None:
-    """What a fresh allowance says to the frames, given in pieces of `cut` bytes; all of it must have come through otherwise."""
+    """Why a fresh allowance refuses the frames, given in pieces of `cut` bytes. If it refuses none, all bytes must have come through."""
     allowance, through = Allowance(), b""
     stream = raw.AMQP_HEADER + frames
     for begin in range(0, len(stream), cut):

@@ -7,7 +7,7 @@ clock is set back, they advance at half speed until the clock has caught up, whi
 from __future__ import annotations
 
 
-class Stamps:
+class EnqueuedTimes:
     """Gives the enqueued time of each batch. Owned by the partition's state machine."""
 
     __slots__ = ("_from", "_since_ms")
