@@ -267,8 +267,10 @@ def _explain(error: ValidationError) -> str:
 def unknown_variables(environment: Iterable[str] | None = None) -> list[str]:
     """Variables that begin like ours and name no setting: most likely misspelt.
 
-    To be warned of, not refused: an orchestrator makes such variables by itself for a service called `partibus`.
+    To be warned of, not refused: an orchestrator makes such variables by itself for a service called `partibus`. Settings are read
+    from variables in any case, PARTIBUS_CONFIG in capitals only.
     """
-    known = {variable_of(name) for name in Settings.model_fields} | {ENVIRONMENT_PREFIX + "CONFIG"}
+    known = {variable_of(name) for name in Settings.model_fields}
     names = os.environ if environment is None else environment
-    return sorted(name for name in names if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
+    ours = (name for name in names if name.upper().startswith(ENVIRONMENT_PREFIX))
+    return sorted(name for name in ours if name.upper() not in known and name != ENVIRONMENT_PREFIX + "CONFIG")

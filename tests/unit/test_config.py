@@ -77,3 +77,10 @@ def test_settings_cannot_be_changed() -> None:
 def test_a_misspelt_variable_is_found_and_the_known_ones_are_not() -> None:
     environment = ["PATH", variable_of("host"), "PARTIBUS_CONFIG", "PARTIBUS_AMPQ_PORT", "PARTIBUS_SERVICE_HOST"]
     assert unknown_variables(environment) == ["PARTIBUS_AMPQ_PORT", "PARTIBUS_SERVICE_HOST"]
+
+
+def test_variables_in_small_letters_set_and_are_warned_of_as_those_in_capitals_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("partibus_http_port", "5399")
+    assert load_settings().http_port == 5399
+    environment = ["partibus_http_port", "partibus_htpp_port", "Partibus_Host", "partibus_config", "home"]
+    assert unknown_variables(environment) == ["partibus_config", "partibus_htpp_port"]

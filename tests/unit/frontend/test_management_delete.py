@@ -70,5 +70,6 @@ async def test_a_session_cannot_be_emptied_and_the_queue_is_not_emptied_instead(
 async def test_without_the_time_up_to_which_messages_go_nothing_is_deleted() -> None:
     """Otherwise a misspelt field would empty the queue."""
     work, stock = await bench(), Stock({0: 5})
-    assert status(await delete(work, stock, 5, **{"enqueued-time-utc": None})) == (400, "com.microsoft:argument-error")
+    for body in ({"message-count": 5}, {"message-count": 5, "enqueued-time-utx": Timestamp(5_000)}):
+        assert status(await work.ask("batch-delete-messages", body, {Delete: stock.delete})) == (400, "com.microsoft:argument-error")
     assert stock.asked == []
