@@ -11,6 +11,7 @@ from __future__ import annotations
 import urllib.parse
 from dataclasses import dataclass, replace
 
+import structlog
 from aiohttp import web
 
 from broker.clock import Clock
@@ -33,10 +34,12 @@ from broker.http.atom import (
     write_entry,
     write_feed,
 )
-from broker.http.queue_xml import QueueDefaults, read_queue, write_queue
+from broker.http.queue_xml import QueueDefaults, read_queue, unknown_elements, write_queue
 from broker.http.refusals import HttpRefusal
 from broker.http.seams import Claim, TokenVerifier
 from broker.namespace import Namespace
+
+log = structlog.get_logger("administration")
 
 API_VERSION_DEFAULT = "2021-05"
 PAGE_DEFAULT, PAGE_MAX = 100, 1_000
@@ -141,8 +144,13 @@ class Administration:
         settings = self._keep_creation_times(settings, previous)
         self._check_forwarding(request, claim, name, settings)
         if updating:
-            return await self._entry_response(request, await self._namespace.update_queue(name, settings), 200)
-        return await self._entry_response(request, await self._namespace.create_queue(name, settings), 201)
+            queue = await self._namespace.update_queue(name, settings)
+        else:
+            queue = await self._namespace.create_queue(name, settings)
+        if unknown := unknown_elements(description):
+            shown = [element[:60] for element in unknown[:10]]
+            log.warning("queue.elements_ignored", entity=queue.name, elements=shown, advice="No setting of a queue has these names.")
+        return await self._entry_response(request, queue, 200 if updating else 201)
 
     async def _delete(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         self._require(claim, name, _DELETE)

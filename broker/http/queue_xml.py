@@ -21,6 +21,35 @@ from broker.entity_rules import WrongProperty
 from broker.http.atom import COUNTERS, INSTANCE, SERVICE_BUS, Description, Element, child, child_values, timestamp, top
 from broker.namespace import EntityRuntime
 
+_SETTINGS = frozenset(
+    [
+        "LockDuration",
+        "MaxSizeInMegabytes",
+        "RequiresDuplicateDetection",
+        "DuplicateDetectionHistoryTimeWindow",
+        "RequiresSession",
+        "DefaultMessageTimeToLive",
+        "DeadLetteringOnMessageExpiration",
+        "MaxDeliveryCount",
+        "EnableBatchedOperations",
+        "Status",
+        "ForwardTo",
+        "ForwardDeadLetteredMessagesTo",
+        "UserMetadata",
+        "AutoDeleteOnIdle",
+        "EnablePartitioning",
+        "EnableExpress",
+        "SupportOrdering",
+        "IsAnonymousAccessible",
+        "MaxMessageSizeInKilobytes",
+        "AuthorizationRules",
+    ]
+)
+_READ_ONLY = frozenset(["SizeInBytes", "MessageCount", "CountDetails", "CreatedAt", "UpdatedAt", "AccessedAt", "EntityAvailabilityStatus"])
+"""What clients send back as they read it (HTTP contract 2.2)."""
+_OF_THE_FILE = ("PartitionCount", "Partitioned")
+"""Fields of the configuration file that no client of the service knows, so that whoever sends them has written them by hand."""
+
 
 @dataclass(slots=True, frozen=True)
 class QueueDefaults:
@@ -33,6 +62,13 @@ class QueueDefaults:
 def read_queue(description: Description, defaults: QueueDefaults, previous: QueueSettings | None, now_ms: int) -> QueueSettings:
     """The settings that a request asks for; `previous` when it updates. Raises WrongProperty for a value of no sense."""
     values = _Values(description)
+    for name in _OF_THE_FILE:
+        if values.text(name) is not None:
+            raise WrongProperty(
+                name,
+                f"'{name}' is a field of the configuration file alone. Over HTTP, EnablePartitioning says whether a queue is partitioned; "
+                "how many partitions it then has is PARTIBUS_PARTITIONS_DEFAULT.",
+            )
     service = QueueSettings()
     fixed = previous or QueueSettings(enable_partitioning=defaults.partitioned)
     return QueueSettings(
@@ -57,6 +93,14 @@ def read_queue(description: Description, defaults: QueueDefaults, previous: Queu
         max_message_size_kb=values.integer("MaxMessageSizeInKilobytes", defaults.max_message_size_kb),
         authorization_rules=_read_rules(description.element, now_ms),
     )
+
+
+def unknown_elements(description: Description) -> list[str]:
+    """Names that nothing in a queue's description has, as they stand there: a later version's, or misspelt.
+
+    They are passed over, as in the service (HTTP contract 7, number 12).
+    """
+    return sorted(description.values.keys() - _SETTINGS - _READ_ONLY)
 
 
 def write_queue(queue: QueueDescription, runtime: EntityRuntime, host: str) -> Element:

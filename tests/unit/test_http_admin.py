@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from lxml import etree
+from structlog.testing import capture_logs
 
 from broker.entities import AuthorizationRule, QueueSettings
 from broker.http.admin import Address, read_address
@@ -520,3 +521,22 @@ async def test_whatever_else_a_client_adds_to_the_query_is_ignored(stack: HttpSt
 async def test_a_token_for_another_host_is_good_for_its_path_alone(stack: HttpStack) -> None:
     await stack.namespace.create_queue("orders", QueueSettings())
     assert (await stack.ask("GET", "/orders", token=sas_token("sb://some.other.name/orders")))[0] == 200
+
+
+@pytest.mark.parametrize("element", ["PartitionCount", "Partitioned"])
+async def test_a_field_of_the_configuration_file_is_refused_over_http_where_it_would_do_nothing(stack: HttpStack, element: str) -> None:
+    status, text, _ = await stack.ask("PUT", "/orders", queue_body(f"<{element}>1</{element}>"))
+    assert status == 400 and f"'{element}' is a field of the configuration file alone" in text
+    assert stack.namespace.find_queue("orders") is None
+
+
+async def test_elements_that_no_setting_has_are_passed_over_and_warned_of(stack: HttpStack) -> None:
+    with capture_logs() as lines:
+        status, text, _ = await stack.ask(
+            "PUT", "/orders", queue_body("<MaxDeliveryCont>3</MaxDeliveryCont><LockDuration>PT5S</LockDuration>")
+        )
+        assert status == 201 and value(text, "MaxDeliveryCount") == "10"
+        _, whole, _ = await stack.ask("GET", "/orders")
+        assert (await stack.ask("PUT", "/orders", whole.encode(), headers=UPDATE))[0] == 200
+    ignored = [(line["entity"], line["elements"]) for line in lines if line["event"] == "queue.elements_ignored"]
+    assert ignored == [("orders", ["MaxDeliveryCont"])]
