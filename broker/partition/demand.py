@@ -94,7 +94,7 @@ class DemandBook:
             waiter = self._waiting[client] = Waiter(client)
         assert client not in self._leaving, "its withdrawal is confirmed before it asks again"
         waiter.count += count
-        waiter.bytes = bytes_max
+        waiter.bytes = max(bytes_max, 1)  # who waits may be given something: otherwise serving it would never end
         self._eager.pop(client, None)
         self._eager[client] = waiter
 

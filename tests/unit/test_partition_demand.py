@@ -297,6 +297,8 @@ async def test_a_demand_ends_with_its_bytes_whatever_its_count() -> None:
     assert harness.take(1) == [], "the rest of the demand is void"
     second = one(await harness.do(1, Demand(MAIN, 100, bytes_max=1)), Locked)
     assert len(second.tokens) == 1 and second.voids_demand, "at least one"
+    second = one(await harness.do(1, Demand(MAIN, 100, bytes_max=0)), Locked)
+    assert len(second.tokens) == 1 and second.voids_demand, "at least one"
     third = one(await harness.do(1, Demand(MAIN, 2, bytes_max=1_000_000)), Locked)
     assert len(third.tokens) == 2 and not third.voids_demand, "its count came first"
 
