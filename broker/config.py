@@ -144,12 +144,10 @@ class Settings(BaseSettings):
     log_files_max: int | None = Field(
         None,
         ge=16,
-        description="Files of logs kept open, a quarter of them for reading; the longest unused is closed for another. "
-        "Without a number: half of the descriptors that the process may have, 8,192 at most.",
+        description="Log files kept open, a quarter of them for reading; the least recently used is closed for another. "
+        "Without a number: half of the process's descriptors, 8,192 at most.",
     )
-    log_idle_ms: int = Field(
-        60_000, ge=10, le=86_400_000, description="How long a partition keeps the file open that it writes to, when nothing is written."
-    )
+    log_idle_ms: int = Field(60_000, ge=10, le=86_400_000, description="How long a partition keeps its file open when nothing is written.")
     payload_memory_bytes: int = Field(
         32 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; the others are read from the log."
     )

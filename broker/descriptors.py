@@ -14,14 +14,14 @@ import structlog
 
 DESCRIPTORS_WANTED = 65_536
 LOG_FILES_MAX = 8_192
-"""More than this many are not kept open unless a setting says so: to open a file again costs less than a sync."""
+"""The most that are kept open unless a setting says otherwise: opening a file again costs less than a sync."""
 READ_MAX = 256
 
 log = structlog.get_logger("server")
 
 
 def raise_limit() -> None:
-    """Take what the system gives."""
+    """Raise the process's limit as far as the system permits, up to DESCRIPTORS_WANTED."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(DESCRIPTORS_WANTED, hard) if hard != resource.RLIM_INFINITY else DESCRIPTORS_WANTED
     if soft < wanted:
@@ -31,14 +31,14 @@ def raise_limit() -> None:
 
 
 class LogFiles(NamedTuple):
-    """How many files of logs are kept open."""
+    """How many log files are kept open, for writing and for reading."""
 
     written: int
     read: int
 
     @classmethod
     def of(cls, files_max: int | None, limit: int | None = None) -> Self:
-        """What a setting says, or half of the limit, by default the process's own."""
+        """By the setting `files_max`, or half of `limit`, which is the process's own by default."""
         if files_max is None:
             if limit is None:
                 limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -260,11 +260,11 @@ class FileLog:
 
     @property
     def is_busy(self) -> bool:
-        """Something is under way at the active segment."""
+        """Whether the active segment is in use."""
         return self._turn.locked()
 
     async def put_away(self) -> None:
-        """Close the active segment's file until the next commit. What was acknowledged unsynced is synced before."""
+        """Close the active segment's file until the next commit. Bytes that were acknowledged without a sync are synced first."""
         async with self._turn:
             opened = self._opened
             try:
@@ -283,14 +283,14 @@ class FileLog:
                 self._mind_the_descriptor()
 
     async def _use_descriptor(self, opened: OpenLog) -> None:
-        """Have room for the active segment's descriptor. Whoever calls has the turn."""
+        """Get a place for the active segment's descriptor. The caller holds the turn."""
         if opened.active.is_open:
             self._shared.open_segments.used(self)
         else:
             await self._shared.open_segments.take(self)
 
     def _mind_the_descriptor(self) -> None:
-        """Give back the room for a descriptor that is not there (any more). Whoever calls has the turn."""
+        """Give the place back if the active segment has no descriptor. The caller holds the turn."""
         if self._opened is None or not self._opened.active.is_open:
             self._shared.open_segments.give(self)
 
@@ -460,7 +460,7 @@ class FileLog:
 
 
 def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:
-    """The next frames. In a thread: a replay that waits for its reader holds no descriptor."""
+    """The next frames. Runs in a thread. Between two calls the replay holds no descriptor."""
     with files.reading(path) as scanner.fd:
         return scanner.frames()
 

@@ -1,8 +1,8 @@
-"""Which logs have the file that they write to open: at most so many, and none that was not written to for a while.
+"""Bounds the logs whose active file is open, in number and in idle time.
 
-A partition writes to one file for ever, and there may be more partitions than a process may have descriptors. A log takes its
-place here before it opens the file. If all places are taken, the log that was not written to for longest puts its file away, one that
-is not at work if there is one. Owned by the event loop.
+Each partition has a file that it writes to, and there may be more partitions than a process may have descriptors. So a log takes a place
+here before it opens its file. If all places are taken, the log that was written to least recently closes its file; logs that are not
+busy come first. Owned by the event loop.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from typing import Protocol
 
 
 class Holder(Protocol):
-    """A log."""
+    """The part of a log that is needed here."""
 
     @property
     def is_busy(self) -> bool:
-        """Its file is being used."""
+        """Whether its file is in use."""
 
     async def put_away(self) -> None:
-        """Close the file and give the place back, once it is not being used any more. Does not raise for the disk's sake."""
+        """Wait until the file is not in use, close it and give the place back. Errors of the disk raise nothing."""
 
 
 class OpenSegments:
     """The places, with the time when each was last used."""
 
     def __init__(self, places: int, idle_ms: int, taken: Callable[[], None]) -> None:
-        """`taken` is called whenever a log takes a place: from then on `close_idle` has something to do."""
+        """`taken` is called whenever a log takes a place, so that `close_idle` is started."""
         self._places = max(1, places)
         self._idle_s = idle_ms / 1_000
         self._taken = taken
         self._logs: OrderedDict[Holder, float] = OrderedDict()
-        """The longest unused one first."""
+        """When each log last used its place, the least recently used first."""
         self._one_at_a_time = asyncio.Lock()
 
     def __iter__(self) -> Iterator[Holder]:
         return iter(self._logs)
 
     async def take(self, log: Holder) -> None:
-        """Have a place, which may have to be waited for. Whoever has none waits here; no log that has one ever does, so it goes on."""
+        """Get a place for a log, waiting until there is one. A log that has a place never waits here, so there is no deadlock."""
         if log in self._logs:
             self.used(log)
             return
@@ -68,7 +68,7 @@ class OpenSegments:
         await log.put_away()
 
     async def close_idle(self) -> None:
-        """Close what was not used for the idle time, until nothing is open."""
+        """Close files that were not used for the idle time; returns when no file is open."""
         while self._logs:
             log, used_at = next(iter(self._logs.items()))
             idle_s = asyncio.get_running_loop().time() - used_at

@@ -50,7 +50,7 @@ FILL_STEP_BYTES_MAX = 512 << 10
 """Larger steps gain nothing more (measured), and make one commit wait longer."""
 
 PUT_BYTES = 4 << 10
-"""So many bytes before its end must be found again in a file that was put away."""
+"""How many bytes before the end must be the same when a file that was put away is opened again."""
 
 _MAGIC = b"PbSegmnt"
 _HEAD = struct.Struct("<8sI")
@@ -124,7 +124,7 @@ def decode_segment_header(data: bytes, path: Path) -> SegmentHeader:
 
 
 class _Put(NamedTuple):
-    """What a file was like when it was put away."""
+    """The state of a file when it was put away."""
 
     identity: tuple[int, int]
     size: int
@@ -169,7 +169,7 @@ class ActiveSegment:
         return self._fd >= 0
 
     def put_away(self) -> None:
-        """Close the file; nothing on the disk changes. Every frame is durable: a later error of this file would not be heard of."""
+        """Close the file; nothing on the disk changes. Every frame must be durable, for a later error of this file would go unnoticed."""
         with contextlib.suppress(OSError):  # then it is not taken up again either
             begin = max(0, self.used - PUT_BYTES)
             end = self._disk.read(self._fd, self.used - begin, begin)
@@ -177,7 +177,7 @@ class ActiveSegment:
         self.abandon()
 
     def take_up(self) -> None:
-        """Open the file that was put away. Raises CommitFailed if it cannot be opened, or is not what it was: nothing is written then."""
+        """Open the file that was put away. Raises CommitFailed, with nothing written, if it cannot be opened or has changed."""
         put, self._put = self._put, None
         fd = -1
         try:

@@ -102,7 +102,7 @@ class BrowseLink:
         connection = self._connection
         try:
             while not self.link.gone and self._unread and self._wanted() > 0:
-                async with connection.browse_turn, connection.services.browse_turns:
+                async with connection.browse_page, connection.services.browse_pages:
                     await self._read_page()
         except Refused as why:  # the queue has ended, or does not know the subqueue
             connection.close_link(self.link, why)

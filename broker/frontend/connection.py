@@ -79,7 +79,7 @@ class Connection:
             idle_timeout_ms=2 * settings.idle_timeout_ms,
             partial_bytes_max=min(PARTIAL_BYTES_MAX, settings.total_inflight_bytes_max // 4),
         )
-        self.browse_turn = asyncio.Semaphore(1)
+        self.browse_page = asyncio.Semaphore(1)
         self.cache = ReceiveCache(settings.receive_cache_messages, settings.receive_cache_bytes)
         self.container_id = ""
         self.writable = True

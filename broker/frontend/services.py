@@ -47,8 +47,8 @@ class Services:
         self.inflight = Inflight(settings.total_inflight_bytes_max)
         self.connections: set[Connection] = set()
         self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)
-        self.browse_turns = asyncio.Semaphore(PAGES_AT_ONCE)
-        """Taken for each page that a browsing link reads; `Connection.browse_turn` allows a connection one at a time."""
+        self.browse_pages = asyncio.Semaphore(PAGES_AT_ONCE)
+        """Taken for each page that a browsing link reads; `Connection.browse_page` allows a connection one at a time."""
         self._alone = asyncio.Event()
         self._alone.set()
         namespace.rules_changed = self._rules_changed
