@@ -398,5 +398,10 @@ def _warnings(user_config: UserConfig, queues: Iterable[QueueSpec]) -> Iterable[
         names = ", ".join(topic.name for topic in namespace.topics)
         yield f"topics come in a later version; not created: {names}"
     for queue in queues:
-        if inactive := without_effect(queue.settings):
+        if inactive := [each for each in without_effect(queue.settings) if each != "RequiresSession"]:
             yield f"queue {queue.name}: kept, without effect in this version: {', '.join(inactive)}"
+        if queue.settings.requires_session:  # not without effect, and worse: what is sent there stays there
+            yield (
+                f"queue {queue.name}: RequiresSession is kept, and sessions come in a later version: "
+                "messages with a session id are taken, and no client can receive them"
+            )
