@@ -216,6 +216,15 @@ class Namespace:
         """All queues, by name."""
         return [self._queues[key].description for key in sorted(self._queues)]
 
+    def queues_between(self, start: int, stop: int) -> Sequence[QueueDescription]:
+        """A part of the same."""
+        return [self._queues[key].description for key in sorted(self._queues)[start:stop]]
+
+    @property
+    def queue_count(self) -> int:
+        """How many there are."""
+        return len(self._queues)
+
     def live_queues(self) -> Iterable[Queue]:
         """All queues, in no order."""
         return self._queues.values()

@@ -231,9 +231,9 @@ class IncomingLink:
             answer = self._of_all(sent, answer)
         self._connection.finished_with(sent.size, len(sent.send.messages))
         if isinstance(answer, Sent):
-            self._meter.incoming_messages.inc(len(sent.send.messages))
-            self._meter.incoming_bytes.inc(sent.size)
-            self._meter.successful_requests.inc(sent.count)
+            self._meter.incoming_messages += len(sent.send.messages)
+            self._meter.incoming_bytes += sent.size
+            self._meter.successful_requests += sent.count
             self._meter.send_seconds.observe(self._loop.time() - sent.began)
         if self.link.gone:
             return

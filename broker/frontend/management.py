@@ -26,7 +26,6 @@ from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_
 from broker.frontend.peeking import peek_partition
 from broker.frontend.receive_cache import without
 from broker.frontend.request_node import Request, Response
-from broker.metrics import Tally
 from broker.namespace import not_found_text
 from broker.operations import (
     Abandon,
@@ -208,19 +207,19 @@ class ManagementNode:
         changes = encode_changes(changed) if isinstance(changed, dict) else None
         meter = self._queue.meter
         make: Callable[[list[LockToken]], Operation]
-        counter: Tally | None
+        counter: str
         match status:
             case "completed":
-                make, counter = (lambda group: Complete(group)), meter.completed_messages
+                make, counter = (lambda group: Complete(group)), "completed_messages"
             case "abandoned":
-                make, counter = (lambda group: Abandon(group, changes)), meter.abandoned_messages
+                make, counter = (lambda group: Abandon(group, changes)), "abandoned_messages"
             case "defered":  # the protocol's own spelling
-                make, counter = (lambda group: Defer(group, changes)), meter.deferred_messages
+                make, counter = (lambda group: Defer(group, changes)), "deferred_messages"
             case "suspended":
                 reason = {DEAD_LETTER_REASON: body.get("deadletter-reason"), DEAD_LETTER_DESCRIPTION: body.get("deadletter-description")}
                 info = (changed if isinstance(changed, dict) else {}) | {key: value for key, value in reason.items() if value}
                 changes = encode_changes(info, drop_nulls=True)
-                make, counter = (lambda group: DeadLetter(group, changes)), None  # the partition counts these
+                make, counter = (lambda group: DeadLetter(group, changes)), ""  # the partition counts these
             case _:
                 raise Refused(Reason.ARGUMENT, f"'{status}' is no disposition-status: completed, abandoned, defered and suspended are.")
         settled: list[LockToken] = []
@@ -232,8 +231,8 @@ class ManagementNode:
             assert isinstance(answer, Settled), f"{answer} is no answer to a settlement"
             refusals += map(not_settled, answer.failures.values())
             settled += [tokens[place] for index, place in enumerate(places) if index not in answer.failures]
-        if counter is not None:
-            counter.inc(len(settled))
+        if counter:
+            meter.add(counter, len(settled))
         self._forget(frozenset(settled))
         if refusals:
             raise refusals[0]

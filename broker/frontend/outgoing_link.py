@@ -209,7 +209,7 @@ class OutgoingLink:
                     self._finish_drain()
             case Recall():
                 tokens = self._shelf.recall(answer.partition, answer.subqueue)
-                self._meter.receive_cache_recalls.inc(len(tokens))
+                self._meter.receive_cache_recalls += len(tokens)
                 self._handles[answer.partition].post(Recalled(answer.subqueue, tokens), self._client, self._answered)
             case Failed():
                 self._failed(answer)
@@ -232,7 +232,7 @@ class OutgoingLink:
             if wanted > 0:
                 now, rest = split(locked, wanted)
                 assert now is not None
-                self._meter.receive_cache_misses.inc(len(now.tokens))
+                self._meter.receive_cache_misses += len(now.tokens)
                 self._hand_over(now)
         if rest is not None:
             self._keep(rest)
@@ -260,7 +260,7 @@ class OutgoingLink:
             locked = self._shelf.take(wanted)
             if locked is None:
                 return
-            self._meter.receive_cache_hits.inc(len(locked.tokens))
+            self._meter.receive_cache_hits += len(locked.tokens)
             duration_ms = self.queue.description.settings.lock_duration_ms
             now_ms = self._connection.services.clock.monotonic_ms()
             # A lock that is nearly new is left as it is: messages pass over the shelf in passing, too.
@@ -316,8 +316,8 @@ class OutgoingLink:
         )
         size = sum(map(len, fronts)) + sum(map(len, rests)) - HEAD.size * (len(rests) - rests.count(b""))
         deliveries = self._engine.send(self.link, locked.tokens, fronts, self._settled_mode, rests, HEAD.size)
-        self._meter.outgoing_messages.inc(len(fronts))
-        self._meter.outgoing_bytes.inc(size)
+        self._meter.outgoing_messages += len(fronts)
+        self._meter.outgoing_bytes += size
         self.queue.accessed_at_ms = now_ms
         self._connection.sent(size)
         return deliveries
@@ -379,17 +379,17 @@ class OutgoingLink:
         meter = self._meter
         match event.outcome:
             case Outcome.ACCEPTED:
-                meter.completed_messages.inc(len(tokens))
+                meter.completed_messages += len(tokens)
                 return Complete(tokens, cookie)
             case Outcome.REJECTED:
                 return DeadLetter(tokens, _reason(event.error), cookie)
             case Outcome.MODIFIED if event.undeliverable_here:
                 changed = _changes(event.annotations)
-                meter.deferred_messages.inc(len(tokens))
+                meter.deferred_messages += len(tokens)
                 return Defer(tokens, changed, cookie)
             case Outcome.MODIFIED:
                 changed = _changes(event.annotations)
-                meter.abandoned_messages.inc(len(tokens))
+                meter.abandoned_messages += len(tokens)
                 return Abandon(tokens, changed, cookie)
             case Outcome.RELEASED | Outcome.NONE | Outcome.RECEIVED:
                 return None
@@ -461,7 +461,7 @@ class OutgoingLink:
         self._shelf_timer = self._retry_timer = self._withdraw_timer = None
         self.queue.watchers.discard(self)
         unseen = _by_partition([token for chunk in self._shelf.clear() for token in chunk.tokens])
-        self._meter.receive_cache_returns.inc(sum(map(len, unseen.values())))
+        self._meter.receive_cache_returns += sum(map(len, unseen.values()))
         for number, handle in enumerate(self._handles):
             handle.post(Detach(unseen.get(number, ())), self._client, self._answered)
         self._unsettled.clear()

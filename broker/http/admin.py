@@ -38,6 +38,8 @@ from broker.http.queue_xml import QueueDefaults, read_queue, unknown_elements, w
 from broker.http.refusals import HttpRefusal
 from broker.http.seams import Claim, TokenVerifier
 from broker.namespace import Namespace
+from broker.queue import Queue
+from broker.slices import Slices
 
 log = structlog.get_logger("administration")
 
@@ -69,8 +71,9 @@ def read_address(raw_path: str) -> Address:
 class Administration:
     """Answers administration requests. One per broker."""
 
-    def __init__(self, settings: Settings, namespace: Namespace, tokens: TokenVerifier, clock: Clock) -> None:
-        self._settings, self._namespace, self._tokens, self._clock = settings, namespace, tokens, clock
+    def __init__(self, settings: Settings, namespace: Namespace, tokens: TokenVerifier, clock: Clock, slices: Slices) -> None:
+        """`slices`: the turns that long lists take with whoever else works long on the event loop."""
+        self._settings, self._namespace, self._tokens, self._clock, self._slices = settings, namespace, tokens, clock, slices
         self._defaults = QueueDefaults(settings.partitioned_by_default, settings.message_kb_max)
         self._started_ms = clock.now_ms()
 
@@ -87,7 +90,7 @@ class Administration:
                 return await self._list_queues(request, claim)
             case "$resources/topics":
                 self._demand_namespace(request, claim, address.entity)
-                return self._feed(request, "Topics", [], None)
+                return self._list(request, "Topics", [], None)
         match request.method:
             case "GET" | "HEAD":
                 return await self._get(request, claim, address.entity)
@@ -105,11 +108,11 @@ class Administration:
             why = self._namespace.missing(name)
             if why.reason is not Reason.ENTITY_NOT_FOUND and claim.covers(name, MANAGE):
                 raise why
-            return self._discover(request, claim, name)
+            return await self._discover(request, claim, name)
         self._require(claim, queue.name, _READ)
         return await self._entry_response(request, queue, 200)
 
-    def _discover(self, request: web.Request, claim: Claim, path: str) -> web.Response:
+    async def _discover(self, request: web.Request, claim: Claim, path: str) -> web.Response:
         """What lies directly below a path where no entity is (HTTP contract 2.8), as far as the caller may manage it.
 
         Open to whoever has a token at all: who may manage nothing there finds nothing there.
@@ -118,7 +121,8 @@ class Administration:
         prefix = f"{key_of(path)}/" if path else ""
         updated_ms: dict[str, int] = {}
         paths: dict[str, str] = {}
-        for queue in self._namespace.live_queues():
+
+        def look(queue: Queue) -> None:
             name = queue.name
             if key_of(name).startswith(prefix) and claim.covers(name, MANAGE):
                 end = name.find("/", len(prefix))
@@ -126,10 +130,14 @@ class Administration:
                 updated_ms[key] = max(updated_ms.get(key, 0), queue.description.updated_at_ms)
                 if end < 0 or key not in paths:  # an entity's own name shows its casing best
                     paths[key] = name if end < 0 else name[:end]
+
+        async for _ in self._slices.of(map(look, list(self._namespace.live_queues()))):
+            pass
         shown = sorted(paths)[skip : skip + count]
-        children = [Child(_url(request, paths[key]), paths[key], updated_ms[key]) for key in shown]
+        children = (Child(_url(request, paths[key]), paths[key], updated_ms[key]) for key in shown)
         next_url = _next_url(request, path, skip, count, len(paths))
-        return _xml(write_discovery(_url(request, path), next_url, self._clock.now_ms(), children), FEED_TYPE)
+        pieces = write_discovery(_url(request, path), next_url, self._clock.now_ms(), children)
+        return _xml(b"".join([piece async for some in self._slices.of(pieces) for piece in some]), FEED_TYPE)
 
     async def _put(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         updating = "If-Match" in request.headers
@@ -160,14 +168,13 @@ class Administration:
     async def _list_queues(self, request: web.Request, claim: Claim) -> web.Response:
         self._demand_namespace(request, claim, "$Resources/queues")
         skip, count = _page(request)
-        queues = self._namespace.queues()
         entries = []
-        for queue in queues[skip : skip + count]:
+        for queue in self._namespace.queues_between(skip, skip + count):
             try:
-                entries.append(await self._entry(request, queue))
+                entries.append(write_entry(await self._entry(request, queue)))
             except Refused:
                 continue  # deleted since
-        return self._feed(request, "Queues", entries, _next_url(request, "$Resources/queues", skip, count, len(queues)))
+        return self._list(request, "Queues", entries, _next_url(request, "$Resources/queues", skip, count, self._namespace.queue_count))
 
     def _namespace_info(self, request: web.Request, claim: Claim) -> web.Response:
         self._demand_namespace(request, claim, "$namespaceinfo")
@@ -271,7 +278,7 @@ class Administration:
         description = write_queue(queue, await self._namespace.runtime(queue.name), request.host)
         return Entry(_url(request, queue.name), queue.name, self._namespace.name, queue.created_at_ms, queue.updated_at_ms, description)
 
-    def _feed(self, request: web.Request, title: str, entries: list[Entry], next_url: str | None) -> web.Response:
+    def _list(self, request: web.Request, title: str, entries: list[bytes], next_url: str | None) -> web.Response:
         return _xml(write_feed(title, _url(request, f"$Resources/{title.lower()}"), next_url, self._clock.now_ms(), entries), FEED_TYPE)
 
 

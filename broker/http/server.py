@@ -34,6 +34,7 @@ from broker.http.seams import TokenVerifier
 from broker.http.sites import Sites
 from broker.metrics import Metrics
 from broker.namespace import Namespace
+from broker.slices import Slices
 from broker.sockets import listen
 
 log = structlog.get_logger("http")
@@ -79,8 +80,9 @@ class HttpServer:
         self._tls, self._serve_websocket = tls, serve_websocket
         # A certificate from the settings may lack the name in PARTIBUS_HOST, which is permitted all the same.
         self._sites = Sites((*certificate_names, *settings.hostnames, settings.host), settings.origins)
-        self._administration = Administration(settings, namespace, tokens, clock)
-        self._runner = self._make_runner(HealthHandler(namespace, serving), MetricsHandler(metrics, namespace))
+        slices = Slices()
+        self._administration = Administration(settings, namespace, tokens, clock, slices)
+        self._runner = self._make_runner(HealthHandler(namespace, serving, slices), MetricsHandler(metrics, namespace, slices))
         self._listeners: list[socket.socket] = []
         self._greeting: set[asyncio.Task[None]] = set()  # connections whose protocol, TLS or plain, is not known yet
         self._crowd = Crowd(settings.http_connections_max, SPARE_CONNECTIONS, self._displaced)

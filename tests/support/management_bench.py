@@ -41,9 +41,9 @@ class Bench:
         work.cancel()
         raise TimeoutError(f"no response to {operation}: {[part.posted for part in self.stack.parts]}")
 
-    def metric(self, name: str) -> float:
+    def metric(self, name: str) -> int:
         """A counter of the queue."""
-        return self.stack.metrics.registry.get_sample_value(f"partibus_{name}_total", {"entity": "queue"}) or 0.0
+        return int(getattr(self.stack.metrics.entities["queue"], name))
 
 
 async def bench(partitions: int = 4, address: str = "queue/$management", **given: Any) -> Bench:

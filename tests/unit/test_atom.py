@@ -251,7 +251,9 @@ def test_authorization_rules_carry_their_type_under_the_prefix_i() -> None:
 
 def test_a_feed_has_self_and_then_next_and_no_third_link() -> None:
     entry = entry_of(queue_of(QueueSettings()))
-    feed = etree.fromstring(write_feed("Queues", "http://h/$Resources/queues", "http://h/$Resources/queues?%24skip=1", NOW_MS, [entry]))
+    feed = etree.fromstring(
+        write_feed("Queues", "http://h/$Resources/queues", "http://h/$Resources/queues?%24skip=1", NOW_MS, [write_entry(entry)])
+    )
     links = feed.findall(f"{{{ATOM}}}link")
     assert [(link.get("rel"), link.get("href")) for link in links] == [
         ("self", "http://h/$Resources/queues"),
@@ -262,10 +264,10 @@ def test_a_feed_has_self_and_then_next_and_no_third_link() -> None:
 
 
 def test_discovery_has_the_title_by_which_go_knows_not_found_and_entries_without_content() -> None:
-    feed = etree.fromstring(write_discovery("http://h/q", None, NOW_MS, []))
+    feed = etree.fromstring(b"".join(write_discovery("http://h/q", None, NOW_MS, [])))
     assert feed.findtext(f"{{{ATOM}}}title") == "Publicly Listed Services"
     assert feed.find(f"{{{ATOM}}}entry") is None
-    feed = etree.fromstring(write_discovery("http://h/q", "http://h/next", NOW_MS, [Child("http://h/q/a", "q/a", NOW_MS)]))
+    feed = etree.fromstring(b"".join(write_discovery("http://h/q", "http://h/next", NOW_MS, [Child("http://h/q/a", "q/a", NOW_MS)])))
     assert feed.findtext(f"{{{ATOM}}}title") == "Publicly Listed Services"
     assert [(link.get("rel"), link.get("href")) for link in feed.findall(f"{{{ATOM}}}link")] == [
         ("self", "http://h/q"),

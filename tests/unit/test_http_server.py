@@ -160,7 +160,7 @@ async def test_metrics_are_prometheus_text_with_gauges_gathered_at_the_scrape(st
     await stack.namespace.create_queue("orders", QueueSettings(), 2)
     stack.queue("orders").partition(0)
     stack.partition.held = {"": SubqueueCounts(active=5, bytes=700), "$deadletterqueue": SubqueueCounts(active=2, bytes=50)}
-    stack.metrics.incoming_messages.labels("orders").inc(7)
+    stack.metrics.entities["orders"].incoming_messages += 7
     status, text, headers = await stack.ask("GET", "/metrics", token=None)
     assert (status, headers["Content-Type"].split(";")[0]) == (200, "text/plain")
     for line in (

@@ -288,7 +288,7 @@ async def test_what_is_sent_in_a_transaction_is_refused_and_never_stored(is_batc
         condition, description = error_of(frame.field(4))
         assert condition == "amqp:not-implemented" and "ransaction" in description
     assert all_stored(stack) == {}
-    assert stack.metrics.registry.get_sample_value("partibus_user_errors_total", {"entity": "queue"}) == 20
+    assert stack.metrics.entities["queue"].user_errors == 20
     flow = [frame for frame in frames if frame.code == raw.FLOW][-1]
     assert flow.field(5) + flow.field(6) >= 20 + 8 - 2, "delivery-count + link-credit: their credit comes back"
     client.transfer(0, 20, body(3))

@@ -1,0 +1,108 @@
+"""The HTTP port with many queues: what is asked about all of them is right, and comes in slices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from lxml import etree
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker.http.metrics import ENTITY_GAUGES
+from tests.support.http_stack import HttpStack, http_stack
+from tests.support.many_queues import write_queues
+
+QUEUES = 2_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_queues(tmp_path / "data", (f"queue-{number:05}" for number in range(QUEUES)))
+    return tmp_path
+
+
+@pytest.fixture
+async def stack(folder: Path) -> AsyncIterator[HttpStack]:
+    async with http_stack(folder) as running:
+        yield running
+
+
+class Ticker:
+    """Counts the turns that the event loop takes while something else is asked for."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    async def __aenter__(self) -> Ticker:
+        self._task = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _tick(self) -> None:
+        while True:
+            self.turns += 1
+            await asyncio.sleep(0)
+
+
+async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_the_loop_to_others(stack: HttpStack) -> None:
+    for meter in stack.metrics.entities.values():
+        meter.incoming_messages += 7
+        meter.send_seconds.observe(0.003)
+    names = {queue.name for queue in stack.namespace.queues()}
+    assert len(names) == QUEUES
+
+    async with Ticker() as ticker:
+        _, text, headers = await stack.ask("GET", "/metrics", token=None)
+    assert headers["Content-Type"].startswith("text/plain")
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for family in ("partibus_incoming_messages", *ENTITY_GAUGES):
+        assert {sample.labels["entity"] for sample in families[family].samples} == names
+    assert {sample.value for sample in families["partibus_incoming_messages"].samples} == {7}
+    assert len({sample.labels["entity"] for sample in families["partibus_send_seconds"].samples}) == QUEUES
+    assert len(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) == len(set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)))
+    assert ticker.turns > 5
+
+    async with Ticker() as ticker:
+        _, text, _ = await stack.ask("GET", "/health", token=None)
+    entities = json.loads(text)["entities"]
+    assert entities == {name: {"availability": "Available", "partitions": ["closed"] * 16} for name in names}
+    assert ticker.turns > 3
+
+    async with Ticker() as ticker:
+        _, text, _ = await stack.ask("GET", "/$Resources/queues?$skip=1500&$top=1000")
+    feed = etree.fromstring(text.encode())
+    titles = [title.text for title in feed.findall("{*}entry/{*}title")]
+    assert titles == sorted(names)[1500:] and len(feed.findall("{*}link")) == 1
+    assert ticker.turns > 100
+
+    _, text, _ = await stack.ask("GET", "/?$top=1000")
+    feed = etree.fromstring(text.encode())
+    assert [title.text for title in feed.findall("{*}entry/{*}title")] == sorted(names)[:1000]
+
+
+async def test_a_scraper_that_leaves_halfway_and_one_that_asks_for_the_head_disturb_nobody(stack: HttpStack) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.transport.abort()
+    status, text, headers = await stack.ask("HEAD", "/metrics", token=None)
+    assert (status, text) == (200, "") and headers["Content-Type"].startswith("text/plain")
+    assert (await stack.ask("GET", "/metrics", token=None))[1].count("partibus_messages{") == QUEUES
+
+
+async def test_a_scraper_of_http_1_0_gets_everything_and_then_the_end(stack: HttpStack) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    writer.write(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    answer = (await reader.read()).decode()
+    writer.close()
+    assert answer.startswith("HTTP/1.0 200") and "Transfer-Encoding" not in answer
+    assert answer.count("partibus_messages{") == QUEUES
