@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from storage.fetch import fetch_frames
 from storage.log import Checkpoint, Commit, Frame, Position
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
+from storage.recent import RecentPlaces
 from storage.record import Chain, after
 from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, clear_up, extent_of, reclaim_log, remove_strays
 from storage.reserve import Reserve
@@ -42,9 +42,6 @@ from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, ActiveSegment
 from storage.threads import run_to_end
 
 Fsync = Literal["always", "interval", "never"]
-
-RECENT_CHAINS = 1024
-"""So many commits after a position, a checkpoint taken there still tells recovery what the next frame must be."""
 
 DEAD_BYTES_MIN = 1 << 20
 """An active segment with more than this in it is given back when all of it was trimmed."""
@@ -98,7 +95,7 @@ class FileLog:
         self._extent = ExtentFile(shared.disk, shared.extents, directory.parent.name, entity, partition)
         self._state = _State.UNCLAIMED
         self._opened: OpenLog | None = None
-        self._recent: deque[Chain] = deque(maxlen=RECENT_CHAINS)
+        self._recent = RecentPlaces()
         self._turn = asyncio.Lock()
         self._housekeeping = asyncio.Lock()
         self._is_untidy = False
@@ -144,8 +141,7 @@ class FileLog:
                 self._mind_the_reserve()
             opened = self._known()
             self._state = _State.OPEN
-            self._recent.clear()
-            self._recent.append(opened.tail)
+            self._recent.keep_only(opened.tail)
             _log.debug("log.claimed", directory=str(self._directory), epoch=opened.epoch, position=opened.tail.position)
             return opened.epoch
 
@@ -279,6 +275,7 @@ class FileLog:
                 # durability rule 4: a file that failed is never written to again, so it need not be found again either
                 close = active.put_away if self._state is _State.OPEN else active.abandon
                 await run_to_end(self._shared.executor, close)
+                self._recent.keep_only(opened.tail)
             finally:
                 self._mind_the_descriptor()
 
@@ -299,7 +296,7 @@ class FileLog:
     def _committed(self, opened: OpenLog, tail: Chain, durable: bool) -> None:
         """A frame was written. Called by its job, in the event loop."""
         opened.tail = tail
-        self._recent.append(tail)
+        self._recent.add(tail)
         if durable:
             opened.durable = tail.position
         else:
@@ -397,9 +394,8 @@ class FileLog:
 
     def _chain_at(self, position: Position) -> Chain:
         """The place, with the digest of the frame before it if that is still known."""
-        for chain in reversed(self._recent):
-            if chain.position == position:
-                return chain
+        if (chain := self._recent.find(position)) is not None:
+            return chain
         for segment in self._known().segments:
             if segment.base == position:
                 return segment.header.chain

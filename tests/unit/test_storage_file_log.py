@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, Fenced
-from storage.file_log import DEAD_BYTES_MIN, RECENT_CHAINS
+from storage.file_log import DEAD_BYTES_MIN
 from storage.log import FRAME_HEADER_BYTES, Checkpoint, Position
+from storage.recent import RECENT_MAX
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import ENTITY, append, claimed, contents, flat, small_store
 from tests.support.recording_disk import RecordingDisk
@@ -102,7 +103,7 @@ async def test_epochs_rise_and_one_that_does_not_is_fenced() -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("behind", [0, 5, RECENT_CHAINS + 5])
+@pytest.mark.parametrize("behind", [0, 5, RECENT_MAX + 5])
 async def test_recovery_reads_on_from_a_checkpoint_wherever_it_was_taken(behind: int) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with claimed(ROOT, disk, fsync="never") as log:
@@ -116,7 +117,7 @@ async def test_recovery_reads_on_from_a_checkpoint_wherever_it_was_taken(behind:
     async with claimed(ROOT, disk) as log:
         assert (log.end, await log.load_checkpoint()) == (end, Checkpoint(position, b"state"))
         assert len(await contents(log, position)) == behind
-        if behind < RECENT_CHAINS:
+        if behind < RECENT_MAX:
             assert disk.calls["read"] - reads < 10, "not the whole log"
 
 

@@ -1,0 +1,55 @@
+"""RecentPlaces: where the last commits of a log ended, each with the digest that the next frame must carry.
+
+A checkpoint is saved some commits after the position that it was taken at. With the digest known there, recovery reads on from the
+checkpoint, else from the start of the segment. 32 bytes a commit in one ring: a log has no more than 32 KiB of it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from storage.log import Position
+from storage.record import Chain
+
+RECENT_MAX = 1024
+"""So many commits after a position, its digest is still known."""
+
+_PLACE = struct.Struct("<QQ16s")
+
+
+class RecentPlaces:
+    """The latest places at which a log's commits ended."""
+
+    __slots__ = ("_count", "_ring")
+
+    def __init__(self) -> None:
+        self._ring = bytearray()
+        self._count = 0
+        """How many places were added. The latest one stands at `_count - 1` in the ring, modulo its size."""
+
+    @property
+    def size(self) -> int:
+        """Bytes held."""
+        return len(self._ring)
+
+    def add(self, chain: Chain) -> None:
+        """A commit has ended there; the digest is known."""
+        offset = self._count % RECENT_MAX * _PLACE.size
+        if offset == len(self._ring):
+            self._ring += _PLACE.pack(*chain)
+        else:
+            _PLACE.pack_into(self._ring, offset, *chain)
+        self._count += 1
+
+    def keep_only(self, chain: Chain) -> None:
+        """Forget all but this place."""
+        self._ring, self._count = bytearray(), 0
+        self.add(chain)
+
+    def find(self, position: Position) -> Chain | None:
+        """The place at a position, if it is one of the latest."""
+        for back in range(1, min(self._count, RECENT_MAX) + 1):
+            at, sequence, before = _PLACE.unpack_from(self._ring, (self._count - back) % RECENT_MAX * _PLACE.size)
+            if at <= position:
+                return Chain(Position(at), sequence, before) if at == position else None
+        return None
