@@ -225,7 +225,10 @@ class Messages:
         in_memory = 0
         for reference in removed:
             reference.frame.live -= 1
-            in_memory += len(reference.payload)
+            payload = reference.payload
+            if payload:
+                in_memory += len(payload)
+                reference.payload = b""  # a lease may hold the reference for as long as any other message of it is locked
         if in_memory:
             self.payloads.give(in_memory)
 

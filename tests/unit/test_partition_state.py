@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from broker.changed_properties import encode_changes
@@ -576,6 +578,31 @@ async def test_bodies_beyond_the_budget_are_read_back_and_what_stands_beside_the
     assert got == bodies
     assert harness.log.fetches <= 10, "each frame is read once"
     assert harness.budget.used == 0
+
+
+GONE: list[bytes] = []
+
+
+class Body(bytes):
+    """A message that says when nobody refers to it any more. (A weak reference to bytes cannot be made.)"""
+
+    def __del__(self) -> None:
+        GONE.append(bytes(self[:1]))
+
+
+async def test_the_body_of_a_settled_message_goes_at_once_while_others_of_its_lease_are_still_locked() -> None:
+    GONE.clear()
+    harness = Harness()
+    await harness.send(*(Body(b"%d" % index * 1000) for index in range(3)))
+    tokens = (await harness.receive(1, 3)).tokens
+    await harness.do(1, Complete(tokens[:1]), DeadLetter(tokens[1:2]))
+    await harness.do(2)
+    gc.collect()
+    assert GONE == [b"0"], "1 is in the dead-letter queue, 2 is locked"
+    await harness.do(1, Complete(tokens[2:]))
+    await harness.do(2)
+    gc.collect()
+    assert GONE == [b"0", b"2"]
 
 
 async def test_without_any_budget_every_message_still_arrives() -> None:
