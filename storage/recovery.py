@@ -204,7 +204,7 @@ def _check_extent(directory: Path, live: list[Segment], known: Extent) -> None:
     if not live:
         raise RecordsMissing(str(directory), 0, "all segments of the log are missing", expected=known.durable, found=0)
     if live[0].header.salt != known.salt:
-        raise CorruptRecord(str(live[0].path), 0, "the segment belongs to a different log than the extent")
+        raise CorruptRecord(str(live[0].path), 0, "the segment belongs to another log than the extent")
     if (live[-1].base, live[-1].header.epoch) < (known.base, known.epoch):
         found = live[-1].base
         raise RecordsMissing(
