@@ -199,7 +199,7 @@ class Namespace:
                 Reason.PARTITION_UNAVAILABLE,
                 f"The description of '{name}' is damaged. It is out of service until it is restored or deleted; its messages are kept.",
             )
-        topic = key.partition("/subscriptions/")[0]
+        topic = f"{key}/".partition("/subscriptions/")[0].removesuffix("/")
         if topic in self._unserved_topics:
             return Refused(
                 Reason.NOT_IMPLEMENTED,

@@ -30,6 +30,12 @@ def test_a_topic_of_the_configuration_file_is_refused_as_not_served_yet(tmp_path
             receiver.receive_messages(max_wait_time=1)
         with pytest.raises(MessagingEntityNotFoundError), client.get_topic_sender("topic.2") as sender:
             sender.send_messages(ServiceBusMessage("hello"))
-        with client_of(broker) as admin, pytest.raises(HttpResponseError, match=WORDS) as unserved:
-            admin.get_topic("topic.1")
-        assert unserved.value.status_code == 501
+        with client_of(broker) as admin:
+            for ask in (
+                lambda: admin.get_topic("topic.1"),
+                lambda: list(admin.list_subscriptions("topic.1")),
+                lambda: admin.get_subscription("topic.1", "subscription.1"),
+            ):
+                with pytest.raises(HttpResponseError, match=WORDS) as unserved:
+                    ask()
+                assert unserved.value.status_code == 501
