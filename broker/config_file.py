@@ -400,8 +400,8 @@ def _warnings(user_config: UserConfig, queues: Iterable[QueueSpec]) -> Iterable[
     for queue in queues:
         if inactive := [each for each in without_effect(queue.settings) if each != "RequiresSession"]:
             yield f"queue {queue.name}: kept, without effect in this version: {', '.join(inactive)}"
-        if queue.settings.requires_session:  # not without effect, and worse: what is sent there stays there
+        if queue.settings.requires_session:  # it has an effect, a bad one: messages can be sent and not received
             yield (
-                f"queue {queue.name}: RequiresSession is kept, and sessions come in a later version: "
-                "messages with a session id are taken, and no client can receive them"
+                f"queue {queue.name}: RequiresSession is kept, but sessions come in a later version: "
+                "messages with a session id are accepted, but no client can receive them"
             )

@@ -1,7 +1,7 @@
-"""RecentPlaces: where the last commits of a log ended, each with the digest that the next frame must carry.
+"""RecentPlaces: the positions where a log's latest commits ended, each with the digest that the next frame must carry.
 
-A checkpoint is saved some commits after the position that it was taken at. With the digest known there, recovery reads on from the
-checkpoint, else from the start of the segment. 32 bytes a commit in one ring: a log has no more than 32 KiB of it.
+A checkpoint is saved some commits after the position for which it was taken. If the digest at that position is still known, recovery can
+read on from the checkpoint; otherwise it reads from the start of the segment. A ring holds 32 bytes for each commit, at most 32 KiB.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from storage.log import Position
 from storage.record import Chain
 
 RECENT_MAX = 1024
-"""So many commits after a position, its digest is still known."""
+"""How many commits are kept."""
 
 _PLACE = struct.Struct("<QQ16s")
 
@@ -33,7 +33,7 @@ class RecentPlaces:
         return len(self._ring)
 
     def add(self, chain: Chain) -> None:
-        """A commit has ended there; the digest is known."""
+        """A commit ended at this position, with this digest."""
         offset = self._count % RECENT_MAX * _PLACE.size
         if offset == len(self._ring):
             self._ring += _PLACE.pack(*chain)

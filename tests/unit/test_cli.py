@@ -197,8 +197,8 @@ def test_the_broker_starts_says_where_it_listens_answers_and_stops_cleanly(tmp_p
         assert broker.terminate() == 0
     events = [json.loads(line) for line in broker.log.splitlines()]
     assert [line["detail"] for line in events if line["event"] == "config.without_effect"] == [
-        "queue orders: RequiresSession is kept, and sessions come in a later version: messages with a session id are taken, "
-        "and no client can receive them"
+        "queue orders: RequiresSession is kept, but sessions come in a later version: messages with a session id are accepted, "
+        "but no client can receive them"
     ]
     assert [line["variable"] for line in events if line["event"] == "setting.unknown"] == ["PARTIBUS_AMPQ_PORT"]
     assert events[-1]["event"] == "server.stopped"

@@ -114,8 +114,8 @@ def test_what_has_no_effect_yet_is_kept_and_named_and_so_is_a_queue_that_no_clie
     assert config.queues[0].settings.requires_session and config.queues[1].settings.forward_to == "s"
     assert config.warnings == (
         "queue s: kept, without effect in this version: RequiresDuplicateDetection",
-        "queue s: RequiresSession is kept, and sessions come in a later version: messages with a session id are taken, "
-        "and no client can receive them",
+        "queue s: RequiresSession is kept, but sessions come in a later version: messages with a session id are accepted, "
+        "but no client can receive them",
         "queue f: kept, without effect in this version: ForwardTo",
     )
 
