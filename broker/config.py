@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
@@ -49,8 +50,27 @@ def _split(given: object) -> object:
     return () if given is None else given
 
 
-HostName = Annotated[str, Field(pattern=r"^(\*|(\*\.)?[0-9A-Za-z_-][0-9A-Za-z._-]*)$", max_length=253)]
-Origin = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9+.-]*://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(:[0-9]{1,5})?$", max_length=300)]
+_HOST_NAME = re.compile(r"\*|(\*\.)?[0-9A-Za-z_-][0-9A-Za-z._-]{0,250}")
+_ORIGIN = re.compile(r"(?i:https?)://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(:(?P<port>[0-9]{1,5}))?")
+
+
+def _check_host_name(text: str) -> str:
+    if not _HOST_NAME.fullmatch(text):
+        raise ValueError("a name is given without scheme, port and path, like bus.example.com or *.example.com")
+    return text
+
+
+def _check_origin(text: str) -> str:
+    match = _ORIGIN.fullmatch(text)
+    if not match or len(text) > 300 or not 0 < int(match["port"] or 1) < 1 << 16:
+        raise ValueError(
+            "an origin is http or https, a host, and a port if it is another than the usual one: https://app.example.com, no path"
+        )
+    return text
+
+
+HostName = Annotated[str, AfterValidator(_check_host_name)]
+Origin = Annotated[str, AfterValidator(_check_origin)]
 HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_split)]
 Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
 

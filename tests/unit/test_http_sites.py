@@ -288,3 +288,21 @@ def _certificate(names: list[x509.GeneralName]) -> bytes:
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["*", "null", "app.example.com", "https://app.example.com/", "chrome-extension://abcdef", "https://app.example.com:70000"]
+)
+def test_an_origin_that_could_never_match_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """One with a scheme other than http and https was taken, and then left out."""
+    monkeypatch.setenv("PARTIBUS_ORIGINS", wrong)
+    with pytest.raises(WrongSettings, match="an origin is http or https") as refused:
+        load_settings()
+    assert "PARTIBUS_ORIGINS" in str(refused.value) and wrong in str(refused.value)
+
+
+@pytest.mark.parametrize("wrong", ["http://bus.example.com", "bus.example.com:5300", "a b", "*.*.example.com"])
+def test_a_name_with_more_than_a_name_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("PARTIBUS_HOSTNAMES", wrong)
+    with pytest.raises(WrongSettings, match="without scheme, port and path"):
+        load_settings()
