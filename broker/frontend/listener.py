@@ -181,7 +181,7 @@ class WebSocketWire:
                     return
                 if message.data:
                     turns.received(inbox, message.data)
-                turns.then(inbox, lambda: heard(bool(connection.claims)))
+                    turns.then(inbox, lambda: heard(bool(connection.claims)))
                 if header_bytes < _HEADER_BYTES:
                     header_bytes += len(message.data)
                     if header_bytes >= _HEADER_BYTES:

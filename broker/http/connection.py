@@ -10,6 +10,7 @@ more of them than a login needs.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -23,6 +24,9 @@ log = structlog.get_logger("http")
 
 UNTRUSTED_BYTES_MAX = 64 * 1024
 """Unread bytes that a WebSocket may send before its login: aiohttp keeps unfinished messages in memory."""
+WEBSOCKET_SLICE_BYTES, WEBSOCKET_TURN_S = 1024, 0.000_2
+"""A WebSocket's bytes are parsed in slices of this size, for this long in one turn of the event loop. One read may bring 40,000 messages
+or pings, each of which costs some 10 microseconds, and aiohttp counts none that is empty."""
 IDLE = "idle"
 """A reason that the metric does not count: the connection was idle."""
 _HEADER_ENDS = (b"\r\n\r\n", b"\n\n")
@@ -53,10 +57,15 @@ class HttpConnection(web.RequestHandler):
     """Owned by the event loop. `begin` and `finish` stand around each request's handler."""
 
     __slots__ = (
+        "_backlog",
+        "_backlog_begin",
         "_deadline",
         "_ends_for",
         "_guest",
+        "_is_held",
+        "_is_stopped",
         "_limits",
+        "_parse_is_due",
         "_partial",
         "_request",
         "_stream",
@@ -81,6 +90,10 @@ class HttpConnection(web.RequestHandler):
         self._write_timer: asyncio.TimerHandle | None = None
         self._websocket = self._trusted = False
         self._unread_bytes = 0
+        self._backlog, self._backlog_begin = b"", 0
+        """A WebSocket's bytes that were read and not parsed, and where in them the rest begins. Nothing is read until they are parsed."""
+        self._parse_is_due = self._is_stopped = self._is_held = False
+        """`_parse` will be called; the transport does not read because of the backlog; aiohttp has no room for more messages."""
 
     @property
     def made(self) -> bool:
@@ -105,6 +118,7 @@ class HttpConnection(web.RequestHandler):
         if self._write_timer is not None:
             self._write_timer.cancel()
         self._guest.leave()
+        self._backlog = b""
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -114,7 +128,13 @@ class HttpConnection(web.RequestHandler):
                 if self._unread_bytes > UNTRUSTED_BYTES_MAX:
                     self._end("websocket_flood")
                     return
-        elif data:  # aiohttp calls itself with b"" to go on with what it has
+            if self._backlog:
+                self._backlog, self._backlog_begin = self._backlog[self._backlog_begin :] + data, 0
+            else:
+                self._backlog, self._backlog_begin = data, 0
+                self._parse()
+            return
+        if data:  # aiohttp calls itself with b"" to go on with what it has
             request = self._request
             if request is None or request.content.is_eof():
                 self._partial = not data.endswith(_HEADER_ENDS)
@@ -123,6 +143,47 @@ class HttpConnection(web.RequestHandler):
         super().data_received(data)
         if self._timer is not None and self._request is not None and not self._websocket and self._request.content.is_eof():
             self._is_whole()
+
+    def _parse(self) -> None:
+        """Parse what a WebSocket has sent, for as long as a turn permits. The transport reads on once nothing is left."""
+        self._parse_is_due = False
+        ends_s = time.monotonic() + WEBSOCKET_TURN_S
+        while self._backlog and not self._is_held:
+            begin, end = self._backlog_begin, self._backlog_begin + WEBSOCKET_SLICE_BYTES
+            piece, self._backlog_begin = self._backlog[begin:end], end
+            if end >= len(self._backlog):
+                self._backlog = b""
+            super().data_received(piece)
+            if time.monotonic() >= ends_s:
+                break
+        if self._backlog:
+            self._wait_to_parse()
+        elif self._is_stopped and self._stream is not None:
+            self._is_stopped = False
+            if not self._is_held:
+                self._stream.resume_reading()
+
+    def _wait_to_parse(self) -> None:
+        """Read nothing more until the backlog is parsed, in later turns or when aiohttp has room again."""
+        if self._stream is None:
+            return
+        self._is_stopped = True
+        self._stream.pause_reading()
+        if not self._is_held and not self._parse_is_due:
+            self._parse_is_due = True
+            self._loop.call_soon(self._parse)
+
+    def pause_reading(self) -> None:
+        """aiohttp has no room for more messages."""
+        self._is_held = True
+        super().pause_reading()
+
+    def resume_reading(self, *args: Any, **kw: Any) -> None:
+        """It has room again."""
+        self._is_held = False
+        super().resume_reading(*args, **kw)
+        if self._backlog:
+            self._wait_to_parse()
 
     def pause_writing(self) -> None:
         super().pause_writing()

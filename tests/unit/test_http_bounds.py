@@ -15,8 +15,10 @@ import aiohttp
 import pytest
 
 from broker.entities import QueueSettings
+from broker.http.connection import WEBSOCKET_SLICE_BYTES
 from broker.http.crowd import Crowd, Guest
 from tests.support.http_stack import HttpStack, http_stack
+from tests.support.raw_websocket import BINARY, PING, handshake, message
 from tests.support.sas import sas_token
 
 WITHIN_S = 10
@@ -258,6 +260,43 @@ async def test_a_websocket_without_a_login_may_not_send_more_than_a_login_needs(
         async with asyncio.timeout(WITHIN_S):
             assert (await websocket.receive()).type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.ERROR)
     assert stack.ended("websocket_flood") == 1
+
+
+@pytest.mark.parametrize("kind", [BINARY, PING])
+async def test_many_small_messages_of_one_read_are_parsed_over_many_turns(
+    stack: HttpStack, kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.http.connection.WEBSOCKET_TURN_S", 0.0)
+    parsed: list[int] = []
+    parse = aiohttp.web.RequestHandler.data_received
+
+    def counting(self: aiohttp.web.RequestHandler, data: bytes) -> None:
+        parsed.append(len(data))
+        parse(self, data)
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port, limit=1 << 20)
+    writer.write(handshake({}))
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(message(b"login"))  # who has logged in may send as much as it wants
+    assert await reader.readexactly(7) == b"\x82\x05login"
+    monkeypatch.setattr(aiohttp.web.RequestHandler, "data_received", counting)
+    turns = 0
+    flood = message(b"", kind) * 30_000 + message(bytes(70_000)) + message(b"last")
+    writer.write(flood)
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting_turns = asyncio.create_task(count_turns())
+    async with asyncio.timeout(WITHIN_S):
+        await reader.readuntil(b"\x82\x04last")
+    counting_turns.cancel()
+    writer.transport.abort()
+    assert sum(parsed) == len(flood) and max(parsed) <= WEBSOCKET_SLICE_BYTES
+    assert turns > len(flood) // (2 * WEBSOCKET_SLICE_BYTES)
 
 
 # --- what is not HTTP ------------------------------------------------------------------------------------------------
