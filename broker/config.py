@@ -165,7 +165,7 @@ class Settings(BaseSettings):
         None,
         ge=16,
         description="Log files kept open, a quarter of them for reading; the least recently used is closed for another. "
-        "Without a number: half of the process's descriptors, 8,192 at most.",
+        "Without a number: a third of the process's descriptors, 8,192 at most.",
     )
     log_idle_ms: int = Field(60_000, ge=10, le=86_400_000, description="How long a partition keeps its file open when nothing is written.")
     payload_memory_bytes: int = Field(

@@ -1,21 +1,29 @@
-"""How many files the process may have open, and how many of them its logs take.
+"""How many files and connections the process may have open, and who may have how many of them.
 
-Connections and files share one limit of the system. What the logs keep open is bounded, so that a broker with many more partitions
-than descriptors works, and has room left for its clients.
+Files and connections share one limit of the system. What the logs keep open is bounded, so that a broker with many more partitions than
+descriptors works and has room for its clients. Clients are bounded too, so that a log can always open a file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import resource
+import sys
 from typing import NamedTuple, Self
 
 import structlog
 
+from broker.config import Settings
+from broker.frontend.listener import BEING_REFUSED_MAX
+from broker.http.server import SPARE_CONNECTIONS
+
 DESCRIPTORS_WANTED = 65_536
 LOG_FILES_MAX = 8_192
 """The most that are kept open unless a setting says otherwise: opening a file again costs less than a sync."""
+LOG_FILES_MIN = 16
 READ_MAX = 256
+OTHERS = 36
+"""Listeners, event loop and lock, about 16, and what threads of the storage open for a moment."""
 
 log = structlog.get_logger("server")
 
@@ -30,18 +38,29 @@ def raise_limit() -> None:
             log.debug("descriptors.raised", limit=wanted, before=soft)
 
 
-class LogFiles(NamedTuple):
-    """How many log files are kept open, for writing and for reading."""
+class Shares(NamedTuple):
+    """Who may have how many descriptors at a time."""
 
     written: int
+    """Log files open for writing."""
     read: int
+    """Log files open for reading."""
+    amqp: int
+    """Connections over AMQP's own ports; for WebSockets too it is the most there may be."""
+    http: int
 
     @classmethod
-    def of(cls, files_max: int | None, limit: int | None = None) -> Self:
-        """By the setting `files_max`, or half of `limit`, which is the process's own by default."""
-        if files_max is None:
-            if limit is None:
-                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            files_max = LOG_FILES_MAX if limit == resource.RLIM_INFINITY else min(LOG_FILES_MAX, limit // 2)
-        read = min(READ_MAX, max(1, files_max // 4))
-        return cls(max(1, files_max - read), read)
+    def of(cls, settings: Settings, limit: int | None = None) -> Self:
+        """What the settings permit, as far as `limit` has room for it, by default the process's own."""
+        if limit is None:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit == resource.RLIM_INFINITY:
+            limit = sys.maxsize
+        files = settings.log_files_max or max(LOG_FILES_MIN, min(LOG_FILES_MAX, limit // 3))
+        read = min(READ_MAX, files // 4)
+        room = limit - files - OTHERS - BEING_REFUSED_MAX - SPARE_CONNECTIONS
+        http = max(1, min(settings.http_connections_max, room // 4))
+        amqp = max(1, min(settings.connections_max, room - http))
+        if (amqp, http) != (settings.connections_max, settings.http_connections_max):
+            log.info("descriptors.few", limit=limit, amqp_connections_max=amqp, http_connections_max=http, log_files_max=files)
+        return cls(files - read, read, amqp, http)

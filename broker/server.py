@@ -22,7 +22,7 @@ from broker.apply_file import apply_file
 from broker.clock import Clock, ClockWatch, SystemClock
 from broker.config import Settings
 from broker.config_file import ConfigFile
-from broker.descriptors import LogFiles, raise_limit
+from broker.descriptors import Shares, raise_limit
 from broker.entities import QueueDescription
 from broker.entity_meter import EntityMeter
 from broker.frontend.listener import StreamProtocol, serve_websocket
@@ -79,6 +79,8 @@ class Broker:
         clock: Clock | None = None,
         announce: Announce | None = None,
     ) -> None:
+        shares = Shares.of(settings)
+        settings = settings.model_copy(update={"connections_max": shares.amqp, "http_connections_max": shares.http})
         self.settings, self.file = settings, file
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
@@ -90,12 +92,11 @@ class Broker:
         self._serving = False
         self._failure: BaseException | None = None
         disk = disk or LocalDisk()
-        files = LogFiles.of(settings.log_files_max)
         self.store = FileLogStore(
             settings.data_dir,
             disk,
-            open_files_max=files.read,
-            open_segments_max=files.written,
+            open_files_max=shares.read,
+            open_segments_max=shares.written,
             segment_idle_ms=settings.log_idle_ms,
             fsync=settings.fsync,
             fsync_interval_ms=settings.fsync_interval_ms,

@@ -19,6 +19,8 @@ from broker.frontend.turns import Inbox
 log = structlog.get_logger("listener")
 
 UNSENT_BYTES_MAX = 128 * 1024
+BEING_REFUSED_MAX = 16
+"""Connections beyond `connections_max` that may be open at a time, to be told why they are refused. Any more are cut off at once."""
 _HEADER_BYTES = 8
 """The size of a protocol header (§2.2), SASL's too (§5.3.1)."""
 
@@ -33,6 +35,9 @@ class StreamProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses of asyncio's
+        if len(self._services.connections) >= self._services.settings.connections_max + BEING_REFUSED_MAX:
+            stream.abort()  # each one more would take a descriptor that a partition may need
+            return
         sock = stream.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):
@@ -47,13 +52,13 @@ class StreamProtocol(asyncio.BufferedProtocol):
         return self._services.read_buffer[: self._services.turns.read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
-        assert self._inbox is not None
+        if self._inbox is None:
+            return  # cut off when it was made
         self._services.turns.received(self._inbox, bytes(self._services.read_buffer[:nbytes]))
 
     def eof_received(self) -> bool:
-        assert self._connection is not None
-        assert self._inbox is not None
-        self._services.turns.then(self._inbox, self._connection.eof_received)
+        if self._connection is not None and self._inbox is not None:
+            self._services.turns.then(self._inbox, self._connection.eof_received)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,0 +1,31 @@
+"""broker/descriptors.py: the shares of a small limit, a usual one and a large one."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from broker.config import Settings
+from broker.descriptors import OTHERS, Shares
+from broker.frontend.listener import BEING_REFUSED_MAX
+from broker.http.server import SPARE_CONNECTIONS
+
+SPARE = OTHERS + BEING_REFUSED_MAX + SPARE_CONNECTIONS
+
+
+@pytest.mark.parametrize(("limit", "amqp"), [(256, 60), (1_024, 450), (4_096, 1_600), (20_000, 10_000), (65_536, 10_000)])
+def test_the_shares_fit_into_the_limit_and_clients_have_what_the_documentation_says(limit: int, amqp: int) -> None:
+    shares = Shares.of(Settings(), limit)
+    assert sum(shares) + SPARE <= limit and min(shares) >= 16
+    assert shares.amqp >= amqp
+
+
+def test_with_room_enough_the_settings_count() -> None:
+    settings = Settings(connections_max=100, http_connections_max=50, log_files_max=40)
+    for limit in (4_096, resource.RLIM_INFINITY):
+        assert Shares.of(settings, limit) == (30, 10, 100, 50)
+
+
+def test_even_under_a_limit_that_is_too_small_there_is_something_of_everything() -> None:
+    assert min(Shares.of(Settings(), 64)) >= 1
