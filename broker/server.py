@@ -256,7 +256,9 @@ class Broker:
 
     def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         assert self._tasks is not None, "the broker runs"
-        return self._tasks.create_task(_loudly(work, name), name=name)
+        task = self._tasks.create_task(_loudly(work, name), name=name)
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it has not begun, and Python would complain
+        return task
 
 
 def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

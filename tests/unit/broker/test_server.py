@@ -54,6 +54,17 @@ async def test_a_background_task_that_dies_takes_the_broker_down_loudly_and_in_o
     assert "server.stopping" in [line["event"] for line in lines]
 
 
+async def test_work_of_a_client_that_is_gone_before_it_begins_leaves_no_word(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    async def request() -> None:
+        raise AssertionError("it never begins")
+
+    broker = Broker(Settings(data_dir=tmp_path, amqps_port=None))
+    async with asyncio.TaskGroup() as broker._tasks:
+        broker._spawn(request(), name="request").cancel()
+    gc.collect()
+    assert not recwarn.list
+
+
 @pytest.mark.usefixtures("collector")
 async def test_a_step_of_the_wall_clock_is_reported_once_and_a_suspend_wakes_the_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
