@@ -22,7 +22,8 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
 Dead-letter subqueues know no time to live, and count no deliveries (AMQP contract 5.6, 10.4). An expired message is never
 handed out; a locked one expires when its lock ends, a deferred one never. Everything in a batch happens at the same time,
 and a time to live is at least 1 ms, so a message cannot expire in the batch that enqueues it. Locks and times to live count
-in monotonic time, so setting the wall clock ends none of them; wall time only goes into records (see `broker/clock.py`).
+in monotonic time, so setting the wall clock ends none of them; wall time only goes into records (see `broker/clock.py`). A settlement
+counts if it arrived before its lock ended, however long the disk has kept it waiting: locks that end meanwhile do so after it.
 """
 
 from __future__ import annotations
@@ -145,6 +146,8 @@ class Partition:
         """Watches for which something has arrived, in the order in which their clients are told."""
         self._enqueued_times = EnqueuedTimes()
         self._batch = Batch(Commit(Position(0)), 0, 0, messages.next_number)
+        self._arrived_ms = 0
+        """When the operation in hand came into the mailbox. It may have waited there for the disk since, which ends no lock."""
 
     @property
     def nonce(self) -> int:
@@ -153,21 +156,27 @@ class Partition:
 
     # --- one batch --------------------------------------------------------------------------------------------------
 
-    def begin(self, commit: Commit, now_ms: int, wall_ms: int) -> None:
-        """Start a batch, at a monotonic and a wall time, and first do what has become due."""
-        self._batch = Batch(commit, now_ms, wall_ms, self.messages.next_number)
-        self._run_timers()
+    def begin(self, commit: Commit, now_ms: int, wall_ms: int, since_ms: int | None = None) -> None:
+        """Start a batch, at a monotonic and a wall time, and first do what has become due.
 
-    def handle(self, client: ClientId, operation: Operation) -> None:
-        """Carry out one operation of the batch, or refuse it."""
+        `since_ms`: when the oldest operation of the batch arrived. Locks that have ended since then end after the operations.
+        """
+        self._batch = Batch(commit, now_ms, wall_ms, self.messages.next_number)
+        self._run_out_locks(now_ms if since_ms is None else since_ms)
+        self._expire_overdue()
+
+    def handle(self, client: ClientId, operation: Operation, arrived_ms: int | None = None) -> None:
+        """Carry out one operation of the batch, or refuse it. A lock counts if it had not ended when the operation arrived."""
+        self._arrived_ms = self._batch.now_ms if arrived_ms is None else arrived_ms
         try:
             self._carry_out(client, operation)
         except Refused as refused:
             self._batch.answers.append((client, Failed(refused.reason, refused.description, getattr(operation, "cookie", None))))
 
-    def finish(self) -> Batch:
-        """Hand out what there is, and end the batch."""
+    def finish(self, waiting_since_ms: int | None = None) -> Batch:
+        """Hand out what there is, and end the batch. `waiting_since_ms`: when the oldest operation arrived that waits for the next one."""
         batch = self._batch
+        self._run_out_locks(batch.now_ms if waiting_since_ms is None else waiting_since_ms)
         for subqueue, book in zip(self._subqueues, self._books, strict=True):
             if book.is_idle:
                 continue
@@ -256,7 +265,7 @@ class Partition:
             case Recalled():
                 self._recalled(client, operation)
             case Release():
-                for subqueue, references in self._locks.unlock(operation.tokens, self._batch.now_ms):
+                for subqueue, references in self._locks.unlock(operation.tokens, self._arrived_ms):
                     self._give_back(subqueue, references)
             case Abandon():
                 self._settle(client, operation, lambda subqueue, each: self._return(subqueue, each, operation.changed))
@@ -265,7 +274,7 @@ class Partition:
             case DeadLetter():
                 self._dead_letter(client, operation)
             case RenewLocks():
-                failures = self._locks.renew(operation.tokens, self._batch.now_ms, self._locked_until_ms())
+                failures = self._locks.renew(operation.tokens, self._arrived_ms, self._locked_until_ms())
                 self._batch.answers.append((client, Renewed(self._locked_until_ms(), operation.cookie, failures)))
             case Peek():
                 self._peek(client, operation)
@@ -386,7 +395,7 @@ class Partition:
     def _recalled(self, client: ClientId, recalled: Recalled) -> None:
         subqueue = self.messages.find(recalled.subqueue)
         book = self._books[subqueue.number]
-        returned = self._locks.unlock(recalled.tokens, self._batch.now_ms)
+        returned = self._locks.unlock(recalled.tokens, self._arrived_ms)
         book.recalled(client)
         for other, references in returned:
             self._give_back(other, references)
@@ -397,7 +406,7 @@ class Partition:
                     return
 
     def _detach(self, client: ClientId, detach: Detach) -> None:
-        returned = self._locks.unlock(detach.unseen, self._batch.now_ms)
+        returned = self._locks.unlock(detach.unseen, self._arrived_ms)
         for book in self._books:
             book.detach(client)
         for subqueue in self._subqueues if self._watches or self._telling else ():
@@ -474,7 +483,7 @@ class Partition:
         settle: Callable[[Subqueue, list[Reference]], None],
     ) -> None:
         failures: dict[int, Reason] = {}
-        for subqueue, references in self._locks.unlock(operation.tokens, self._batch.now_ms, failures):
+        for subqueue, references in self._locks.unlock(operation.tokens, self._arrived_ms, failures):
             settle(subqueue, references)
         self._batch.answers.append((client, Settled(operation.cookie, failures)))
 
@@ -483,12 +492,12 @@ class Partition:
         failures: dict[int, Reason] = {}
         places: list[int] = []
         for place, token in enumerate(operation.tokens):
-            if self._locks.subqueue_of(token, self._batch.now_ms) in (None, self._main):
+            if self._locks.subqueue_of(token, self._arrived_ms) in (None, self._main):
                 places.append(place)
             else:
                 failures[place] = Reason.NOT_ALLOWED
         lost: dict[int, Reason] = {}
-        for subqueue, references in self._locks.unlock([operation.tokens[place] for place in places], self._batch.now_ms, lost):
+        for subqueue, references in self._locks.unlock([operation.tokens[place] for place in places], self._arrived_ms, lost):
             self._move(subqueue, references, operation.changed)
         failures |= {places[index]: reason for index, reason in lost.items()}
         self._batch.answers.append((client, Settled(operation.cookie, failures)))
@@ -536,10 +545,12 @@ class Partition:
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def _run_timers(self) -> None:
-        for subqueue, references in self._locks.run_out(self._batch.now_ms):
+    def _run_out_locks(self, until_ms: int) -> None:
+        for subqueue, references in self._locks.run_out(until_ms):
             self._batch.expired_locks += len(references)
             self._return(subqueue, references, None)
+
+    def _expire_overdue(self) -> None:
         assert self._main.expiry is not None, "the messages were replayed"
         for numbers in self._main.expiry.expire(self._batch.now_ms):
             self._overdue.extend(numbers)

@@ -95,7 +95,8 @@ class TaskLimits:
     upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
 
 
-Waiting = tuple[ClientId, Operation, Sink]
+Waiting = tuple[ClientId, Operation, Sink, int]
+"""An operation in the mailbox, and the monotonic time of its arrival."""
 
 
 class PartitionMeter(Protocol):
@@ -168,9 +169,9 @@ class PartitionTask:
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         """Put an operation into the mailbox. Never blocks, never drops; the answer may be that the partition is down."""
         if self._health in (Health.FAILED, Health.STOPPED):
-            asyncio.get_running_loop().call_soon(self._refuse_for_good, (client, operation, sink))
+            asyncio.get_running_loop().call_soon(self._refuse_for_good, (client, operation, sink, 0))
             return
-        self._mailbox.append((client, operation, sink))
+        self._mailbox.append((client, operation, sink, self._clock.monotonic_ms()))
         self._wake.set()
 
     def counts(self) -> dict[str, SubqueueCounts]:
@@ -256,10 +257,10 @@ class PartitionTask:
         partition = self._partition
         assert partition is not None
         waiting = self._undecided = self._gather()
-        partition.begin(self._log.begin(), self._clock.monotonic_ms(), self._clock.now_ms())
-        for client, operation, _ in waiting:
-            partition.handle(client, operation)
-        batch = partition.finish()
+        partition.begin(self._log.begin(), self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None)
+        for client, operation, _, arrived_ms in waiting:
+            partition.handle(client, operation, arrived_ms)
+        batch = partition.finish(self._mailbox[0][3] if self._mailbox else None)
         try:
             if batch.commit:
                 await self._commit(partition, batch)
@@ -324,7 +325,7 @@ class PartitionTask:
 
     def _release(self, batch: Batch, waiting: Sequence[Waiting]) -> None:
         """The commit is durable: the answers may leave (durability rules 1 and 2)."""
-        sinks = {client: sink for client, _, sink in waiting}
+        sinks = {client: sink for client, _, sink, _ in waiting}
         for client, answer in batch.answers:
             sink = sinks.get(client) or self._attached.get(client)
             if sink is not None:
@@ -425,7 +426,7 @@ class PartitionTask:
             self._refuse(entry, reason, why or self._down())
 
     def _refuse(self, entry: Waiting, reason: Reason, why: str) -> None:
-        client, operation, sink = entry
+        client, operation, sink, _ = entry
         match operation:
             case Demand():
                 self._attached[client] = sink  # and so hears when the partition is back
@@ -442,7 +443,7 @@ class PartitionTask:
 
     def _refuse_for_good(self, entry: Waiting) -> None:
         """The partition does not come back."""
-        _, operation, sink = entry
+        _, operation, sink, _ = entry
         if isinstance(operation, Demand):
             sink(Unavailable(self.number))
         else:
@@ -450,7 +451,7 @@ class PartitionTask:
 
     def _answer_while_closed(self) -> None:
         """What needs no log does not open one: nobody holds or waits for anything here."""
-        if all(isinstance(operation, Withdraw | Detach | Release | Recalled | Update) for _, operation, _ in self._mailbox):
+        if all(isinstance(operation, Withdraw | Detach | Release | Recalled | Update) for _, operation, _, _ in self._mailbox):
             for entry in self._mailbox:
                 operation = entry[1]
                 if isinstance(operation, Update):

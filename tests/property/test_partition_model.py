@@ -371,6 +371,30 @@ class PartitionMachine(RuleBasedStateMachine):
         assert self.one(client, Complete(tokens, "done")) == Settled("done", failures)
 
     @precondition(lambda self: self.someone_holds())
+    @rule(data=st.data(), client=st.sampled_from(CLIENTS), kept_ms=st.sampled_from([1, 500, 4_999, 5_000, 30_000]), renews=st.booleans())
+    def settle_while_the_disk_is_slow(self, data: st.DataObject, client: int, kept_ms: int, renews: bool) -> None:
+        """What arrives in time counts, however long it is kept waiting; what else is due falls due after it."""
+        self.catch_up(client)
+        clock = self.harness.clock
+        tokens = self.pick(data, client)
+        failures = self.expected_failures(tokens)
+        operation = RenewLocks(tokens, "late") if renews else Complete(tokens, "late")
+        self.harness.post(client, operation)
+        clock.advance(kept_ms)
+        clock.advance(-clock.monotonic_ms() % Bounds().tick_ms)
+        for token in tokens:
+            message = self.model.find(token)
+            if message is not None and message.lock is not None:
+                if renews:
+                    message.lock.until_ms = clock.monotonic_ms() + LOCK_MS
+                else:
+                    self.lost_tokens.append(token)
+                    self.model.messages.remove(message)
+        self.lost_tokens += [each.lock.token for each in self.model.messages if each.lock and each.lock.until_ms <= clock.monotonic_ms()]
+        answers = self.run_batch([]).get(client, [])
+        assert (Renewed(clock.monotonic_ms() + LOCK_MS, "late", failures) if renews else Settled("late", failures)) in answers
+
+    @precondition(lambda self: self.someone_holds())
     @rule(data=st.data(), client=st.sampled_from(CLIENTS), changed=st.sampled_from(CHANGES))
     def abandon(self, data: st.DataObject, client: int, changed: bytes | None) -> None:
         tokens = self.pick(data, client)
