@@ -48,7 +48,7 @@ class FileLogStore:
     """Logs on local files. See `storage.log.LogStore`. Used from one event loop.
 
     fsync: `always` syncs a commit before it is acknowledged, `interval` some time after, `never` leaves it to the system;
-    a segment that is full, a log that is closed, and what a checkpoint stands on are synced in any case.
+    a segment that is full, a log that is closed or idle, and what a checkpoint stands on are synced in any case.
     fsync_interval_ms: how long after, at most, but for the sync itself.
     segment_bytes_max: a segment is not filled beyond it, but for a single larger frame.
     committer_threads, worker_threads: the former write and sync commits, the latter do all else.
