@@ -15,7 +15,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, unquote_plus
 
 from broker.entities import AuthorizationRule
@@ -114,13 +114,17 @@ class Authorizer:
                 return Claim("", rule.rights, None, key_name, key=key)
         raise _refused("InvalidSignature: Unknown key name or wrong key.")
 
-    def stands(self, claim: Claim) -> bool:
-        """Whether the key behind a claim is still in force, and still permits what the claim permits.
+    def in_force(self, claim: Claim) -> Claim | None:
+        """What is left of a claim under the rules of now: with fewer rights if its rule lost some, None without any.
 
-        False once the key was removed or changed, its rule lost rights, or its entity was deleted (even if created again without it).
+        None once the key was removed or changed, or its entity was deleted (even if created again without it). A right that the rule has
+        gained does not count: a token put anew brings it.
         """
         rules = self._entity_rules(claim.owner) if claim.owner else self._namespace_rules
-        return any(rule.key_name == claim.key_name and claim.key in _keys(rule) and claim.rights <= rule.rights for rule in rules)
+        for rule in rules:
+            if rule.key_name == claim.key_name and claim.key in _keys(rule) and (rights := claim.rights & rule.rights):
+                return claim if rights == claim.rights else replace(claim, rights=rights)
+        return None
 
     def _rules(self, path: str, key_name: str) -> Iterator[tuple[str, AuthorizationRule]]:
         """Rules of that name, the nearest first, each with the entity it belongs to; "" is the namespace."""

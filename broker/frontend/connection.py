@@ -511,11 +511,13 @@ class Connection:
         self._end_claims(ended, "ExpiredToken: the token of this link has expired. Please put another.")
 
     def rules_changed(self) -> None:
-        """Authorization rules of an entity were changed or deleted: end the claims whose key is no longer in force."""
-        stands = self.services.authorizer.stands
-        ended = [audience for audience, claim in self.claims.items() if not stands(claim)]
-        if ended:
-            self._end_claims(ended, "The key that signed this link's token was removed or changed. Please put a token of another key.")
+        """Authorization rules of an entity were changed or deleted: claims end with their keys, and lose what their rules have lost."""
+        in_force = self.services.authorizer.in_force
+        now = {audience: in_force(claim) for audience, claim in self.claims.items()}
+        if any(now[audience] is not claim for audience, claim in self.claims.items()):
+            ended = [audience for audience, claim in now.items() if claim is None]
+            self.claims.update({audience: claim for audience, claim in now.items() if claim is not None})
+            self._end_claims(ended, "The key of this link's token was removed or changed, or has lost a right. Put another token.")
 
     def _end_claims(self, ended: list[str], why: str) -> None:
         """Forget the claims put for these audiences, and close the links that no other claim permits."""

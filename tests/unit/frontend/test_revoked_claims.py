@@ -41,10 +41,9 @@ def with_queue_rules() -> LinkStack:
     [
         [],
         [AuthorizationRule("app", "new key", "second key", frozenset({"Send", "Listen"}))],
-        [AuthorizationRule("app", "first key", "second key", frozenset({"Listen"}))],
         [AuthorizationRule("other", "first key", "second key", frozenset({"Send", "Listen"}))],
     ],
-    ids=["removed", "changed", "fewer rights", "another name"],
+    ids=["removed", "changed", "another name"],
 )
 async def test_links_end_and_nothing_can_be_attached_once_the_key_is_not_in_force(after: list[AuthorizationRule]) -> None:
     stack = with_queue_rules()
@@ -58,6 +57,19 @@ async def test_links_end_and_nothing_can_be_attached_once_the_key_is_not_in_forc
     with pytest.raises(Refused) as refused:
         client.connection.authorize("queue", "Send", "Listen")
     assert refused.value.reason is Reason.UNAUTHORIZED
+
+
+async def test_a_right_that_a_rule_loses_ends_the_links_that_need_it_and_no_others() -> None:
+    stack = with_queue_rules()
+    sending, receiving = await bench(stack), await bench(stack)
+    await sending.sender()
+    await receiving.receiver()
+    stack.namespace.change_rules("queue", AuthorizationRule("app", "first key", "second key", frozenset({"Listen"})))
+    assert len(await sending.heard(raw.DETACH)) == 1 and await receiving.hear() == []
+    for client in (sending, receiving):
+        client.connection.authorize("queue", "Listen")
+        with pytest.raises(Refused):
+            client.connection.authorize("queue", "Send")
 
 
 @pytest.mark.parametrize(
