@@ -14,11 +14,32 @@ from pathlib import Path
 
 import pytest
 
+from broker.changed_properties import encode_changes
 from broker.clock import ManualClock
 from broker.entities import DEAD_LETTER, MAIN, QueueDescription
-from broker.operations import Abandon, Complete, DeadLetter, Demand, Locked, Send, Sent, Settled
+from broker.operations import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Delete,
+    Demand,
+    Locked,
+    LockToken,
+    Operation,
+    Peek,
+    Recall,
+    ReceiveDeferred,
+    Send,
+    Sent,
+    Settled,
+    Unmet,
+    Withdraw,
+    Withdrawn,
+)
 from broker.partition.payloads import PayloadBudget
-from broker.partition.task import PartitionTask, TaskLimits
+from broker.partition.subqueue import DEFERRED, READY
+from broker.partition.task import Health, PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore
 from tests.support.partition_asking import WAIT_S, ask, pages
@@ -147,3 +168,71 @@ async def test_at_each_sync_point_the_power_may_go_and_the_clients_ledger_holds(
     assert len(cuts) > 20, "the load synced often enough to mean something"
     for left, known in cuts:
         await check(left, known)
+
+
+# --- the whole state, exactly ---------------------------------------------------------------------------------------------------
+
+State = dict[int, tuple[object, ...]]
+
+
+def state(task: PartitionTask) -> State:
+    """All that is durable of a partition's messages, by sequence number."""
+    assert task._partition is not None and task.health is Health.HEALTHY
+    task.check()
+    return {
+        number: (subqueue.name, each.state, each.delivery_count, each.changed, each.size, each.enqueued_at_ms, each.expires_at_ms)
+        for subqueue in task._partition.messages.subqueues
+        for number, each in subqueue.references.items()
+    }
+
+
+def next_operation(rng: random.Random, held: list[LockToken], known: State) -> Operation:
+    """Whatever changes something, on messages that are there."""
+    if held and rng.random() < 0.6:
+        tokens = [held.pop(rng.randrange(len(held))) for _ in range(min(len(held), rng.randrange(1, 4)))]
+        changed = rng.choice([None, encode_changes({"colour": "red"}), encode_changes({"note": "x" * 400})])
+        make: type[Abandon | Defer | DeadLetter] = rng.choice((Abandon, Abandon, Defer, DeadLetter))
+        return Complete(tokens) if rng.random() < 0.2 else make(tokens, changed)
+    deferred = [number for number, each in known.items() if each[:2] == (MAIN, DEFERRED)]
+    if deferred and rng.random() < 0.3:
+        return ReceiveDeferred(MAIN, rng.sample(deferred, min(len(deferred), 2)))
+    if rng.random() < 0.15:
+        return Delete(rng.choice((MAIN, DEAD_LETTER)), rng.randrange(1, 4), 1 << 60)
+    if rng.random() < 0.5:
+        return Demand(rng.choice((MAIN, MAIN, DEAD_LETTER)), rng.randrange(1, 5), tell_unmet=True)
+    return Send([bytes(rng.choice((5, 300, 1_500))) for _ in range(rng.randrange(1, 5))], None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_at_each_sync_point_a_power_cut_leaves_the_state_before_or_after_the_operation_under_way(seed: int) -> None:
+    """Delivery counts, deferred messages, changed properties and times included, whatever compaction and checkpoints are doing."""
+    rng = random.Random(seed)
+    disk = RecordingDisk(queued=seed % 2 == 0)
+    states: list[State] = []
+    cuts: list[tuple[RecordingDisk, int]] = []
+
+    def before_sync() -> None:
+        if states and rng.random() < 0.3:
+            cuts.append((disk.after_power_cut(rng if rng.random() < 0.5 else None), len(states) - 1))
+
+    async with partitions(disk) as [task, _]:
+        await ask(task, Peek(MAIN, 0, 1))
+        states.append(state(task))
+        disk.before_sync = before_sync
+        held: list[LockToken] = []
+        for _ in range(120):
+            operation = next_operation(rng, held, states[-1])
+            answer = await ask(task, operation)
+            if isinstance(answer, Locked):
+                held += [token for token in answer.tokens if token not in held]
+            if isinstance(operation, Demand):
+                assert isinstance(await ask(task, Withdraw(operation.subqueue)), Withdrawn | Unmet | Recall)
+            await ask(task, Peek(MAIN, 0, 1))
+            states.append(state(task))
+        disk.before_sync = None
+    kinds = {each[:2] for known in states for each in known.values()}
+    assert {(MAIN, DEFERRED), (DEAD_LETTER, READY)} <= kinds and len(cuts) > 10, "the load means something"
+    for left, place in cuts:
+        async with partitions(left) as [task, _]:
+            await ask(task, Peek(MAIN, 0, 1))
+            assert state(task) in states[place : place + 2]
