@@ -365,6 +365,8 @@ class Unavailable:
     """The partition went down: the client's demand and locks in it are void. Sent once to each attached client."""
 
     partition: int
+    for_good: bool = False
+    """It does not come back for as long as the broker runs, so asking again is of no use."""
 
 
 Answer = (

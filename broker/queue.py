@@ -81,7 +81,7 @@ class _Sleeping:
     def _answer_of_the_gone(self, operation: Operation, why: Refused) -> Answer:
         match operation:
             case Demand() | Watch():
-                return Unavailable(self._number)
+                return Unavailable(self._number, for_good=True)
             case Withdraw():
                 return Withdrawn(self._number, operation.subqueue)
             case Detach() | Release() | Recalled():

@@ -17,7 +17,7 @@ RUN_MESSAGES = 32
 class DemandPlan:
     """The demand of one link at all partitions of its entity."""
 
-    __slots__ = ("_flowing", "_served", "_turn", "_window", "asked")
+    __slots__ = ("_flowing", "_given_up", "_served", "_turn", "_window", "asked")
 
     def __init__(self, partitions: int) -> None:
         self.asked = [0] * partitions
@@ -25,6 +25,8 @@ class DemandPlan:
         self._flowing = [False] * partitions
         self._served = [False] * partitions
         """It has given something since it was last asked."""
+        self._given_up: set[int] = set()
+        """Partitions that are down for good."""
         self._turn = 0
         self._window = 0
 
@@ -42,7 +44,7 @@ class DemandPlan:
         for number in range(partitions):
             if flowing[number]:
                 missing -= asked[number]
-            elif not asked[number]:
+            elif not asked[number] and number not in self._given_up:
                 asked[number] = standing
                 self._served[number] = False
                 plan.append((number, standing, False))
@@ -76,7 +78,7 @@ class DemandPlan:
 
         Nobody is asked for more than its share: what was not there is found by asking those again that gave something.
         """
-        numbers = [number for number, flows in enumerate(self._flowing) if everywhere or flows]
+        numbers = [number for number, flows in enumerate(self._flowing) if flows or (everywhere and number not in self._given_up)]
         if wanted <= 0 or not numbers:
             return []
         share = min(-(-wanted // len(numbers)), run_max)
@@ -108,3 +110,8 @@ class DemandPlan:
         """The partition knows of no demand any more, and may have nothing."""
         self.asked[number] = 0
         self._flowing[number] = False
+
+    def give_up(self, number: int) -> None:
+        """The partition does not come back: it is asked for nothing more."""
+        self.forget(number)
+        self._given_up.add(number)

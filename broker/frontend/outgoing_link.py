@@ -214,7 +214,7 @@ class OutgoingLink:
             case Failed():
                 self._failed(answer)
             case Unavailable():
-                self._unavailable(answer.partition)
+                self._unavailable(answer.partition, answer.for_good)
             case _:  # Renewed: the lock was extended when it was handed over
                 pass
 
@@ -439,9 +439,12 @@ class OutgoingLink:
 
     # --- partitions that go down ------------------------------------------------------------------------------------
 
-    def _unavailable(self, number: int) -> None:
-        """Locks and demand in the partition are void. Ask again in a while."""
-        self._plan.forget(number)
+    def _unavailable(self, number: int, for_good: bool) -> None:
+        """Locks and demand in the partition are void. Ask again in a while, but not a partition that does not come back."""
+        if for_good:
+            self._plan.give_up(number)
+        else:
+            self._plan.forget(number)
         self._withdrawals[number] = 0  # one that waited for messages to come back is forgotten there
         self._shelf.recall(number, self.subqueue)
         if self._retry_timer is None and not self.link.gone:

@@ -416,7 +416,7 @@ class PartitionTask:
         """What waits is refused, all demand and all locks are void. The clients hear of it once, and may ask again."""
         self._refuse_waiting(reason, why)
         for sink in list(self._attached.values()):
-            sink(Unavailable(self.number))
+            sink(self._unavailable())
 
     def _refuse_waiting(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
         waiting = [*self._undecided, *self._mailbox]
@@ -431,7 +431,7 @@ class PartitionTask:
             case Demand():
                 self._attached[client] = sink  # and so hears when the partition is back
             case Watch():
-                sink(Unavailable(self.number))
+                sink(self._unavailable())
             case Withdraw():
                 sink(Withdrawn(self.number, operation.subqueue))
             case Detach():
@@ -445,7 +445,7 @@ class PartitionTask:
         """The partition does not come back."""
         _, operation, sink, _ = entry
         if isinstance(operation, Demand):
-            sink(Unavailable(self.number))
+            sink(self._unavailable())
         else:
             self._refuse(entry, Reason.PARTITION_UNAVAILABLE, self._down())
 
@@ -459,6 +459,9 @@ class PartitionTask:
                 else:
                     self._refuse(entry, Reason.PARTITION_UNAVAILABLE, self._down())
             self._mailbox.clear()
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable(self.number, for_good=self._health in (Health.FAILED, Health.STOPPED))
 
     def _down(self) -> str:
         return f"Partition {self.number} of '{self._describe().name}' is not available at the moment. Please try again."

@@ -309,7 +309,7 @@ async def test_damage_and_another_owner_stop_the_partition_for_good(error: Stora
     harness.post(1, Send([b"a"], None, "later"))
     harness.post(2, Demand(MAIN, 1))
     await until(lambda: harness.received[2])
-    assert isinstance(one(harness.take(1), Failed), Failed) and harness.take(2) == [Unavailable(NUMBER)]
+    assert isinstance(one(harness.take(1), Failed), Failed) and harness.take(2) == [Unavailable(NUMBER, for_good=True)]
     assert harness.log.disk.epoch == 0, "nobody touches the log again"
 
 
@@ -344,7 +344,7 @@ async def test_a_bug_ends_this_partition_loudly_and_nothing_else() -> None:
     harness.task.post(Send([b"a"], None), ClientId(2), broken_sink)
     await asyncio.wait_for(run, WAIT_S)
     assert harness.task.health is Health.FAILED
-    assert Unavailable(NUMBER) in harness.take(1)
+    assert Unavailable(NUMBER, for_good=True) in harness.take(1)
     await harness.task.stop()
     assert harness.task.health is Health.FAILED
 
@@ -376,7 +376,7 @@ async def test_a_clean_stop_serves_the_mailbox_saves_a_checkpoint_and_closes_the
     await asyncio.wait_for(run, WAIT_S)
     await harness.task.stop()
     assert [type(answer) for answer in harness.take(2)] == [Sent] * 3
-    assert harness.take(1)[-1] == Unavailable(NUMBER)
+    assert harness.take(1)[-1] == Unavailable(NUMBER, for_good=True)
     assert harness.task.health is Health.STOPPED and not harness.log.usable
     assert harness.log.disk.checkpoint is not None and harness.log.disk.checkpoint.position == harness.log.end
     assert harness.budget.used == 0

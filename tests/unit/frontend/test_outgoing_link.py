@@ -598,6 +598,22 @@ async def test_a_partition_that_went_down_is_asked_again_after_a_while(monkeypat
     await until(lambda: stack.parts[1].has(Demand))
 
 
+async def test_a_partition_that_is_down_for_good_is_asked_no_more_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing_link, "RETRY_UNAVAILABLE_S", 0.01)
+    stack, client = await receiving(4)
+    _, gone = stack.parts[1].take(Demand)
+    _, back = stack.parts[2].take(Demand)
+    gone(Unavailable(1, for_good=True))
+    back(Unavailable(2))
+    await until(lambda: stack.parts[2].has(Demand))
+    for part in (0, 2, 3):
+        give(stack, part, 1)
+    assert len(tags_of(await client.hear())) == 3
+    client.flow(3, 1, 100, drain=True)
+    await client.hear()
+    assert not stack.parts[1].has(Demand) and not stack.parts[1].has(Withdraw)
+
+
 async def test_what_a_partition_gave_before_it_went_down_is_not_delivered_from_the_cache() -> None:
     stack, client = await receiving(1)
     give(stack, 0, 1)
