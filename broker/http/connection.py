@@ -10,7 +10,6 @@ more of them than a login needs.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,6 +17,7 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from broker.clock import elapsed_s
 from broker.http.crowd import Guest
 
 log = structlog.get_logger("http")
@@ -147,14 +147,14 @@ class HttpConnection(web.RequestHandler):
     def _parse(self) -> None:
         """Parse what a WebSocket has sent, for as long as a turn permits. The transport reads on once nothing is left."""
         self._parse_is_due = False
-        ends_s = time.monotonic() + WEBSOCKET_TURN_S
+        ends_s = elapsed_s() + WEBSOCKET_TURN_S
         while self._backlog and not self._is_held:
             begin, end = self._backlog_begin, self._backlog_begin + WEBSOCKET_SLICE_BYTES
             piece, self._backlog_begin = self._backlog[begin:end], end
             if end >= len(self._backlog):
                 self._backlog = b""
             super().data_received(piece)
-            if time.monotonic() >= ends_s:
+            if elapsed_s() >= ends_s:
                 break
         if self._backlog:
             self._wait_to_parse()
