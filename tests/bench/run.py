@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.bench.load import attack_http, attack_output, attacks, fairness, figures, footprint, report, traffic
+from tests.bench.load import attack_http, attack_output, attacks, fairness, figures, footprint, many_queues, report, traffic
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
 from tests.bench.load.machine import commit, describe_machine
@@ -52,10 +52,11 @@ class Scale:
     silent_receivers: int
     silent_messages: int
     attack_s: float
+    many_queues: int
 
 
-FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0, 110, 16_000, 5.0)
-QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500, 1.0)
+FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0, 110, 16_000, 5.0, 10_000)
+QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500, 1.0, 500)
 """To see that everything runs. Its figures are not worth reading: too short, and floors are for the full scale."""
 
 
@@ -117,6 +118,7 @@ def main(
             (figures.WAITING, measure_waiting),
             (figures.IDLE, measure_idle),
             (figures.CONNECTIONS, measure_connections),
+            (figures.MANY, measure_many_queues),
             (figures.HALF_HEADERS, measure_half_headers),
             (figures.FAIRNESS, measure_fairness),
             (figures.OUTPUT_ATTACK, measure_output_attack),
@@ -208,6 +210,20 @@ def measure_connections(run: Run) -> None:
         found = footprint.connections(run.folder, run.scale.idle_connections)
         run.note(figures.IDLE_CONNECTIONS, found.open_mib, settings)
         run.note(figures.IDLE_RECEIVERS, found.receiving_mib, settings)
+
+
+def measure_many_queues(run: Run) -> None:
+    """What it takes to ask about all queues of a broker that has many."""
+    count = run.scale.many_queues
+    settings: dict[str, object] = {"queues": count, "partitions": footprint.PARTITIONS}
+    for number in range(run.scale.rounds):
+        progress.print(f"{count:,} queues, round {number + 1} of {run.scale.rounds}")
+        found = many_queues.many_queues(run.folder, count)
+        run.note(figures.MANY_SCRAPE, found.scrape_ms, settings)
+        run.note(figures.MANY_HEALTH, found.health_ms, settings)
+        run.note(figures.MANY_LIST, found.list_ms, settings)
+        run.note(figures.MANY_STALL, found.stall_ms, settings)
+        run.note(figures.MANY_MEMORY, found.memory_kib, settings)
 
 
 def measure_fairness(run: Run) -> None:

@@ -49,15 +49,15 @@ def half_headers(folder: Path) -> HalfHeaderHarm:
         end = time.perf_counter() + ATTACK_S
         with HalfHeaders(port, CONNECTIONS):
             while time.perf_counter() < end:
-                health_s = max(health_s, _ask_s(port, "/health", {}))
-                administration_s = max(administration_s, _ask_s(port, "/$Resources/queues", {"Authorization": token}))
-                stall_s = max(stall_s, _turn_s(bystander))
+                health_s = max(health_s, ask_s(port, "/health", {}))
+                administration_s = max(administration_s, ask_s(port, "/$Resources/queues", {"Authorization": token}))
+                stall_s = max(stall_s, turn_s(bystander))
                 memory_mib = max(memory_mib, resident_mib(broker.pid) - before_mib)
                 time.sleep(ASK_EVERY_S)
     return HalfHeaderHarm(health_s * 1000, administration_s * 1000, stall_s * 1000, memory_mib)
 
 
-def _ask_s(port: int, path: str, headers: dict[str, str]) -> float:
+def ask_s(port: int, path: str, headers: dict[str, str]) -> float:
     """Seconds from connecting to the whole answer; ANSWERED_WITHIN_S if there is none, or another than 200."""
     begin = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWERED_WITHIN_S)
@@ -71,7 +71,7 @@ def _ask_s(port: int, path: str, headers: dict[str, str]) -> float:
         return time.perf_counter() - begin if answer.status == 200 else ANSWERED_WITHIN_S
 
 
-def _turn_s(connection: RawConnection) -> float:
+def turn_s(connection: RawConnection) -> float:
     """Seconds to begin and to end a session."""
     begin = time.perf_counter()
     connection.begin(1)

@@ -264,6 +264,18 @@ HALF_HEADERS_STALL = Figure(
 HALF_HEADERS_MEMORY = Figure(
     "half_headers_memory", "MiB", "memory beyond what the broker had before, meanwhile", "some 15 KiB for each connection", 100, 30
 )
+MANY_SCRAPE = Figure("many_scrape", "ms", "`/metrics` of 10,000 queues that nobody has used", "some 10 µs for the gauges of each", 500, 200)
+MANY_HEALTH = Figure("many_health", "ms", "`/health` of the same", "as the scrape", 500, 200)
+MANY_LIST = Figure("many_list", "ms", "a page of 1,000 of the same in the administration API", "some 0.5 ms for each description")
+MANY_STALL = Figure(
+    "many_stall",
+    "ms",
+    "longest wait of an AMQP client for an answer that needs only the event loop, meanwhile",
+    "a few slices of 3 ms",
+    50,
+    10,
+)
+MANY_MEMORY = Figure("many_memory", "KiB", "memory for each of the 10,000 queues", "description, counters and 16 sleeping partitions")
 ATTACK_MEMORY_MIB, ATTACK_MEMORY_GOAL_MIB = 64, 32
 """300 connections without credentials may send 64 KiB each, 19 MiB; the rest is for what proton and Python make of it."""
 ATTACK_STALL_MS, ATTACK_STALL_GOAL_MS = 50, 20
@@ -325,6 +337,7 @@ TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEE
 WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)
 IDLE: Sequence[Figure] = (IDLE_MEMORY, IDLE_CPU, IDLE_USED_MEMORY, IDLE_USED_CPU)
 CONNECTIONS: Sequence[Figure] = (IDLE_CONNECTIONS, IDLE_RECEIVERS)
+MANY: Sequence[Figure] = (MANY_SCRAPE, MANY_HEALTH, MANY_LIST, MANY_STALL, MANY_MEMORY)
 HALF_HEADERS: Sequence[Figure] = (HALF_HEADERS_HEALTH, HALF_HEADERS_ADMINISTRATION, HALF_HEADERS_STALL, HALF_HEADERS_MEMORY)
 FAIRNESS: Sequence[Figure] = (
     LIGHT_ALONE, LIGHT_BESIDE_8, LIGHT_KEYED_BESIDE_8, HEAVY_8, LIGHT_BESIDE_50, LIGHT_KEYED_BESIDE_50, HEAVY_50
@@ -332,5 +345,5 @@ FAIRNESS: Sequence[Figure] = (
 OUTPUT_ATTACK: Sequence[Figure] = (OUTPUT_ATTACK_MEMORY, OUTPUT_ATTACK_ROUND_TRIP, OUTPUT_ATTACK_PEEK)
 ATTACKED: Sequence[Figure] = tuple(figure for pair in ATTACKS.values() for figure in pair)
 FIGURES: Mapping[str, Figure] = {
-    figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS, *FAIRNESS, *OUTPUT_ATTACK, *HALF_HEADERS, *ATTACKED)
+    figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS, *MANY, *FAIRNESS, *OUTPUT_ATTACK, *HALF_HEADERS, *ATTACKED)
 }
