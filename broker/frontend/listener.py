@@ -178,7 +178,13 @@ class WebSocketWire:
 
     async def read_all(self, connection: Connection, inbox: Inbox, heard: Callable[[bool], None], header_within_s: float) -> None:
         """Read until the client closes, or sends what is not binary. Raises TimeoutError without a protocol header in time (§2.2)."""
-        turns, header_bytes = connection.services.turns, 0
+        turns, header_bytes, is_trusted = connection.services.turns, 0, False
+
+        def listen() -> None:
+            nonlocal is_trusted
+            is_trusted = bool(connection.claims)
+            heard(is_trusted)
+
         async with asyncio.timeout(header_within_s) as header_is_due:
             while not self._closing:
                 message = await self._websocket.receive()
@@ -186,7 +192,8 @@ class WebSocketWire:
                     return
                 if message.data:
                     turns.received(inbox, message.data)
-                    turns.then(inbox, lambda: heard(bool(connection.claims)))
+                    if not is_trusted:  # what comes after that counts no more
+                        turns.then(inbox, listen)
                 if header_bytes < _HEADER_BYTES:
                     header_bytes += len(message.data)
                     if header_bytes >= _HEADER_BYTES:

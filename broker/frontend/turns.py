@@ -39,6 +39,8 @@ SLICE_S = 0.002
 SLICE_BYTES_MIN, READ_BYTES = 512, 128 * 1024
 READ_BYTES_MIN = 4 * 1024
 WAITING_BYTES_MAX = 32 * 1024 * 1024
+JOINED_BYTES_MAX = 2 * 1024
+"""Pieces are joined up to this size: a WebSocket brings them in any size, and each one by itself takes 60 bytes of memory at least."""
 QUICK_BYTES, QUICK_S = 4 * 1024, 0.000_5
 """Up to QUICK_BYTES of a light client with nothing waiting are served as they are read, for at most QUICK_S between two turns."""
 
@@ -144,7 +146,11 @@ class Turns:
             if now >= inbox.heavy_until_s and inbox.client.may_be_served():
                 self._serve_at_once(inbox, data, now)
                 return
-        inbox.chunks.append(data)
+        last = inbox.chunks[-1] if inbox.chunks else None
+        if isinstance(last, bytes) and len(last) + len(data) <= JOINED_BYTES_MAX:
+            inbox.chunks[-1] = last + data
+        else:
+            inbox.chunks.append(data)
         inbox.bytes += len(data)
         self.waiting_bytes += len(data)
         if inbox.bytes >= READ_BYTES or self.waiting_bytes >= WAITING_BYTES_MAX:

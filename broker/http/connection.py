@@ -17,16 +17,13 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from broker.clock import elapsed_s
 from broker.http.crowd import Guest
+from broker.http.portions import PORTION_BYTES, Portions
 
 log = structlog.get_logger("http")
 
 UNTRUSTED_BYTES_MAX = 64 * 1024
 """Unread bytes that a WebSocket may send before its login: aiohttp keeps unfinished messages in memory."""
-WEBSOCKET_SLICE_BYTES, WEBSOCKET_TURN_S = 1024, 0.000_2
-"""A WebSocket's bytes are parsed in slices of this size, for this long in one turn of the event loop. One read may bring 40,000 messages
-or pings, each of which costs some 10 microseconds, and aiohttp counts none that is empty."""
 IDLE = "idle"
 """A reason that the metric does not count: the connection was idle."""
 _HEADER_ENDS = (b"\r\n\r\n", b"\n\n")
@@ -57,16 +54,16 @@ class HttpConnection(web.RequestHandler):
     """Owned by the event loop. `begin` and `finish` stand around each request's handler."""
 
     __slots__ = (
-        "_backlog",
-        "_backlog_begin",
         "_deadline",
         "_ends_for",
         "_guest",
         "_is_held",
-        "_is_stopped",
+        "_is_listed",
         "_limits",
-        "_parse_is_due",
+        "_parsed",
         "_partial",
+        "_portions",
+        "_read_ahead",
         "_request",
         "_stream",
         "_timer",
@@ -76,9 +73,11 @@ class HttpConnection(web.RequestHandler):
         "_write_timer",
     )
 
-    def __init__(self, server: web.Server, guest: Guest, limits: Limits, deadline: float, **options: Any) -> None:
+    def __init__(self, server: web.Server, guest: Guest, limits: Limits, portions: Portions, deadline: float, **options: Any) -> None:
         super().__init__(server, **options)
-        self._guest, self._limits = guest, limits
+        self._guest, self._limits, self._portions = guest, limits, portions
+        self._read_ahead, self._parsed = b"", 0
+        """What was read, its first `_parsed` bytes parsed; the rest waits for its turn. Nothing more is read meanwhile."""
         self._deadline = deadline  # loop time, of the first header
         self._stream: asyncio.Transport | None = None
         self._request: web.BaseRequest | None = None
@@ -90,10 +89,8 @@ class HttpConnection(web.RequestHandler):
         self._write_timer: asyncio.TimerHandle | None = None
         self._websocket = self._trusted = False
         self._unread_bytes = 0
-        self._backlog, self._backlog_begin = b"", 0
-        """A WebSocket's bytes that were read and not parsed, and where in them the rest begins. Nothing is read until they are parsed."""
-        self._parse_is_due = self._is_stopped = self._is_held = False
-        """`_parse` will be called; the transport does not read because of the backlog; aiohttp has no room for more messages."""
+        self._is_listed = self._is_held = False
+        """It is among the `portions` that wait; aiohttp has no room for more messages."""
 
     @property
     def made(self) -> bool:
@@ -118,23 +115,53 @@ class HttpConnection(web.RequestHandler):
         if self._write_timer is not None:
             self._write_timer.cancel()
         self._guest.leave()
-        self._backlog = b""
+        self._read_ahead, self._parsed = b"", 0
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if not data:  # aiohttp calls itself to go on with what it has
+            self._take(data)
+        elif len(data) <= PORTION_BYTES and not self._read_ahead and self._portions.is_idle:
+            self._portions.end_turn()
+            self._take(data)
+        else:
+            self._read_ahead = self._read_ahead[self._parsed :] + data
+            self._parsed = 0
+            self._wait_to_parse()
+
+    def parse_portion(self) -> bool:
+        """Parse the next bytes (`portions.Reader`). The transport reads on once nothing is left."""
+        if self._stream is None or self._stream.is_closing():
+            self._read_ahead, self._parsed = b"", 0
+        if self._read_ahead and not self._is_held:
+            begin, self._parsed = self._parsed, self._parsed + PORTION_BYTES
+            portion = self._read_ahead[begin : self._parsed]
+            is_last = self._parsed >= len(self._read_ahead)
+            if is_last:
+                self._read_ahead, self._parsed = b"", 0
+            self._take(portion)
+            if is_last and not (self._is_held or self._buffer_paused) and self._stream is not None and not self._stream.is_closing():
+                self._stream.resume_reading()
+        self._is_listed = bool(self._read_ahead) and not self._is_held
+        return self._is_listed
+
+    def _wait_to_parse(self) -> None:
+        """Read nothing more until the rest is parsed, in later turns or when aiohttp has room again."""
+        if self._stream is None:
+            return
+        self._stream.pause_reading()
+        if not self._is_held and not self._is_listed:
+            self._is_listed = True
+            self._portions.add(self)
+
+    def _take(self, data: bytes) -> None:
         if self._websocket:
             if not self._trusted:
                 self._unread_bytes += len(data)
                 if self._unread_bytes > UNTRUSTED_BYTES_MAX:
                     self._end("websocket_flood")
                     return
-            if self._backlog:
-                self._backlog, self._backlog_begin = self._backlog[self._backlog_begin :] + data, 0
-            else:
-                self._backlog, self._backlog_begin = data, 0
-                self._parse()
-            return
-        if data:  # aiohttp calls itself with b"" to go on with what it has
+        elif data:
             request = self._request
             if request is None or request.content.is_eof():
                 self._partial = not data.endswith(_HEADER_ENDS)
@@ -143,35 +170,6 @@ class HttpConnection(web.RequestHandler):
         super().data_received(data)
         if self._timer is not None and self._request is not None and not self._websocket and self._request.content.is_eof():
             self._is_whole()
-
-    def _parse(self) -> None:
-        """Parse what a WebSocket has sent, for as long as a turn permits. The transport reads on once nothing is left."""
-        self._parse_is_due = False
-        ends_s = elapsed_s() + WEBSOCKET_TURN_S
-        while self._backlog and not self._is_held:
-            begin, end = self._backlog_begin, self._backlog_begin + WEBSOCKET_SLICE_BYTES
-            piece, self._backlog_begin = self._backlog[begin:end], end
-            if end >= len(self._backlog):
-                self._backlog = b""
-            super().data_received(piece)
-            if elapsed_s() >= ends_s:
-                break
-        if self._backlog:
-            self._wait_to_parse()
-        elif self._is_stopped and self._stream is not None:
-            self._is_stopped = False
-            if not self._is_held:
-                self._stream.resume_reading()
-
-    def _wait_to_parse(self) -> None:
-        """Read nothing more until the backlog is parsed, in later turns or when aiohttp has room again."""
-        if self._stream is None:
-            return
-        self._is_stopped = True
-        self._stream.pause_reading()
-        if not self._is_held and not self._parse_is_due:
-            self._parse_is_due = True
-            self._loop.call_soon(self._parse)
 
     def pause_reading(self) -> None:
         """aiohttp has no room for more messages."""
@@ -182,7 +180,7 @@ class HttpConnection(web.RequestHandler):
         """It has room again."""
         self._is_held = False
         super().resume_reading(*args, **kw)
-        if self._backlog:
+        if self._read_ahead:
             self._wait_to_parse()
 
     def pause_writing(self) -> None:

@@ -29,6 +29,7 @@ from broker.http.connection import HttpConnection, Limits
 from broker.http.crowd import Crowd, Guest
 from broker.http.health import HealthHandler
 from broker.http.metrics import MetricsHandler
+from broker.http.portions import Portions
 from broker.http.refusals import HttpRefusal, refusal_of
 from broker.http.seams import TokenVerifier
 from broker.http.sites import Sites
@@ -83,6 +84,7 @@ class HttpServer:
         slices = Slices()
         self._administration = Administration(settings, namespace, tokens, clock, slices)
         self._runner = self._make_runner(HealthHandler(namespace, serving, slices), MetricsHandler(metrics, namespace, slices))
+        self._portions = Portions()
         self._listeners: list[socket.socket] = []
         self._greeting: set[asyncio.Task[None]] = set()  # connections whose protocol, TLS or plain, is not known yet
         self._crowd = Crowd(settings.http_connections_max, SPARE_CONNECTIONS, self._displaced)
@@ -165,7 +167,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         assert self._runner.server is not None
         deadline = loop.time() + self._limits.header_s
-        protocol = HttpConnection(self._runner.server, guest, self._limits, deadline, loop=loop, **self._options)
+        protocol = HttpConnection(self._runner.server, guest, self._limits, self._portions, deadline, loop=loop, **self._options)
         handed_over = False
         reason = "slow_header"
         try:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.hostile.bystander import Bystander, resident_mib
 from tests.hostile.conftest import HEADER_TIMEOUT_S, OPEN_TIMEOUT_S
+from tests.support import raw_amqp as raw
 from tests.support.broker_process import BrokerProcess
 from tests.support.half_headers import HALF, HalfHeaders
 from tests.support.raw_amqp import AMQP_HEADER, ConnectionEnded
@@ -141,3 +142,50 @@ def test_a_websocket_that_breaks_off_in_a_frame_leaves_nothing_behind(broker: Br
         connection.socket.sendall(b"\xf3\x80\x00\x00\x00\x00")  # reserved bits, and a kind that is none
         with contextlib.suppress(ConnectionEnded):
             ended_within(connection.socket, WITHIN_S)
+
+
+# --- much in little -------------------------------------------------------------------------------------------------------------
+
+
+CHUNK = b"1\r\nx\r\n"
+
+
+def test_bodies_in_chunks_of_one_byte_hold_up_nobody(broker: BrokerProcess, old_friend: Bystander) -> None:
+    """They need no credentials, and a read of 256 KiB is 40,000 of them: 400 connections kept everybody waiting for 7 s and more."""
+    head = b"PUT /queue HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    clients = [socket.create_connection(("127.0.0.1", broker.addresses.http_port)) for _ in range(200)]
+    longest = 0.0
+    try:
+        for client in clients:
+            client.setblocking(False)
+            with contextlib.suppress(OSError):
+                client.send(head + CHUNK * 30_000)
+        for _ in range(40):
+            for client in clients:
+                with contextlib.suppress(OSError):
+                    client.send(CHUNK * 30_000)
+            began = time.monotonic()
+            old_friend.round_trip(10.0)
+            longest = max(longest, time.monotonic() - began)
+    finally:
+        for client in clients:
+            client.close()
+    assert longest < 1.5
+
+
+def test_websocket_frames_of_one_byte_take_little_memory(broker: BrokerProcess, old_friend: Bystander) -> None:
+    before = resident_mib(broker.pid)
+    flow = raw.frame(raw.FLOW, raw.flow_fields())
+    frames = b"".join(message(flow[place : place + 1]) for place in range(len(flow))) * 2_000
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(WebSocketConnection(broker.addresses.http_port)) for _ in range(10)]
+        for client in clients:
+            client.open()
+            client.begin()
+            client.socket.setblocking(False)
+        for _ in range(20):
+            for client in clients:
+                with contextlib.suppress(OSError):
+                    client.socket.send(frames)
+            old_friend.round_trip(WITHIN_S)
+    assert resident_mib(broker.pid) - before < GROWS_MIB_MAX

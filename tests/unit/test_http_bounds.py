@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 
 from broker.entities import QueueSettings
-from broker.http.connection import WEBSOCKET_SLICE_BYTES
 from broker.http.crowd import Crowd, Guest
+from broker.http.portions import PORTION_BYTES
 from tests.support.http_stack import HttpStack, http_stack
 from tests.support.raw_websocket import BINARY, PING, handshake, message
 from tests.support.sas import sas_token
@@ -266,7 +266,7 @@ async def test_a_websocket_without_a_login_may_not_send_more_than_a_login_needs(
 async def test_many_small_messages_of_one_read_are_parsed_over_many_turns(
     stack: HttpStack, kind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.http.connection.WEBSOCKET_TURN_S", 0.0)
+    monkeypatch.setattr("broker.http.portions.TURN_S", 0.0)
     parsed: list[int] = []
     parse = aiohttp.web.RequestHandler.data_received
 
@@ -295,8 +295,8 @@ async def test_many_small_messages_of_one_read_are_parsed_over_many_turns(
         await reader.readuntil(b"\x82\x04last")
     counting_turns.cancel()
     writer.transport.abort()
-    assert sum(parsed) == len(flood) and max(parsed) <= WEBSOCKET_SLICE_BYTES
-    assert turns > len(flood) // (2 * WEBSOCKET_SLICE_BYTES)
+    assert sum(parsed) == len(flood) and max(parsed) <= PORTION_BYTES
+    assert turns > len(flood) // (2 * PORTION_BYTES)
 
 
 # --- what is not HTTP ------------------------------------------------------------------------------------------------
