@@ -41,7 +41,7 @@ class CbsNode:
             self._put_token(request)
         except Refused as why:
             status, condition = status_of(why.reason)
-            log.info("cbs.refused", peer=self._connection.peer, reason=why.description)
+            self._connection.services.sparing.info(log, "cbs.refused", peer=self._connection.peer, reason=why.description)
             return Response(
                 {"status-code": Int(status), "status-description": why.description, "error-condition": Symbol(condition)},
             )

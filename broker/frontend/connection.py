@@ -375,7 +375,7 @@ class Connection:
         for output in step.outputs:
             self.wire.write(output)  # one by one: rhea stalls on an outcome that comes together with the open
         if step.failed:
-            log.info("connection.refused", peer=self.peer, reason=step.reason)
+            self.services.sparing.info(log, "connection.refused", peer=self.peer, reason=step.reason)
             self._close_wire()
             return b""
         if not step.done:
@@ -394,7 +394,7 @@ class Connection:
 
     def _open_timed_out(self) -> None:
         self._open_timer = None
-        log.info("connection.timed_out", peer=self.peer)
+        self.services.sparing.info(log, "connection.timed_out", peer=self.peer)
         self.wire.abort()
 
     def _opened(self, event: ConnectionOpened) -> None:
@@ -484,7 +484,7 @@ class Connection:
     def _stayed_unclaimed(self) -> None:
         self._unclaimed_timer = None
         seconds = self.services.settings.unclaimed_timeout_ms / 1000
-        log.info("connection.unclaimed", peer=self.peer, container=self.container_id)
+        self.services.sparing.info(log, "connection.unclaimed", peer=self.peer, container=self.container_id)
         self.close(Refused(Reason.UNAUTHORIZED, f"Unauthorized access. No valid token was put to '$cbs' for {seconds:g} seconds."))
 
     def _watch_claims(self) -> None:
@@ -572,7 +572,8 @@ class Connection:
                     self._opened(event)
                 case ConnectionClosed(error=error):
                     if error is not None:
-                        log.info("connection.closed", peer=self.peer, condition=error.condition, description=error.description)
+                        about = {"condition": error.condition, "description": error.description}
+                        self.services.sparing.info(log, "connection.closed", peer=self.peer, **about)
                     self._end_links()
                 case _:  # of a link that was refused or closed: the peer had not heard of it yet
                     pass

@@ -227,7 +227,7 @@ async def serve_websocket(
             async with asyncio.timeout(services.settings.shutdown_timeout_ms / 1000):
                 await writer
     except TimeoutError:
-        log.info("websocket.write_timed_out", peer=connection.peer)
+        services.sparing.info(log, "websocket.write_timed_out", peer=connection.peer)
     finally:
         connection.wire = Gone()
         services.turns.then(inbox, connection.connection_lost)

@@ -19,6 +19,7 @@ from broker.frontend.turns import READ_BYTES, Turns
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.security import Authorizer
+from broker.sparing_log import SparingLog
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection
@@ -47,6 +48,8 @@ class Services:
         self.inflight = Inflight(settings.total_inflight_bytes_max)
         self.connections: set[Connection] = set()
         self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)
+        self.sparing = SparingLog(elapsed_s)
+        """For lines about single clients, which they can cause as often as they like."""
         self.browse_pages = asyncio.Semaphore(PAGES_AT_ONCE)
         """Taken for each page that a browsing link reads; `Connection.browse_page` allows a connection one at a time."""
         self._alone = asyncio.Event()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.frontend.cbs import CbsNode
 from broker.frontend.request_node import Request, Response
+from broker.sparing_log import LINES_MAX, SparingLog
 from protocol.codec import Int, Symbol
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack
@@ -113,3 +115,33 @@ async def test_a_connection_keeps_so_many_tokens_and_may_still_renew_them() -> N
         assert status(await put(node, token, f"sb://test/queue-{number}")) == 202
     assert status(await put(node, token, "sb://test/one-more")) == 403
     assert status(await put(node, token, "sb://test/queue-7")) == 202 and len(client.connection.claims) == 1_000
+
+
+async def test_many_bad_tokens_write_few_lines_and_the_next_one_counts_the_rest() -> None:
+    stack, _, node = await bench()
+    now_s = 1.0
+    stack.services.sparing = SparingLog(lambda: now_s)
+    with capture_logs() as lines:
+        for _ in range(300):
+            assert status(await put(node, "a bad token")) == 401
+        assert len(lines) == LINES_MAX and not any("left_out" in line for line in lines)
+        now_s = 2.5
+        await put(node, "a bad token")
+        await put(node, "a bad token")
+    assert {line["event"] for line in lines} == {"cbs.refused"}
+    assert [line.get("left_out") for line in lines[LINES_MAX:]] == [300 - LINES_MAX, None]
+
+
+async def test_many_wrong_passwords_write_few_lines_of_their_own() -> None:
+    stack = LinkStack()
+    now_s = 1.0
+    stack.services.sparing = SparingLog(lambda: now_s)
+    with capture_logs() as lines:
+        for _ in range(50):
+            client = Client(stack)
+            client.connection.data_received(raw.sasl_plain("RootManageSharedAccessKey", "wrong"))
+            assert client.wire.closed
+        node = CbsNode((await stack.connect(raw.sasl_anonymous())).connection)
+        await put(node, "a bad token")
+    events = [line["event"] for line in lines]
+    assert (events.count("connection.refused"), events.count("cbs.refused")) == (LINES_MAX, 1)
