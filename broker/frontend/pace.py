@@ -19,11 +19,11 @@ from typing import Protocol
 
 MESSAGE_COST = 2 * 1024
 """The fixed cost of a message, in bytes: a message takes about as much time as this many bytes more would."""
-LIMIT = 1536 * 1024
-"""Cost that is under way before senders are set aside: some 500 messages of 1 KiB, which take about 5 ms from end to end."""
-LIMIT_MAX = 8 * LIMIT
+LIMIT = 768 * 1024
+"""Cost that is under way before senders are set aside: some 250 messages of 1 KiB, which take 2 to 5 ms from end to end."""
+LIMIT_MAX = 16 * LIMIT
 """Some 4,000 messages of 1 KiB: 40,000 a second on a disk that takes 100 ms for a sync."""
-LIMIT_AMONG_HEAVY = 4 * LIMIT
+LIMIT_AMONG_HEAVY = 8 * LIMIT
 """The limit while no light client is served: larger commits cost less for a message."""
 LOOK_S = 0.005
 IDLE_TURN_S = 0.000_3
