@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(VENV)/.stamp-run
 DEV := $(VENV)/.stamp-dev
+LIVE := $(VENV)/.stamp-live
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -28,6 +29,10 @@ $(DEV): pyproject.toml $(NATIVE) | $(BIN)/python
 	@echo 'Installing the broker and its tests into $(VENV). The AMQP engine is compiled: this takes a minute or two, once.'
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	@touch $(RUN) $@
+
+$(LIVE): $(DEV)
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev,live]'
+	@touch $@
 
 setup: $(DEV) ## the environment for development
 
@@ -56,8 +61,9 @@ check: lint types test ## what CI runs
 crash: $(DEV) ## kill -9 under load, all 50 rounds (make test runs 10)
 	PARTIBUS_CRASH_ROUNDS=50 $(BIN)/python -m pytest tests/crash $(ARGS)
 
-interop: $(DEV) ## unchanged clients of other makers against the broker
+interop: $(LIVE) ## unchanged clients of other makers against the broker, and the official SDKs' own live suites (needs root; half an hour)
 	$(BIN)/python -m pytest tests/interop $(ARGS)
+	$(BIN)/python -m tests.live.python_suite
 
 fuzz: $(DEV) ## hostile bytes, for as long as you like: ARGS="--seconds 600"
 	$(BIN)/python -m tests.fuzz.run $(ARGS)

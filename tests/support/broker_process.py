@@ -33,7 +33,7 @@ class BrokerDied(Exception):
 
 @dataclass(slots=True, frozen=True)
 class Addresses:
-    """Where a broker listens: ports on 127.0.0.1."""
+    """Where a broker listens: its ports, on 127.0.0.1 unless it was given another host."""
 
     amqp_port: int
     amqps_port: int
@@ -69,7 +69,7 @@ class BrokerProcess:
 
     `folder` takes the configuration and the data. Ports are chosen by the system at the first start and kept for the next ones, so
     that a client finds a restarted broker where it was. With `keeps_ports` false each start takes new ones: while a broker is down, any
-    client of this machine may be given its port as its own.
+    client of this machine may be given its port as its own. `addresses` are the ports to begin with.
     """
 
     def __init__(
@@ -80,6 +80,8 @@ class BrokerProcess:
         environment: Mapping[str, str] | None = None,
         keeps_ports: bool = True,
         files_max: int | None = None,
+        host: str = "127.0.0.1",
+        addresses: Addresses | None = None,
     ) -> None:
         """files_max: how many file descriptors the system lets the process have."""
         self._folder = folder
@@ -92,7 +94,8 @@ class BrokerProcess:
         """It listens, or its log has ended."""
         self._listens = False
         self._log: deque[str] = deque(maxlen=LOG_LINES_KEPT)
-        self._addresses: Addresses | None = None
+        self._host = host
+        self._addresses = addresses
         self.data_dir = folder / "data"
         self.config_path = folder / "config.json"
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +126,7 @@ class BrokerProcess:
         assert self._process is None, "the broker is running already"
         ports = (self._addresses if self._keeps_ports else None) or Addresses(0, 0, 0)
         command = [sys.executable, "-m", "broker", "serve", "--config", str(self.config_path), "--data-dir", str(self.data_dir)]
-        command += ["--host", "127.0.0.1", "--amqp-port", str(ports.amqp_port), "--amqps-port", str(ports.amqps_port)]
+        command += ["--host", self._host, "--amqp-port", str(ports.amqp_port), "--amqps-port", str(ports.amqps_port)]
         command += ["--http-port", str(ports.http_port), "--log-format", "json"]
         if self._files_max is not None:
             command = ["sh", "-c", f'ulimit -n {self._files_max}; exec "$@"', "sh", *command]
