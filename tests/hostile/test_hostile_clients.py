@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from broker.sparing_log import LINES_MAX
 from protocol.codec import Described, Symbol, UInt, ULong, encode
 from tests.hostile.bystander import Bystander, ending, part_politely, resident_mib
 from tests.hostile.conftest import OPEN_TIMEOUT_S
@@ -355,3 +356,12 @@ def test_a_settlement_said_twice_in_one_breath_counts_once(broker: BrokerProcess
             connection.send(said, said, said)
         assert connection.read_until(raw.DISPOSITION).field(4).descriptor == raw.ACCEPTED
         assert part_politely(connection) is None
+
+
+def test_wrong_passwords_in_masses_leave_few_log_lines(broker: BrokerProcess) -> None:
+    before, began = broker.log.count('"connection.refused"'), time.monotonic()
+    for _ in range(300):
+        with RawConnection(broker.addresses.amqp_port) as connection, contextlib.suppress(AssertionError, ConnectionEnded):
+            connection.log_in(raw.sasl_plain(password="wrong"))
+    took_s = time.monotonic() - began
+    assert 0 < broker.log.count('"connection.refused"') - before <= LINES_MAX * (took_s + 2)
