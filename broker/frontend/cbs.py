@@ -35,6 +35,10 @@ class CbsNode:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    def is_page(self, request: Request) -> bool:
+        """Never: its responses are small."""
+        return False
+
     async def respond(self, request: Request) -> Response:
         """Answer put-token with 202, or with what is wrong; dashed keys, and the status an int (contract, rule 2)."""
         try:

@@ -25,7 +25,7 @@ from broker.frontend.management import ManagementNode
 from broker.frontend.outgoing_link import OutgoingLink
 from broker.frontend.output_total import Room
 from broker.frontend.receive_cache import ReceiveCache
-from broker.frontend.request_node import RequestLink, RequestNode, ResponseLink
+from broker.frontend.request_node import QUEUED_BYTES_FREE, RequestLink, RequestNode, ResponseLink
 from broker.frontend.services import Services
 from broker.frontend.termini import check_dynamic, check_node, check_request_node
 from broker.frontend.wire import Wire
@@ -80,6 +80,7 @@ class Connection:
             partial_bytes_max=min(PARTIAL_BYTES_MAX, settings.total_inflight_bytes_max // 4),
         )
         self.browse_page = asyncio.Semaphore(1)
+        """Taken for each page of messages that is read for this client to look at."""
         self.cache = ReceiveCache(settings.receive_cache_messages, settings.receive_cache_bytes)
         self.container_id = ""
         self.writable = True
@@ -100,6 +101,8 @@ class Connection:
         self._holds: set[str] = set()
         self._inflight_bytes = self._partial_bytes = 0
         """Bytes of messages that wait for their outcome, and of unfinished messages."""
+        self._queued_bytes = 0
+        """Bytes of requests that wait for their turn (`request_node.py`)."""
         self.cost_under_way = 0
         """Kept by `Pace`."""
         self._closed = self._failed = False
@@ -426,15 +429,34 @@ class Connection:
                 )
             )
 
-    def spawn(self, work: Coroutine[Any, Any, None], *, name: str, size: int) -> None:
-        """Run a request of so many bytes beside the connection; it is cancelled when the connection is lost."""
+    def may_queue(self, size: int) -> bool:
+        """Whether a request of `size` bytes may wait for its turn: each connection may keep some, and all of them together."""
+        settings, queued = self.services.settings, self._queued_bytes + size
+        return queued <= QUEUED_BYTES_FREE or (
+            queued <= settings.connection_inflight_bytes_max and self.services.queued_bytes + size <= settings.total_inflight_bytes_max // 4
+        )
+
+    def _queue(self, size: int) -> None:
+        self._queued_bytes += size
+        self.services.queued_bytes += size
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str, size: int, queued: bool = False) -> None:
+        """Run a request of so many bytes beside the connection; it is cancelled when the connection is lost.
+
+        It counts as work under way. If it is `queued` it may be taken out of that while it waits for its client (`request_node.py`), so
+        its bytes are counted once more, for `may_queue`.
+        """
         task = self.services.spawn(work, name=name)
         self._tasks.add(task)
         self.took(size, 1)
+        if queued:
+            self._queue(size)
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             self.finished_with(size, 1)
+            if queued:
+                self._queue(-size)
 
         task.add_done_callback(done)
 

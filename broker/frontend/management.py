@@ -22,6 +22,7 @@ from broker.errors import Reason, Refused
 from broker.frontend.addresses import Address
 from broker.frontend.annotations import deliverables, joined, peeked_messages
 from broker.frontend.answers import status_of
+from broker.frontend.browse_link import PAGE_WITHIN_S
 from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost, not_settled
 from broker.frontend.peeking import peek_partition
 from broker.frontend.receive_cache import without
@@ -39,6 +40,7 @@ from broker.operations import (
     LockToken,
     Operation,
     Peek,
+    Peeked,
     ReceiveDeferred,
     Release,
     Renewed,
@@ -62,6 +64,8 @@ DELETED_MESSAGES_MAX = 4_000
 """Of one request, as in the service's largest tier (AMQP contract 7.3.11)."""
 RECEIVE_AND_DELETE, PEEK_LOCK = 0, 1
 NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"})
+PAGES = frozenset(("com.microsoft:peek-message", "com.microsoft:receive-by-sequence-number", "com.microsoft:batch-delete-messages"))
+"""Operations about as many messages as a client likes to name, one after the other for each connection. All others are served at once."""
 
 
 class ManagementNode:
@@ -80,6 +84,10 @@ class ManagementNode:
             "com.microsoft:update-disposition": ("Listen", self._update_disposition),
             "com.microsoft:batch-delete-messages": ("Listen", self._batch_delete),
         }
+
+    def is_page(self, request: Request) -> bool:
+        """Whether it is one of `PAGES`."""
+        return str(request.properties.get("operation")) in PAGES
 
     async def respond(self, request: Request) -> Response:
         """Carry out one request."""
@@ -111,21 +119,26 @@ class ManagementNode:
     async def _peek(self, body: dict[str, Any]) -> Response:
         """One page, by sequence number over all partitions: the next page begins behind the last one seen.
 
-        A partition that is down is stepped over. Where there is nothing else to show the client is told that there may be more.
+        The broker builds a few pages at a time. A partition that is down, or late, is stepped over. Where there is nothing
+        else to show the client is told that there may be more.
         """
         _check_no_session(body)
         start = _integer(body, "from-sequence-number")
         count = min(_integer(body, "message-count"), PEEK_MESSAGES_MAX)
         if count <= 0:
             raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be positive.")
+        async with self._connection.services.browse_pages:
+            return await self._page(max(start, 0), count)
+
+    async def _page(self, start: int, count: int) -> Response:
         messages: list[bytes] = []
         size_max = self._connection.services.settings.message_kb_max * 1024
         size = 0
         partitions = self._queue.description.partitions
-        start = max(start, 0)
         down: list[int] = []
         for number in range(min(partition_of(start), partitions), partitions):
-            peeked = await peek_partition(self._queue, number, Peek(self._subqueue, start, count - len(messages)))
+            peek = Peek(self._subqueue, start, count - len(messages), bytes_max=max(size_max - size, 1))
+            peeked = await self._part_of_page(number, peek)
             if peeked is None:
                 down.append(number)
                 continue
@@ -144,6 +157,15 @@ class ManagementNode:
                 "Please try again.",
             )
         return _ok({"messages": [{"message": each} for each in messages]}) if messages else NO_CONTENT
+
+    async def _part_of_page(self, number: int, peek: Peek) -> Peeked | None:
+        """What a partition has to show; None while it is down, and if it is late: the broker has few pages."""
+        try:
+            async with asyncio.timeout(PAGE_WITHIN_S):
+                return await peek_partition(self._queue, number, peek)
+        except TimeoutError:
+            log.warning("peek.partition_late", entity=self._queue.name, partition=number)
+            return None
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
         tokens = _tokens(body)

@@ -7,9 +7,11 @@ correlation-id repeats the request's message-id with its type (rule 2), for anyt
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +19,7 @@ from broker.errors import Reason, Refused
 from broker.frontend.answers import error_of, no_transactions
 from protocol.codec import DecodeError, Described, ULong, decode, encode
 from protocol.engine import Delivery
-from protocol.events import DeliveriesUpdated, MessagesReceived, MessageTooLarge, TransactionalMessage
+from protocol.events import DeliveriesUpdated, MessagesReceived, MessageTooLarge, Outcome, TransactionalMessage
 from protocol.links import SETTLED, Link
 from protocol.values import VALUES_MAX, count_values
 
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 REQUEST_CREDIT = 100
 REQUESTS_UNDER_WAY_MAX = 10 * REQUEST_CREDIT
 """The Python client minds no credit (contract, rule 12): what comes beyond this is refused."""
+QUEUED_BYTES_FREE = 128 * 1024
+"""Requests for pages that a connection may always keep in the queue, in bytes, however many wait in the others."""
+UNSETTLED_BYTES_MAX = 256 * 1024
+"""Responses that a client has not settled are kept in memory; beyond this the oldest are settled for it (§2.6.12)."""
 RESPONSES_WAITING_MAX = 1_000
 RESPONSES_WAITING_BYTES_MAX = 16 * 1024 * 1024
 VALUE_BYTES = 64
@@ -68,6 +74,9 @@ class Handler(Protocol):
     request_values_max: int
     """The largest number of values in a request: each one takes time to decode."""
 
+    def is_page(self, request: Request) -> bool:
+        """Whether the response may be large: such requests are served one at a time, and only with credit and room for it."""
+
     async def respond(self, request: Request) -> Response:
         """Carry the request out. Never raises but for cancellation: a request without a response blocks its client for ever."""
 
@@ -96,6 +105,32 @@ class RequestNode:
             self._responders.remove(link)
         if not self._links:
             self._on_empty()
+
+    def is_page(self, request: Request) -> bool:
+        """Whether the request has to wait for its turn (`serve_page`)."""
+        return self._handler.is_page(request)
+
+    async def serve_page(self, request: Request, connection: Connection) -> None:
+        """Carry out one request with a large response when its turn has come.
+
+        A response link has one such request served at a time, and only once there is credit and room for the response: what is not
+        built takes no memory. A connection has one at a time. The others wait, and end with the connection; those for a link that goes
+        away have the response link that is left.
+        """
+        while True:
+            responder = self._responder(request.reply_to)
+            if responder is None:
+                async with connection.browse_page:
+                    await self.serve(request)
+                return
+            with responder.queued(request.size):
+                async with responder.page:
+                    await responder.has_become_ready()
+                    async with connection.browse_page:
+                        if responder.is_ready:  # others may have used credit or room meanwhile
+                            await self.serve(request)
+                            return
+            await asyncio.sleep(0)
 
     async def serve(self, request: Request) -> None:
         """Carry out one request and send the response where it belongs."""
@@ -145,10 +180,16 @@ class RequestLink:
             except DecodeError as error:
                 self._refuse(own, Refused(Reason.DECODE, f"The request is malformed: {error}."))
                 continue
+            is_page = self._node.is_page(request)
+            if is_page and not self._connection.may_queue(request.size):
+                text = "The requests whose responses wait for credit, or to be read, take too much memory. Please try again."
+                self._refuse(own, Refused(Reason.SERVER_BUSY, text))
+                continue
             self._under_way += 1
             engine.accept(own)
             # Credit comes back with the response, so that a client that floods requests is held back.
-            self._connection.spawn(self._serve(request), name=f"request {request.properties.get('operation')!s:.40}", size=request.size)
+            name = f"request {request.properties.get('operation')!s:.40}"
+            self._connection.spawn(self._serve(request, is_page), name=name, size=request.size, queued=is_page)
         self._connection.flush_soon()
 
     def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
@@ -159,9 +200,12 @@ class RequestLink:
         else:
             self._refuse(event.deliveries, no_transactions())
 
-    async def _serve(self, request: Request) -> None:
+    async def _serve(self, request: Request, is_page: bool) -> None:
         try:
-            await self._node.serve(request)
+            if is_page:
+                await self._node.serve_page(request, self._connection)
+            else:
+                await self._node.serve(request)
         finally:
             self._under_way -= 1
             if not self.link.gone:
@@ -196,7 +240,63 @@ class ResponseLink:
         self._waiting: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         self._waiting_bytes = 0
         self._tags = 0
+        self._unsettled: dict[Delivery, int] = {}
+        """Responses sent and not settled, oldest first, and their sizes."""
+        self._unsettled_bytes = 0
+        self.page = asyncio.Semaphore(1)
+        """Taken for each request with a large response."""
+        self._changed = asyncio.Event()
+        """Set when `is_ready` may have become true, or the link has ended."""
+        self._queued = self._queued_bytes = 0
+        """Requests with large responses that wait for their turn or are served, and their bytes."""
+        self._is_held = False
+        """They wait for the client."""
         node.join(self)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next large response may be made: it would be sent at once, or is the only one that this client leaves waiting.
+
+        Without room, `credit_granted` is called when there is.
+        """
+        connection = self._connection
+        if self.link.gone or self._waiting or not connection.has_room_for(self):
+            return False
+        return connection.engine.credit(self.link) > 0 or not (connection.response_bytes or connection.services.output.is_over)
+
+    async def has_become_ready(self) -> None:
+        """Return once `is_ready`, or when the link is gone.
+
+        Meanwhile the requests for this link are no work under way: they would hold up others, or the flow that they wait for.
+        """
+        if self.link.gone or self.is_ready:
+            return
+        self._is_held = True
+        self._connection.finished_with(self._queued_bytes, self._queued)
+        try:
+            while not (self.link.gone or self.is_ready):
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._is_held = False
+            self._connection.took(self._queued_bytes, self._queued)
+
+    @contextlib.contextmanager
+    def queued(self, size: int) -> Iterator[None]:
+        """A request with a large response waits for its turn on this link, or is served."""
+        self._count_queued(size, 1)
+        if self._is_held:
+            self._connection.finished_with(size, 1)
+        try:
+            yield
+        finally:
+            self._count_queued(-size, -1)
+            if self._is_held:
+                self._connection.took(size, 1)
+
+    def _count_queued(self, size: int, count: int) -> None:
+        self._queued_bytes += size
+        self._queued += count
 
     def send(self, payload: bytes, unsent: Callable[[], None] | None = None) -> None:
         """Send a response, now or when there is credit for it. `unsent` is called if it never will be."""
@@ -231,29 +331,46 @@ class ResponseLink:
 
     def credit_granted(self) -> None:
         """Send what waits, as far as the credit goes and the client reads."""
+        self._changed.set()
         if self.link.gone:
             return
         connection, engine = self._connection, self._connection.engine
         settled = self.link.snd_settle_mode == SETTLED
+        self._settle_oldest()
         while self._waiting and engine.credit(self.link) > 0:
             if not connection.has_room_for(self):
                 return
             payload, _ = self._waiting.popleft()
             self._count(-len(payload))
             self._tags += 1
-            engine.send(self.link, [self._tags.to_bytes(8, "big")], [payload], settled)
+            (delivery,) = engine.send(self.link, [self._tags.to_bytes(8, "big")], [payload], settled) or (None,)
+            if delivery is not None and not settled:
+                self._unsettled[delivery] = len(payload)
+                self._unsettled_bytes += len(payload)
             connection.sent(len(payload))
         if engine.draining(self.link):
             engine.drained(self.link)
         connection.flush_soon()
 
+    def _settle_oldest(self) -> None:
+        """Settle what a client that settles nothing keeps in memory, once all of it is on its way."""
+        engine = self._connection.engine
+        while self._unsettled_bytes > UNSETTLED_BYTES_MAX and not engine.unsent_bytes(self.link):
+            delivery = next(iter(self._unsettled))
+            self._unsettled_bytes -= self._unsettled.pop(delivery)
+            engine.settle([delivery], Outcome.ACCEPTED)
+
     def updated(self, event: DeliveriesUpdated) -> None:
         """The client settles a response: that is all there is to it."""
-        self._connection.engine.settle(event.deliveries, event.outcome)
+        known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
+        self._unsettled_bytes -= sum(map(self._unsettled.pop, known))
+        self._connection.engine.settle(known, event.outcome)
         self._connection.flush_soon()
 
     def detached(self) -> None:
         """The link is gone, and with it the responses that wait."""
+        self._changed.set()
+        self._unsettled.clear()
         for _, unsent in self._waiting:
             if unsent is not None:
                 unsent()

@@ -51,7 +51,9 @@ class Services:
         self.sparing = SparingLog(elapsed_s)
         """For lines about single clients, which they can cause as often as they like."""
         self.browse_pages = asyncio.Semaphore(PAGES_AT_ONCE)
-        """Taken for each page that a browsing link reads; `Connection.browse_page` allows a connection one at a time."""
+        """Taken for each page that a browsing link or a peek reads; `Connection.browse_page` allows a connection one at a time."""
+        self.queued_bytes = 0
+        """Bytes of requests that wait for their turn, over all connections; kept by the connections."""
         self._alone = asyncio.Event()
         self._alone.set()
         namespace.rules_changed = self._rules_changed

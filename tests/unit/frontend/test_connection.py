@@ -507,3 +507,71 @@ async def test_management_follows_a_queue_that_was_deleted_and_created_again() -
     stack.parts[0].answer(Peek, lambda operation: Peeked([], [], [], [], [], [], [], operation.cookie))
     ((_, answer),) = await responses(client)
     assert answer[APPLICATION]["statusCode"] == 204 and again.accessed_at_ms is not None
+
+
+# --- large responses ----------------------------------------------------------------------------------------------------------
+
+
+async def test_peeks_are_served_one_at_a_time_with_credit_and_all_are_answered_while_other_requests_do_not_wait() -> None:
+    stack = LinkStack(1)
+    client = await stack.connect()
+    await client.sender(0, "queue/$management")
+    await client.attach(raw.receiver_attach(1, "queue/$management"))
+    asked = answered = 0
+    part = stack.parts[0]
+
+    def answer_peeks() -> None:
+        nonlocal asked
+        assert sum(isinstance(entry[0], Peek) for entry in part.posted) <= 1, "one at a time"
+        if part.has(Peek):
+            asked += 1
+            part.answer(Peek, lambda operation: Peeked([], [], [], [], [], [], [], operation.cookie))
+
+    for number in range(20):
+        client.transfer(0, number, request("com.microsoft:peek-message", {"from-sequence-number": 0, "message-count": 1}, f"peek-{number}"))
+    for _ in range(50):
+        await turn()
+        answer_peeks()
+    assert asked == 1, "without credit one response waits, and the others are not made"
+    assert stack.services.inflight.bytes == 0 and stack.services.pace.cost == 0, "what waits for its client holds up nobody"
+    client.transfer(0, 20, request("com.microsoft:renew-lock", {}, "renewal"))
+    await turn()
+    client.flow(1, 0, 100)
+    found: list[Any] = []
+    for _ in range(200):
+        found += [sections(frame.payload)[PROPERTIES][5] for frame in await client.heard(raw.TRANSFER)]
+        answer_peeks()
+    answered = len(found)
+    assert answered == 21 and found.index("renewal") <= 1, found
+    assert stack.services.inflight.bytes == 0 and stack.services.queued_bytes == 0
+
+
+async def test_peeks_that_wait_for_credit_end_with_the_connection() -> None:
+    stack = LinkStack(1)
+    client = await stack.connect()
+    await client.sender(0, "queue/$management")
+    await client.attach(raw.receiver_attach(1, "queue/$management"))
+    for number in range(5):
+        client.transfer(0, number, request("com.microsoft:peek-message", {"from-sequence-number": 0, "message-count": 1}))
+    for _ in range(20):
+        await turn()
+        if stack.parts[0].has(Peek):
+            stack.parts[0].answer(Peek, lambda operation: Peeked([], [], [], [], [], [], [], operation.cookie))
+    client.connection.connection_lost()
+    await until(lambda: not stack.tasks)
+    await turn()
+    assert stack.services.inflight.bytes == stack.services.queued_bytes == stack.services.pace.cost == 0
+
+
+async def test_responses_that_a_client_never_settles_are_settled_for_it_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_node, "UNSETTLED_BYTES_MAX", 1_000)
+    client = await LinkStack().connect()
+    await responders(client)
+    frames = []
+    for number in range(30):
+        client.transfer(0, number, put_token("junk"), settled=True)
+        frames += await client.hear()
+    for _ in range(5):
+        frames += await client.hear()
+    assert len([frame for frame in frames if frame.code == raw.TRANSFER]) == 30
+    assert [frame for frame in frames if frame.code == raw.DISPOSITION and frame.field(0) is raw.SENDER and frame.field(3)]
