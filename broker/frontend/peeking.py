@@ -23,7 +23,8 @@ async def peek_partition(queue: Queue, number: int, peek: Peek) -> Peeked | None
             if why.reason not in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL):
                 raise
     if answer is None:
-        if number not in router.unseen:
+        # A partition that was stopped, with the broker or with its queue, is not down.
+        if number not in router.unseen and queue.health()[number] != "stopped":
             router.unseen.add(number)
             log.warning("peek.partition_unseen", entity=queue.name, partition=number)
         return None

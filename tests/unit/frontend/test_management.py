@@ -162,6 +162,14 @@ async def test_what_is_not_shown_is_logged_once_for_each_time_that_a_partition_g
     assert lines == [{"event": "peek.partition_unseen", "log_level": "warning", "entity": "queue", "partition": 1}] * 2
 
 
+async def test_a_partition_that_was_stopped_is_not_logged_as_down() -> None:
+    work = await bench(2)
+    work.stack.parts[1].available, work.stack.parts[1].health = False, "stopped"
+    with capture_logs() as logs:
+        await peek(work, 1, 100, holding({0: 2}))
+    assert not [line for line in logs if line["event"] == "peek.partition_unseen"]
+
+
 async def test_with_nothing_to_show_a_client_is_told_to_come_back_if_a_partition_is_down_and_else_that_there_is_nothing() -> None:
     work = await bench(3)
     work.stack.parts[1].available = False
