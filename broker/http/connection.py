@@ -280,5 +280,13 @@ class HttpConnection(web.RequestHandler):
             return
         if reason != IDLE:
             self._limits.ended(reason)
-            log.debug("http.ended", peer=str(self._stream.get_extra_info("peername")), reason=reason)
+            log.debug("http.ended", peer=self._peer(self._stream), reason=reason)
         self._stream.abort()
+
+    @staticmethod
+    def _peer(stream: asyncio.Transport) -> str:
+        """Where the client is, or was: between the end of the socket and `connection_lost`, uvloop raises ValueError."""
+        try:
+            return str(stream.get_extra_info("peername"))
+        except (OSError, ValueError):
+            return "gone"

@@ -9,7 +9,16 @@ from tests.fuzz.targets import TARGETS
 from tests.fuzz.worker import corpus_of
 
 SEED = 20_260_000
-CASES = {"engine": 2_500, "broker": 600, "values": 10_000, "message": 10_000, "batch": 8_000, "finder": 3_000, "sasl": 5_000}
+CASES = {
+    "engine": 2_500,
+    "broker": 600,
+    "values": 10_000,
+    "message": 10_000,
+    "batch": 8_000,
+    "finder": 3_000,
+    "lenience": 5_000,
+    "sasl": 5_000,
+}
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))

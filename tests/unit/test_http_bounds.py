@@ -10,11 +10,13 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
 
 from broker.entities import QueueSettings
+from broker.http.connection import HttpConnection
 from broker.http.crowd import Crowd, Guest
 from broker.http.portions import PORTION_BYTES
 from tests.support.http_stack import HttpStack, http_stack
@@ -419,3 +421,13 @@ async def test_an_error_of_ours_at_one_connections_beginning_is_loud_and_ends_th
     assert "nobody foresaw this" in capsys.readouterr().out
     assert (await stack.ask("GET", "/health", token=None))[0] == 200
     assert len(stack.server._crowd) <= 1
+
+
+def test_the_peer_of_a_socket_that_is_gone_can_be_named() -> None:
+    """A timer may fire between the end of the socket and `connection_lost`; uvloop then raises ValueError."""
+
+    class Gone:
+        def get_extra_info(self, name: str) -> None:
+            raise ValueError("negative file descriptor")
+
+    assert HttpConnection._peer(cast(asyncio.Transport, Gone())) == "gone"
