@@ -23,6 +23,7 @@ from broker.entities import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
 from broker.errors import Reason, Refused
 from broker.operations import PARTITION_SHIFT
 from broker.partition import records
+from broker.partition.clock_settings import ClockSettings
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Counters, Enqueued, Mark, Relocated, UnreadableRecord
 from broker.partition.subqueue import DEFERRED, READY, Reference, StoredFrame, Subqueue
@@ -36,7 +37,8 @@ SUBQUEUES = (MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER)
 class Messages:
     """The messages of one partition. Owned by its state machine."""
 
-    def __init__(self, number: int, payloads: PayloadBudget, tick_ms: int) -> None:
+    def __init__(self, number: int, payloads: PayloadBudget, tick_ms: int, clock_settings: ClockSettings | None = None) -> None:
+        """`clock_settings`: those of this partition from before a recovery within this process."""
         self.main = Subqueue(0, MAIN)
         self._tick_ms = tick_ms
         self.subqueues = [self.main, *(Subqueue(index, name) for index, name in enumerate(SUBQUEUES) if index)]
@@ -45,6 +47,7 @@ class Messages:
         self.latest_enqueued_ms = 0
         self.payloads = payloads.share()
         self._by_name = {subqueue.name: subqueue for subqueue in self.subqueues}
+        self._clock_settings = clock_settings or ClockSettings()
         self._frames: deque[StoredFrame] = deque()
         self._first_replayed: int | None = None
 
@@ -136,6 +139,7 @@ class Messages:
             expiry_column = [each or None for each in expiries]
             if now_ms is not None:
                 begun_ms = enqueued_ms - now_ms
+                self._clock_settings.note(first, begun_ms)
                 lives = {each: each - begun_ms if each else None for each in set(expiries)}
                 life_column = list(map(lives.__getitem__, expiries))
         references = list(
@@ -265,12 +269,13 @@ class Messages:
     def finish_replay(self, wall_ahead_ms: int) -> None:
         """Everything was replayed: bring the references into order, and watch the time.
 
-        `wall_ahead_ms` is how far wall time is ahead of monotonic time. While the partition was closed, times to live ran by the wall
-        clock; from now on they run in monotonic time.
+        `wall_ahead_ms` is how far wall time is ahead of monotonic time now. Until this process first read the log, times to live ran by
+        the wall clock; since then they run in monotonic time, also across a recovery.
         """
+        self._clock_settings.read_back(wall_ahead_ms)
         self.main.expiry = TimerWheel(self._tick_ms, self.main.references.__contains__)
         for subqueue in self.subqueues:
-            subqueue.rebuild(wall_ahead_ms)
+            subqueue.rebuild(self._clock_settings)
 
     def _known(self, mark: Mark) -> Sequence[int]:
         if max(mark.subqueue, mark.target) >= len(self.subqueues):

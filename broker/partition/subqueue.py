@@ -24,6 +24,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from broker.changed_properties import merge_changes
+from broker.partition.clock_settings import ClockSettings
 from broker.partition.timers import TimerWheel
 from storage.log import Position
 
@@ -328,10 +329,10 @@ class Subqueue:
 
     # --- order ------------------------------------------------------------------------------------------------------
 
-    def rebuild(self, wall_ahead_ms: int) -> None:
+    def rebuild(self, clock_settings: ClockSettings) -> None:
         """Make the order and all sums anew from the references. None of them is locked.
 
-        Stored times become monotonic: `wall_ahead_ms` is how far wall time is ahead now.
+        Stored expiries become monotonic deadlines: `clock_settings` says how far wall time was ahead for each message.
         """
         self._order = array("Q", sorted(self.references))
         self._strays.clear()
@@ -342,13 +343,14 @@ class Subqueue:
         self.available = len(references) - self.deferred
         self.bytes = sum(reference.size for reference in references)
         self.changed_bytes = sum(len(reference.changed) for reference in references if reference.changed is not None)
-        shared: dict[int, int] = {}
-        for reference in references:
-            expires_at_ms = reference.expires_at_ms
-            if expires_at_ms is not None:
-                reference.lives_until_ms = due_ms = shared.setdefault(expires_at_ms, expires_at_ms - wall_ahead_ms)
-                if self.expiry is not None:
-                    self.expiry.add(due_ms, reference.sequence_number)
+        for wall_ahead_ms, begin, end in clock_settings.spans(self._order):
+            shared: dict[int, int] = {}
+            for reference in map(self.references.__getitem__, self._order[begin:end]):
+                expires_at_ms = reference.expires_at_ms
+                if expires_at_ms is not None:
+                    reference.lives_until_ms = due_ms = shared.setdefault(expires_at_ms, expires_at_ms - wall_ahead_ms)
+                    if self.expiry is not None:
+                        self.expiry.add(due_ms, reference.sequence_number)
 
     def _restart(self) -> None:
         self._next = 0

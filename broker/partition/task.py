@@ -54,6 +54,7 @@ from broker.operations import (
 )
 from broker.partition import snapshot
 from broker.partition.batch import Batch
+from broker.partition.clock_settings import ClockSettings
 from broker.partition.messages import SUBQUEUES, Messages
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
@@ -144,6 +145,8 @@ class PartitionTask:
         self._undecided: list[Waiting] = []
         """A batch on its way to the log. If its commit fails: refused once the log was reopened, or could not be."""
         self._partition: Partition | None = None
+        self._clock_settings = ClockSettings()
+        """Outlives the state: a recovery goes on with the deadlines that counted before it."""
         self._upkeep: Upkeep | None = None
         self._epoch = 0
         self._wake = Wake()
@@ -369,7 +372,7 @@ class PartitionTask:
         """Checkpoint, replay, order."""
         self._discard()
         bounds, log = self._limits.bounds, self._log
-        messages = Messages(self.number, self._payloads, bounds.tick_ms)
+        messages = Messages(self.number, self._payloads, bounds.tick_ms, self._clock_settings)
         checkpoint = await log.load_checkpoint()
         since = log.start
         if checkpoint is not None and checkpoint.position >= since:

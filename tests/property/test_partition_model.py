@@ -60,6 +60,7 @@ from broker.operations import (
     Withdrawn,
     partition_of,
 )
+from broker.partition.clock_settings import TOLERANCE_MS
 from broker.partition.state import Bounds
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
@@ -567,6 +568,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def restart(self, clean: bool) -> None:
         self.model.pass_time(self.harness.clock.monotonic_ms())
         self.loop.run_until_complete(self.harness.restart(clean=clean))
+        self.the_wall_clock_decides()
         self.all_volatile_is_gone()
 
     @rule()
@@ -574,11 +576,28 @@ class PartitionMachine(RuleBasedStateMachine):
         self.harness.log.disk.checkpoint = None
         self.restart(False)
 
-    def all_volatile_is_gone(self) -> None:
-        """Read back from the log: locks are void, and the wall clock says how much of a time to live is left."""
+    def the_wall_clock_decides(self) -> None:
+        """A new process: the wall clock says how much of a time to live is left."""
         for each in self.model.messages:
             assert each.enqueued_ms is not None
             each.lives_until_ms = each.enqueued_ms + each.time_to_live_ms - wall_ahead_ms(self.harness.clock)
+
+    def deadlines_stayed(self) -> None:
+        """A recovery within the process: steps of the wall clock have moved no deadline, but for the tolerance."""
+        partition = self.harness.task._partition
+        assert partition is not None
+        found = {number: reference for each in SUBQUEUES for number, reference in partition.messages.find(each).references.items()}
+        for each in self.model.messages:
+            reference = found.get(each.number)
+            if reference is None:
+                assert each.lives_until_ms < self.harness.clock.monotonic_ms() + TOLERANCE_MS, "expired too early"
+                each.lives_until_ms = min(each.lives_until_ms, self.harness.clock.monotonic_ms())
+            else:
+                assert reference.lives_until_ms is not None and abs(reference.lives_until_ms - each.lives_until_ms) < TOLERANCE_MS
+                each.lives_until_ms = reference.lives_until_ms
+
+    def all_volatile_is_gone(self) -> None:
+        """The state was read back from the log: locks and demand are void."""
         self.lost_tokens += [each.lock.token for each in self.model.messages if each.lock is not None]
         self.model.forget_volatile()
         self.recalls.clear()
@@ -607,6 +626,7 @@ class PartitionMachine(RuleBasedStateMachine):
         assert len(refused) == 1 and refused[0].reason is Reason.PARTITION_UNAVAILABLE and refused[0].cookie == "send"
         for each in waiting:
             assert Unavailable(NUMBER) in answers[each]
+        self.deadlines_stayed()
         self.all_volatile_is_gone()
         self.run_batch([])
 

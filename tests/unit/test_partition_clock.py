@@ -6,9 +6,11 @@ import pytest
 
 from broker.entities import DEAD_LETTER, MAIN, QueueSettings
 from broker.errors import Reason
-from broker.operations import Complete, Demand, Locked, Renewed, RenewLocks, Settled
+from broker.operations import Complete, Demand, Failed, Locked, Renewed, RenewLocks, Send, Settled
+from broker.partition.clock_settings import SETTINGS_MAX, ClockSettings
 from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.state import Bounds
+from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one
 
 HOUR_MS = 3_600_000
@@ -113,3 +115,60 @@ def test_enqueued_times_do_not_stand_still_when_batches_come_faster_than_they_ar
         latest = stamps.stamp(latest, passed, 50_000 + passed)
     assert latest == 100_000 + 999 // 2
     assert stamps.stamp(latest, 1_001, 200_000) == 200_000, "forward it follows at once"
+
+
+@steps
+@pytest.mark.parametrize("full", [False, True], ids=["failed commit", "full disk"])
+async def test_a_recovery_within_the_process_keeps_the_deadlines_that_counted_before(step_ms: int, full: bool) -> None:
+    harness = Harness()
+    await harness.send(b"stored by an earlier process", ttl=[10_000])
+    await harness.restart()
+    await harness.send(b"before the step", b"for ever", ttl=[10_000, None])
+    harness.clock.step(step_ms)
+    await harness.send(b"after the step", ttl=[20_000])
+    await recover(harness, full)
+    await harness.send(b"after the recovery", ttl=[30_000])
+    harness.clock.step(-step_ms)
+    await recover(harness, full)
+    await harness.advance(9_999)
+    everything = [b"stored by an earlier process", b"before the step", b"for ever", b"after the step", b"after the recovery"]
+    assert (await harness.peek()).messages == everything
+    await harness.advance(1 + TICK_MS)
+    assert (await harness.peek()).messages == everything[2:]
+    await harness.advance(9_999 - TICK_MS)
+    harness.clock.step(step_ms)
+    await recover(harness, full)
+    assert (await harness.peek()).messages == everything[2:]
+    await harness.advance(1 + TICK_MS)
+    assert (await harness.peek()).messages == [b"for ever", b"after the recovery"]
+    await harness.advance(10_000)
+    assert (await harness.peek()).messages == [b"for ever"]
+
+
+async def recover(harness: Harness, full: bool) -> None:
+    """Have the partition read its log again: a commit fails, or not even a settlement finds room."""
+    if full:
+        tokens = (await harness.receive(7)).tokens
+        harness.log.fill_disk(reserve=False)
+        answers = await harness.do(7, Complete(tokens, "full"))
+        harness.log.empty_disk()
+        reason = Reason.DISK_FULL
+    else:
+        harness.log.fail_append(CommitFailed("no"))
+        answers = await harness.do(7, Send([b"refused"], [1_000], "full"))
+        reason = Reason.PARTITION_UNAVAILABLE
+    assert [(each.reason, each.cookie) for each in answers if isinstance(each, Failed)] == [(reason, "full")]
+
+
+def test_clock_settings_follow_numbers_that_come_again_and_stay_bounded() -> None:
+    settings = ClockSettings()
+    settings.read_back(1_000_000)
+    settings.note(10, 5_000_000)
+    settings.note(20, 5_000_999)
+    settings.note(10, 1_000_500)
+    settings.read_back(7)
+    assert list(settings.spans([1, 10, 20])) == [(1_000_000, 0, 3)]
+    for step in range(3 * SETTINGS_MAX):
+        settings.note(30 + step, 2_000 * step)
+    spans = list(settings.spans(range(3 * SETTINGS_MAX)))
+    assert len(spans) <= SETTINGS_MAX and spans[-1][2] == 3 * SETTINGS_MAX
