@@ -443,11 +443,14 @@ class FileLog:
         self._extent.trimmed(opened.segments[0].base)  # first, so that the removed files do not count as missing
         remove_strays(self._shared.disk, opened)
 
+    async def roll(self) -> None:
+        await self._roll(self.end)
+
     async def _roll(self, limit: Position) -> None:
-        """Begin a new segment if nothing was appended behind `limit`."""
+        """Begin a new segment if nothing was appended behind `limit`, and something before."""
         async with self._turn:
             opened = self._open()
-            if opened.tail.position <= limit:
+            if opened.active.segment.base < opened.tail.position <= limit:
                 await self._use_descriptor(opened)
                 try:
                     await self._shared.committer.run(_Roll(self, opened))

@@ -99,7 +99,7 @@ class Checkpoint:
 class Log(Protocol):
     """One partition's log. Owned by one task.
 
-    One `append`, any number of `fetch`, and one of `save_checkpoint` and `trim` may be under way at the same time.
+    One `append` or `roll`, any number of `fetch`, and one of `save_checkpoint` and `trim` may be under way at the same time.
     """
 
     @property
@@ -147,6 +147,9 @@ class Log(Protocol):
 
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep the checkpoint durably in place of the one before. Raises StorageError; the old one stays then."""
+
+    async def roll(self) -> None:
+        """Make `end` a trim point, unless nothing was appended since the last one. Raises as `append`."""
 
     async def trim(self, position: Position) -> None:
         """Nothing below `position` will be read again: what lies below the last trim point up to it is given back.

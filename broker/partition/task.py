@@ -519,8 +519,9 @@ class PartitionTask:
         due_ms: int | None = None
         if self._health is Health.RECOVERING:
             due_ms = self._retry_at_ms
-        elif self._partition is not None:
-            due_ms = self._partition.next_due_ms()
+        elif self._partition is not None and self._upkeep is not None:
+            dues = (self._partition.next_due_ms(), self._upkeep.due_ms)
+            due_ms = min((each for each in dues if each is not None), default=None)
         if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
             return
         self._cancel_timer()

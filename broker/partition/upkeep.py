@@ -7,8 +7,12 @@ that place, then a checkpoint, then the log is trimmed. A crash between any two 
 the first nothing was taken away, and after the last a replay needs neither the trimmed part (see `messages.py`) nor the checkpoint.
 
 *Compaction*: when the log is mostly garbage but a few old messages keep its oldest segments, compaction appends these messages again
-(RELOCATED) and trims the segments that held them. A reference points to the new place only once that commit is durable; a crash before
-that, or half-way, leaves some messages where they were.
+(RELOCATED) and trims the segments that held them. If most of the garbage is in the segment that is written to, a new one is begun
+first. A reference points to the new place only once that commit is durable; a crash before that, or half-way, leaves some messages
+where they were.
+
+*When*: a log at rest is looked at by a timer, and keeps about a MiB of garbage at most; under load the garbage that is let be grows
+with what is written (`garbage.py`).
 
 *Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of at most
 `relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read and do not fit wait for the next commit;
@@ -18,7 +22,8 @@ their frames stay in memory until then.
 the sizes of the messages. Compaction starts when the rest of the log, the garbage, exceeds twice the live bytes (and a minimum). A
 round over the log writes each live message once and frees all the garbage, so compaction writes at most half as many bytes as
 come in. Each step reads or writes at least as many bytes as were appended since the step before, so a round ends before the
-log has doubled. A checkpoint writes the whole state too, so a trim waits until as much was appended as the last checkpoint took.
+log has doubled. A checkpoint writes the whole state too, so a trim waits until what was appended and what can be freed are
+together as much as that.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from dataclasses import dataclass
 from structlog.typing import FilteringBoundLogger
 
 from broker.partition import records, snapshot
+from broker.partition.garbage import GarbageBound
 from broker.partition.messages import Messages
 from broker.partition.records import Counters
 from storage.errors import DiskFull, StorageError
@@ -51,9 +57,13 @@ class UpkeepLimits:
     checkpoint_bytes: int = 64 * MIB
     """Log written since the last checkpoint."""
     garbage_bytes_min: int = 64 * MIB
-    """Log that holds nothing live, before compaction is worth while …"""
+    """Log that holds nothing live, before trimming or compaction is worth while under any load …"""
+    garbage_bytes_at_rest: int = 3 * MIB // 4
+    """… and when nothing is written …"""
     garbage_per_live: int = 2
-    """… and so many times the live bytes."""
+    """… and, for compaction, so many times the live bytes."""
+    look_ms: int = 2_500
+    """How often the log is looked at for garbage after something was written."""
     relocation_bytes: int = MIB
     """Read or written in one step of compaction, at least."""
     relocation_bytes_max: int = 8 * MIB
@@ -80,14 +90,25 @@ class Upkeep:
         self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_min) // LOOKS_PER_DUE
         self._look_at: int = log.end
         """When the log ends here, it is looked at again."""
+        self._bound = GarbageBound(limits.garbage_bytes_at_rest, limits.garbage_bytes_min, limits.look_ms, log.end)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When `step` wants to be called although nothing was written, in monotonic time; None for never."""
+        due_ms = self._bound.due_ms
+        return due_ms if due_ms is None else max(due_ms, self._paused_until_ms)
 
     async def step(self, now_ms: int) -> bool:
         """Do what is due; True if there is more of it. Raises CommitFailed, CorruptRecord, Fenced; a full disk is waited out."""
-        if now_ms < self._paused_until_ms or (self._log.end < self._look_at and self._messages.count):
+        if now_ms < self._paused_until_ms:
+            return False
+        log = self._log
+        due, began_at = self._bound.look(now_ms, log.end), log.end
+        if not due and began_at < self._look_at and self._messages.count:
             return False
         try:
             more = await self._compact()
-            self._look_at = self._log.end if more else self._log.end + self._look_bytes
+            self._look_at = log.end if more else log.end + self._look_bytes
             await self._trim(now_ms)
             if self._may_checkpoint(self._limits.checkpoint_bytes):
                 await self.save_checkpoint(now_ms)
@@ -95,6 +116,10 @@ class Upkeep:
         except DiskFull:
             self._paused_until_ms = now_ms + self._limits.pause_ms
             return False
+        finally:
+            self._bound.discount(log.end - began_at)
+            if now_ms < self._paused_until_ms:
+                self._bound.look_again(self._paused_until_ms)
 
     async def save_checkpoint(self, now_ms: int) -> bool:
         """Save a checkpoint of the state as it is; False if the disk refused."""
@@ -110,10 +135,11 @@ class Upkeep:
         self._checkpoint_at = position
         return True
 
-    def _may_checkpoint(self, appended_min: int) -> bool:
-        """Whether `appended_min` bytes were appended since the last checkpoint, and at least as many as another one's tables take."""
+    def _may_checkpoint(self, appended_min: int, freed: int = 0) -> bool:
+        """Whether `appended_min` bytes were appended since the last checkpoint, and they and what it frees make up for its tables."""
         appended = self._log.end - (self._checkpoint_at or self._log.start)
-        return appended >= max(appended_min, self._messages.relocatable_bytes - self._messages.live_bytes)
+        tables = self._messages.relocatable_bytes - self._messages.live_bytes
+        return appended >= appended_min and appended + freed >= tables
 
     def _trim_place(self) -> Position | None:
         """The position up to which the log can be trimmed, because nothing below it is live; None if there is none."""
@@ -125,10 +151,10 @@ class Upkeep:
     async def _trim(self, now_ms: int) -> None:
         log = self._log
         place = self._trim_place()
-        if place is None:
+        if place is None or place - log.start < self._bound.bytes // 2:
             return
         saved = self._checkpoint_at is not None and self._checkpoint_at >= place
-        if not saved and not self._may_checkpoint(0):
+        if not saved and not self._may_checkpoint(0, freed=place - log.start):
             return
         if self._counters_at is None or self._counters_at < place:
             commit = log.begin()
@@ -146,10 +172,13 @@ class Upkeep:
         log, messages, limits = self._log, self._messages, self._limits
         live_bytes = messages.relocatable_bytes
         garbage = log.end - (self._trim_place() or log.start) - live_bytes  # without what the next trim frees
-        if garbage <= max(limits.garbage_bytes_min, limits.garbage_per_live * live_bytes):
+        if garbage <= max(self._bound.bytes, limits.garbage_per_live * live_bytes):
             self._candidates.clear()
             return False
         last = max(log.trim_points, default=log.start)
+        if log.end - last > garbage // 2:  # more than this round can have moved there
+            await log.roll()
+            last = log.end
         to_read = to_write = min(max(limits.relocation_bytes, log.end - self._relocated_at), limits.relocation_bytes_max)
         moved = False
         while to_write > 0:

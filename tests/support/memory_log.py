@@ -135,6 +135,10 @@ class MemoryLog:
         assert checkpoint.position <= self.end
         self.disk.checkpoint = checkpoint
 
+    async def roll(self) -> None:
+        if self.disk.segments[-1] < self.disk.end:
+            self.disk.segments.append(self.disk.end)
+
     async def trim(self, position: Position) -> None:
         if self.disk.checkpoint is not None:
             position = min(position, self.disk.checkpoint.position)

@@ -46,6 +46,35 @@ async def test_a_log_through_which_messages_flow_does_not_grow() -> None:
     assert await harness.send(b"next") == NUMBER << 48 | 2_001
 
 
+@pytest.mark.parametrize("deferred", [0, 3])
+async def test_a_log_at_rest_gives_back_all_but_a_little_without_traffic(deferred: int) -> None:
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=4_000)
+    harness = Harness(limits=TaskLimits(upkeep=limits))
+    await harness.send(*[b"old %d" % index for index in range(deferred)], b"x")
+    await harness.do(7, Defer((await harness.receive(7, deferred + 1)).tokens[:deferred]))
+    await harness.advance(60_000)
+    await flow(harness, 1_000)
+    await harness.advance(limits.look_ms)
+    assert log_bytes(harness) > 200_000, "it may be a pause"
+    assert harness.task._upkeep is not None
+    for _ in range(3):
+        await harness.advance(limits.look_ms)
+    assert log_bytes(harness) < 6_000
+    assert harness.task._upkeep.due_ms is None, "nothing is written, so nothing is looked at"
+    assert len((await harness.peek()).messages) == deferred + 1
+    await harness.restart()
+    assert len((await harness.peek()).messages) == deferred + 1
+
+
+async def test_what_is_written_by_and_by_leaves_no_more_behind_than_a_log_at_rest() -> None:
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=4_000)
+    harness = Harness(limits=TaskLimits(upkeep=limits))
+    for _ in range(100):
+        await flow(harness, 10, size=10)
+        await harness.advance(limits.look_ms)
+    assert log_bytes(harness) < 8_000
+
+
 async def test_sequence_numbers_go_on_when_all_records_of_messages_are_trimmed_and_the_checkpoint_is_lost() -> None:
     harness = small_log()
     await flow(harness, 500)

@@ -92,6 +92,24 @@ async def test_an_active_segment_that_is_dead_as_a_whole_is_given_back() -> None
     assert sum(len(disk.contents(LOG / name)) for name in disk.names(LOG)) < 2_000
 
 
+@pytest.mark.parametrize("queued", [False, True])
+async def test_a_segment_begun_on_demand_is_a_place_to_trim_to(queued: bool) -> None:
+    disk = RecordingDisk(queued=queued)
+    async with claimed(ROOT, disk) as log:
+        await log.roll()
+        assert list(log.trim_points) == [], "nothing was appended"
+        await append(log, b"before")
+        await log.roll()
+        await log.roll()
+        assert list(log.trim_points) == [log.end]
+        position = await append(log, b"behind")
+        await log.save_checkpoint(Checkpoint(position, b""))
+        await log.trim(position)
+        assert log.start == position
+    async with claimed(ROOT, disk) as log:
+        assert flat(await contents(log)) == [b"behind"]
+
+
 async def test_epochs_rise_and_one_that_does_not_is_fenced() -> None:
     disk = RecordingDisk()
     store = small_store(ROOT, disk)

@@ -1,0 +1,52 @@
+"""How much garbage a partition's log may hold: little at rest, and the more the more is being written. Pure.
+
+Giving room back costs a checkpoint and a few syncs, whatever it gives back. While much is written it waits for as much garbage as
+comes in in some seconds, so it costs the traffic next to nothing; and once the traffic ends it gives back all but a little. For that
+the log is looked at again some time after something was written to it, and until nothing was written between two looks.
+"""
+
+from __future__ import annotations
+
+PER_LOOK = 4
+"""The garbage that is let be, in what was written between two looks."""
+
+
+class GarbageBound:
+    """The bound for one log, and when to look at it next. In milliseconds of monotonic time and positions of the log."""
+
+    __slots__ = ("_bytes_max", "_bytes_min", "_every_ms", "_seen_end", "bytes", "due_ms")
+
+    def __init__(self, bytes_min: int, bytes_max: int, every_ms: int, end: int) -> None:
+        """`bytes_min` and `bytes_max` bound the garbage at rest and under any load; a log is looked at `every_ms`. `end` is the log's."""
+        self._bytes_min = min(bytes_min, bytes_max)
+        self._bytes_max = bytes_max
+        self._every_ms = every_ms
+        self._seen_end = end
+        self.bytes = bytes_max
+        """So much garbage is let be."""
+        self.due_ms: int | None = 0
+        """When to look next, None while nothing is written. A log that was just opened is looked at, for it may come from a crash."""
+
+    def look(self, now_ms: int, end: int) -> bool:
+        """Called after each batch, with the log's end. True if it is time to look at the log; the bound has been adapted then."""
+        if self.due_ms is None:
+            if end != self._seen_end:
+                self.due_ms = now_ms + self._every_ms
+            return False
+        if now_ms < self.due_ms:
+            return False
+        if self.due_ms == 0:
+            self.due_ms = now_ms + self._every_ms
+            return False
+        written, self._seen_end = end - self._seen_end, end
+        self.bytes = min(max(PER_LOOK * written, self._bytes_min), self._bytes_max)
+        self.due_ms = now_ms + self._every_ms if written else None
+        return True
+
+    def discount(self, written: int) -> None:
+        """Upkeep itself has written so many bytes: they are no traffic."""
+        self._seen_end += written
+
+    def look_again(self, now_ms: int) -> None:
+        """What was due could not be done: look again at that time, whatever is written."""
+        self.due_ms = now_ms
