@@ -171,6 +171,14 @@ class Settings(BaseSettings):
     payload_memory_bytes: int = Field(
         32 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; the others are read from the log."
     )
+    memory_percent_max: int = Field(
+        60,
+        ge=1,
+        le=100,
+        description="Share of the memory that the container, or else the machine, has. If the process uses more, sends are refused until "
+        "receivers have made room.",
+    )
+    memory_bytes_max: int | None = Field(None, ge=MIB, description="The same in bytes; if given, it holds in place of the share.")
 
     # --- entities ----------------------------------------------------------------------------------------------------
 

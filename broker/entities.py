@@ -13,6 +13,12 @@ PARTITIONS_DEFAULT = 16
 MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER = "", "$deadletterqueue", "$transfer/$deadletterqueue"
 """Names of an entity's subqueues, as they stand (case folded) behind the entity in an address."""
 
+MESSAGE_OVERHEAD_BYTES = 256
+"""What a waiting message takes of the broker's memory, whatever its size: its reference, and its entries in indexes.
+
+An entity's size counts it for each message, so that quotas bound memory. Measured: 264 bytes with 3.6 million messages in 16 partitions.
+"""
+
 
 class EntityStatus(enum.Enum):
     """What an entity lets through (HTTP contract 3.3)."""

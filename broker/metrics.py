@@ -65,6 +65,11 @@ class Metrics:
         self.unserved_bytes = gauge(
             "unserved_bytes", "Bytes read from sockets that wait for their connection's turn, over all connections."
         )
+        self.memory_used_bytes = gauge(
+            "memory_used_bytes", "Memory in use: resident memory, without what was freed and is used again first."
+        )
+        self.memory_mark_bytes = gauge("memory_mark_bytes", "Memory above which messages are refused until receivers have made room.")
+        self.memory_limited = gauge("memory_limited", "1 while messages are refused for lack of memory, 0 otherwise.")
         self.http_requests = counter("http_requests", "HTTP requests answered, by status.", ("method", "status"))
         self.http_connections_refused = counter(
             "http_connections_refused", "HTTP connections that the broker ended, by reason.", ("reason",)

@@ -20,7 +20,7 @@ import uvloop
 
 from broker.apply_file import apply_file
 from broker.clock import Clock, ClockWatch, SystemClock
-from broker.config import Settings
+from broker.config import MIB, Settings
 from broker.config_file import ConfigFile
 from broker.descriptors import Shares, raise_limit
 from broker.entities import QueueDescription
@@ -28,6 +28,7 @@ from broker.entity_meter import EntityMeter
 from broker.frontend.listener import StreamProtocol, serve_websocket
 from broker.frontend.services import Services
 from broker.http.server import HttpServer
+from broker.memory import LOOK_S, Memory, memory_of_the_machine, resident_bytes
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.partition.payloads import PayloadBudget
@@ -104,7 +105,9 @@ class Broker:
             committer_threads=settings.committer_threads,
             failed=self._part_failed,
         )
-        self._payloads = PayloadBudget(settings.payload_memory_bytes)
+        self._payloads = payloads = PayloadBudget(settings.payload_memory_bytes)
+        mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
+        self.memory = Memory(mark, resident_bytes, lambda: payloads.state_bytes + payloads.used)
         self._partition_limits = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes))
         self.namespace = Namespace(
             settings.namespace,
@@ -163,6 +166,7 @@ class Broker:
             authorizer=self.authorizer,
             clock=self.clock,
             metrics=self.metrics,
+            memory=self.memory,
             spawn=self._spawn,
             message_id=MessageIds(),
         )
@@ -175,13 +179,14 @@ class Broker:
             tls,
             certificate_names(files),
             lambda: self._serving,
+            self.memory,
             lambda websocket, request, heard: serve_websocket(services, websocket, request, heard),
         )
         loop = asyncio.get_running_loop()
         listeners: list[asyncio.Server] = []
         assert self._tasks is not None
         http_task: asyncio.Task[None] | None = None
-        clock_task: asyncio.Task[None] | None = None
+        watches: list[asyncio.Task[None]] = []
         try:
             for name, port, context in (("amqp", settings.amqp_port, None), ("amqps", settings.amqps_port, tls)):
                 if port is None:
@@ -194,7 +199,10 @@ class Broker:
                 ]
             self.addresses["http"] = addresses_text(await http.start())
             http_task = self._tasks.create_task(http.run(), name="http")
-            clock_task = self._tasks.create_task(self._watch_clock(services), name="clock")
+            watches += [
+                self._tasks.create_task(self._watch_clock(services), name="clock"),
+                self._tasks.create_task(self._watch_memory(), name="memory"),
+            ]
             for listener in listeners:
                 await listener.start_serving()
             gc.collect()
@@ -207,8 +215,8 @@ class Broker:
             await self._stop.wait()
         finally:
             log.info("server.stopping", connections=len(services.connections))
-            if clock_task is not None:
-                clock_task.cancel()
+            for watch in watches:
+                watch.cancel()
             self._serving = False
             for listener in listeners:
                 listener.close()
@@ -233,6 +241,17 @@ class Broker:
             if step_ms or suspended_ms:
                 for connection in list(services.connections):
                     connection.clock_was_set()
+
+    async def _watch_memory(self) -> None:
+        """Compare the memory in use with the mark, now and then."""
+        memory = self.memory
+        self.metrics.memory_used_bytes.set_function(lambda: memory.used)
+        self.metrics.memory_mark_bytes.set_function(lambda: memory.mark)
+        self.metrics.memory_limited.set_function(lambda: memory.limited)
+        log.info("memory.mark", mark_mib=memory.mark // MIB)
+        while True:
+            memory.look()
+            await asyncio.sleep(LOOK_S)
 
     # --- parts that are made as they are needed ---------------------------------------------------------------------
 

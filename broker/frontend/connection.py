@@ -336,6 +336,7 @@ class Connection:
         self._inflight_bytes += size
         self.services.inflight.add(self, size)
         self.services.pace.add(self, size, messages)
+        self.services.memory.under_way += messages
         if self._inflight_bytes + self._partial_bytes > self.services.settings.connection_inflight_bytes_max:
             self.hold_reading("connection")
 
@@ -344,6 +345,7 @@ class Connection:
         self._inflight_bytes -= size
         self.services.inflight.remove(size)
         self.services.pace.remove(self, size, messages)
+        self.services.memory.under_way -= messages
         if "connection" in self._holds:
             taken = self._inflight_bytes + self._partial_bytes
             # Unfinished messages are released only by reading on, so they never keep the connection from reading.

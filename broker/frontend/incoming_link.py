@@ -85,6 +85,7 @@ class IncomingLink:
         """Messages that have their outcome, and whose credit was not granted anew yet."""
         self._sends = 0
         self._meter = queue.meter
+        self._memory = connection.services.memory
         self._waiting: dict[int, _Underway] = {}
         """By cookie."""
         queue.watchers.add(self)
@@ -95,13 +96,14 @@ class IncomingLink:
     def received(self, event: MessagesReceived) -> None:
         """Transfers of the client (§2.7.5)."""
         self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
-        if event.batch:
-            try:
+        try:
+            if event.batch:
                 self._send_batch(event.payloads[0], event.deliveries)
-            except Refused as why:
-                self._refuse(event.deliveries, why, 1)
-        else:
-            self._send_messages(event.payloads, event.deliveries)
+            else:
+                self._memory.admit(len(event.payloads))
+                self._send_messages(event.payloads, event.deliveries)
+        except Refused as why:
+            self._refuse(event.deliveries, why, len(event.payloads))
 
     def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
         """A transfer that the engine has not kept."""
@@ -151,7 +153,9 @@ class IncomingLink:
 
     def _send_batch(self, payload: bytes, deliveries: Sequence[Delivery]) -> None:
         """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn (AMQP contract 4.5)."""
+        self._memory.admit(0)  # above the mark, not even the batch is taken apart
         inner, hint = split(payload)
+        self._memory.admit(len(inner))
         message_id = self._connection.services.message_id
         messages = [store(each, message_id) for each in inner]
         if not messages:

@@ -16,6 +16,7 @@ from broker.frontend.inflight import Inflight
 from broker.frontend.output_total import OutputTotal
 from broker.frontend.pace import Pace
 from broker.frontend.turns import READ_BYTES, Turns
+from broker.memory import Memory
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.security import Authorizer
@@ -36,11 +37,12 @@ class Services:
         authorizer: Authorizer,
         clock: Clock,
         metrics: Metrics,
+        memory: Memory,
         spawn: Callable[..., asyncio.Task[None]],
         message_id: Callable[[], str],
     ) -> None:
         self.settings, self.namespace, self.authorizer = settings, namespace, authorizer
-        self.clock, self.metrics, self.spawn, self.message_id = clock, metrics, spawn, message_id
+        self.clock, self.metrics, self.memory, self.spawn, self.message_id = clock, metrics, memory, spawn, message_id
         self.turns = Turns(worked_s)
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Where sockets are read to; empty between two reads."""

@@ -1,7 +1,8 @@
 """`GET /health`: whether the broker serves, in the emulator's words, with the state of each entity and partition beside them.
 
-200 while it serves, also with a partition down (then `availability` of that entity says `Limited`): restarting the
-container would help nobody. 503 before it serves and while it stops. No authentication: tests and orchestrators wait on it.
+200 while it serves, also with a partition down (then `availability` of that entity says `Limited`) or while messages are refused for lack
+of memory (then `memory` says `limited`): restarting the container would help nobody. 503 before it serves and while it stops. No
+authentication: tests and orchestrators wait on it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from aiohttp import web
 
+from broker.memory import Memory
 from broker.namespace import Namespace
 from broker.slices import Slices
 
@@ -22,14 +24,15 @@ _QUEUES_PER_STEP = 16
 class HealthHandler:
     """Reports on the namespace; `serving` says whether the broker takes messages now."""
 
-    def __init__(self, namespace: Namespace, serving: Callable[[], bool], slices: Slices) -> None:
-        self._namespace, self._serving, self._slices = namespace, serving, slices
+    def __init__(self, namespace: Namespace, serving: Callable[[], bool], slices: Slices, memory: Memory) -> None:
+        self._namespace, self._serving, self._slices, self._memory = namespace, serving, slices, memory
 
     async def handle(self, request: web.Request) -> web.Response:
         if not self._serving():
             return web.json_response(UNHEALTHY, status=503)
         entities = [text async for texts in self._slices.of(self._entities()) for text in texts]
-        about = json.dumps({**HEALTHY, "namespace": self._namespace.name})
+        memory = {"state": "limited" if self._memory.limited else "ok", "used_bytes": self._memory.used, "mark_bytes": self._memory.mark}
+        about = json.dumps({**HEALTHY, "namespace": self._namespace.name, "memory": memory})
         return web.Response(text=f'{about[:-1]}, "entities": {{{", ".join(entities)}}}}}', content_type="application/json")
 
     def _entities(self) -> Iterator[str]:

@@ -33,6 +33,7 @@ from broker.http.portions import Portions
 from broker.http.refusals import HttpRefusal, refusal_of
 from broker.http.seams import TokenVerifier
 from broker.http.sites import Sites
+from broker.memory import Memory
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.slices import Slices
@@ -75,6 +76,7 @@ class HttpServer:
         tls: ssl.SSLContext,
         certificate_names: Collection[str],
         serving: Callable[[], bool],
+        memory: Memory,
         serve_websocket: ServeWebSocket,
     ) -> None:
         self._settings, self._namespace, self._metrics, self._clock = settings, namespace, metrics, clock
@@ -83,7 +85,7 @@ class HttpServer:
         self._sites = Sites((*certificate_names, *settings.hostnames, settings.host), settings.origins)
         slices = Slices()
         self._administration = Administration(settings, namespace, tokens, clock, slices)
-        self._runner = self._make_runner(HealthHandler(namespace, serving, slices), MetricsHandler(metrics, namespace, slices))
+        self._runner = self._make_runner(HealthHandler(namespace, serving, slices, memory), MetricsHandler(metrics, namespace, slices))
         self._portions = Portions()
         self._listeners: list[socket.socket] = []
         self._greeting: set[asyncio.Task[None]] = set()  # connections whose protocol, TLS or plain, is not known yet

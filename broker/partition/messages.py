@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 
-from broker.entities import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
+from broker.entities import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, TRANSFER_DEAD_LETTER
 from broker.errors import Reason, Refused
 from broker.operations import PARTITION_SHIFT
 from broker.partition import records
@@ -60,10 +60,18 @@ class Messages:
 
     @property
     def live_bytes(self) -> int:
-        """The size of all messages as they were sent: what the quota counts."""
+        """The size of all messages as they were sent."""
         total = 0
         for subqueue in self.subqueues:
             total += subqueue.bytes
+        return total
+
+    @property
+    def state_bytes(self) -> int:
+        """What all messages take of the memory beside their bodies."""
+        total = 0
+        for subqueue in self.subqueues:
+            total += subqueue.changed_bytes + MESSAGE_OVERHEAD_BYTES * len(subqueue.references)
         return total
 
     @property

@@ -1,5 +1,7 @@
 """How many message bodies may stay in memory: one budget for the broker, a share for each partition. Pure.
 
+The budget also adds up what the state of all waiting messages takes. It does not bound that: quotas and the memory mark do.
+
 A body that is in memory need not be read from the log when its message is handed out. The oldest are kept, for they go out
 first; when the budget is full nothing is added. Each partition may always hold a small *reserve*, so that a queue with a
 large backlog does not make the others read every message back from the disk.
@@ -14,12 +16,14 @@ RESERVE_BYTES = 64 * 1024
 class PayloadBudget:
     """Bytes of message bodies in memory, over all partitions. Owned by the event loop."""
 
-    __slots__ = ("bytes_max", "reserve_bytes", "used")
+    __slots__ = ("bytes_max", "reserve_bytes", "state_bytes", "used")
 
     def __init__(self, bytes_max: int, reserve_bytes: int = RESERVE_BYTES) -> None:
         self.bytes_max = bytes_max
         self.reserve_bytes = reserve_bytes
         self.used = 0
+        self.state_bytes = 0
+        """What the state of waiting messages takes beside their bodies, over all partitions."""
 
     def share(self) -> PayloadShare:
         """The account of one more partition."""
@@ -29,11 +33,12 @@ class PayloadBudget:
 class PayloadShare:
     """What one partition holds of the budget."""
 
-    __slots__ = ("_budget", "used")
+    __slots__ = ("_budget", "_state_bytes", "used")
 
     def __init__(self, budget: PayloadBudget) -> None:
         self._budget = budget
         self.used = 0
+        self._state_bytes = 0
 
     def take(self, size: int) -> bool:
         """Whether `size` more bytes may stay in memory; if so they are counted."""
@@ -50,6 +55,12 @@ class PayloadShare:
         self._budget.used -= size
         assert self.used >= 0, "more bytes were given back than taken"
 
+    def count_state(self, size: int) -> None:
+        """The state of this partition's messages takes `size` bytes now."""
+        self._budget.state_bytes += size - self._state_bytes
+        self._state_bytes = size
+
     def close(self) -> None:
-        """Everything has."""
+        """Release this partition's whole share."""
         self.give(self.used)
+        self.count_state(0)

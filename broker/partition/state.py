@@ -35,7 +35,7 @@ from itertools import islice
 from typing import assert_never
 
 from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes, merge_changes
-from broker.entities import QueueDescription
+from broker.entities import MESSAGE_OVERHEAD_BYTES, QueueDescription
 from broker.errors import Reason, Refused
 from broker.operations import (
     Abandon,
@@ -195,6 +195,7 @@ class Partition:
             self._fill(grant)
         for reference in batch.passing:
             reference.payload = b""
+        self.messages.payloads.count_state(self.messages.state_bytes)
         return batch
 
     def undo_sends(self, commit: Commit) -> int:
@@ -299,7 +300,7 @@ class Partition:
         first = self.messages.next_number
         if messages:
             sizes = list(map(len, messages))
-            self._check_quota(sum(sizes))
+            self._check_quota(sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes))
             if min(sizes) == max(sizes):
                 sizes = [sizes[0]] * len(sizes)  # one number object for all
             now_ms = self._batch.now_ms
@@ -315,7 +316,7 @@ class Partition:
     def _check_quota(self, size: int) -> None:
         """Each partition may hold the entity's whole `max_size_mb`: a partitioned one holds a multiple (HTTP contract 3.2)."""
         limit = self._description.settings.max_size_mb * MIB
-        used = self.messages.live_bytes
+        used = sum([subqueue.size_bytes for subqueue in self._subqueues])
         if used + size > limit:
             raise Refused(
                 Reason.QUOTA_EXCEEDED,
@@ -659,7 +660,7 @@ class Partition:
                 active=len(subqueue.references) - subqueue.deferred,
                 locked=subqueue.locked,
                 deferred=subqueue.deferred,
-                bytes=subqueue.bytes,
+                bytes=subqueue.size_bytes,
             )
             for subqueue in self._subqueues
         }

@@ -24,6 +24,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from broker.changed_properties import merge_changes
+from broker.entities import MESSAGE_OVERHEAD_BYTES
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.timers import TimerWheel
 from storage.log import Position
@@ -139,6 +140,11 @@ class Subqueue:
         self._next = 0
         self._returned: list[int] = []
         self._strays: list[int] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """What the quota counts: the messages as they were sent, their changed properties, and the memory that their state takes."""
+        return self.bytes + self.changed_bytes + MESSAGE_OVERHEAD_BYTES * len(self.references)
 
     # --- coming in and leaving --------------------------------------------------------------------------------------
 

@@ -387,6 +387,7 @@ class PartitionTask:
                 unyielded = 0
                 await asyncio.sleep(0)
         messages.finish_replay(wall_ahead_ms(self._clock))
+        messages.payloads.count_state(messages.state_bytes)
         self._partition = Partition(self.number, self._describe, messages, epoch=self._epoch, first_nonce=first_nonce, bounds=bounds)
         self._upkeep = Upkeep(log, messages, self._limits.upkeep, self._output, checkpoint_at=since if checkpoint is not None else None)
         self._output.debug("partition.opened", epoch=self._epoch, since=since, replayed_bytes=replayed, messages=messages.count)

@@ -20,6 +20,7 @@ from broker.config import Settings, load_settings
 from broker.entities import QueueDescription
 from broker.entity_meter import EntityMeter
 from broker.http.server import HttpServer
+from broker.memory import Memory
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts, Update, Updated
@@ -70,6 +71,9 @@ class HttpStack:
     """The first partition of every queue; the others are empty."""
     serving: list[bool]
     """Whether the broker says that it serves; a list of one, for tests to change."""
+    resident: list[int]
+    """The memory that the broker seems to have; a list of one, too. Its mark is 1 GiB."""
+    memory: Memory
 
     @property
     def url(self) -> str:
@@ -101,7 +105,8 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
     """Run the port on a free port of 127.0.0.1 until the end of the block."""
     settings = load_settings(**{"data_dir": folder / "data", "http_port": 0, "shutdown_timeout_ms": 1_000, **given})
     (folder / "data").mkdir(exist_ok=True)
-    clock, metrics, partition, serving = clock or SystemClock(), Metrics(), StillPartition(), [True]
+    clock, metrics, partition, serving, resident = clock or SystemClock(), Metrics(), StillPartition(), [True], [0]
+    memory = Memory(1 << 30, lambda: resident[0], lambda: 0)
 
     def make_queue(description: QueueDescription) -> Queue:
         meter = EntityMeter(metrics, description.name)
@@ -128,14 +133,14 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
     files = tls_files(settings, SystemClock().now_ms())
     authorizer = Authorizer(settings.authorization_rules(), namespace.rules_of)
     server = HttpServer(
-        settings, namespace, authorizer, metrics, clock, server_context(files), certificate_names(files), lambda: serving[0], _echo
+        settings, namespace, authorizer, metrics, clock, server_context(files), certificate_names(files), lambda: serving[0], memory, _echo
     )
     (listener,) = await server.start()
     port: int = listener.getsockname()[1]
     running = asyncio.create_task(server.run(), name="http")
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
-            yield HttpStack(settings, namespace, metrics, server, files, port, session, partition, serving)
+            yield HttpStack(settings, namespace, metrics, server, files, port, session, partition, serving, resident, memory)
     finally:
         await server.stop()
         await running

@@ -18,6 +18,7 @@ from broker.entity_meter import EntityMeter
 from broker.errors import Reason, Refused
 from broker.frontend.connection import Connection
 from broker.frontend.services import Services
+from broker.memory import Memory
 from broker.metrics import Metrics
 from broker.namespace import Namespace, not_found_text
 from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts
@@ -147,12 +148,16 @@ class LinkStack:
         self.namespace = FixedNamespace()
         self.queue = self.add_queue("queue", partitions, settings)
         self.tasks: set[asyncio.Task[None]] = set()
+        self.resident = 0
+        """The memory that the broker seems to have."""
+        self.memory = Memory(1 << 30, lambda: self.resident, lambda: 0)
         self.services = Services(
             settings=self.settings,
             namespace=cast(Namespace, self.namespace),
             authorizer=Authorizer(self.settings.authorization_rules(), self.namespace.rules_of),
             clock=self.clock,
             metrics=self.metrics,
+            memory=self.memory,
             spawn=self._spawn,
             message_id=MessageIds(b"\0" * 8),
         )

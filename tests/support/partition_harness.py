@@ -95,7 +95,7 @@ class Harness:
         if clean:
             await self.task.stop()
         self.received.clear()
-        self.budget.used = 0
+        self.budget.used = self.budget.state_bytes = 0
         log = MemoryLog(self.log.disk, self.log.segment_bytes)
         self.log = log
         self.task = self._new_task()

@@ -13,7 +13,7 @@ import pytest
 from lxml import etree
 from structlog.testing import capture_logs
 
-from broker.entities import AuthorizationRule, QueueSettings
+from broker.entities import MESSAGE_OVERHEAD_BYTES, AuthorizationRule, QueueSettings
 from broker.http.admin import Address, read_address
 from broker.http.atom import ATOM, SERVICE_BUS
 from broker.operations import Send, SubqueueCounts
@@ -332,7 +332,9 @@ async def test_creating_and_listing_touch_no_log_and_counts_are_right_after_a_re
     known = logs()
     assert {Path(path).parts[:2] for path in known if len(Path(path).parts) > 1} == {(queue.description.generation, "000b")}
     with BrokerThread(tmp_path, [], LocalDisk()) as broker:
-        assert await listed(broker.addresses.http_url) == dict.fromkeys(names, ("0", "0")) | {"q07": ("3", str(3 * len(payload)))}
+        assert await listed(broker.addresses.http_url) == dict.fromkeys(names, ("0", "0")) | {
+            "q07": ("3", str(3 * (len(payload) + MESSAGE_OVERHEAD_BYTES)))
+        }
         after = {Path(path).parts[:2] for path in logs() if len(Path(path).parts) > 1}
         assert after == {(queue.description.generation, "000b")}
 

@@ -134,6 +134,14 @@ async def test_stopping_lets_an_open_request_finish_and_refuses_new_connections(
 # --- health and metrics ----------------------------------------------------------------------------------------------
 
 
+async def test_health_tells_when_messages_are_refused_for_lack_of_memory(stack: HttpStack) -> None:
+    for resident, state in ((1 << 20, "ok"), (1 << 31, "limited"), (1 << 20, "ok")):
+        stack.resident[0] = resident
+        stack.memory.look()
+        status, text, _ = await stack.ask("GET", "/health", token=None)
+        assert (status, json.loads(text)["memory"]) == (200, {"state": state, "used_bytes": resident, "mark_bytes": 1 << 30})
+
+
 async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: HttpStack) -> None:
     await stack.namespace.create_queue("orders", QueueSettings(), 3)
     for number in range(3):
@@ -145,6 +153,7 @@ async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: H
         "status": "healthy",
         "message": "Service is healthy.",
         "namespace": "sbemulatorns",
+        "memory": {"state": "ok", "used_bytes": 0, "mark_bytes": 1 << 30},
         "entities": {"orders": {"availability": "Limited", "partitions": ["recovering", "serving", "serving"]}},
     }
 

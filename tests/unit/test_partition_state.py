@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from broker.changed_properties import encode_changes
-from broker.entities import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, QueueSettings
+from broker.entities import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, TRANSFER_DEAD_LETTER, QueueSettings
 from broker.errors import Reason
 from broker.operations import (
     Abandon,
@@ -83,11 +83,41 @@ async def test_a_partition_holds_the_whole_of_max_size_and_a_send_beyond_it_is_r
     harness = Harness(QueueSettings(max_size_mb=1))
     limit = 1 << 20
     assert harness.description.partitions == 16
-    await harness.send(b"x" * (limit - 10))
+    state = 2 * MESSAGE_OVERHEAD_BYTES
+    await harness.send(b"x" * (limit - state - 10))
     refused = one(await harness.do(1, Send([b"1234567890", b"1"], None, "mine")), Failed)
     assert refused.reason is Reason.QUOTA_EXCEEDED and refused.cookie == "mine" and str(limit) in refused.description
     await harness.send(b"1234567890")
-    assert harness.task.live_bytes == limit
+    assert harness.task.live_bytes == limit - state
+
+
+async def test_each_message_counts_for_its_state_in_memory_so_that_the_smallest_ones_fill_a_queue_too() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1))
+    most = (1 << 20) // (1 + MESSAGE_OVERHEAD_BYTES)
+    await harness.send(*[b"x"] * most)
+    assert one(await harness.do(1, Send([b"x"], None)), Failed).reason is Reason.QUOTA_EXCEEDED
+    counts = harness.task.counts()[MAIN]
+    assert (counts.active, counts.bytes) == (most, most * (1 + MESSAGE_OVERHEAD_BYTES))
+    assert harness.budget.state_bytes == most * MESSAGE_OVERHEAD_BYTES
+    lease = await harness.receive(2, most)
+    await harness.do(2, Complete(lease.tokens))
+    assert (harness.budget.state_bytes, harness.task.counts()[MAIN].bytes) == (0, 0)
+    assert await harness.send(b"x")
+
+
+async def test_changed_properties_count_until_their_message_is_gone() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1))
+    await harness.send(b"x")
+    changed = encode_changes({"note": "n" * 1_000})
+    assert changed is not None
+    lease = await harness.receive(2)
+    await harness.do(2, Abandon(lease.tokens, changed))
+    assert harness.budget.state_bytes == MESSAGE_OVERHEAD_BYTES + len(changed)
+    await harness.restart()
+    lease = await harness.receive(2)
+    assert harness.task.counts()[MAIN].bytes == 1 + harness.budget.state_bytes == 1 + MESSAGE_OVERHEAD_BYTES + len(changed)
+    await harness.do(2, Complete(lease.tokens))
+    assert harness.budget.state_bytes == 0
 
 
 async def test_an_empty_send_is_answered_and_changes_nothing() -> None:
@@ -554,8 +584,13 @@ async def test_counts_tell_states_and_bytes_of_each_subqueue() -> None:
     await harness.do(1, Defer([tokens[0]]))
     await harness.do(1, DeadLetter([tokens[1]]))
     counts = harness.task.counts()
-    assert (counts[MAIN].active, counts[MAIN].locked, counts[MAIN].deferred, counts[MAIN].bytes) == (2, 1, 1, 6)
-    assert (counts[DEAD_LETTER].active, counts[DEAD_LETTER].bytes) == (1, 3)
+    assert (counts[MAIN].active, counts[MAIN].locked, counts[MAIN].deferred, counts[MAIN].bytes) == (
+        2,
+        1,
+        1,
+        6 + 3 * MESSAGE_OVERHEAD_BYTES,
+    )
+    assert (counts[DEAD_LETTER].active, counts[DEAD_LETTER].bytes) == (1, 3 + MESSAGE_OVERHEAD_BYTES)
     assert counts[TRANSFER_DEAD_LETTER].active == 0
     await harness.do(1, Recalled(MAIN, [tokens[2]]))
     assert harness.task.counts()[MAIN].locked == 0

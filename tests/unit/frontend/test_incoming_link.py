@@ -521,3 +521,34 @@ async def test_what_goes_wrong_in_an_answer_ends_the_connection_and_reaches_no_p
     _, sink = stack.parts[0].take(Send)
     sink(Sent(1, 999))
     await until(lambda: client.wire.aborted)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_batch", [False, True], ids=["message", "batch"])
+async def test_above_the_memory_mark_messages_are_refused_for_a_retry_and_below_it_they_are_taken(is_batch: bool) -> None:
+    stack, client = await sending()
+    payload = batch(body(1), body(2)) if is_batch else body(1)
+    stack.resident = stack.memory.mark + 1
+    stack.memory.look()
+    client.transfer(0, 0, payload, batch=is_batch)
+    condition, description = error_of((await outcomes(client))[0])
+    assert condition == "com.microsoft:server-busy" and "memory" in description and all_stored(stack) == {}
+    stack.resident = stack.memory.mark // 2
+    stack.memory.look()
+    client.transfer(0, 1, payload, batch=is_batch)
+    assert stack.memory.under_way == 1 + is_batch
+    make_durable(stack)
+    assert (await outcomes(client))[1].descriptor == raw.ACCEPTED
+    assert stack.memory.under_way == 0
+
+
+async def test_a_batch_of_many_small_messages_is_refused_where_they_would_go_beyond_the_mark() -> None:
+    stack, client = await sending()
+    stack.resident = stack.memory.mark - 100
+    stack.memory.look()
+    client.transfer(0, 0, batch(*[body(1)] * 1000), batch=True)
+    stack.resident += 1000  # what the batch itself takes
+    client.transfer(0, 1, batch(*[body(1)] * 1000), batch=True)
+    assert error_of((await outcomes(client))[1])[0] == "com.microsoft:server-busy"
