@@ -28,14 +28,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-TURN_S = 0.000_5
+TURN_S = 0.000_25
 """How long bytes are served before the sockets are polled again and the partitions have their turn, while there are light clients …"""
 TURN_AMONG_HEAVY_S = 0.005
 """… and while there are none: messages that come together are committed together, and a commit costs as much as dozens of messages."""
 LIGHT_S, HEAVY_S = 0.1, 0.05
 """How long, in time worked, a client that was served at once is remembered, and one that was served a larger slice counts as heavy."""
-SLICE_S = 0.002
-"""How long one slice may take. The next slice is smaller after one that took longer, and larger after one that took much less."""
+SLICE_BESIDE_LIGHT_S, SLICE_S = 0.000_5, 0.002
+"""How long one slice may take, beside light clients and among heavy ones. The next slice is smaller after one that took longer, and
+larger after one that took much less. A light client's message waits for some five turns of the event loop until it is answered."""
 SLICE_BYTES_MIN, READ_BYTES = 512, 128 * 1024
 READ_BYTES_MIN = 4 * 1024
 WAITING_BYTES_MAX = 32 * 1024 * 1024
@@ -116,7 +117,7 @@ class Turns:
         self._aside: list[Inbox] = []
         self._stands_s = 0.0
         """The clock of the inbox that was served last."""
-        self._slice_ends = 0.0
+        self._slice_s, self._slice_ends = SLICE_S, 0.0
         self._quick_s = 0.0
         """Spent on what was served as it was read, since the last turn."""
         self.has_light = False
@@ -180,7 +181,7 @@ class Turns:
 
     def _serve_at_once(self, inbox: Inbox, data: bytes, began: float) -> None:
         self.has_light, self._light_until_s = True, began + LIGHT_S
-        self._slice_ends = began + SLICE_S
+        self._slice_ends = began + SLICE_BESIDE_LIGHT_S
         inbox.is_unfinished = inbox.client.serve(data)
         took = self._worked_s() - began
         self._quick_s += took
@@ -205,6 +206,7 @@ class Turns:
         self._quick_s = 0.0
         began = self._worked_s()
         self.has_light = began < self._light_until_s
+        self._slice_s = SLICE_BESIDE_LIGHT_S if self.has_light else SLICE_S
         ends = began + (TURN_S if self.has_light else TURN_AMONG_HEAVY_S)
         now, ready = began, self._ready
         while ready and now < ends:
@@ -219,7 +221,7 @@ class Turns:
 
     def _serve(self, inbox: Inbox, began: float) -> float:
         """One slice; gives the time after it."""
-        self._slice_ends = began + SLICE_S
+        self._slice_ends = began + self._slice_s
         size = 0
         if inbox.is_unfinished:
             inbox.is_unfinished = inbox.client.serve(b"")
@@ -238,9 +240,9 @@ class Turns:
         inbox.served_s += took
         if size > QUICK_BYTES:
             inbox.heavy_until_s = now + HEAVY_S
-        if took > SLICE_S:
+        if took > self._slice_s:
             inbox.slice_bytes = max(size // 2 if size else inbox.slice_bytes // 2, SLICE_BYTES_MIN)
-        elif took < SLICE_S / 2 and size >= inbox.slice_bytes:
+        elif took < self._slice_s / 2 and size >= inbox.slice_bytes:
             inbox.slice_bytes = min(2 * inbox.slice_bytes, READ_BYTES)
         if inbox.chunks or inbox.is_unfinished:
             heapq.heappush(self._ready, (inbox.served_s, next(self._order), inbox))

@@ -277,3 +277,35 @@ async def test_a_client_can_tell_that_its_slice_has_lasted_long_enough() -> None
     Watching(bench, "watching", 0).receive(bytes(READ_BYTES))
     await bench.until_served()
     assert told == [False, True]
+
+
+async def test_slices_are_shorter_while_a_light_client_is_served() -> None:
+    bench = Bench()
+    light = bench.client("light")
+    light.receive(b"a message")
+    for number in range(8):
+        bench.client(f"heavy {number}", seconds_per_byte=0.01 * MICROSECOND).receive(bytes(READ_BYTES))
+    await bench.until_served()
+    light.receive(b"a message")
+    bench.served.clear()
+    for client in [bench.client(f"heavy {number}", seconds_per_byte=0.01 * MICROSECOND) for number in range(2)]:
+        for _ in range(3):
+            client.receive(bytes(READ_BYTES))
+    await bench.until_served()
+    took_s = [size * 0.01 * MICROSECOND for _, size in bench.served]
+    assert max(took_s[4:]) <= turns.SLICE_BESIDE_LIGHT_S, "each client's first slices find out how long its bytes take"
+
+
+async def test_slices_grow_again_once_no_light_client_is_left() -> None:
+    bench = Bench()
+    bench.client("light").receive(b"a message")
+    heavy = bench.client("heavy", seconds_per_byte=0.01 * MICROSECOND)
+    for _ in range(4):
+        heavy.receive(bytes(READ_BYTES))
+    await bench.until_served()
+    assert heavy.inbox.slice_bytes < READ_BYTES
+    bench.now_s += turns.LIGHT_S
+    for _ in range(4):
+        heavy.receive(bytes(READ_BYTES))
+    await bench.until_served()
+    assert heavy.inbox.slice_bytes == READ_BYTES
