@@ -24,6 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from broker.cli_check import CHECK_EPILOG, check
 from broker.config import ENVIRONMENT_PREFIX, Settings, WrongSettings, load_settings, unknown_variables, variable_of
 from broker.config_file import ConfigFile, WrongConfigFile, load_config_file
 from broker.logging import configure_logging, warn_development_key
@@ -189,6 +190,9 @@ def list_settings() -> None:
     for name, field in Settings.model_fields.items():
         table.add_row(variable_of(name), default_text(field.default), field.description or "")
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+app.command(epilog=CHECK_EPILOG)(check)
 
 
 def default_text(value: object) -> str:

@@ -173,7 +173,7 @@ class Catalogue:
         whole = [copy for copy in found if isinstance(copy, _Copy)]
         if not whole:
             files = [path for path in paths if path.name in names]
-            self.damaged.append(Damaged(_name_of(stem), files, [copy for copy in found if isinstance(copy, bytes)]))
+            self.damaged.append(Damaged(document_of(stem), files, [copy for copy in found if isinstance(copy, bytes)]))
             return None
         newest = max(whole, key=lambda copy: copy.number)
         as_newest = {copy.path for copy in whole if (copy.number, copy.document) == (newest.number, newest.document)}
@@ -200,7 +200,7 @@ class Catalogue:
             for stem in _stems(names, _DELETED):
                 if any(f"{stem}{suffix}" in names for suffix in _LIVE):
                     continue
-                name = _name_of(stem)
+                name = document_of(stem)
                 if name is None:
                     found = [self._read_copy(self._directory / f"{stem}{suffix}") for suffix in _DELETED if f"{stem}{suffix}" in names]
                     name = next((copy.name for copy in found if isinstance(copy, _Copy)), None)
@@ -215,7 +215,7 @@ class Catalogue:
         data = b""
         try:
             data = self._read(path)
-            return _decode(data, path)
+            return decode_document(data, path)
         except CorruptRecord as error:
             _log.error("document.damaged", path=error.path, why=error.why)
         except OSError as error:
@@ -300,8 +300,8 @@ def _stems(names: set[str], suffixes: tuple[str, str]) -> list[str]:
     return sorted({name.removesuffix(suffix) for name in names for suffix in suffixes if name.endswith(suffix)})
 
 
-def _name_of(stem: str) -> str | None:
-    """The document's name, if the name of its files contains all of it."""
+def document_of(stem: str) -> str | None:
+    """The document's name, if the name of its files (without suffix) contains all of it."""
     name = stem[: -(2 * _DIGEST_BYTES + 1)]
     return name if file_name_of(name) == f"{stem}{DOCUMENT_SUFFIX}" else None
 
@@ -313,7 +313,8 @@ def _encode(name: str, number: int, document: bytes) -> list[bytes]:
     return [_HEAD.pack(_MAGIC, crc32c(rest)), rest]
 
 
-def _decode(data: bytes, path: Path) -> _Copy:
+def decode_document(data: bytes, path: Path) -> _Copy:
+    """What a file of a document holds. Raises CorruptRecord, UnknownFormat."""
     if len(data) < _NUMBER_AT:
         raise CorruptRecord(str(path), len(data), "the document is cut off")
     magic, crc = _HEAD.unpack_from(data)

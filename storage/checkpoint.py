@@ -88,7 +88,7 @@ def newest_checkpoint(disk: Disk, paths: list[Path], salt: bytes, start: Positio
     damage: CorruptRecord | None = None
     for path in paths:
         try:
-            stored = _read_checkpoint(disk, path, salt)
+            stored = read_checkpoint(disk, path, salt)
         except CorruptRecord as error:
             _log.error("checkpoint.damaged", path=error.path, position=error.position, why=error.why)
             damage = damage or error
@@ -103,7 +103,8 @@ def newest_checkpoint(disk: Disk, paths: list[Path], salt: bytes, start: Positio
     raise CorruptRecord(str(paths[0].parent if paths else "log"), start, "the log was trimmed, and its checkpoint is missing")
 
 
-def _read_checkpoint(disk: Disk, path: Path, salt: bytes) -> StoredCheckpoint:
+def read_checkpoint(disk: Disk, path: Path, salt: bytes) -> StoredCheckpoint:
+    """The checkpoint in a file of the log with this salt. Raises CorruptRecord, UnknownFormat, OSError."""
     fd = disk.open_read(path)
     try:
         data = disk.read(fd, disk.size(fd), 0)

@@ -95,6 +95,22 @@ class ExtentFile:
         self._is_sound = False
         """The file may be written to: both slots are whole, and no write to it has failed."""
 
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
+    def slots(self) -> list[tuple[int, Extent] | None] | None:
+        """What stands in each slot, with its number; None for a damaged slot, and for no file. For those who only look.
+
+        Raises UnknownFormat, OSError.
+        """
+        try:
+            data = self._read()
+        except FileNotFoundError:
+            return None
+        return [self._decode(data[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES)]
+
     def read(self) -> Extent | None:
         """The extent in the file; None without a file.
 

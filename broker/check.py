@@ -1,0 +1,125 @@
+"""Checking a data folder with the names that people know: `partibus check`. Reads only; a broker may be at work in the folder.
+
+`storage/check.py` reads the files. Here queues get their names, and an entry of the catalogue that describes no queue is found.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.entities import QueueDescription
+from broker.entity_documents import decode_description, salvage_name
+from storage.catalogue import file_name_of
+from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
+from storage.disk import Disk, LocalDisk
+from storage.file_store import LOGS_DIRECTORY
+from storage.survey import Finding, LogFolder, Severity
+
+
+class NoDataFolder(Exception):
+    """There is nothing here to check."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check has found."""
+
+    root: Path
+    queues: dict[str, str] = field(default_factory=dict)
+    """Names by generation; of a damaged entry the name only if it is legible."""
+    findings: list[Finding] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def damaged(self) -> bool:
+        """Whether anything is damaged or missing, be it one of two copies."""
+        return any(finding.severity is not Severity.NOTE for finding in self.findings)
+
+    def name_of(self, entity: str | None) -> str:
+        """What to call an entity: the queue's name, else its generation."""
+        return self.queues.get(entity or "", entity or "?")
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; see docs/operations.md."""
+        return {
+            "folder": str(self.root),
+            "damaged": self.damaged,
+            "partitions": self.progress.logs_read,
+            "documents": self.progress.files,
+            "bytes": self.progress.bytes_read,
+            "findings": [
+                {"queue": self.queues.get(each.entity or ""), **asdict(each), "severity": each.severity.value} for each in self.findings
+            ],
+        }
+
+
+def check_folder(root: Path, progress: Progress | None = None, disk: Disk | None = None) -> Report:
+    """Check everything below a data folder. Raises NoDataFolder, OSError."""
+    disk = disk or LocalDisk()
+    if not {LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & set(disk.names(root)):
+        raise NoDataFolder(
+            f"{root}: there is no data folder of a broker here (it holds neither {LOGS_DIRECTORY}/ nor {CATALOGUE_DIRECTORY}/)"
+        )
+    report = Report(root, progress=progress or Progress())
+    documents = check_documents(disk, root, time.sleep, report.progress)
+    report.findings += documents.findings
+    described = _read_descriptions(disk, report, documents)
+    folders = log_folders(disk, root)
+    report.progress.logs = len(folders)
+    for folder in folders:
+        report.findings += check_log(disk, folder, time.sleep, report.progress)
+    names = set(disk.names(root / CATALOGUE_DIRECTORY))
+    report.findings += _without_entry(report, folders, described, names)
+    return report
+
+
+def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict[str, QueueDescription]:
+    """The queues by generation; adds entries that describe none to the findings, and names to the report."""
+    described: dict[str, QueueDescription] = {}
+    for document, content in documents.contents.items():
+        try:
+            description = decode_description(content)
+            assert document == description.generation
+        except Exception as error:
+            path = report.root / CATALOGUE_DIRECTORY / file_name_of(document)
+            why = f"its content describes no queue: {error!r}"
+            report.findings.append(Finding(Severity.UNUSABLE, document, None, str(path), 0, len(content), why))
+        else:
+            described[document] = description
+            report.queues[document] = description.name
+    for finding in documents.findings:
+        if finding.severity is Severity.UNUSABLE and finding.entity and finding.size:
+            name = salvage_name(_read(disk, Path(finding.path)))
+            if name is not None:
+                report.queues.setdefault(finding.entity, name)
+    return described
+
+
+def _read(disk: Disk, path: Path) -> bytes:
+    try:
+        fd = disk.open_read(path)
+    except OSError:
+        return b""
+    try:
+        return disk.read(fd, disk.size(fd), 0)
+    except OSError:
+        return b""
+    finally:
+        disk.close(fd)
+
+
+def _without_entry(
+    report: Report, folders: list[LogFolder], described: dict[str, QueueDescription], names: set[str]
+) -> list[Finding]:  # fmt: skip
+    """Logs of which no file of the catalogue (`names`) knows."""
+    why = "the logs belong to no queue of the catalogue, and nothing says that the queue was deleted: they are kept, and not served"
+    stems = {name.partition(".")[0] for name in names}
+    unknown = {folder.entity: folder.directory.parent for folder in folders if folder.entity not in described}
+    return [
+        Finding(Severity.UNUSABLE, entity, None, str(directory), 0, 0, why)
+        for entity, directory in unknown.items()
+        if Path(file_name_of(entity)).stem not in stems
+    ]

@@ -1,0 +1,154 @@
+"""Checking a data folder: every frame of every log, every checkpoint, extent and document of the catalogue. Reads only.
+
+No lock is taken, and the broker may be at work in the folder meanwhile. Its files change under the reader: a commit is half written, a
+segment is trimmed, an extent written anew. So a partition in which something was found is surveyed again after a pause, and only what is
+found at the same place each time is reported. What is really damaged stays where it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote
+
+from storage.catalogue import COPY_SUFFIX, DOCUMENT_SUFFIX, decode_document, document_of
+from storage.disk import Disk
+from storage.errors import CorruptRecord, UnknownFormat
+from storage.extent import EXTENT_SUFFIX
+from storage.file_store import DELETED_SUFFIX, EXTENTS_DIRECTORIES, LOGS_DIRECTORY
+from storage.survey import Finding, LogFolder, Severity, frames, survey_files
+
+CATALOGUE_DIRECTORY = "catalogue"
+LOOKS_MAX = 5
+"""How often a place is looked at before it counts as damaged. While something changes, it is looked at again."""
+PAUSE_S = 0.3
+"""Between two looks: a commit that is being written is whole by then, or stays a torn tail."""
+
+_PARTITION = re.compile(rf"([0-9a-f]{{4}})(?:{re.escape(EXTENT_SUFFIX)})?")
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a check is. Whoever shows it reads it from time to time; the check calls `report` after each step."""
+
+    report: Callable[[], None] = lambda: None
+    logs: int = 0
+    logs_read: int = 0
+    bytes_read: int = 0
+    files: int = 0
+    """Documents that were read."""
+
+    def add(self, size: int) -> None:
+        """More bytes of frames were read."""
+        self.bytes_read += size
+        self.report()
+
+
+@dataclass(slots=True)
+class Documents:
+    """The documents of the catalogue, as far as they can be read."""
+
+    contents: dict[str, bytes] = field(default_factory=dict)
+    """By document name."""
+    findings: list[Finding] = field(default_factory=list)
+
+
+def log_folders(disk: Disk, root: Path) -> list[LogFolder]:
+    """All logs of a data folder, and those that an extent says were there. Raises OSError."""
+    logs, extents = root / LOGS_DIRECTORY, root.joinpath(*EXTENTS_DIRECTORIES)
+    in_logs = disk.names(logs)
+    deleted = {name.removesuffix(DELETED_SUFFIX) for name in in_logs if name.endswith(DELETED_SUFFIX)}
+    found: list[LogFolder] = []
+    for name in sorted({name for name in in_logs if not name.endswith(DELETED_SUFFIX)} | (set(disk.names(extents)) - deleted)):
+        names = [*disk.names(logs / name), *disk.names(extents / name)]
+        partitions = sorted({int(match[1], 16) for match in map(_PARTITION.fullmatch, names) if match})
+        found += [LogFolder(logs / name / f"{partition:04x}", extents, unquote(name), partition) for partition in partitions]
+    return found
+
+
+def check_log(disk: Disk, folder: LogFolder, pause: Callable[[float], None], progress: Progress) -> list[Finding]:
+    """Read every frame of one log; what is damaged, missing or unfinished in it."""
+    found = _check_log_once(disk, folder, progress)
+    for _ in range(LOOKS_MAX - 1):
+        if not found:
+            break
+        pause(PAUSE_S)
+        before, found = set(found), _check_log_once(disk, folder, progress)
+        if before == set(found):
+            break
+        found = [finding for finding in found if finding in before]
+    progress.logs_read += 1
+    progress.report()
+    return found
+
+
+def _check_log_once(disk: Disk, folder: LogFolder, progress: Progress) -> list[Finding]:
+    try:
+        survey = survey_files(disk, folder)
+        for _ in frames(disk, survey, progress.add):
+            pass
+    except OSError as error:
+        path = error.filename or folder.directory
+        return [Finding(Severity.UNUSABLE, folder.entity, folder.partition, str(path), 0, 0, f"it cannot be read: {error.strerror}")]
+    return survey.findings
+
+
+def check_documents(disk: Disk, root: Path, pause: Callable[[float], None], progress: Progress) -> Documents:
+    """Read every document of the catalogue, both of its files. Raises OSError."""
+    found = _check_documents_once(disk, root, progress)
+    for _ in range(LOOKS_MAX - 1):
+        if not found.findings:
+            break
+        pause(PAUSE_S)
+        before, found = set(found.findings), _check_documents_once(disk, root, progress)
+        if before == set(found.findings):
+            break
+        found.findings = [finding for finding in found.findings if finding in before]
+    return found
+
+
+def _check_documents_once(disk: Disk, root: Path, progress: Progress) -> Documents:
+    directory = root / CATALOGUE_DIRECTORY
+    names = disk.names(directory)
+    documents = Documents()
+    stems = {name.removesuffix(suffix) for name in names for suffix in (DOCUMENT_SUFFIX, COPY_SUFFIX) if name.endswith(suffix)}
+    for stem in sorted(stems):
+        _check_document(disk, directory, stem, documents, progress)
+    return documents
+
+
+def _check_document(disk: Disk, directory: Path, stem: str, documents: Documents, progress: Progress) -> None:
+    newest = -1
+    entity, is_old = document_of(stem), False
+    broken: list[tuple[Path, int, int, str]] = []
+    for suffix in (DOCUMENT_SUFFIX, COPY_SUFFIX):
+        path, size = directory / f"{stem}{suffix}", 0
+        try:
+            fd = disk.open_read(path)
+            try:
+                size = disk.size(fd)
+                data = disk.read(fd, size, 0)
+            finally:
+                disk.close(fd)
+            progress.files += 1
+            copy = decode_document(data, path)
+        except CorruptRecord as error:
+            broken.append((path, error.position, size, error.why))
+        except UnknownFormat as error:
+            broken.append((path, 0, size, str(error)))
+        except FileNotFoundError:
+            broken.append((path, 0, 0, "the file is missing"))
+        except OSError as error:
+            broken.append((path, 0, size, f"it cannot be read: {error.strerror}"))
+        else:
+            entity, is_old = copy.name, is_old or copy.version == 1
+            if copy.number > newest:
+                newest, documents.contents[copy.name] = copy.number, copy.document
+    for path, offset, size, why in broken:
+        if is_old and not size:
+            continue  # written by a version that kept one file of each document
+        severity = Severity.SPARE if newest >= 0 else Severity.UNUSABLE
+        documents.findings.append(Finding(severity, entity, None, str(path), offset, size, why))
+    progress.report()

@@ -1,0 +1,363 @@
+"""Survey of one log, damaged or not: which files it has, which frames are whole, and where something is damaged or missing.
+
+Reads only, and needs no lock, so it also looks at the log of a running broker: whoever asks repeats a survey that has found something, and
+believes what it finds twice (`check.py`). While `recovery.py` stops at the first damage, a survey goes on behind it: after a damaged
+place it looks for the next whole frame. A frame counts as whole if both of its checksums match and it says that it stands where it stands.
+No message can carry such a frame, because the checksum covers the log's salt (`record.py`).
+
+The same rules as at a claim tell a torn tail from damage: behind the last whole frame of the last segment anything may stand, unless the
+extent, a checkpoint or a later frame says that this place was durable (durability rule 5).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage.checkpoint import StoredCheckpoint, checkpoint_paths, read_checkpoint
+from storage.disk import Disk, close_quietly
+from storage.errors import CorruptRecord, UnknownFormat
+from storage.extent import SLOT_BYTES, Extent, ExtentFile
+from storage.log import FRAME_HEADER_BYTES, Frame, Position
+from storage.record import MAGIC, Chain, FrameCodec, crc32c
+from storage.scan import CHUNK_BYTES, FrameScanner, durable_witness, is_zero
+from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, Segment, SegmentHeader, decode_segment_header, segment_name
+
+_SEGMENT_NAME = re.compile(rf"([0-9a-f]{{16}})-([0-9a-f]{{8}}){re.escape(SEGMENT_SUFFIX)}")
+
+
+class Severity(enum.StrEnum):
+    """What a finding means."""
+
+    UNUSABLE = "unusable"
+    """The broker cannot serve the queue or partition, or cannot read some of its messages."""
+    SPARE = "spare"
+    """One of two copies is damaged or missing. The other serves, and nothing is lost."""
+    NOTE = "note"
+    """No damage: what a crash leaves behind, and the next start clears away."""
+
+
+@dataclass(slots=True, frozen=True)
+class Finding:
+    """Something that is not as it should be, in one file."""
+
+    severity: Severity
+    entity: str | None
+    """The entity's identifier (for a queue its generation), if it is known."""
+    partition: int | None
+    path: str
+    offset: int
+    """In bytes from the file's start; 0 for a file that is missing."""
+    size: int
+    """How many bytes of the file are affected; 0 if that is not known."""
+    why: str
+
+
+@dataclass(slots=True, frozen=True)
+class Gap:
+    """A part of a log that cannot be read."""
+
+    path: Path
+    offset: int
+    position: Position
+    """Where in the log it begins."""
+    end: Position | None
+    """Where the log goes on; None if nothing that can be read comes after it."""
+    why: str
+
+
+@dataclass(slots=True)
+class LogFolder:
+    """Where the files of one log are."""
+
+    directory: Path
+    extents: Path
+    """The folder that holds the extents of all logs."""
+    entity: str
+    partition: int
+
+
+@dataclass(slots=True)
+class Survey:
+    """What was found of one log. `frames` has to be read to its end before `findings` is complete."""
+
+    folder: LogFolder
+    findings: list[Finding] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    """Those that hold a part of the log, in order. The header of a damaged one is put together from its name and its neighbours."""
+    sizes: list[int] = field(default_factory=list)
+    """Of their files."""
+    checkpoints: list[StoredCheckpoint] = field(default_factory=list)
+    """The whole ones, newest first."""
+    extent: Extent | None = None
+    codec: FrameCodec | None = None
+    """None if nothing says which salt the log has; then none of its frames can be told from other bytes."""
+    epoch: int = 0
+    """The highest one that was found."""
+
+    def note(self, severity: Severity, path: Path, offset: int, why: str, size: int = 0) -> None:
+        """Add a finding."""
+        self.findings.append(Finding(severity, self.folder.entity, self.folder.partition, str(path), offset, size, why))
+
+    @property
+    def start(self) -> Position:
+        """Where the log begins, as far as anything says so."""
+        if self.extent is not None:
+            return self.extent.start
+        return self.segments[0].base if self.segments else Position(0)
+
+
+def survey_files(disk: Disk, folder: LogFolder) -> Survey:
+    """Look at the names, headers, checkpoints and extent of a log; `frames` reads the rest. Raises OSError."""
+    survey = Survey(folder)
+    extents = ExtentFile(disk, folder.extents, folder.directory.parent.name, folder.entity, folder.partition)
+    try:
+        slots = extents.slots()
+    except UnknownFormat as error:
+        survey.note(Severity.UNUSABLE, extents.path, 0, str(error))
+        slots = []
+    names = disk.names(folder.directory)
+    headers = _read_headers(disk, survey, names)
+    _read_extent(survey, extents, slots)
+    salt = survey.extent.salt if survey.extent else next((header.salt for header, _ in headers.values() if header), None)
+    if salt is not None:
+        survey.codec = FrameCodec(salt, folder.partition)
+    _choose_segments(survey, headers, salt)
+    _read_checkpoints(disk, survey, names, salt)
+    is_old = slots is None and (len(survey.segments) > 1 or bool(checkpoint_paths(folder.directory, names)))
+    if is_old and survey.segments:
+        survey.note(Severity.SPARE, extents.path, 0, "the extent is missing: if the log's last files are missing too, nothing shows it")
+    return survey
+
+
+def _read_headers(disk: Disk, survey: Survey, names: list[str]) -> dict[str, tuple[SegmentHeader | None, int]]:
+    """By file name: the header, None if it is damaged, and the file's size."""
+    found: dict[str, tuple[SegmentHeader | None, int]] = {}
+    folder = survey.folder
+    for name in sorted(name for name in names if name.endswith(SEGMENT_SUFFIX)):
+        path, header, size = folder.directory / name, None, 0
+        if not _SEGMENT_NAME.fullmatch(name):
+            survey.note(Severity.UNUSABLE, path, 0, "the name is not that of a segment")
+            continue
+        try:
+            fd = disk.open_read(path)
+            try:
+                size = disk.size(fd)
+                header = decode_segment_header(disk.read(fd, SEGMENT_HEADER_BYTES, 0), path)
+            finally:
+                disk.close(fd)
+        except CorruptRecord as error:
+            survey.note(Severity.UNUSABLE, path, error.position, error.why, SEGMENT_HEADER_BYTES)
+        except UnknownFormat as error:
+            survey.note(Severity.UNUSABLE, path, 0, str(error))
+            continue
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            survey.note(Severity.UNUSABLE, path, 0, f"it cannot be read: {error.strerror}")
+        if header is not None and (header.entity, header.partition, segment_name(header)) != (folder.entity, folder.partition, name):
+            why = f"the segment is {segment_name(header)} of partition {header.partition} of {header.entity!r}"
+            survey.note(Severity.UNUSABLE, path, 0, why)
+            continue
+        found[name] = (header, size)
+    return found
+
+
+def _read_extent(survey: Survey, extents: ExtentFile, slots: list[tuple[int, Extent] | None] | None) -> None:
+    for place, slot in enumerate(slots or ()):
+        if slot is None:
+            survey.note(Severity.SPARE, extents.path, place * SLOT_BYTES, "the slot's checksum does not match", SLOT_BYTES)
+    whole = [slot for slot in slots or () if slot is not None]
+    survey.extent = max(whole)[1] if whole else None
+
+
+def _choose_segments(survey: Survey, headers: dict[str, tuple[SegmentHeader | None, int]], salt: bytes | None) -> None:
+    """The segments that hold the log, as `recovery.py` chooses them, but by their names, so that a damaged header is no hindrance."""
+    live: list[tuple[Segment, int]] = []
+    by_epoch = sorted(headers, key=lambda name: (int(name[17:25], 16), int(name[:16], 16)))
+    for name in by_epoch:
+        header, size = headers[name]
+        base, epoch = Position(int(name[:16], 16)), int(name[17:25], 16)
+        if header is not None and salt is not None and header.salt != salt:
+            survey.note(Severity.UNUSABLE, survey.folder.directory / name, 56, "the segment belongs to another log")
+            continue
+        if header is None:
+            header = SegmentHeader(survey.folder.entity, survey.folder.partition, epoch, salt or b"", Chain(base, 0, None))
+        while live and live[-1][0].base >= base:
+            live.pop()
+        live.append((Segment(survey.folder.directory / name, header), size))
+        survey.epoch = max(survey.epoch, epoch)
+    known = survey.extent
+    if known is not None:
+        live = [each for each in live if each[0].base >= known.start]
+        survey.epoch = max(survey.epoch, known.epoch)
+    survey.segments, survey.sizes = [segment for segment, _ in live], [size for _, size in live]
+
+
+def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes | None) -> None:
+    damaged: list[tuple[Path, int, str]] = []
+    start = survey.start
+    for path in checkpoint_paths(survey.folder.directory, names):
+        try:
+            stored = read_checkpoint(disk, path, salt or b"")
+        except CorruptRecord as error:
+            damaged.append((path, error.position, error.why))
+        except UnknownFormat as error:
+            damaged.append((path, 0, str(error)))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            damaged.append((path, 0, f"it cannot be read: {error.strerror}"))
+        else:
+            survey.epoch = max(survey.epoch, stored.epoch)
+            if stored.checkpoint.position >= start:
+                survey.checkpoints.append(stored)
+    known = survey.extent.checkpoint if survey.extent else None
+    newest = survey.checkpoints[0].checkpoint.position if survey.checkpoints else None
+    if known is not None and (newest is None or newest < known) and not damaged and survey.segments:
+        path = survey.folder.directory / f"{known:016x}.checkpoint"
+        damaged.append((path, 0, "the newest checkpoint is missing"))
+    severity = Severity.SPARE if survey.checkpoints or start == 0 else Severity.UNUSABLE
+    if not damaged and severity is Severity.UNUSABLE and survey.segments:
+        damaged.append((survey.folder.directory, 0, "the log was trimmed, and its checkpoint is missing"))
+    for path, offset, why in damaged:
+        survey.note(severity, path, offset, why)
+
+
+def frames(disk: Disk, survey: Survey, progress: Callable[[int], None] = lambda size: None) -> Iterator[Frame | Gap]:
+    """All whole frames of a log in order, and the gaps between them; adds what is wrong to the survey's findings. Raises OSError.
+
+    `progress` is told how many bytes were read since it was told last.
+    """
+    folder, known = survey.folder, survey.extent
+    if not survey.segments:
+        if known is not None or survey.findings:
+            why = "all segments of the log are missing"
+            survey.note(Severity.UNUSABLE, folder.directory, 0, why)
+            yield Gap(folder.directory, 0, known.start if known else Position(0), None, why)
+        return
+    if survey.codec is None:
+        why = "nothing that is whole says which salt the log has, so its frames cannot be verified"
+        survey.note(Severity.UNUSABLE, survey.segments[0].path, 0, why)
+        yield Gap(survey.segments[0].path, 0, survey.segments[0].base, None, why)
+        return
+    if known is not None and survey.segments[0].base > known.start:
+        why = f"the first segments are missing: the log began at position {known.start} and begins at {survey.segments[0].base}"
+        survey.note(Severity.UNUSABLE, folder.directory, 0, why)
+        yield Gap(folder.directory, 0, known.start, survey.segments[0].base, why)
+    for number, segment in enumerate(survey.segments):
+        successor = survey.segments[number + 1] if number + 1 < len(survey.segments) else None
+        reader = _Reader(disk, survey, segment, survey.sizes[number], successor)
+        try:
+            yield from reader.read(progress)
+        finally:
+            reader.close()
+    last = survey.segments[-1]
+    if known is not None and (last.base, last.header.epoch) < (known.base, known.epoch):
+        path = folder.directory / f"{known.base:016x}-{known.epoch:08x}{SEGMENT_SUFFIX}"
+        survey.note(Severity.UNUSABLE, path, 0, f"the segment is missing, and {last.path.name} is the last")
+        yield Gap(path, 0, known.base, None, "the segment is missing")
+
+
+class _Reader:
+    """The frames and gaps of one segment."""
+
+    def __init__(self, disk: Disk, survey: Survey, segment: Segment, size: int, successor: Segment | None) -> None:
+        self._disk, self._survey, self._segment, self._size, self._successor = disk, survey, segment, size, successor
+        assert survey.codec is not None
+        self._codec = survey.codec
+        self._until = successor.base if successor is not None else max(segment.position_at(size), segment.base)
+        self._fd = -1
+
+    def close(self) -> None:
+        close_quietly(self._disk, self._fd)
+
+    def read(self, progress: Callable[[int], None]) -> Iterator[Frame | Gap]:
+        chain = self._segment.header.chain
+        try:
+            self._fd = self._disk.open_read(self._segment.path)
+        except OSError as error:
+            yield self._gap(chain.position, self._end_of_gap(None), f"it cannot be read: {error.strerror}")
+            return
+        while True:
+            scanner = FrameScanner(self._disk, self._fd, self._segment, self._codec, chain, self._until)
+            failure = ""
+            try:
+                while found := scanner.frames():
+                    yield from found
+                    progress(sum(len(frame.data) for frame in found))
+            except OSError as error:
+                failure = f"it cannot be read: {error.strerror}"
+            place = scanner.chain.position
+            if not failure and (place >= self._until if self._successor is not None else self._is_end(place, scanner.why)):
+                return
+            behind = self._next_frame(place)
+            why = failure or scanner.why or "the end of the log is missing"
+            if behind is None and self._successor is not None and self._segment.offset_of(self._until) > self._size:
+                why = f"the segment ends before {self._successor.path.name} begins"
+            yield self._gap(place, self._end_of_gap(behind), why)
+            if behind is None:
+                return
+            chain = Chain(behind, 0, None)
+
+    def _end_of_gap(self, behind: Position | None) -> Position | None:
+        """Where the log goes on after a gap: at a frame of this segment, or at the next segment."""
+        return behind if behind is not None or self._successor is None else self._successor.base
+
+    def _gap(self, position: Position, end: Position | None, why: str) -> Gap:
+        offset = self._segment.offset_of(position)
+        size = (end if end is not None else self._segment.position_at(self._size)) - position
+        self._survey.note(Severity.UNUSABLE, self._segment.path, offset, why, max(0, size))
+        return Gap(self._segment.path, offset, position, end, why)
+
+    def _is_end(self, place: Position, why: str) -> bool:
+        """Whether the log may end here, in the last segment: nothing says that more was durable."""
+        survey, offset = self._survey, self._segment.offset_of(place)
+        witness = max([survey.extent.durable if survey.extent else 0, *(each.chain.position for each in survey.checkpoints)])
+        last = survey.extent
+        if last is not None and (self._segment.base, self._segment.header.epoch) < (last.base, last.epoch):
+            witness = last.base
+        is_clean = is_zero(self._disk, self._fd, offset)
+        if not is_clean:
+            witness = max(witness, durable_witness(self._disk, self._fd, self._segment, self._codec, offset))
+        if witness > place:
+            return False
+        if not is_clean:
+            size = self._disk.size(self._fd) - offset
+            survey.note(Severity.NOTE, self._segment.path, offset, f"an unfinished commit, which nobody was told of ({why})", size)
+        return True
+
+    def _next_frame(self, position: Position) -> Position | None:
+        """Where the next whole frame stands at or behind a position of this segment."""
+        offset = max(self._segment.offset_of(position), SEGMENT_HEADER_BYTES)
+        end = self._segment.offset_of(self._until)
+        while offset + FRAME_HEADER_BYTES <= end:
+            try:
+                chunk = self._disk.read(self._fd, CHUNK_BYTES, offset)
+            except OSError:
+                offset += CHUNK_BYTES  # look behind what the disk cannot read
+                continue
+            if len(chunk) < FRAME_HEADER_BYTES:
+                return None
+            found = chunk.find(MAGIC)
+            while found >= 0:
+                if self._is_whole(offset + found, end):
+                    return self._segment.position_at(offset + found)
+                found = chunk.find(MAGIC, found + 1)
+            offset += len(chunk) - FRAME_HEADER_BYTES + 1  # a header may stand across two chunks
+        return None
+
+    def _is_whole(self, offset: int, end: int) -> bool:
+        try:
+            header = self._codec.parse_header(self._disk.read(self._fd, FRAME_HEADER_BYTES, offset))
+            if header is None or header.position != self._segment.position_at(offset):
+                return False
+            body_at = offset + FRAME_HEADER_BYTES
+            if body_at + header.body_length > end:
+                return False
+            return bool(crc32c(self._disk.read(self._fd, header.body_length, body_at)) == header.body_crc)
+        except OSError:
+            return False

@@ -1,0 +1,78 @@
+"""`partibus check` as a process: its table, its JSON and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from broker.entities import QueueDescription
+from broker.entity_documents import encode_description
+from storage.catalogue import Catalogue, file_name_of
+from storage.disk import LocalDisk
+from storage.segment import SEGMENT_HEADER_BYTES
+from tests.support.logs import append, claimed, flip
+from tests.unit.test_cli import partibus
+
+GENERATION = "0123456789abcdef" * 2
+
+
+async def data_folder(root: Path) -> Path:
+    """A queue with two commits in partition 3; gives the segment."""
+    async with claimed(root, entity=GENERATION, partition=3) as log:
+        await append(log, b"one" * 20)
+        await append(log, b"two" * 20)
+    await Catalogue(root / "catalogue", LocalDisk()).put(GENERATION, encode_description(QueueDescription("orders", GENERATION, 16)))
+    return segment_in(root)
+
+
+def segment_in(root: Path) -> Path:
+    [segment] = root.rglob("*.segment")
+    return segment
+
+
+async def test_a_sound_folder_ends_with_0_and_a_damaged_one_with_1(tmp_path: Path) -> None:
+    segment = await data_folder(tmp_path)
+    done = partibus("check", "--data-dir", str(tmp_path))
+    assert done.returncode == 0 and "Nothing is damaged" in done.stdout and "1 partitions" in done.stdout, done
+    flip(segment, SEGMENT_HEADER_BYTES + 70)
+    done = partibus("check", PARTIBUS_DATA_DIR=str(tmp_path))
+    assert done.returncode == 1, done
+    [row] = [line for line in done.stdout.splitlines() if "unusable" in line]
+    for text in ("orders", " 3 ", str(segment.relative_to(tmp_path)), " 256 ", "the frame's checksum does not match"):
+        assert text in row
+    done = partibus("check", "--json", "--data-dir", str(tmp_path))
+    report = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, report["damaged"], report["partitions"]) == (1, "", True, 1)
+    assert report["findings"] == [
+        {
+            "queue": "orders",
+            "severity": "unusable",
+            "entity": GENERATION,
+            "partition": 3,
+            "path": str(segment),
+            "offset": SEGMENT_HEADER_BYTES,
+            "size": 132,
+            "why": "the frame's checksum does not match",
+        }
+    ]
+
+
+async def test_entries_that_describe_no_queue_and_logs_without_an_entry_are_found(tmp_path: Path) -> None:
+    await data_folder(tmp_path)
+    document = tmp_path / "catalogue" / file_name_of(GENERATION)
+    await Catalogue(tmp_path / "catalogue", LocalDisk()).put(GENERATION, b"{}")
+    assert "its content describes no queue" in partibus("check", "--data-dir", str(tmp_path)).stdout
+    document.unlink()
+    document.with_suffix(".copy").unlink()
+    done = partibus("check", "--data-dir", str(tmp_path))
+    assert done.returncode == 1 and "belong to no queue of the catalogue" in done.stdout
+
+
+def test_a_folder_without_data_ends_with_2(tmp_path: Path) -> None:
+    done = partibus("check", "--data-dir", str(tmp_path / "nowhere"))
+    assert done.returncode == 2 and "there is no data folder" in done.stderr
+
+
+def test_help_says_what_findings_and_exit_codes_mean() -> None:
+    text = partibus("check", "--help").stdout
+    assert all(word in text for word in ("unusable", "spare", "note", "Exit codes", "--json", "PARTIBUS_DATA_DIR"))
