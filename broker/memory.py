@@ -38,10 +38,27 @@ log = structlog.get_logger("server")
 class Memory:
     """What the broker uses, the mark, and whether sends are refused. Used in the event loop."""
 
-    __slots__ = ("_counted", "_counted_before", "_freed", "_resident", "_resident_before", "_room", "limited", "mark", "under_way", "used")
+    __slots__ = (
+        "_changed",
+        "_counted",
+        "_counted_before",
+        "_freed",
+        "_resident",
+        "_resident_before",
+        "_room",
+        "limited",
+        "mark",
+        "under_way",
+        "used",
+    )
 
-    def __init__(self, mark: int, resident: Callable[[], int], counted: Callable[[], int]) -> None:
-        """`mark` in bytes; `resident` gives the process's memory, `counted` what waiting messages take of it by the broker's own count."""
+    def __init__(
+        self, mark: int, resident: Callable[[], int], counted: Callable[[], int], changed: Callable[[bool], None] = lambda limited: None
+    ) -> None:
+        """`mark` in bytes; `resident` gives the process's memory, `counted` what waiting messages take of it by the broker's own count.
+
+        `changed` is told whether memory is limited, at each change.
+        """
         self.mark = mark
         self.limited = False
         """Sends are refused."""
@@ -49,7 +66,7 @@ class Memory:
         """Bytes in use, as of the last look."""
         self.under_way = 0
         """Messages that were admitted and have no outcome yet. Kept by the connections."""
-        self._resident, self._counted = resident, counted
+        self._resident, self._counted, self._changed = resident, counted, changed
         self._resident_before = self._counted_before = 0
         self._freed = 0
         """What messages have given back and the process still has, as far as one can tell."""
@@ -79,9 +96,11 @@ class Memory:
         self._room = self.mark - self.used - self.under_way * MESSAGE_OVERHEAD_BYTES
         if not self.limited and self._room < 0:
             self.limited = True
+            self._changed(True)
             log.warning("memory.limited", used_mib=self.used // MIB, mark_mib=self.mark // MIB, waiting_messages_mib=counted // MIB)
         elif self.limited and self._room >= self.mark // 20:
             self.limited = False
+            self._changed(False)
             log.info("memory.accepting", used_mib=self.used // MIB, mark_mib=self.mark // MIB, waiting_messages_mib=counted // MIB)
         if self.limited:
             self._room = -1  # so that `admit` needs no other comparison

@@ -16,7 +16,7 @@ RESERVE_BYTES = 64 * 1024
 class PayloadBudget:
     """Bytes of message bodies in memory, over all partitions. Owned by the event loop."""
 
-    __slots__ = ("bytes_max", "reserve_bytes", "state_bytes", "used")
+    __slots__ = ("bytes_max", "is_scarce", "reserve_bytes", "state_bytes", "used")
 
     def __init__(self, bytes_max: int, reserve_bytes: int = RESERVE_BYTES) -> None:
         self.bytes_max = bytes_max
@@ -24,6 +24,12 @@ class PayloadBudget:
         self.used = 0
         self.state_bytes = 0
         """What the state of waiting messages takes beside their bodies, over all partitions."""
+        self.is_scarce = False
+        """The broker uses more memory than it should: no body stays in memory beyond the reserves."""
+
+    def set_scarce(self, is_scarce: bool) -> None:
+        """Memory is scarce from now on, or is not any more."""
+        self.is_scarce = is_scarce
 
     def share(self) -> PayloadShare:
         """The account of one more partition."""
@@ -40,10 +46,15 @@ class PayloadShare:
         self.used = 0
         self._state_bytes = 0
 
+    @property
+    def is_scarce(self) -> bool:
+        """The broker uses more memory than it should."""
+        return self._budget.is_scarce
+
     def take(self, size: int) -> bool:
         """Whether `size` more bytes may stay in memory; if so they are counted."""
         budget = self._budget
-        if budget.used + size > budget.bytes_max and self.used + size > budget.reserve_bytes:
+        if (budget.is_scarce or budget.used + size > budget.bytes_max) and self.used + size > budget.reserve_bytes:
             return False
         self.used += size
         budget.used += size

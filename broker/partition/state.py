@@ -77,6 +77,7 @@ from broker.partition.demand import DemandBook, Waiter
 from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages
+from broker.partition.quotas import check_changes, check_size
 from broker.partition.records import Enqueued, Mark
 from broker.partition.subqueue import DEFERRED, Lease, Reference, Subqueue
 from storage.log import Commit, Frame, Position
@@ -269,10 +270,13 @@ class Partition:
                 for subqueue, references in self._locks.unlock(operation.tokens, self._arrived_ms):
                     self._give_back(subqueue, references)
             case Abandon():
+                self._check_changes(operation)
                 self._settle(client, operation, lambda subqueue, each: self._return(subqueue, each, operation.changed))
             case Defer():
+                self._check_changes(operation)
                 self._settle(client, operation, lambda subqueue, each: self._defer(subqueue, each, operation.changed))
             case DeadLetter():
+                self._check_changes(operation)
                 self._dead_letter(client, operation)
             case RenewLocks():
                 failures = self._locks.renew(operation.tokens, self._arrived_ms, self._locked_until_ms())
@@ -300,7 +304,7 @@ class Partition:
         first = self.messages.next_number
         if messages:
             sizes = list(map(len, messages))
-            self._check_quota(sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes))
+            check_size(self._description, self.number, self._subqueues, sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes))
             if min(sizes) == max(sizes):
                 sizes = [sizes[0]] * len(sizes)  # one number object for all
             now_ms = self._batch.now_ms
@@ -312,17 +316,6 @@ class Partition:
                 self._batch.passing += map(self._main.references.__getitem__, range(first, first + len(sizes)))
             self._batch.has_sent = True
         self._batch.answers.append((client, Sent(first, send.cookie)))
-
-    def _check_quota(self, size: int) -> None:
-        """Each partition may hold the entity's whole `max_size_mb`: a partitioned one holds a multiple (HTTP contract 3.2)."""
-        limit = self._description.settings.max_size_mb * MIB
-        used = sum([subqueue.size_bytes for subqueue in self._subqueues])
-        if used + size > limit:
-            raise Refused(
-                Reason.QUOTA_EXCEEDED,
-                f"The maximum entity size has been reached or exceeded for Queue: '{self._description.name}', partition {self.number}. "
-                f"Size of partition in bytes: {used}, Max partition size in bytes: {limit}",
-            )
 
     def _expiries(self, times_to_live_ms: Sequence[int | None] | None, count: int, enqueued_ms: int) -> list[int] | None:
         """When each message expires, 0 for never; None if none does. The entity's default caps the message's own."""
@@ -487,6 +480,10 @@ class Partition:
         for subqueue, references in self._locks.unlock(operation.tokens, self._arrived_ms, failures):
             settle(subqueue, references)
         self._batch.answers.append((client, Settled(operation.cookie, failures)))
+
+    def _check_changes(self, operation: Abandon | Defer | DeadLetter) -> None:
+        """Raises Refused; the locks go on."""
+        check_changes(self._description, self.number, self._subqueues, self.messages.payloads, operation.changed, len(operation.tokens))
 
     def _dead_letter(self, client: ClientId, operation: DeadLetter) -> None:
         """Messages of a dead-letter subqueue go no further: their locks are left as they are (AMQP contract 10.4)."""

@@ -10,6 +10,7 @@ from broker.clock import ManualClock
 from broker.entities import MAIN, QueueDescription, QueueSettings
 from broker.operations import Answer, ClientId, Demand, Locked, Operation, Peek, Peeked, Send, Sent
 from broker.partition.payloads import PayloadBudget
+from broker.partition.subqueue import Subqueue
 from broker.partition.task import Health, PartitionTask, TaskLimits
 from tests.support.memory_log import Disk, MemoryLog
 
@@ -99,6 +100,13 @@ class Harness:
         log = MemoryLog(self.log.disk, self.log.segment_bytes)
         self.log = log
         self.task = self._new_task()
+
+    @property
+    def subqueues(self) -> list[Subqueue]:
+        """The subqueues of the state machine as it is now."""
+        partition = self.task._partition
+        assert partition is not None, "the partition is not open"
+        return partition.messages.subqueues
 
     def _new_task(self) -> PartitionTask:
         return PartitionTask(
