@@ -36,6 +36,7 @@ from broker.partition.task import PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from broker.queue import Queue
 from broker.security import Authorizer
+from broker.slices import Slices
 from broker.sockets import addresses_text, listen
 from broker.stored_message import MessageIds
 from broker.tls import TlsFiles, certificate_names, server_context, tls_files
@@ -105,6 +106,8 @@ class Broker:
             committer_threads=settings.committer_threads,
             failed=self._part_failed,
         )
+        self._opening = Slices()
+        """The turns in which partitions are opened, recovered and forgotten."""
         self._payloads = payloads = PayloadBudget(settings.payload_memory_bytes)
         mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
         self.memory = Memory(mark, resident_bytes, lambda: payloads.state_bytes + payloads.used, payloads.set_scarce)
@@ -267,6 +270,7 @@ class Broker:
             payloads=self._payloads,
             limits=self._partition_limits,
             meter=queue.meter,
+            slices=self._opening,
         )
         assert self._tasks is not None, "the broker runs"
         self._partitions.add(partition)

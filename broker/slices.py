@@ -41,3 +41,8 @@ class Slices:
                 await asyncio.sleep(0)  # with the turn in hand: the next slice, whoever's it is, comes in another turn of the loop
             if found:
                 yield found
+
+    async def run(self, steps: Iterable[object]) -> None:
+        """Take all steps, a slice at a time."""
+        async for _ in self.of(steps):
+            pass

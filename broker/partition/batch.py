@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from broker.errors import Reason
-from broker.operations import Answer, ClientId, Failed, Locked, Peeked
-from broker.partition.subqueue import Lease, Reference
+from broker.operations import Answer, ClientId, Failed, Locked, MessageState, Peeked
+from broker.partition.subqueue import DEFERRED, Lease, Reference
 from storage.log import Commit, Frame, Position
 
 Hole = tuple[list[bytes], Sequence[Reference]]
@@ -37,8 +37,8 @@ class Batch:
     """Made by `Partition.begin`, complete after `Partition.finish`."""
 
     __slots__ = (
-        "answers", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent", "granted_bytes", "grants", "has_sent",
-        "holes", "marks", "now_ms", "open_grants", "passing", "to_tell", "wall_ms",
+        "answers", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent", "granted", "granted_bytes", "grants",
+        "has_sent", "holes", "marks", "now_ms", "open_grants", "passing", "to_tell", "wall_ms", "work",
     )  # fmt: skip
 
     def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
@@ -61,7 +61,10 @@ class Batch:
         """By client and subqueue."""
         self.dead_lettered = self.expired_messages = self.expired_locks = 0
         """For the metrics: how many of each there were."""
-        self.granted_bytes = 0
+        self.granted = self.granted_bytes = 0
+        """What the subqueue in hand has given, or was looked at for it: messages and bytes."""
+        self.work = 0
+        """How many messages the operations have sent, settled or looked at."""
         self.to_tell: list[tuple[ClientId, int]] = []
         """Clients that want to know if their demand is not met, with the subqueue."""
         self.passing: list[Reference] = []
@@ -117,3 +120,18 @@ def fill_locked(answer: Locked, lease: Lease) -> None:
     answer.expires_at_ms = list(map(_EXPIRES_AT_MS, references))
     answer.changed = list(map(_CHANGED, references))
     answer.messages = list(map(_PAYLOAD, references))
+
+
+def peeked(found: Sequence[Reference], cookie: object, more: bool) -> Peeked:
+    """The answer that shows these messages; those that are not in memory are empty."""
+    return Peeked(
+        list(map(_SEQUENCE_NUMBER, found)),
+        list(map(_ENQUEUED_AT_MS, found)),
+        list(map(_DELIVERY_COUNT, found)),
+        list(map(_EXPIRES_AT_MS, found)),
+        list(map(_PAYLOAD, found)),
+        list(map(_CHANGED, found)),
+        [MessageState.DEFERRED if reference.state == DEFERRED else MessageState.ACTIVE for reference in found],
+        cookie,
+        more,
+    )

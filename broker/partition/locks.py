@@ -19,7 +19,7 @@ from broker.errors import Reason
 from broker.operations import LockToken
 from broker.partition.demand import DemandBook
 from broker.partition.subqueue import Lease, Reference, Subqueue
-from broker.partition.timers import TimerWheel
+from broker.partition.timers import DueKeys, TimerWheel
 
 TOKEN_BYTES = 16
 _NO_TOKEN = bytes(TOKEN_BYTES)
@@ -40,6 +40,8 @@ class Locks:
         self._leases: dict[int, Lease] = {}
         self._ids = 0
         self._ends = TimerWheel(tick_ms, self._leases.__contains__)
+        self._ended = DueKeys()
+        """Leases whose time has come, and that hold their messages still. No token opens them any more."""
 
     def new_lease(self, subqueue: Subqueue, until_ms: int) -> Lease:
         """A lease with a nonce of its own. It counts once it is started."""
@@ -55,6 +57,11 @@ class Locks:
     def next_due_ms(self) -> int | None:
         """When the next lease runs out."""
         return self._ends.next_due_ms()
+
+    @property
+    def has_ended(self) -> bool:
+        """`run_out` has more to do."""
+        return bool(self._ended)
 
     def unlock(self, tokens: Sequence[LockToken], now_ms: int, failures: dict[int, Reason] | None = None) -> Unlocked:
         """End the locks behind tokens; `failures` gets the places of those that were gone already."""
@@ -119,9 +126,10 @@ class Locks:
         return failures
 
     def run_out(self, now_ms: int) -> Iterator[tuple[Subqueue, list[Reference]]]:
-        """End the leases whose time has come."""
-        for ids in self._ends.expire(now_ms):
-            for id in ids:
+        """End the leases whose time has come, as many as the caller asks for: the others are still to end (`has_ended`)."""
+        self._ended.add(self._ends.expire(now_ms))
+        while self._ended:
+            for id in self._ended.take(1):
                 lease = self._leases.get(id)
                 if lease is not None:
                     references = [reference for reference in lease.references if reference.lease is lease]

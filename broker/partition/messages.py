@@ -16,7 +16,7 @@ dead ones leave it when they reach the front, so the front says how far the log 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 
 from broker.entities import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, TRANSFER_DEAD_LETTER
@@ -32,6 +32,10 @@ from storage.log import Commit, Frame, Position
 
 SUBQUEUES = (MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER)
 """By the number that records give them."""
+REPLAYED_AT_ONCE = 1024
+"""Messages that one step of a replay brings back: about a millisecond."""
+DROPPED_AT_ONCE = 2048
+"""References and frames that one step of `drop` forgets: less than a millisecond."""
 
 
 class Messages:
@@ -255,27 +259,43 @@ class Messages:
 
     def replay(self, frame: Frame) -> None:
         """Apply all records of a frame. Raises UnreadableRecord."""
-        for record in frame.records():
-            match record.kind:
-                case records.ENQUEUED:
-                    enqueued = records.read_enqueued(record)
-                    if self._first_replayed is None:
-                        self._first_replayed = enqueued.first
-                    self.apply_enqueued(frame.position, _shared(enqueued))
-                case records.REMOVED | records.RETURNED | records.DEFERRED | records.MOVED | records.CHANGED:
-                    mark = records.read_mark(record)
-                    known = self._known(mark)
-                    if known:
-                        self.apply_mark(mark._replace(sequence_numbers=known))
-                case records.COUNTERS:
-                    self.apply_counters(records.read_counters(record))
-                case records.RELOCATED:
-                    self.apply_relocated(frame.position, records.read_relocated(record))
-                case _:
-                    raise UnreadableRecord(f"record kind {record.kind} is unknown to this release")
+        deque(self.replay_steps([frame]), maxlen=0)
+
+    def replay_steps(self, frames: Iterable[Frame]) -> Iterator[int]:
+        """Apply all records of some frames, in steps of REPLAYED_AT_ONCE messages at most. Raises UnreadableRecord."""
+        for frame in frames:
+            for record in frame.records():
+                match record.kind:
+                    case records.ENQUEUED:
+                        enqueued = records.read_enqueued(record)
+                        if self._first_replayed is None:
+                            self._first_replayed = enqueued.first
+                        for part in _parts(enqueued):
+                            self.apply_enqueued(frame.position, _shared(part))
+                            yield len(part.sizes)
+                    case records.REMOVED | records.RETURNED | records.DEFERRED | records.MOVED | records.CHANGED:
+                        mark = records.read_mark(record)
+                        for start in range(0, len(mark.sequence_numbers), REPLAYED_AT_ONCE):
+                            known = self._known(mark, mark.sequence_numbers[start : start + REPLAYED_AT_ONCE])
+                            if known:
+                                self.apply_mark(mark._replace(sequence_numbers=known))
+                            yield len(known)
+                    case records.COUNTERS:
+                        self.apply_counters(records.read_counters(record))
+                    case records.RELOCATED:
+                        for moved in _relocated_parts(records.read_relocated(record)):
+                            self.apply_relocated(frame.position, moved)
+                            yield len(moved.sizes)
+                    case _:
+                        raise UnreadableRecord(f"record kind {record.kind} is unknown to this release")
+            yield 0
 
     def finish_replay(self, wall_ahead_ms: int) -> None:
-        """Everything was replayed: bring the references into order, and watch the time.
+        """As `finish_steps`, at once."""
+        deque(self.finish_steps(wall_ahead_ms), maxlen=0)
+
+    def finish_steps(self, wall_ahead_ms: int) -> Iterator[int]:
+        """Everything was replayed: bring the references into order, and watch the time. In steps, each of a bounded number of messages.
 
         `wall_ahead_ms` is how far wall time is ahead of monotonic time now. Until this process first read the log, times to live ran by
         the wall clock; since then they run in monotonic time, also across a recovery.
@@ -283,18 +303,35 @@ class Messages:
         self._clock_settings.read_back(wall_ahead_ms)
         self.main.expiry = TimerWheel(self._tick_ms, self.main.references.__contains__)
         for subqueue in self.subqueues:
-            subqueue.rebuild(self._clock_settings)
+            yield from subqueue.rebuild(self._clock_settings)
 
-    def _known(self, mark: Mark) -> Sequence[int]:
+    def _known(self, mark: Mark, numbers: Sequence[int]) -> Sequence[int]:
+        """Those of the numbers that a mark names whose messages are there. Raises UnreadableRecord."""
         if max(mark.subqueue, mark.target) >= len(self.subqueues):
             raise UnreadableRecord(f"a record speaks of subqueue {max(mark.subqueue, mark.target)}, which is unknown to this release")
         references = self.subqueues[mark.subqueue].references
-        known = [number for number in mark.sequence_numbers if number in references]
-        if len(known) < len(mark.sequence_numbers) and self._first_replayed is not None:
-            unknown = max(number for number in mark.sequence_numbers if number not in references)
+        known = [number for number in numbers if number in references]
+        if len(known) < len(numbers) and self._first_replayed is not None:
+            unknown = max(number for number in numbers if number not in references)
             if unknown >= self._first_replayed:
                 raise UnreadableRecord(f"a record speaks of message {unknown}, which is not there")
         return known
+
+    def drop(self) -> Iterator[int]:
+        """Forget everything, in steps: to free a million references at once would hold everybody up. Nobody uses this object any more."""
+        for subqueue in self.subqueues:
+            references = subqueue.references
+            while references:
+                count = min(len(references), DROPPED_AT_ONCE)
+                for _ in range(count):
+                    references.popitem()[1].lease = None
+                yield count
+        frames = self._frames
+        while frames:
+            count = min(len(frames), DROPPED_AT_ONCE)
+            for _ in range(count):
+                frames.pop()
+            yield count
 
     # --- compaction -------------------------------------------------------------------------------------------------
 
@@ -369,6 +406,39 @@ class Messages:
         assert {id(frame): frame.live for frame in self._frames if frame.live} == live
         positions = [frame.position for frame in self._frames]
         assert positions == sorted(set(positions))
+
+
+def _parts(enqueued: Enqueued) -> Iterator[Enqueued]:
+    """The same messages, REPLAYED_AT_ONCE at a time."""
+    first, enqueued_ms, sizes, expiries, offset = enqueued
+    if len(sizes) <= REPLAYED_AT_ONCE:
+        yield enqueued
+        return
+    for start in range(0, len(sizes), REPLAYED_AT_ONCE):
+        stop = start + REPLAYED_AT_ONCE
+        part = sizes[start:stop]
+        yield Enqueued(first + start, enqueued_ms, part, None if expiries is None else expiries[start:stop], offset)
+        offset += sum(part)
+
+
+def _relocated_parts(relocated: Relocated) -> Iterator[Relocated]:
+    """The same messages, REPLAYED_AT_ONCE at a time."""
+    offset = relocated.messages_offset
+    for start in range(0, len(relocated.sizes), REPLAYED_AT_ONCE):
+        here = slice(start, start + REPLAYED_AT_ONCE)
+        part = Relocated(
+            relocated.sequence_numbers[here],
+            relocated.enqueued_at_ms[here],
+            relocated.expires_at_ms[here],
+            relocated.sizes[here],
+            relocated.delivery_counts[here],
+            relocated.subqueues[here],
+            relocated.states[here],
+            relocated.changed[here],
+            offset,
+        )
+        yield part
+        offset += sum(part.sizes)
 
 
 def _shared(enqueued: Enqueued) -> Enqueued:

@@ -28,9 +28,7 @@ counts if it arrived before its lock ended, however long the disk has kept it wa
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import assert_never
 
@@ -50,10 +48,8 @@ from broker.operations import (
     Detach,
     Failed,
     Locked,
-    MessageState,
     Operation,
     Peek,
-    Peeked,
     Recall,
     Recalled,
     ReceiveDeferred,
@@ -72,7 +68,9 @@ from broker.operations import (
     Withdrawn,
 )
 from broker.partition import records
-from broker.partition.batch import Batch, Grant, fill_locked
+from broker.partition.batch import Batch, Grant, fill_locked, peeked
+from broker.partition.bounds import MIB as MIB
+from broker.partition.bounds import Bounds as Bounds
 from broker.partition.demand import DemandBook, Waiter
 from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.locks import Locks
@@ -80,9 +78,9 @@ from broker.partition.messages import Messages
 from broker.partition.quotas import check_changes, check_size
 from broker.partition.records import Enqueued, Mark
 from broker.partition.subqueue import DEFERRED, Lease, Reference, Subqueue
+from broker.partition.timers import DueKeys
 from storage.log import Commit, Frame, Position
 
-MIB = 1024 * 1024
 _ANSWER_BYTES = 256
 """The memory that a message of an answer takes beside its bytes and its changed properties, at least."""
 _DEAD_LETTER = 1
@@ -96,24 +94,6 @@ _EXPIRED = encode_changes({
     DEAD_LETTER_REASON: "TTLExpiredException",
     DEAD_LETTER_DESCRIPTION: "The message expired and was dead lettered.",
 })  # fmt: skip
-
-
-@dataclass(slots=True, frozen=True)
-class Bounds:
-    """What one batch may do at most; what is left is done in the next one (`has_more`)."""
-
-    granted_bytes_max: int = 4 * MIB
-    """Messages handed out, from each subqueue; also of one answer to `ReceiveDeferred`, with their changed properties."""
-    peeked_bytes_max: int = MIB
-    """Messages shown in one answer; at least one is."""
-    deleted_max: int = 4096
-    """Messages that one `Delete` looks at: about a millisecond."""
-    expired_max: int = 4096
-    """Messages whose time to live is enforced."""
-    told_max: int = 64
-    """Clients told of arrivals in one batch: what each of them does then takes the event loop's time."""
-    tick_ms: int = 20
-    """How exactly timers fire. That an expired lock or message is of no use any more does not depend on it."""
 
 
 class Partition:
@@ -139,7 +119,7 @@ class Partition:
         self._subqueues = messages.subqueues
         self._books = [DemandBook() for _ in self._subqueues]
         self._locks = Locks(self._subqueues, self._books, epoch, first_nonce, self.bounds.tick_ms)
-        self._overdue: deque[int] = deque()
+        self._overdue = DueKeys()
         """Sequence numbers whose time came, and which were not looked at yet."""
         self._watches: set[tuple[ClientId, int]] = set()
         """Clients to be told when something arrives, with the subqueue's number."""
@@ -166,13 +146,22 @@ class Partition:
         self._run_out_locks(now_ms if since_ms is None else since_ms)
         self._expire_overdue()
 
-    def handle(self, client: ClientId, operation: Operation, arrived_ms: int | None = None) -> None:
-        """Carry out one operation of the batch, or refuse it. A lock counts if it had not ended when the operation arrived."""
+    def handle(self, client: ClientId, operation: Operation, arrived_ms: int | None = None) -> bool:
+        """Carry out one operation of the batch, or refuse it. A lock counts if it had not ended when the operation arrived.
+
+        False if the batch ends before the operation is done: it is to be the first one of the next batch.
+        """
         self._arrived_ms = self._batch.now_ms if arrived_ms is None else arrived_ms
         try:
-            self._carry_out(client, operation)
+            return self._carry_out(client, operation) is not False
         except Refused as refused:
             self._batch.answers.append((client, Failed(refused.reason, refused.description, getattr(operation, "cookie", None))))
+            return True
+
+    @property
+    def is_full(self) -> bool:
+        """The batch has done as much as one may do: whatever else waits is for the next one."""
+        return self._batch.work >= self.bounds.work_max
 
     def finish(self, waiting_since_ms: int | None = None) -> Batch:
         """Hand out what there is, and end the batch. `waiting_since_ms`: when the oldest operation arrived that waits for the next one."""
@@ -181,7 +170,7 @@ class Partition:
         for subqueue, book in zip(self._subqueues, self._books, strict=True):
             if book.is_idle:
                 continue
-            batch.granted_bytes = 0  # a bound for each, so that none starves the others
+            batch.granted_bytes = batch.granted = 0  # bounds for each, so that none starves the others
             self._serve(subqueue, book)
             self._recall(subqueue, book)
             for client in book.left():
@@ -236,14 +225,9 @@ class Partition:
     @property
     def has_more(self) -> bool:
         """Something was left for the next batch, which should come at once."""
-        if self._overdue or self._telling:
+        if self._overdue or self._telling or self._locks.has_ended:
             return True
         return any(subqueue.available and book for subqueue, book in zip(self._subqueues, self._books, strict=True))
-
-    @property
-    def is_telling(self) -> bool:
-        """Some clients have not been told yet of what has arrived."""
-        return bool(self._telling)
 
     def next_due_ms(self) -> int | None:
         """When a batch is due although nobody asks for one."""
@@ -254,7 +238,8 @@ class Partition:
             return expires_ms if lock_ends_ms is None else lock_ends_ms
         return min(lock_ends_ms, expires_ms)
 
-    def _carry_out(self, client: ClientId, operation: Operation) -> None:
+    def _carry_out(self, client: ClientId, operation: Operation) -> bool | None:
+        """False if it is not done."""
         match operation:
             case Send():
                 self._send(client, operation)
@@ -263,10 +248,11 @@ class Partition:
             case Demand():
                 self._demand(client, operation)
             case Withdraw():
-                self._withdraw(client, self.messages.find(operation.subqueue))
+                return self._withdraw(client, self.messages.find(operation.subqueue))
             case Recalled():
                 self._recalled(client, operation)
             case Release():
+                self._batch.work += len(operation.tokens)
                 for subqueue, references in self._locks.unlock(operation.tokens, self._arrived_ms):
                     self._give_back(subqueue, references)
             case Abandon():
@@ -279,12 +265,13 @@ class Partition:
                 self._check_changes(operation)
                 self._dead_letter(client, operation)
             case RenewLocks():
+                self._batch.work += len(operation.tokens)
                 failures = self._locks.renew(operation.tokens, self._arrived_ms, self._locked_until_ms())
                 self._batch.answers.append((client, Renewed(self._locked_until_ms(), operation.cookie, failures)))
             case Peek():
-                self._peek(client, operation)
+                return self._peek(client, operation)
             case Watch():
-                self._watch(client, operation)
+                return self._watch(client, operation)
             case ReceiveDeferred():
                 self._receive_deferred(client, operation)
             case Delete():
@@ -296,6 +283,7 @@ class Partition:
                 self._detach(client, operation)
             case _:
                 assert_never(operation)
+        return None
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -315,6 +303,7 @@ class Partition:
             if not self.messages.apply_enqueued(self._batch.commit.start, enqueued, messages, now_ms):
                 self._batch.passing += map(self._main.references.__getitem__, range(first, first + len(sizes)))
             self._batch.has_sent = True
+            self._batch.work += len(sizes)
         self._batch.answers.append((client, Sent(first, send.cookie)))
 
     def _expiries(self, times_to_live_ms: Sequence[int | None] | None, count: int, enqueued_ms: int) -> list[int] | None:
@@ -341,30 +330,39 @@ class Partition:
             if demand.tell_unmet:
                 self._batch.to_tell.append((client, subqueue.number))
 
-    def _withdraw(self, client: ClientId, subqueue: Subqueue) -> None:
+    def _withdraw(self, client: ClientId, subqueue: Subqueue) -> bool:
         """A drain means: what is there now, and then no more. So the demand is met first, and asked back for (§2.6.7)."""
         book = self._books[subqueue.number]
         self._serve(subqueue, book)
+        if subqueue.available and book.waits(client) and (client, subqueue.number) not in self._batch.open_grants:
+            return False  # the batch has handed out as much as one may, and this client has got nothing yet
         self._recall(subqueue, book)
         if book.withdraw(client):
             self._batch.answers.append((client, Withdrawn(self.number, subqueue.name)))
         self._close_grant(client, subqueue)
+        return True
 
     def _serve(self, subqueue: Subqueue, book: DemandBook) -> None:
         """Give what is available to those who wait, in their turns."""
         while subqueue.available and (waiter := book.first()) is not None:
-            if not self._grant(subqueue, book, waiter, waiter.count) and self._batch.granted_bytes >= self.bounds.granted_bytes_max:
+            if not self._grant(subqueue, book, waiter, waiter.count) and self._has_granted_enough:
                 return
+
+    @property
+    def _has_granted_enough(self) -> bool:
+        return self._batch.granted_bytes >= self.bounds.granted_bytes_max or self._batch.granted >= self.bounds.granted_max
 
     def _grant(self, subqueue: Subqueue, book: DemandBook, waiter: Waiter, count: int) -> int:
         """Lock up to `count` messages for a waiter; gives how many. What is met expired is dealt with, too."""
         client = waiter.client
         room = min(self.bounds.granted_bytes_max - self._batch.granted_bytes, waiter.bytes)
-        if room <= 0:
+        looks = self.bounds.granted_max - self._batch.granted
+        if room <= 0 or looks <= 0:
             return 0
         grant = self._batch.open_grants.get((client, subqueue.number))
         lease = grant.lease if grant else self._new_lease(subqueue)
-        taken, expired = subqueue.take(count, room, lease, self._batch.now_ms)
+        taken, expired, looked = subqueue.take(count, room, lease, self._batch.now_ms, looks)
+        self._batch.granted += looked
         if taken:
             if grant is None:
                 self._locks.start(lease)
@@ -389,6 +387,7 @@ class Partition:
     def _recalled(self, client: ClientId, recalled: Recalled) -> None:
         subqueue = self.messages.find(recalled.subqueue)
         book = self._books[subqueue.number]
+        self._batch.work += len(recalled.tokens)
         returned = self._locks.unlock(recalled.tokens, self._arrived_ms)
         book.recalled(client)
         for other, references in returned:
@@ -396,10 +395,11 @@ class Partition:
         if returned:
             book.pass_turn(client)
             while subqueue.available and (waiter := book.latest_but(client)) is not None:
-                if not self._grant(subqueue, book, waiter, waiter.count) and self._batch.granted_bytes >= self.bounds.granted_bytes_max:
+                if not self._grant(subqueue, book, waiter, waiter.count) and self._has_granted_enough:
                     return
 
     def _detach(self, client: ClientId, detach: Detach) -> None:
+        self._batch.work += len(detach.unseen)
         returned = self._locks.unlock(detach.unseen, self._arrived_ms)
         for book in self._books:
             book.detach(client)
@@ -477,6 +477,7 @@ class Partition:
         settle: Callable[[Subqueue, list[Reference]], None],
     ) -> None:
         failures: dict[int, Reason] = {}
+        self._batch.work += len(operation.tokens)
         for subqueue, references in self._locks.unlock(operation.tokens, self._arrived_ms, failures):
             settle(subqueue, references)
         self._batch.answers.append((client, Settled(operation.cookie, failures)))
@@ -488,6 +489,7 @@ class Partition:
     def _dead_letter(self, client: ClientId, operation: DeadLetter) -> None:
         """Messages of a dead-letter subqueue go no further: their locks are left as they are (AMQP contract 10.4)."""
         failures: dict[int, Reason] = {}
+        self._batch.work += 2 * len(operation.tokens)
         places: list[int] = []
         for place, token in enumerate(operation.tokens):
             if self._locks.subqueue_of(token, self._arrived_ms) in (None, self._main):
@@ -544,16 +546,18 @@ class Partition:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def _run_out_locks(self, until_ms: int) -> None:
-        for subqueue, references in self._locks.run_out(until_ms):
-            self._batch.expired_locks += len(references)
+        batch, ended_max = self._batch, self.bounds.ended_locks_max
+        ended = self._locks.run_out(until_ms)
+        while batch.expired_locks < ended_max and (lease := next(ended, None)) is not None:
+            subqueue, references = lease
+            batch.expired_locks += len(references)
             self._return(subqueue, references, None)
 
     def _expire_overdue(self) -> None:
         assert self._main.expiry is not None, "the messages were replayed"
-        for numbers in self._main.expiry.expire(self._batch.now_ms):
-            self._overdue.extend(numbers)
+        self._overdue.add(self._main.expiry.expire(self._batch.now_ms))
         if self._overdue:
-            overdue = [self._overdue.popleft() for _ in range(min(len(self._overdue), self.bounds.expired_max))]
+            overdue = self._overdue.take(self.bounds.expired_max)
             found = [reference for number in overdue if (reference := self._main.references.get(number)) is not None]
             # A locked message expires when its lock ends, a deferred one never.
             self._expire([reference for reference in found if reference.lease is None and reference.state != DEFERRED])
@@ -570,43 +574,36 @@ class Partition:
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def _peek(self, client: ClientId, peek: Peek) -> None:
+    def _peek(self, client: ClientId, peek: Peek) -> bool:
         subqueue = self.messages.find(peek.subqueue)
         found: list[Reference] = []
         room, more = self.bounds.peeked_bytes_max, False
         if peek.bytes_max is not None:
             room = max(min(room, peek.bytes_max), 1)
-        for reference in self._visible(subqueue, peek.from_sequence_number):
+        for number, reference in self._visible(subqueue, peek.from_sequence_number):
             if len(found) >= peek.count:
                 break
-            if room <= 0:
+            if reference is None and not found:
+                peek.from_sequence_number = number
+                return False
+            if reference is None or room <= 0:
                 more = True
                 break
             found.append(reference)
             room -= reference.size
-        messages = [reference.payload for reference in found]
-        if b"" in messages:
-            self._batch.holes.append((messages, found))
-        self._batch.answers.append((
-            client,
-            Peeked(
-                [reference.sequence_number for reference in found],
-                [reference.enqueued_at_ms for reference in found],
-                [reference.delivery_count for reference in found],
-                [reference.expires_at_ms for reference in found],
-                messages,
-                [reference.changed for reference in found],
-                [MessageState.DEFERRED if reference.state == DEFERRED else MessageState.ACTIVE for reference in found],
-                peek.cookie,
-                more,
-            ),
-        ))  # fmt: skip
+        self._batch.work += len(found)
+        answer = peeked(found, peek.cookie, more)
+        if b"" in answer.messages:
+            self._batch.holes.append((answer.messages, found))
+        self._batch.answers.append((client, answer))
+        return True
 
     def _delete(self, client: ClientId, delete: Delete) -> None:
         """Messages that this batch has sent stay: they may still be refused (durability rule 3). Overdue messages expire by themselves."""
         subqueue = self.messages.find(delete.subqueue)
         numbers: list[int] = []
         next_number: int | None = None
+        looked_at = 0
         for looked_at, reference in enumerate(subqueue.browse(max(delete.from_sequence_number, 0))):
             number = reference.sequence_number
             if reference.enqueued_at_ms >= delete.enqueued_before_ms or (self._batch.has_sent and number >= self._batch.first_sent):
@@ -618,14 +615,20 @@ class Partition:
                 numbers.append(number)
         if numbers:
             self._mark(Mark(records.REMOVED, subqueue.number, numbers))
+        self._batch.work += looked_at + 1
         self._batch.answers.append((client, Deleted(len(numbers), next_number, delete.cookie)))
 
-    def _watch(self, client: ClientId, watch: Watch) -> None:
+    def _watch(self, client: ClientId, watch: Watch) -> bool:
         subqueue = self.messages.find(watch.subqueue)
-        if next(self._visible(subqueue, watch.from_sequence_number), None) is None:
+        number, reference = next(self._visible(subqueue, watch.from_sequence_number), (None, None))
+        if number is None:
             self._watches.add((client, subqueue.number))
+        elif reference is None:
+            watch.from_sequence_number = number
+            return False
         else:
             self._batch.answers.append((client, Arrived(self.number, subqueue.name)))
+        return True
 
     def _tell_watchers(self) -> None:
         """The answers leave with the batch, so a client that then peeks is shown what this batch has brought."""
@@ -637,13 +640,24 @@ class Partition:
             del self._telling[client, number]
             self._batch.answers.append((client, Arrived(self.number, self._subqueues[number].name)))
 
-    def _visible(self, subqueue: Subqueue, from_number: int) -> Iterator[Reference]:
-        """Messages that a client may look at: not those that this batch has sent, for they may still be refused (durability rule 3)."""
+    def _visible(self, subqueue: Subqueue, from_number: int) -> Iterator[tuple[int, Reference | None]]:
+        """Messages that a client may look at: not those that this batch has sent, for they may still be refused (durability rule 3).
+
+        Ends with a number and no message where as many were passed over as a batch may look at: it is the place to go on from.
+        """
+        passed_over = 0
         for reference in subqueue.browse(max(from_number, 0)):
-            if self._batch.has_sent and reference.sequence_number >= self._batch.first_sent:
+            number = reference.sequence_number
+            if self._batch.has_sent and number >= self._batch.first_sent:
                 return
             if not self._is_overdue(subqueue, reference):
-                yield reference
+                yield number, reference
+                continue
+            passed_over += 1
+            if passed_over >= self.bounds.looks_max:
+                self._batch.work += passed_over
+                yield number, None
+                return
 
     def _is_overdue(self, subqueue: Subqueue, reference: Reference) -> bool:
         if subqueue.expiry is None or reference.lives_until_ms is None or reference.lives_until_ms > self._batch.now_ms:

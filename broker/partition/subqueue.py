@@ -17,8 +17,6 @@ either may be stale or named twice, and is looked at before it is used. Numbers 
 from __future__ import annotations
 
 import heapq
-from array import array
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING
 from broker.changed_properties import merge_changes
 from broker.entities import MESSAGE_OVERHEAD_BYTES
 from broker.partition.clock_settings import ClockSettings
+from broker.partition.order import Order
 from broker.partition.timers import TimerWheel
 from storage.log import Position
 
@@ -37,6 +36,10 @@ READY, DEFERRED = 0, 1
 
 _SLACK = 1024
 """Below this many stale entries nothing is worth tidying."""
+REBUILT_AT_ONCE = 1024
+"""References that one step of `rebuild` takes in: less than a millisecond."""
+UPCOMING_MAX = 4096
+"""Entries of the order that `upcoming` looks at."""
 
 
 class StoredFrame:
@@ -118,7 +121,7 @@ class Reference:
 class Subqueue:
     """The references of one subqueue. Owned by the partition's state machine."""
 
-    __slots__ = ("_next", "_order", "_returned", "_strays", "available", "bytes", "changed_bytes", "deferred", "expiry", "locked",
+    __slots__ = ("_next", "_order", "_returned", "available", "bytes", "changed_bytes", "deferred", "expiry", "locked",
                  "name", "number", "references")  # fmt: skip
 
     def __init__(self, number: int, name: str) -> None:
@@ -136,10 +139,10 @@ class Subqueue:
         """The size of all messages, as they were sent."""
         self.changed_bytes = 0
         """The size of all changed properties, counted for each message that has them."""
-        self._order: array[int] = array("Q")
+        self._order: Order | None = None
+        """Until `rebuild` there is none."""
         self._next = 0
         self._returned: list[int] = []
-        self._strays: list[int] = []
 
     @property
     def size_bytes(self) -> int:
@@ -150,9 +153,9 @@ class Subqueue:
 
     def append(self, references: Sequence[Reference], sequence_numbers: Sequence[int], size: int) -> None:
         """Add new messages behind all others; `size` is the bytes of all. None of them is in `expiry` yet."""
-        assert not self._order or sequence_numbers[0] > self._order[-1], "sequence numbers never come back"
         self.references.update(zip(sequence_numbers, references, strict=True))
-        self._order.extend(sequence_numbers)
+        if self._order is not None:
+            self._order.extend(sequence_numbers)
         self.available += len(references)
         self.bytes += size
 
@@ -164,11 +167,10 @@ class Subqueue:
         self.bytes += reference.size
         if reference.changed is not None:
             self.changed_bytes += len(reference.changed)
-        if not self._order or number > self._order[-1]:
-            self._order.append(number)
-        else:
-            insort(self._strays, number)
-            heapq.heappush(self._returned, number)
+        if self._order is not None:
+            self._order.insert(number)
+            if number < self._next:
+                heapq.heappush(self._returned, number)
         if reference.state == READY:
             self.available += 1
         else:
@@ -176,7 +178,7 @@ class Subqueue:
         if self.expiry is not None and reference.lives_until_ms is not None:
             self.expiry.add(reference.lives_until_ms, number)
 
-    def remove(self, sequence_numbers: Iterable[int]) -> list[Reference]:
+    def remove(self, sequence_numbers: Sequence[int]) -> list[Reference]:
         """Take out messages that are not locked."""
         pop = self.references.pop
         removed = [pop(number) for number in sequence_numbers]
@@ -196,7 +198,8 @@ class Subqueue:
             self.changed_bytes -= sum(len(reference.changed) for reference in removed if reference.changed is not None)
         self.deferred -= deferred
         self.available -= len(removed) - deferred
-        self._tidy()
+        if self._order is not None:
+            self._order.left(sequence_numbers)
         return removed
 
     def _cancel_expiry(self, lives_until_ms: int | None, count: int) -> None:
@@ -205,9 +208,10 @@ class Subqueue:
 
     def cut(self, first: int) -> list[Reference]:
         """Take back what was appended last, from sequence number `first` on, as if it had never come."""
-        removed = self.remove([number for number in self._order[bisect_left(self._order, first) :] if number in self.references])
-        del self._order[bisect_left(self._order, first) :]
-        self._next = min(self._next, len(self._order))
+        assert self._order is not None
+        removed = self.remove([number for number in self._order.numbers(first) if number in self.references])
+        self._order.cut(first)
+        self._next = min(self._next, first)
         if self.expiry is not None:
             for due_ms in {reference.lives_until_ms for reference in removed if reference.lives_until_ms is not None}:
                 self.expiry.sift(due_ms)
@@ -215,50 +219,66 @@ class Subqueue:
 
     # --- handing out and taking back --------------------------------------------------------------------------------
 
-    def take(self, count: int, bytes_max: int, lease: Lease, now_ms: int) -> tuple[list[Reference], list[Reference]]:
-        """Lock the oldest available messages, up to `count` and, after the first one, `bytes_max`.
+    def take(
+        self, count: int, bytes_max: int, lease: Lease, now_ms: int, looks_max: int = 1 << 62
+    ) -> tuple[list[Reference], list[Reference], int]:
+        """Lock the oldest available messages, up to `count` and, after the first one, `bytes_max`; looks at no more than `looks_max`.
 
-        Gives those, and the ones that were met expired: they are left as they are, for the caller to remove.
+        Gives those, and the ones that were met expired: they are left as they are, for the caller to remove. And how many were looked at.
         """
+        assert self._order is not None
         taken: list[Reference] = []
         expired: list[Reference] = []
-        order, returned, references, place = self._order, self._returned, self.references, self._next
-        end = len(order)
+        order, returned, references = self._order, self._returned, self.references
         expires = self.expiry is not None
-        if not returned:  # nothing was given back: the next ones in order, as long as they are all there and plain
-            for reference in map(references.get, order[place : place + count]):
+        is_plain = True
+        looks = 0
+        # As long as nothing was given back: the next ones in order, if they are all there and plain.
+        while is_plain and not returned and count > 0 and bytes_max > 0 and looks < looks_max:
+            numbers = order.take(self._next, min(count, looks_max - looks))
+            before = len(taken)
+            for reference in map(references.get, numbers):
                 if reference is None or reference.state or reference.lease is not None or bytes_max <= 0:
+                    is_plain = False
                     break
                 if expires and reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms:
+                    is_plain = False
                     break
                 reference.lease = lease
                 taken.append(reference)
                 bytes_max -= reference.size
-            place += len(taken)
-            count -= len(taken)
-        while count > 0 and bytes_max > 0:
-            if returned and (place >= end or returned[0] < order[place]):
-                number = heapq.heappop(returned)
-            elif place < end:
-                number = order[place]
-                place += 1
-            else:
+            if len(taken) == before:
                 break
-            reference = references.get(number)
-            if reference is None or reference.state or reference.lease is not None:
-                continue
-            if expires and reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms:
-                expired.append(reference)
-                continue
-            reference.lease = lease
-            taken.append(reference)
-            count -= 1
-            bytes_max -= reference.size
-        self._next = place
+            self._next = taken[-1].sequence_number + 1
+            count -= len(taken) - before
+            looks += len(taken) - before
+        if count > 0 and bytes_max > 0 and looks < looks_max:
+            ahead = order.numbers(self._next)
+            coming = next(ahead, None)
+            while count > 0 and bytes_max > 0 and looks < looks_max:
+                if returned and (coming is None or returned[0] < coming):
+                    number = heapq.heappop(returned)
+                elif coming is not None:
+                    number = coming
+                    self._next = number + 1
+                    coming = next(ahead, None)
+                else:
+                    break
+                looks += 1
+                reference = references.get(number)
+                if reference is None or reference.state or reference.lease is not None:
+                    continue
+                if expires and reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms:
+                    expired.append(reference)
+                    continue
+                reference.lease = lease
+                taken.append(reference)
+                count -= 1
+                bytes_max -= reference.size
         self.available -= len(taken)
         self._lock(taken, lease)
         # An expired message may have been met twice; it is one message.
-        return taken, list({id(reference): reference for reference in expired}.values()) if expired else expired
+        return taken, list({id(reference): reference for reference in expired}.values()) if expired else expired, looks
 
     def lock_deferred(self, references: Sequence[Reference], lease: Lease) -> None:
         """Lock deferred messages that are not locked."""
@@ -314,73 +334,74 @@ class Subqueue:
 
     def browse(self, from_number: int) -> Iterator[Reference]:
         """All references from a sequence number on, in order. The subqueue must not change meanwhile."""
-        order, strays = self._order, self._strays
-        # By index: to slice, or to skip everything in front, would make each page of a large queue cost more than the one before.
-        numbers: Iterable[int] = map(order.__getitem__, range(bisect_left(order, from_number), len(order)))
-        if strays:
-            numbers = heapq.merge(numbers, islice(strays, bisect_left(strays, from_number), None))
-        before = -1
-        for number in numbers:
+        assert self._order is not None
+        for number in self._order.numbers(from_number):
             reference = self.references.get(number)
-            if reference is not None and number != before:
-                before = number
+            if reference is not None:
                 yield reference
 
     def upcoming(self) -> Iterator[Reference]:
         """The references that will be handed out next, about in that order. The subqueue must not change meanwhile."""
-        for number in islice(self._order, self._next, None):
+        assert self._order is not None
+        for number in islice(self._order.numbers(self._next), UPCOMING_MAX):
             reference = self.references.get(number)
             if reference is not None and reference.lease is None and not reference.state:
                 yield reference
 
     # --- order ------------------------------------------------------------------------------------------------------
 
-    def rebuild(self, clock_settings: ClockSettings) -> None:
-        """Make the order and all sums anew from the references. None of them is locked.
+    def rebuild(self, clock_settings: ClockSettings) -> Iterator[int]:
+        """Make the order and all sums anew from the references, in steps: each gives how many references it has taken in.
 
-        Stored expiries become monotonic deadlines: `clock_settings` says how far wall time was ahead for each message.
+        No reference is locked, and nothing else happens to the subqueue before the last step. Stored expiries become monotonic
+        deadlines: `clock_settings` says how far wall time was ahead for each message.
         """
-        self._order = array("Q", sorted(self.references))
-        self._strays.clear()
-        self._restart()
-        references = self.references.values()
-        self.locked = 0
-        self.deferred = sum(1 for reference in references if reference.state)
+        references = self.references
+        order = Order(references)
+        self.locked = self.deferred = self.bytes = self.changed_bytes = 0
+        strays: list[int] = []
+        latest = -1
+        remaining = iter(references.items())
+        while part := list(islice(remaining, REBUILT_AT_ONCE)):
+            ascending: list[int] = []
+            expiring: list[int] = []
+            for number, reference in part:
+                if number > latest:
+                    ascending.append(number)
+                    latest = number
+                else:
+                    strays.append(number)
+                self.bytes += reference.size
+                if reference.state:
+                    self.deferred += 1
+                if reference.changed is not None:
+                    self.changed_bytes += len(reference.changed)
+                if reference.expires_at_ms is not None:
+                    expiring.append(number)
+            if ascending:
+                order.extend(ascending)
+            if expiring:
+                self._set_deadlines(sorted(expiring), clock_settings)
+            yield len(part)
+        for start in range(0, len(strays), REBUILT_AT_ONCE):
+            for number in strays[start : start + REBUILT_AT_ONCE]:
+                order.insert(number)
+            yield 0
         self.available = len(references) - self.deferred
-        self.bytes = sum(reference.size for reference in references)
-        self.changed_bytes = sum(len(reference.changed) for reference in references if reference.changed is not None)
-        for wall_ahead_ms, begin, end in clock_settings.spans(self._order):
-            shared: dict[int, int] = {}
-            for reference in map(self.references.__getitem__, self._order[begin:end]):
-                expires_at_ms = reference.expires_at_ms
-                if expires_at_ms is not None:
-                    reference.lives_until_ms = due_ms = shared.setdefault(expires_at_ms, expires_at_ms - wall_ahead_ms)
-                    if self.expiry is not None:
-                        self.expiry.add(due_ms, reference.sequence_number)
-
-    def _restart(self) -> None:
+        self._order = order
         self._next = 0
         self._returned.clear()
 
-    def _tidy(self) -> None:
-        """Drop numbers that left from the order, now and then: in front by cutting, else by making it anew."""
-        order, references = self._order, self.references
-        stale = len(order) + len(self._strays) - len(references)
-        if stale > _SLACK + len(references) // 4:
-            front = 0
-            while front < len(order) and order[front] not in references:
-                front += 1
-            if front * 2 >= stale:
-                del order[:front]
-                self._next = max(0, self._next - front)
-            else:
-                self._order = array("Q", sorted(references))
-                self._strays.clear()
-                self._restart()
-        elif len(self._strays) > _SLACK + len(order) // 4:
-            self._order = array("Q", sorted(references))
-            self._strays.clear()
-            self._restart()
+    def _set_deadlines(self, numbers: Sequence[int], clock_settings: ClockSettings) -> None:
+        """For messages that expire, by ascending sequence number."""
+        for wall_ahead_ms, begin, end in clock_settings.spans(numbers):
+            shared: dict[int, int] = {}
+            for reference in map(self.references.__getitem__, numbers[begin:end]):
+                expires_at_ms = reference.expires_at_ms
+                assert expires_at_ms is not None
+                reference.lives_until_ms = due_ms = shared.setdefault(expires_at_ms, expires_at_ms - wall_ahead_ms)
+                if self.expiry is not None:
+                    self.expiry.add(due_ms, reference.sequence_number)
 
     def check(self) -> None:
         """Assert that all sums and both orders agree with the references."""
@@ -391,11 +412,11 @@ class Subqueue:
         assert self.available == sum(1 for each in references if each.state == READY and each.lease is None)
         assert self.bytes == sum(each.size for each in references)
         assert self.changed_bytes == sum(len(each.changed) for each in references if each.changed is not None)
-        assert list(self._order) == sorted(set(self._order)) and self._strays == sorted(set(self._strays))
-        assert self.references.keys() <= {*self._order, *self._strays}, "a message that peeking does not reach"
-        reachable = {*self._order[self._next :], *self._returned}
+        assert self._order is not None
+        self._order.check()
+        assert self.references.keys() <= set(self._order.numbers(0)), "a message that peeking does not reach"
+        reachable = {*self._order.numbers(self._next), *self._returned}
         assert all(each.sequence_number in reachable for each in references if each.state == READY and each.lease is None)
-        assert self._next <= len(self._order)
         if self.expiry is not None:
             self.expiry.check(each.lives_until_ms for each in references if each.lives_until_ms is not None)
         assert all((each.expires_at_ms is None) == (each.lives_until_ms is None) for each in references)

@@ -61,13 +61,14 @@ from broker.partition.records import UnreadableRecord
 from broker.partition.state import MIB, Bounds, Partition
 from broker.partition.upkeep import Upkeep, UpkeepLimits
 from broker.partition.wake import Wake
+from broker.slices import Slices
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
-from storage.log import Log
+from storage.log import Frame, Log
 
 log_output = structlog.get_logger("partition")
 
-REPLAY_SLICE_BYTES = 256 * 1024
-"""So much of the log is replayed before other tasks have a turn: about a millisecond."""
+REPLAYED_BYTES = 256 * 1024
+"""So much of the log is read before it is replayed, in slices."""
 
 
 class Health(enum.StrEnum):
@@ -130,12 +131,19 @@ class PartitionTask:
         limits: TaskLimits | None = None,
         on_health: Callable[[int, Health], None] | None = None,
         meter: PartitionMeter | None = None,
+        slices: Slices | None = None,
     ) -> None:
-        """`describe` gives the queue's description as it is now; `on_health` hears of each change, in the event loop."""
+        """`describe` gives the queue's description as it is now; `on_health` hears of each change, in the event loop.
+
+        `slices`: the turns in which partitions are opened and forgotten, shared by all of them; one of its own unless given.
+        """
         self.number = number
         self._log, self._clock, self._describe, self._payloads = log, clock, describe, payloads
         self._limits = limits or TaskLimits()
         self._on_health, self._meter = on_health, meter
+        self._slices = slices or Slices()
+        self._dropped: deque[Messages] = deque()
+        """State that nobody uses any more, and that takes time to be freed."""
         self._health = Health.CLOSED
         self.available = True
         """It takes operations now, or will as soon as it is open. An attribute: routers ask often."""
@@ -233,6 +241,7 @@ class PartitionTask:
         except Exception as error:  # a bug: this partition ends loudly, its siblings go on
             self._output.exception("partition.bug")
             self._fail(error)
+            await self._free_dropped()
         finally:
             self._running = False
             self._cancel_timer()
@@ -261,8 +270,15 @@ class PartitionTask:
         assert partition is not None
         waiting = self._undecided = self._gather()
         partition.begin(self._log.begin(), self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None)
-        for client, operation, _, arrived_ms in waiting:
-            partition.handle(client, operation, arrived_ms)
+        for place, (client, operation, sink, arrived_ms) in enumerate(waiting):
+            if isinstance(operation, Demand | Watch):
+                self._attached[client] = sink
+            elif isinstance(operation, Detach):
+                self._attached.pop(client, None)
+            is_done = partition.handle(client, operation, arrived_ms)
+            if not is_done or partition.is_full:  # the rest of the loop's turn is for others
+                self._put_back(waiting, place + is_done)
+                break
         batch = partition.finish(self._mailbox[0][3] if self._mailbox else None)
         try:
             if batch.commit:
@@ -280,7 +296,9 @@ class PartitionTask:
             await self._recover(error)
             return False
         self._release(batch, waiting)
-        if partition.is_telling:  # such a batch awaits no commit, and the next one follows at once
+        if partition.has_more or (
+            self._mailbox and not batch.commit
+        ):  # the next batch follows at once, and this one may have awaited nothing
             await asyncio.sleep(0)
         return await self._keep_up()
 
@@ -295,11 +313,12 @@ class PartitionTask:
             waiting.append(entry)
             if isinstance(operation, Send):
                 room -= sum(map(len, operation.messages))
-            elif isinstance(operation, Demand | Watch):
-                self._attached[entry[0]] = entry[2]
-            elif isinstance(operation, Detach):
-                self._attached.pop(entry[0], None)
         return waiting
+
+    def _put_back(self, waiting: list[Waiting], place: int) -> None:
+        """The batch ends with the operation before `place`: the others wait for the next one."""
+        self._mailbox.extendleft(reversed(waiting[place:]))
+        del waiting[place:]
 
     async def _commit(self, partition: Partition, batch: Batch) -> None:
         loop = asyncio.get_running_loop()
@@ -371,26 +390,33 @@ class PartitionTask:
     async def _load(self, first_nonce: int) -> None:
         """Checkpoint, replay, order."""
         self._discard()
+        await self._free_dropped()
         bounds, log = self._limits.bounds, self._log
         messages = Messages(self.number, self._payloads, bounds.tick_ms, self._clock_settings)
-        checkpoint = await log.load_checkpoint()
-        since = log.start
-        if checkpoint is not None and checkpoint.position >= since:
-            snapshot.load(messages, checkpoint.state)
-            since = checkpoint.position
-        replayed, unyielded = 0, 0
-        async for frame in log.replay(since):
-            messages.replay(frame)
-            replayed += len(frame.data)
-            unyielded += len(frame.data)
-            if unyielded >= REPLAY_SLICE_BYTES:
-                unyielded = 0
-                await asyncio.sleep(0)
-        messages.finish_replay(wall_ahead_ms(self._clock))
-        messages.payloads.count_state(messages.state_bytes)
+        try:
+            checkpoint = await log.load_checkpoint()
+            since = log.start
+            if checkpoint is not None and checkpoint.position >= since:
+                snapshot.load(messages, checkpoint.state)
+                since = checkpoint.position
+            replayed, size = 0, 0
+            frames: list[Frame] = []
+            async for frame in log.replay(since):
+                frames.append(frame)
+                size += len(frame.data)
+                if size >= REPLAYED_BYTES:
+                    await self._slices.run(messages.replay_steps(frames))
+                    replayed += size
+                    frames, size = [], 0
+            await self._slices.run(messages.replay_steps(frames))
+            await self._slices.run(messages.finish_steps(wall_ahead_ms(self._clock)))
+            messages.payloads.count_state(messages.state_bytes)
+        except BaseException:
+            self._dropped.append(messages)
+            raise
         self._partition = Partition(self.number, self._describe, messages, epoch=self._epoch, first_nonce=first_nonce, bounds=bounds)
         self._upkeep = Upkeep(log, messages, self._limits.upkeep, self._output, checkpoint_at=since if checkpoint is not None else None)
-        self._output.debug("partition.opened", epoch=self._epoch, since=since, replayed_bytes=replayed, messages=messages.count)
+        self._output.debug("partition.opened", epoch=self._epoch, since=since, replayed_bytes=replayed + size, messages=messages.count)
 
     async def _recover(self, error: StorageError) -> None:
         """What was to be committed is not, or what is needed cannot be read: begin again from the log (durability rule 4)."""
@@ -499,12 +525,19 @@ class PartitionTask:
             except StorageError as error:
                 self._output.warning("log.close_failed", error=str(error))
         self._settled.set()
+        await self._free_dropped()
 
     def _discard(self) -> None:
         """Forget the state; its message bodies leave the memory."""
         if self._partition is not None:
             self._partition.messages.payloads.close()
+            self._dropped.append(self._partition.messages)
         self._partition = self._upkeep = None
+
+    async def _free_dropped(self) -> None:
+        """Free what was discarded, in slices."""
+        while self._dropped:
+            await self._slices.run(self._dropped.popleft().drop())
 
     def _become(self, health: Health) -> None:
         if health is not self._health:

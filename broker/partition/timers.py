@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
 
 _SLACK = 64
@@ -110,3 +111,35 @@ class TimerWheel:
         """Keep the heap in proportion: buckets that emptied early leave their ticks behind."""
         if len(self._ticks) > _SLACK + 2 * len(self._buckets):
             self._ticks = sorted(self._buckets)
+
+
+class DueKeys:
+    """Keys that have come out of a wheel and were not dealt with yet, in their order: a million of them cost no more to keep than one."""
+
+    __slots__ = ("_keys", "_place")
+
+    def __init__(self) -> None:
+        self._keys: deque[array[int]] = deque()
+        self._place = 0
+        """In the first array: where those that were not taken begin."""
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def add(self, due: Iterable[array[int]]) -> None:
+        """More keys, as `TimerWheel.expire` gives them."""
+        self._keys.extend(keys for keys in due if keys)
+
+    def take(self, count: int) -> list[int]:
+        """The next keys, up to `count`."""
+        taken: list[int] = []
+        while self._keys and len(taken) < count:
+            first = self._keys[0]
+            end = min(self._place + count - len(taken), len(first))
+            taken += first[self._place : end]
+            if end == len(first):
+                self._keys.popleft()
+                self._place = 0
+            else:
+                self._place = end
+        return taken
