@@ -168,6 +168,12 @@ class Settings(BaseSettings):
         "Without a number: a third of the process's descriptors, 8,192 at most.",
     )
     log_idle_ms: int = Field(60_000, ge=10, le=86_400_000, description="How long a partition keeps its file open when nothing is written.")
+    disk_timeout_ms: int = Field(
+        5_000,
+        ge=100,
+        le=60_000,
+        description="A partition whose disk has not answered for so long is unavailable until it has. Messages without a key go elsewhere.",
+    )
     payload_memory_bytes: int = Field(
         32 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; the others are read from the log."
     )

@@ -111,7 +111,9 @@ class Broker:
         self._payloads = payloads = PayloadBudget(settings.payload_memory_bytes)
         mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
         self.memory = Memory(mark, resident_bytes, lambda: payloads.state_bytes + payloads.used, payloads.set_scarce)
-        self._partition_limits = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes))
+        self._partition_limits = TaskLimits(
+            disk_timeout_ms=settings.disk_timeout_ms, upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes)
+        )
         self.namespace = Namespace(
             settings.namespace,
             catalogue=Catalogue(settings.data_dir / "catalogue", disk),

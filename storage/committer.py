@@ -7,7 +7,11 @@ busy each hop to a thread and back costs more than the write.
 
 A job's failure is its own. The caller sees to it that no two jobs of one file are under way at once. A job that was
 submitted is carried to its end and its `finish` called, also when the caller is cancelled meanwhile: what was begun cannot be
-taken back.
+taken back. The caller waits for that end, unless the job was let go (`Job.is_let_go`).
+
+*A disk that does not answer* holds up the files it does not answer for, and no others. While a sync has been under way for longer
+than SLOW_S, nothing is written in the event loop: the write might wait as well. A thread that has been busy for longer than STUCK_S
+gives up the jobs of its batch that it has not begun, and another thread takes its place.
 """
 
 from __future__ import annotations
@@ -18,20 +22,36 @@ import os
 import queue
 import threading
 from collections import deque
+from collections.abc import Iterable
 from itertools import count
 from typing import Protocol
+
+import structlog
 
 from storage.disk import Disk, SyncQueue
 
 FILES_PER_BATCH_MAX = 4
 """A thread's files are synced one after the other; the commits behind them wait."""
 
+SLOW_S = 0.25
+"""A disk that takes longer for a sync is written to by threads alone."""
+STUCK_S = 1.0
+"""A thread that takes longer for its batch is replaced …"""
+STUCK_MAX = 64
+"""… so many times, until one of the replaced threads is back."""
+
 NEEDS_THREAD = -1
 ENDED = -2
+
+_log = structlog.get_logger()
 
 
 class Job(Protocol):
     """One file's share of a round."""
+
+    @property
+    def is_let_go(self) -> bool:
+        """Whether a caller that is cancelled leaves the job alone; its `finish` is called all the same."""
 
     def begin(self) -> int:
         """Do what does not wait, in the event loop: gives the file to sync, or ENDED, or NEEDS_THREAD. May raise."""
@@ -49,13 +69,28 @@ class Job(Protocol):
 class _Entry:
     """A job on its way. Its fields but `error` (a thread's, while it has the job) are owned by the event loop."""
 
-    __slots__ = ("done", "ended", "error", "job")
+    __slots__ = ("began", "done", "ended", "error", "job")
 
-    def __init__(self, job: Job, ended: asyncio.Future[None]) -> None:
+    def __init__(self, job: Job, ended: asyncio.Future[None], began: float) -> None:
         self.job = job
         self.ended = ended
+        self.began = began
+        """By the loop's clock."""
         self.error: Exception | None = None
         self.done = False
+
+
+class _Batch:
+    """Jobs that one thread carries out, one after the other."""
+
+    __slots__ = ("began", "ended", "entries", "is_stuck")
+
+    def __init__(self, entries: Iterable[_Entry], began: float) -> None:
+        self.entries = deque(entries)
+        """Those that nobody has begun. The thread takes them from the front; the event loop takes back what is left."""
+        self.ended: list[_Entry] = []
+        self.began = began
+        self.is_stuck = False
 
 
 class Committer:
@@ -67,7 +102,12 @@ class Committer:
         self._threads: list[threading.Thread] = []
         self._idle = threads
         self._waiting: deque[_Entry] = deque()
-        self._batches: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._out: set[_Batch] = set()
+        """Batches that threads have."""
+        self._stuck = 0
+        """Threads that were replaced and are not back."""
+        self._look: asyncio.TimerHandle | None = None
         self._dispatch_due = False
         self._sync_queue: SyncQueue | None = None
         self._sync_queue_sought = False
@@ -80,12 +120,12 @@ class Committer:
         loop = asyncio.get_running_loop()
         if not self._sync_queue_sought:
             self._seek_sync_queue(loop)
-        entry = _Entry(job, loop.create_future())
+        entry = _Entry(job, loop.create_future(), loop.time())
         self._begin(loop, entry)
         try:
             await entry.ended
         except asyncio.CancelledError:
-            while not entry.done:
+            while not entry.done and not job.is_let_go:
                 entry.ended = loop.create_future()
                 with contextlib.suppress(asyncio.CancelledError):
                     await entry.ended
@@ -96,7 +136,7 @@ class Committer:
     def _begin(self, loop: asyncio.AbstractEventLoop, entry: _Entry) -> None:
         """Begin a job here, or leave all of it to a thread."""
         try:
-            fd = entry.job.begin() if self._sync_queue is not None else NEEDS_THREAD
+            fd = entry.job.begin() if self._sync_queue is not None and not self._is_slow(entry.began) else NEEDS_THREAD
         except Exception as error:
             entry.error = error
             fd = ENDED
@@ -115,6 +155,10 @@ class Committer:
                 if not self._waiting:
                     return
         self._dispatch_soon(loop)
+
+    def _is_slow(self, now: float) -> bool:
+        """The disk owes an answer for so long that a write might wait for it, too."""
+        return bool(self._syncing) and now - next(iter(self._syncing.values())).began > SLOW_S
 
     def _end(self, entry: _Entry) -> None:
         entry.done = True
@@ -136,9 +180,31 @@ class Committer:
         while waiting and self._idle:
             share = min(FILES_PER_BATCH_MAX, -(-len(waiting) // self._idle))
             self._idle -= 1
-            if len(self._threads) < self._threads_max - self._idle:
+            if len(self._threads) < self._threads_max - self._idle + self._stuck:
                 self._start_thread(loop)
-            self._batches.put([waiting.popleft() for _ in range(share)])
+            batch = _Batch([waiting.popleft() for _ in range(share)], loop.time())
+            self._out.add(batch)
+            self._batches.put(batch)
+        if self._out and self._look is None:
+            self._look = loop.call_later(STUCK_S, self._replace_stuck, loop)
+
+    def _replace_stuck(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let others do what stuck threads have not begun."""
+        self._look = None
+        now = loop.time()
+        for batch in self._out:
+            if batch.is_stuck or now - batch.began < STUCK_S or self._stuck >= STUCK_MAX:
+                continue
+            batch.is_stuck = True
+            self._stuck += 1
+            self._idle += 1
+            with contextlib.suppress(IndexError):  # the thread may take the last one meanwhile
+                while True:
+                    self._waiting.append(batch.entries.popleft())
+        if not all(batch.is_stuck for batch in self._out):
+            self._look = loop.call_later(STUCK_S / 2, self._replace_stuck, loop)
+        if self._waiting:
+            self._dispatch_soon(loop)
 
     # --- by the disk's queue ---
 
@@ -173,23 +239,39 @@ class Committer:
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while (batch := self._batches.get()) is not None:
-            for entry in batch:
-                try:
-                    entry.job.run()
-                except Exception as error:  # the outermost frame of the job: its owner makes a state of it
-                    entry.error = error
-            loop.call_soon_threadsafe(self._batch_ended, loop, batch)
+            with contextlib.suppress(IndexError):
+                while True:
+                    entry = batch.entries.popleft()
+                    try:
+                        entry.job.run()
+                    except Exception as error:  # the outermost frame of the job: its owner makes a state of it
+                        entry.error = error
+                    batch.ended.append(entry)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the broker has stopped without this disk's answer
+                loop.call_soon_threadsafe(self._batch_ended, loop, batch)
 
-    def _batch_ended(self, loop: asyncio.AbstractEventLoop, batch: list[_Entry]) -> None:
-        self._idle += 1
-        for entry in batch:
+    def _batch_ended(self, loop: asyncio.AbstractEventLoop, batch: _Batch) -> None:
+        self._out.discard(batch)
+        if batch.is_stuck:
+            self._stuck -= 1
+        else:
+            self._idle += 1
+        for entry in batch.ended:
             self._end(entry)
         if self._waiting:
             self._dispatch_soon(loop)
 
-    async def close(self) -> None:
-        """Release threads and queue; no job is under way."""
-        assert not self._waiting and not self._syncing and self._idle == self._threads_max, "every log is closed before"
+    async def close(self) -> bool:
+        """Release threads and queue. False if the disk has not answered for a job: then all is left as it is."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        if self._syncing or self._out:
+            _log.warning("disk.hangs", syncs=len(self._syncing), threads=len(self._out))
+            if self._sync_queue is not None:
+                asyncio.get_running_loop().remove_reader(self._sync_queue.ready_fd)
+            return False
+        assert not self._waiting and self._idle == self._threads_max, "every log is closed before"
         for _ in self._threads:
             self._batches.put(None)
         for thread in self._threads:
@@ -200,3 +282,4 @@ class Committer:
             self._sync_queue.close()
             self._sync_queue = None
         self._sync_queue_sought = False
+        return True

@@ -5,7 +5,9 @@ Invariants:
   nothing else is (durability rules 1 to 3);
 - after CommitFailed everything is refused until `claim`, which goes on in a new segment (durability rule 4);
 - after DiskFull nothing has changed (durability rule 6);
-- all segments but the active one are durable as a whole.
+- all segments but the active one are durable as a whole;
+- `fence` makes a failure of what the disk has not answered for: a commit that ends well afterwards has failed all the same, and
+  nobody touches the log's files before all that was under way has ended.
 
 What runs in a thread is a method of a job or a function given to `run_to_end`; all else runs in the event loop. `_turn` lets
 one job at a time near the active segment, `_housekeeping` one of checkpoint and trim near the older files; who wants
@@ -27,7 +29,7 @@ import structlog
 from storage.checkpoint import StoredCheckpoint, checkpoint_paths, newest_checkpoint, write_checkpoint
 from storage.committer import ENDED, NEEDS_THREAD, Committer
 from storage.disk import Disk, disk_error, make_directories
-from storage.errors import CommitFailed, CorruptRecord, DiskFull, StorageError
+from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
 from storage.fetch import fetch_frames
 from storage.log import Checkpoint, Commit, Frame, Position
@@ -39,7 +41,7 @@ from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, clear_up, 
 from storage.reserve import Reserve
 from storage.scan import FrameScanner
 from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, ActiveSegment
-from storage.threads import run_to_end
+from storage.threads import UnderWay, run_to_end
 
 Fsync = Literal["always", "interval", "never"]
 
@@ -98,6 +100,8 @@ class FileLog:
         self._recent = RecentPlaces()
         self._turn = asyncio.Lock()
         self._housekeeping = asyncio.Lock()
+        self._under_way = UnderWay()
+        """Work on the log's files that cannot be called back, but for reading."""
         self._is_untidy = False
         """The disk would not remove a trimmed file, and that was reported."""
 
@@ -131,11 +135,12 @@ class FileLog:
     async def claim(self, epoch: int | None = None) -> int:
         await self._shared.prepare()
         async with self._housekeeping, self._turn:
+            await self._under_way.ended()
             if self._state is _State.OPEN:
                 await self._close_files()
             await self._shared.open_segments.take(self)
             try:
-                await run_to_end(self._shared.executor, lambda: self._claim(epoch))
+                await run_to_end(self._shared.executor, lambda: self._claim(epoch), self._under_way)
             finally:
                 self._mind_the_descriptor()
                 self._mind_the_reserve()
@@ -198,6 +203,8 @@ class FileLog:
 
     async def close(self) -> None:
         async with self._housekeeping, self._turn:
+            if self._under_way.is_let_go:
+                raise DiskFailed(f"{self._directory}: the disk has not answered yet, so the files stay open")
             if self._opened is not None:
                 await self._close_files()
 
@@ -212,7 +219,7 @@ class FileLog:
             if not failed:
                 self._state, self._opened = _State.UNCLAIMED, None
             try:
-                await run_to_end(self._shared.executor, lambda: self._release_files(opened, failed))
+                await run_to_end(self._shared.executor, lambda: self._release_files(opened, failed), self._under_way)
             finally:
                 self._shared.open_segments.give(self)
 
@@ -223,6 +230,11 @@ class FileLog:
             opened.active.close()
         for segment in opened.segments:
             self._shared.files.forget(segment.path)
+
+    def fence(self) -> None:
+        if self._under_way.let_go() and self._state is _State.OPEN:
+            self._state = _State.FAILED
+            _log.error("log.fenced", directory=str(self._directory), position=self._known().tail.position)
 
     # --- commits ---
 
@@ -266,6 +278,9 @@ class FileLog:
             try:
                 if opened is None or not opened.active.is_open:
                     return
+                if self._under_way.is_let_go:  # the file is in use: its descriptor is lent without a place until that ends
+                    self._shared.open_segments.give(self)
+                    return
                 active = opened.active
                 if self._state is _State.OPEN and opened.durable < opened.tail.position:
                     try:
@@ -274,7 +289,7 @@ class FileLog:
                         _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
                 # durability rule 4: a file that failed is never written to again, so it need not be found again either
                 close = active.put_away if self._state is _State.OPEN else active.abandon
-                await run_to_end(self._shared.executor, close)
+                await run_to_end(self._shared.executor, close, self._under_way)
                 self._recent.keep_only(opened.tail)
             finally:
                 self._mind_the_descriptor()
@@ -388,7 +403,7 @@ class FileLog:
                 self._extent.checkpointed(checkpoint.position, opened.durable)
 
             try:
-                await run_to_end(shared.executor, save)
+                await run_to_end(shared.executor, save, self._under_way)
             finally:
                 self._mind_the_reserve()
 
@@ -414,7 +429,7 @@ class FileLog:
                 shared.files.forget(trimmed.path)
                 opened.strays.append(trimmed.path)
             try:
-                await run_to_end(shared.executor, lambda: self._give_back(opened))
+                await run_to_end(shared.executor, lambda: self._give_back(opened), self._under_way)
             except (OSError, StorageError) as error:
                 # Nothing reads these files any more. They only take room, so the log goes on.
                 if not self._is_untidy:
@@ -431,7 +446,7 @@ class FileLog:
                 self._is_untidy = False
                 return True  # the next claim looks for such files
             try:
-                await run_to_end(self._shared.executor, lambda: self._give_back(opened))
+                await run_to_end(self._shared.executor, lambda: self._give_back(opened), self._under_way)
             except (OSError, StorageError):
                 return False
             self._is_untidy = False
@@ -465,7 +480,7 @@ def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:
 
 
 class _Job:
-    """What the committer does for a log; the log's turn is held until `finish` was called."""
+    """What the committer does for a log; until `finish` was called the log's turn is held, or the log is fenced."""
 
     __slots__ = ("_log", "_opened", "_rolled")
 
@@ -473,6 +488,11 @@ class _Job:
         self._log = log
         self._opened = opened
         self._rolled: ActiveSegment | None = None
+        log._under_way.begin()
+
+    @property
+    def is_let_go(self) -> bool:
+        return self._log._under_way.is_let_go
 
     @property
     def _active(self) -> ActiveSegment:
@@ -501,6 +521,7 @@ class _Job:
             opened.segments.append(self._rolled.segment)
             opened.durable = self._rolled.segment.base
         self._log._ended(error)
+        self._log._under_way.end()
 
 
 class _Append(_Job):
@@ -552,7 +573,7 @@ class _Append(_Job):
 
     def finish(self, error: Exception | None) -> None:
         super().finish(error)
-        if error is None:
+        if error is None and self._log._state is _State.OPEN:
             self._log._committed(self._opened, self._after, durable=self._log._shared.fsync == "always")
 
 

@@ -15,9 +15,10 @@ import asyncio
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+import structlog
 
 from storage.committer import Committer
 from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories
@@ -29,6 +30,7 @@ from storage.open_segments import OpenSegments
 from storage.reserve import Reserve
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.threads import OwnerFailed, report_to_loop, run_to_end, start_background
+from storage.workers import Workers
 
 LOGS_DIRECTORY = "logs"
 EXTENTS_DIRECTORIES = ("catalogue", "logs")
@@ -40,8 +42,12 @@ TIDY_DELAY_MS = 1_000
 """How soon to try again after the disk refused to remove a trimmed file. The delay doubles while no log's files can be removed …"""
 TIDY_DELAY_MS_MAX = 600_000
 """… up to this maximum."""
+CLOSE_WITHIN_S = 5.0
+"""How long to wait for work under way when the store is closed."""
 NAME_BYTES_MAX = 240
 """Of an entity's percent-encoded name; file systems allow 255, and the suffix wants room."""
+
+_log = structlog.get_logger()
 
 
 class FileLogStore:
@@ -87,7 +93,7 @@ class FileLogStore:
         self._reserve_retry_ms = reserve_retry_ms
         self._tidy_delay_ms = tidy_delay_ms
         self._failed = failed
-        self._executor = ThreadPoolExecutor(worker_threads, thread_name_prefix="storage-work")
+        self._executor = Workers(worker_threads, "storage-work")
         self._shared = Shared(
             root=root / LOGS_DIRECTORY,
             extents=root.joinpath(*EXTENTS_DIRECTORIES),
@@ -201,9 +207,13 @@ class FileLogStore:
         for task in (self._syncing, self._holding, self._tidying, self._closing_idle):
             if task is not None:
                 task.cancel()
-                await asyncio.wait([task])
-        await self._shared.committer.close()
-        self._executor.shutdown()
+                await asyncio.wait([task], timeout=CLOSE_WITHIN_S)
+        answered = await self._shared.committer.close()
+        self._executor.shutdown(wait=False, cancel_futures=not answered)
+        if not self._executor.join(CLOSE_WITHIN_S) or not answered:
+            # The lock stays until the process has ended: nobody else may use the folder while writes are under way.
+            _log.warning("store.left_open", path=str(self._root))
+            return
         self._shared.files.close()
         close_quietly(self._disk, self._lock_fd)
         self._lock_fd = -1

@@ -157,8 +157,15 @@ class Log(Protocol):
         What a replay from the newest checkpoint would read is kept in any case.
         """
 
+    def fence(self) -> None:
+        """The disk does not answer: what is under way has failed, however it ends. Its caller is to be cancelled next.
+
+        A commit that was under way is never read, unless it had ended already: then `end` has moved. `claim` waits until all that
+        was under way has ended. Nothing happens if nothing is.
+        """
+
     async def close(self) -> None:
-        """Finish what is under way and release the files. The log may be claimed again."""
+        """Finish what is under way and release the files. The log may be claimed again. Raises DiskFailed where `fence` was called."""
 
 
 class LogStore(Protocol):

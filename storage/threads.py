@@ -14,21 +14,72 @@ OwnerFailed = Callable[[str, BaseException], None]
 """Called with the name of a background task that has died, and its error. Its owner cannot keep its promises any more."""
 
 
-async def run_to_end(executor: Executor | None, function: Callable[[], T]) -> T:
+class UnderWay:
+    """Counts the work that a log has begun on the disk and cannot call back. Owned by the event loop.
+
+    Whoever waits for such work waits to its end, also when cancelled, until `let_go` is called: from then on a cancelled waiter
+    leaves the work alone. The work goes on all the same, and whoever needs the files next awaits `ended` first.
+    """
+
+    __slots__ = ("_count", "_none", "is_let_go")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+        self.is_let_go = False
+        """Cancelled waiters do not wait for what is under way. False again once all of it has ended."""
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def begin(self) -> None:
+        """One more has begun."""
+        self._count += 1
+        self._none.clear()
+
+    def end(self) -> None:
+        """One has ended."""
+        self._count -= 1
+        if not self._count:
+            self.is_let_go = False
+            self._none.set()
+
+    def let_go(self) -> bool:
+        """Do not wait for what is under way; False if nothing is."""
+        self.is_let_go = self._count > 0
+        return self.is_let_go
+
+    async def ended(self) -> None:
+        """Return once nothing is under way."""
+        await self._none.wait()
+
+
+async def run_to_end(executor: Executor | None, function: Callable[[], T], under_way: UnderWay | None = None) -> T:
     """Run a function in a thread and wait for its end, also when cancelled meanwhile: a thread cannot be called back.
 
     Executor None is the event loop's own. The cancellation is raised afterwards, in place of the function's result.
+    With `under_way`, the wait after a cancellation ends when that lets go.
     """
     future = asyncio.get_running_loop().run_in_executor(executor, function)
+    if under_way is not None:
+        under_way.begin()
+        future.add_done_callback(lambda ended: _note_end(ended, under_way))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        while not future.done():
+        while not future.done() and not (under_way is not None and under_way.is_let_go):
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
-        if not future.cancelled():
+        if future.done() and not future.cancelled():
             future.exception()  # taken note of: the caller hears of the cancellation instead
         raise
+
+
+def _note_end(future: asyncio.Future[T], under_way: UnderWay) -> None:
+    under_way.end()
+    if not future.cancelled():
+        future.exception()  # nobody may be left to hear of it
 
 
 def start_background(work: Coroutine[Any, Any, None], name: str, failed: OwnerFailed) -> asyncio.Task[None]:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 TRANSFER_DESTINATION = "com.microsoft:transfer-destination-address"
 """Attach property: the link leads to this entity, and what it names as its target stands in between (AMQP contract 4.1)."""
 
+ELSEWHERE_WITHIN_S = 7.0
+"""Messages that have been under way for longer are posted to no further partition (clients wait 15 s and more for an outcome)."""
+
 
 @dataclass(slots=True)
 class _Underway:
@@ -252,12 +255,15 @@ class IncomingLink:
         """Messages without a key do not depend on a partition: what one went down with, or has no room for, another one takes.
 
         Whoever answers `Failed` has said that nothing of them will ever be read there, so they cannot come twice (but for a process
-        that ends while that disk still refuses, see `partition/task.py`). Every partition is asked once. A full disk is another
-        matter: it is the same one for all partitions, and all would write to it in vain.
+        that ends while that disk still refuses, see `partition/task.py`). Every partition is asked once, for ELSEWHERE_WITHIN_S at most:
+        a partition whose disk hangs takes seconds to say so, and the client must hear in time that it can try again. A full disk is
+        another matter: it is the same one for all partitions, and all would write to it in vain.
         """
         if sent.number is None or failed.reason not in (Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED):
             return False
         router, now = self.queue.router, self._loop.time()
+        if now - sent.began > ELSEWHERE_WITHIN_S:
+            return False
         if failed.reason is Reason.QUOTA_EXCEEDED:
             router.full(sent.number, now)
         sent.refused_by[sent.number] = failed.reason

@@ -17,12 +17,17 @@ client is told once that its demand and its locks are void (`Unavailable`).
 *A full disk* (rule 6). Nothing of the commit was kept. The batch's sends are cut off and refused, the rest is committed
 alone and may use the log's reserve. Only when that is used up, too, the state is made again, as above.
 
+*A disk that hangs* has failed: what the log does not answer within `disk_timeout_ms` counts as a failed commit. The log is fenced first,
+so that nothing of what is under way is ever read, however it ends; then everybody is answered. The partition is down until the disk
+has answered after all, and the log could be claimed anew. A log that takes long to open is waited for, but not by the clients.
+
 *FAILED* stays: a record is damaged (rule 5), another owner has the log, or we have a bug; siblings are not touched.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -56,6 +61,7 @@ from broker.partition import snapshot
 from broker.partition.batch import Batch
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.messages import SUBQUEUES, Messages
+from broker.partition.patience import Hung, Patience
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
 from broker.partition.state import MIB, Bounds, Partition
@@ -63,7 +69,7 @@ from broker.partition.upkeep import Upkeep, UpkeepLimits
 from broker.partition.wake import Wake
 from broker.slices import Slices
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
-from storage.log import Frame, Log
+from storage.log import Commit, Frame, Log
 
 log_output = structlog.get_logger("partition")
 
@@ -93,6 +99,8 @@ class TaskLimits:
     """After the first failure to reopen the log; doubled with each one …"""
     recovery_delay_ms_max: int = 10_000
     """… up to this."""
+    disk_timeout_ms: int = 5_000
+    """A disk that has not answered for so long has failed."""
     bounds: Bounds = field(default_factory=Bounds)
     upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
 
@@ -162,6 +170,10 @@ class PartitionTask:
         self._timer_due_ms = 0
         self._retry_at_ms = 0
         self._retry_delay_ms = 0
+        self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
+        self._is_opening = False
+        self._is_late = False
+        """The log was to be opened, or opened again, and the disk does not answer: whoever asks is refused at once."""
         self._open_wanted = False
         self._stopping = False
         self._running = False
@@ -181,6 +193,10 @@ class PartitionTask:
         """Put an operation into the mailbox. Never blocks, never drops; the answer may be that the partition is down."""
         if self._health in (Health.FAILED, Health.STOPPED):
             asyncio.get_running_loop().call_soon(self._refuse_for_good, (client, operation, sink, 0))
+            return
+        if self._is_late:
+            entry = (client, operation, sink, 0)
+            asyncio.get_running_loop().call_soon(self._refuse, entry, Reason.PARTITION_UNAVAILABLE, self._down())
             return
         self._mailbox.append((client, operation, sink, self._clock.monotonic_ms()))
         self._wake.set()
@@ -207,6 +223,8 @@ class PartitionTask:
         """Finish what is in the mailbox, save a checkpoint, close the log. Safe to call twice."""
         self._stopping = True
         self._wake.set()
+        if self._is_late:
+            self._give_up()
         if self._running:
             await self._ended.wait()
         elif self._health is not Health.STOPPED:
@@ -245,6 +263,7 @@ class PartitionTask:
         finally:
             self._running = False
             self._cancel_timer()
+            self._patience.close()
             self._settled.set()
             self._ended.set()
 
@@ -269,7 +288,12 @@ class PartitionTask:
         partition = self._partition
         assert partition is not None
         waiting = self._undecided = self._gather()
-        partition.begin(self._log.begin(), self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None)
+        try:
+            commit = self._log.begin()
+        except StorageError as error:  # it was fenced at the moment when the commit before ended
+            await self._recover(error)
+            return False
+        partition.begin(commit, self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None)
         for place, (client, operation, sink, arrived_ms) in enumerate(waiting):
             if isinstance(operation, Demand | Watch):
                 self._attached[client] = sink
@@ -324,24 +348,33 @@ class PartitionTask:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            await self._log.append(batch.commit, urgent=not batch.has_sent)
+            await self._append(batch.commit, urgent=not batch.has_sent)
         except DiskFull:
             if not batch.has_sent:
                 raise
             undone = partition.undo_sends(self._log.begin())  # durability rule 6
             self._output.warning("disk.full", refused_sends=undone)
             if batch.commit:
-                await self._log.append(batch.commit, urgent=True)
+                await self._append(batch.commit, urgent=True)
         if self._meter is not None:
             self._meter.committed(len(batch.marks) + batch.has_sent, batch.commit.bytes, loop.time() - began)
             if batch.dead_lettered or batch.expired_messages or batch.expired_locks:
                 self._meter.lapsed(batch.dead_lettered, batch.expired_messages, batch.expired_locks)
 
+    async def _append(self, commit: Commit, urgent: bool) -> None:
+        try:
+            with self._patience:
+                await self._log.append(commit, urgent)
+        except Hung:
+            if self._log.end == commit.start:  # if not, it ended at the moment when it was given up, and is durable
+                raise
+
     async def _fill(self, partition: Partition, batch: Batch) -> None:
         """Read from the log what an answer needs and the memory does not hold."""
         missing = batch.missing
         if missing:
-            frames = await self._log.fetch(missing)
+            with self._patience:
+                frames = await self._log.fetch(missing)
             batch.fill(frames)
             partition.read_ahead(frames)
 
@@ -356,7 +389,8 @@ class PartitionTask:
     async def _keep_up(self) -> bool:
         assert self._upkeep is not None
         try:
-            return await self._upkeep.step(self._clock.monotonic_ms())
+            with self._patience:
+                return await self._upkeep.step(self._clock.monotonic_ms())
         except StorageError as error:
             await self._recover(error)
             return False
@@ -365,10 +399,12 @@ class PartitionTask:
 
     async def _open(self) -> None:
         """Claim the log and make the state from it. Ends HEALTHY, FAILED, or RECOVERING with another attempt to come."""
-        recovering = self._health is Health.RECOVERING
+        self._is_opening = True
         try:
-            self._epoch = await self._log.claim()
-            await self._load(first_nonce=0)
+            with self._patience:
+                self._epoch = await self._log.claim()
+                self._patience.again()
+                await self._load(first_nonce=0)
         except (CorruptRecord, Fenced, UnreadableRecord) as error:
             self._fail(error)
         except StorageError as error:
@@ -380,11 +416,14 @@ class PartitionTask:
             self._refuse_waiting()
         else:
             self._retry_delay_ms = 0
+            recovering = self._health is Health.RECOVERING
             self._become(Health.HEALTHY)
             if recovering:
                 self._start_anew()
                 if self._meter is not None:
                     self._meter.restarted()
+        finally:
+            self._is_opening = self._is_late = False
         self._settled.set()
 
     async def _load(self, first_nonce: int) -> None:
@@ -399,6 +438,7 @@ class PartitionTask:
             if checkpoint is not None and checkpoint.position >= since:
                 snapshot.load(messages, checkpoint.state)
                 since = checkpoint.position
+            self._patience.again()
             replayed, size = 0, 0
             frames: list[Frame] = []
             async for frame in log.replay(since):
@@ -406,6 +446,7 @@ class PartitionTask:
                 size += len(frame.data)
                 if size >= REPLAYED_BYTES:
                     await self._slices.run(messages.replay_steps(frames))
+                    self._patience.again()
                     replayed += size
                     frames, size = [], 0
             await self._slices.run(messages.replay_steps(frames))
@@ -430,17 +471,43 @@ class PartitionTask:
             await self._reload(error)
             return
         self._become(Health.RECOVERING)
+        if isinstance(error, Hung):  # the log is fenced, and can be claimed only when the disk has answered: that may take long
+            self._is_late = True
+            self._start_anew()
+            if self._stopping:
+                return
         await self._open()
+
+    def _disk_hangs(self) -> None:
+        """Something has been asked of the log for too long."""
+        if self._is_opening and not self._stopping:
+            self._output.warning("partition.opens_late", waited_ms=self._limits.disk_timeout_ms)
+            self._is_late = True
+            self._become(Health.RECOVERING)
+            self._refuse_waiting()
+            self._settled.set()
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Do not wait for the disk any longer. What is under way is fenced off first: whatever it still does is not heeded."""
+        self._log.fence()
+        self._patience.give_up()
 
     async def _reload(self, full: DiskFull) -> None:
         """Not even settlements find room. Nothing happened to the log, but the state has run ahead of it: make it again."""
         assert self._partition is not None
+        self._is_opening = True
         try:
-            await self._load(self._partition.nonce)
+            with self._patience:
+                await self._load(self._partition.nonce)
         except StorageError as error:
             await self._recover(error if not isinstance(error, DiskFull) else CommitFailed(str(error)))
         else:
+            self._become(Health.HEALTHY)  # it may have been late
             self._start_anew(Reason.DISK_FULL, f"Partition {self.number}: {full}")
+        finally:
+            self._is_opening = self._is_late = False
 
     def _start_anew(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
         """What waits is refused, all demand and all locks are void. The clients hear of it once, and may ask again."""
@@ -512,7 +579,8 @@ class PartitionTask:
             while self._mailbox and self._health is Health.HEALTHY:
                 await self._serve()
         if self._health is Health.HEALTHY and self._upkeep is not None:
-            await self._upkeep.save_checkpoint(self._clock.monotonic_ms())
+            with contextlib.suppress(Hung), self._patience:
+                await self._upkeep.save_checkpoint(self._clock.monotonic_ms())
         opened = self._health is not Health.CLOSED
         if self._health is not Health.FAILED:
             self._become(Health.STOPPED)
@@ -521,7 +589,8 @@ class PartitionTask:
         self._discard()
         if opened:
             try:
-                await self._log.close()
+                with self._patience:
+                    await self._log.close()
             except StorageError as error:
                 self._output.warning("log.close_failed", error=str(error))
         self._settled.set()

@@ -1,4 +1,4 @@
-"""A disk in front of another one that refuses, shortens or damages what a test tells it to."""
+"""A disk in front of another one that refuses, shortens, damages or holds up what a test tells it to."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ class FaultyDisk:
         self._lose = lose
         self._faults: list[_Fault] = []
         self._flips: list[tuple[str, int]] = []
+        self._holds: list[tuple[str, str]] = []
+        self._free = threading.Event()
+        self._free.set()
+        self.held = 0
+        """How many calls hang."""
         self._paths: dict[int, Path] = {}
         self._mutex = threading.Lock()
 
@@ -58,6 +63,32 @@ class FaultyDisk:
         """From now on the disk gives a wrong bit in the byte at `offset` of the files whose paths contain `path_part`."""
         self._flips.append((path_part, offset))
 
+    def hang(self, operation: str, path_part: str = "") -> None:
+        """From now on these calls do not return, on paths that contain `path_part`, until `release`."""
+        assert operation in OPERATIONS
+        with self._mutex:
+            self._holds.append((operation, path_part))
+            self._free.clear()
+
+    def release(self) -> None:
+        """Let go what hangs; nothing hangs from now on."""
+        with self._mutex:
+            self._holds.clear()
+            self._free.set()
+
+    def hangs(self, operation: str, path: Path) -> bool:
+        """Whether a call would hang."""
+        return any(each == operation and part in str(path) for each, part in self._holds)
+
+    def _wait(self, operation: str, path: Path) -> None:
+        with self._mutex:
+            if not self.hangs(operation, path):
+                return
+            self.held += 1
+        self._free.wait()
+        with self._mutex:
+            self.held -= 1
+
     def heal(self) -> None:
         """No more faults."""
         with self._mutex:
@@ -65,7 +96,9 @@ class FaultyDisk:
             self._flips.clear()
 
     def _meet(self, operation: str, path: Path) -> int:
-        """Raise what the test asked for; else give the most bytes to write, -1 for all."""
+        """Hang, or raise what the test asked for; else give the most bytes to write, -1 for all."""
+        if self._holds:
+            self._wait(operation, path)
         with self._mutex:
             self.calls[operation] += 1
             for fault in self._faults:
@@ -180,6 +213,8 @@ class _FaultyQueue:
         self._disk = disk
         self._inner = inner
         self._failed: list[tuple[int, int]] = []
+        self._held: list[tuple[int, int]] = []
+        """Syncs that hang. A queue does not block: they just do not end."""
 
     @property
     def ready_fd(self) -> int:
@@ -188,8 +223,13 @@ class _FaultyQueue:
     def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
         good: list[tuple[int, int]] = []
         for number, fd in syncs:
+            path = self._disk._paths[fd]
+            if self._disk.hangs("sync", path):
+                self._held.append((number, fd))
+                threading.Thread(target=self._end_held, args=(path,), daemon=True).start()
+                continue
             try:
-                self._disk._meet("sync", self._disk._paths[fd])
+                self._disk._meet("sync", path)
                 good.append((number, fd))
             except OSError as error:
                 assert error.errno is not None
@@ -199,7 +239,15 @@ class _FaultyQueue:
         assert accepted == len(good)
         return len(syncs)
 
+    def _end_held(self, path: Path) -> None:
+        """In a thread: wait for the release, and have the event loop look."""
+        self._disk._wait("sync", path)
+        os.eventfd_write(self.ready_fd, 1)
+
     def ended(self) -> list[tuple[int, int]]:
+        if self._held and self._disk._free.is_set():
+            held, self._held = self._held, []
+            self.submit(held)
         failed, self._failed = self._failed, []
         return self._inner.ended() + failed
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from storage.errors import CommitFailed, CorruptRecord, DiskFull
+from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull
 from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position
 
 
@@ -45,6 +45,8 @@ class MemoryLog:
         self.fetches = 0
         self.usable = False
         self._appending = False
+        self._abandoned = False
+        """An append was fenced, and waits at the gate."""
 
     def fail_append(self, error: Exception, after: int = 0) -> None:
         """Raise `error` once, from the append that comes after so many others."""
@@ -85,6 +87,9 @@ class MemoryLog:
         return [Position(each) for each in self.disk.segments[1:]]
 
     async def claim(self, epoch: int | None = None) -> int:
+        if self._abandoned and self.gate is not None:
+            await self.gate.wait()
+        self._abandoned = False
         error = self.on_claim()
         if error is not None:
             raise error
@@ -146,7 +151,13 @@ class MemoryLog:
         self.disk.segments = [each for each in self.disk.segments if each >= keep]
         self.disk.frames = {each: data for each, data in self.disk.frames.items() if each >= keep}
 
+    def fence(self) -> None:
+        if self._appending:
+            self._abandoned, self.usable = True, False
+
     async def close(self) -> None:
+        if self._abandoned:
+            raise DiskFailed("an append is under way")
         self.usable = False
 
     def _write(self, commit: Commit) -> None:

@@ -26,6 +26,7 @@ class Recorded:
         self.events: list[str] = []
         self.thread: int | None = None
         self.finished_with: list[Exception | None] = []
+        self.is_let_go = False
 
     def begin(self) -> int:
         self.events.append("begin")
@@ -124,7 +125,8 @@ async def test_syncs_that_the_queue_does_not_take_go_to_a_thread() -> None:
     await committer.close()
 
 
-async def test_jobs_are_shared_among_the_threads_a_few_each() -> None:
+async def test_jobs_are_shared_among_the_threads_a_few_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.committer.STUCK_S", 60)
     committer = Committer(RecordingDisk(), 3)
     gate = threading.Event()
     jobs = [Recorded(gate=gate) for _ in range(30)]
@@ -155,6 +157,58 @@ async def test_a_job_is_carried_to_its_end_when_its_caller_is_cancelled_even_twi
         await task
     assert job.events == ["run", "finish"] and job.finished_with == [error]
     await committer.close()
+
+
+async def test_a_job_that_was_let_go_is_not_waited_for_and_finishes_all_the_same() -> None:
+    committer = Committer(RecordingDisk(), 1)
+    gate = threading.Event()
+    job = Recorded(gate=gate)
+    task = asyncio.create_task(committer.run(job))
+    assert await asyncio.to_thread(job.started.wait, 10)
+    job.is_let_go = True
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 20)
+    assert job.events == ["run"]
+    assert not await committer.close(), "a job is under way"
+    gate.set()
+    async with asyncio.timeout(20):
+        while not job.finished_with:  # noqa: ASYNC110 (the job tells nobody)
+            await asyncio.sleep(0.001)
+    assert await committer.close()
+
+
+async def test_jobs_that_hang_hold_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.committer.STUCK_S", 0.02)
+    committer = Committer(RecordingDisk(), 2)
+    gate = threading.Event()
+    hanging = [Recorded(gate=gate) for _ in range(6)]
+    others = [Recorded() for _ in range(6)]
+    tasks = [asyncio.create_task(committer.run(job)) for pair in zip(hanging, others, strict=True) for job in pair]
+    await asyncio.wait_for(asyncio.gather(*tasks[1::2]), 20)
+    assert not any(task.done() for task in tasks[::2])
+    gate.set()
+    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    assert await committer.close()
+
+
+async def test_while_a_sync_is_late_nothing_is_written_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.committer.SLOW_S", 0.01)
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    late, other = (disk.create(Path(f"/{name}")) for name in ("late", "other"))
+    disk.hang("sync", "/late")
+    committer = Committer(disk, 1)
+    hanging = asyncio.create_task(committer.run(Recorded(fd=late)))
+    await asyncio.sleep(0.05)
+    job = Recorded(fd=other)
+    await asyncio.wait_for(committer.run(job), 20)
+    assert job.events == ["run", "finish"]
+    disk.release()
+    await asyncio.wait_for(hanging, 20)
+    job = Recorded(fd=other)
+    await committer.run(job)
+    assert job.events == ["begin", "finish"]
+    assert await committer.close()
 
 
 async def test_threads_are_started_when_there_is_work_and_end_with_the_committer() -> None:

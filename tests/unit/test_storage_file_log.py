@@ -265,3 +265,61 @@ async def test_a_log_that_was_not_claimed_is_the_callers_mistake() -> None:
     with pytest.raises(AssertionError):
         log.begin()
     await store.close()
+
+
+# --- a disk that hangs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queued", [True, False])
+async def test_a_commit_that_hangs_and_was_fenced_is_never_read_though_it_ends_well(queued: bool) -> None:
+    disk = FaultyDisk(RecordingDisk(queued=queued))
+    async with claimed(ROOT, disk) as log:
+        await append(log, b"kept")
+        end = log.end
+        disk.hang("sync", str(LOG))
+        hanging = asyncio.create_task(append(log, b"undecided"))
+        async with asyncio.timeout(20):
+            while not disk.held:  # noqa: ASYNC110 (a thread counts)
+                await asyncio.sleep(0.001)
+        log.fence()
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(hanging, 20)
+        with pytest.raises(CommitFailed):
+            log.begin()
+        with pytest.raises(DiskFailed):
+            await log.close()
+        claiming = asyncio.create_task(log.claim())
+        await asyncio.sleep(0.02)
+        assert not claiming.done(), "the file is in use"
+        disk.release()
+        await asyncio.wait_for(claiming, 20)
+        assert log.end == end and flat(await contents(log)) == [b"kept"]
+        await append(log, b"new")
+    async with claimed(ROOT, disk) as log:
+        assert flat(await contents(log)) == [b"kept", b"new"]
+
+
+async def test_a_fence_with_nothing_under_way_changes_nothing() -> None:
+    async with claimed(ROOT, RecordingDisk()) as log:
+        await append(log, b"a")
+        log.fence()
+        await append(log, b"b")
+        assert flat(await contents(log)) == [b"a", b"b"]
+
+
+async def test_other_logs_commit_while_one_hangs() -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    store = small_store(ROOT, disk)
+    hanging, other = store.log(ENTITY, 0), store.log(ENTITY, 1)
+    await hanging.claim()
+    await other.claim()
+    disk.hang("sync", str(LOG))
+    task = asyncio.create_task(append(hanging, b"a"))
+    for _ in range(10):
+        await asyncio.wait_for(append(other, b"b"), 20)
+    disk.release()
+    await asyncio.wait_for(task, 20)
+    await hanging.close()
+    await other.close()
+    await store.close()

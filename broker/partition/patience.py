@@ -1,0 +1,91 @@
+"""How long a partition waits for its disk.
+
+A disk that fails says so; one that hangs says nothing, and whoever waits for it waits without end. So whatever a partition's task
+awaits of its log is awaited in a `with` block of its `Patience`. When the block has lasted too long, the owner is called, and decides:
+it can end the block (`give_up`), which then raises `Hung`, or wait on.
+
+The limit is looked at twice, a moment apart: after a process was suspended, answers that came meanwhile are heard first.
+One timer serves all blocks, for most of them end long before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from storage.errors import StorageError
+
+SECOND_LOOK_S = 0.05
+
+
+class Hung(StorageError):
+    """The disk has not answered in time. What becomes of what it was asked for is not known."""
+
+
+class Patience:
+    """Watches one block at a time. Owned by a partition's task."""
+
+    __slots__ = ("_cancelling", "_given_up", "_is_second_look", "_limit_s", "_loop", "_owner", "_task", "_timer", "_until")
+
+    def __init__(self, limit_ms: int, owner: Callable[[], None]) -> None:
+        """`owner` is called once for a block that lasts longer than the limit, in the event loop."""
+        self._limit_s = limit_ms / 1_000
+        self._owner = owner
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[object] | None = None
+        """The task inside the block; None outside."""
+        self._until = 0.0
+        self._cancelling = 0
+        self._given_up = False
+        self._is_second_look = False
+
+    def __enter__(self) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        task = self._task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        self._cancelling = task.cancelling()
+        self._given_up = False
+        self.again()
+        if self._timer is None:
+            self._timer = loop.call_at(self._until, self._look)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        task, self._task = self._task, None
+        if not self._given_up:
+            return
+        assert task is not None
+        if task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise Hung(f"the disk has not answered within {self._limit_s:g} s") from None
+
+    def again(self) -> None:
+        """The block has made progress: its time begins anew."""
+        assert self._loop is not None
+        self._until = self._loop.time() + self._limit_s
+        self._is_second_look = False
+
+    def give_up(self) -> None:
+        """End the block, if there is one: it raises Hung."""
+        if self._task is not None and not self._given_up:
+            self._given_up = True
+            self._task.cancel()
+
+    def close(self) -> None:
+        """Nothing is awaited any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._task is None:
+            return
+        assert self._loop is not None
+        if self._loop.time() < self._until:
+            self._timer = self._loop.call_at(self._until, self._look)
+        elif not self._is_second_look:
+            self._is_second_look = True
+            self._timer = self._loop.call_later(SECOND_LOOK_S, self._look)
+        else:
+            self._owner()

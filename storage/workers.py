@@ -1,0 +1,124 @@
+"""A thread pool in which work that hangs does not hold up the rest.
+
+As long as work waits, the threads are looked at every LOOK_S: one that still does what it did at the last look is stuck, and
+another thread takes its place, up to STUCK_MAX times. The threads are daemons: a process that stops does not wait for a disk that
+does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from itertools import count
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LOOK_S = 1.0
+STUCK_MAX = 64
+
+
+class Workers(Executor):
+    """At most `threads` at work, not counting stuck ones. Work is submitted in the event loop, or where there is none."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._threads_max, self._name = threads, name
+        self._changed = threading.Condition()
+        # All below is guarded by `_changed`.
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._threads: dict[int, threading.Thread] = {}
+        self._busy: dict[int, int] = {}
+        """By thread: the number of what it does."""
+        self._stuck: set[int] = set()
+        """Threads that are looked upon as stuck."""
+        self._seen: dict[int, int] = {}
+        """`_busy` at the last look."""
+        self._numbers = count(1)
+        self._look_due = False
+        self._closing = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closing:
+                raise RuntimeError("work was submitted after the end")
+            self._waiting.append((future, lambda: fn(*args, **kwargs)))
+            self._provide()
+        return future
+
+    def _provide(self) -> None:
+        """Wake or start a thread for what waits, or look again later. The caller holds `_changed`."""
+        if len(self._threads) - len(self._busy) >= len(self._waiting):
+            self._changed.notify()
+        elif len(self._threads) < self._threads_max + len(self._stuck):
+            number = next(self._numbers)
+            thread = threading.Thread(target=self._work, args=(number,), name=f"{self._name}-{number}", daemon=True)
+            self._threads[number] = thread
+            thread.start()
+        elif not self._look_due:
+            with contextlib.suppress(RuntimeError):  # without an event loop nobody looks
+                asyncio.get_running_loop().call_later(LOOK_S, self._look)
+                self._look_due = True
+
+    def _look(self) -> None:
+        """Replace stuck threads if work waits for them."""
+        with self._changed:
+            self._look_due = False
+            if not self._waiting or self._closing:
+                self._seen = {}
+                return
+            for thread, work in self._busy.items():
+                if self._seen.get(thread) == work and len(self._stuck) < STUCK_MAX:
+                    self._stuck.add(thread)
+            self._seen = dict(self._busy)
+            for _ in range(len(self._waiting)):
+                self._provide()
+
+    def _work(self, number: int) -> None:
+        while True:
+            with self._changed:
+                self._busy.pop(number, None)
+                self._stuck.discard(number)
+                while not self._waiting:
+                    if self._closing:
+                        break
+                    self._changed.wait()
+                if not self._waiting or len(self._threads) > self._threads_max + len(self._stuck):
+                    del self._threads[number]  # the end, or it is back and was replaced meanwhile
+                    self._changed.notify()
+                    return
+                future, function = self._waiting.popleft()
+                self._busy[number] = next(self._numbers)
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = function()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+            del future, function
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Release the threads as they end, and wait for that if told to."""
+        self._end(cancel_futures)
+        if wait:
+            self.join(None)
+
+    def _end(self, cancel_futures: bool) -> None:
+        with self._changed:
+            self._closing = True
+            if cancel_futures:
+                for future, _ in self._waiting:
+                    future.cancel()
+                self._waiting.clear()
+            self._changed.notify_all()
+
+    def join(self, within_s: float | None) -> bool:
+        """Wait for the threads after `shutdown`; False if one has not ended in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._threads, within_s)

@@ -1,0 +1,175 @@
+"""What clients see of a disk that hangs: one partition counts as failed, everybody is answered, and nothing is lost or comes twice."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+from storage.disk import LocalDisk
+from tests.crash.test_broker_disk_faults import (
+    KEYS,
+    PARTITIONS,
+    SERVER_BUSY,
+    VICTIM,
+    VICTIM_FOLDER,
+    check_nothing_lost,
+    client_of,
+    commit_failures,
+    health,
+    wait_until,
+)
+from tests.support.broker_process import queue
+from tests.support.broker_thread import BrokerThread
+from tests.support.faulty_disk import FaultyDisk
+
+TIMEOUT_MS = 1_000
+ANSWERED_WITHIN_S = 15.0
+"""What clients of the service are told to allow."""
+BACK_WITHIN_S = 30.0
+
+
+def broker_on(disk: FaultyDisk, folder: Path, **settings: Any) -> BrokerThread:
+    return BrokerThread(folder, [queue("orders")], disk, disk_timeout_ms=TIMEOUT_MS, **settings)
+
+
+def connection_string(broker: BrokerThread) -> str:
+    return (
+        f"Endpoint=sb://127.0.0.1:{broker.addresses.amqp_port};SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;"
+        "UseDevelopmentEmulator=true;"
+    )
+
+
+def test_a_partition_whose_commit_hangs_is_down_until_the_disk_answers_and_nothing_comes_twice(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as client:
+        for number in range(PARTITIONS):
+            assert client.send(number) is None
+        disk.hang("sync", VICTIM_FOLDER)
+        began = time.monotonic()
+        assert client.send(VICTIM) == SERVER_BUSY, "the client is told to try again, and does not know what became of the message"
+        assert time.monotonic() - began < ANSWERED_WITHIN_S
+        assert health(broker.addresses)["partitions"][VICTIM] == "recovering"
+        assert health(broker.addresses)["availability"] == "Limited"
+        began = time.monotonic()
+        for number in range(PARTITIONS):
+            assert client.send(number) == (SERVER_BUSY if number == VICTIM else None)
+        for _ in range(3 * PARTITIONS):
+            assert client.send() is None, "without a key there is always another partition"
+        assert time.monotonic() - began < ANSWERED_WITHIN_S
+        assert commit_failures(broker.addresses) == 1
+
+        disk.release()
+        wait_until(lambda: client.send(VICTIM) is None, "the partition is back", BACK_WITHIN_S)
+        assert set(health(broker.addresses)["partitions"]) == {"healthy"}
+        check_nothing_lost(broker.addresses, client.ledger)
+
+
+def test_unkeyed_messages_whose_own_commit_hangs_are_taken_by_another_partition_exactly_once(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as client:
+        for number in range(PARTITIONS):
+            assert client.send(number) is None
+        disk.hang("sync", VICTIM_FOLDER)
+        began = time.monotonic()
+        for _ in range(PARTITIONS):
+            assert client.send() is None
+        assert time.monotonic() - began < ANSWERED_WITHIN_S
+        assert commit_failures(broker.addresses) == 1
+        disk.release()
+        wait_until(lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "all partitions are back", BACK_WITHIN_S)
+        check_nothing_lost(broker.addresses, client.ledger)
+
+
+@pytest.mark.parametrize("operation", ["open_read", "create"])
+def test_what_hangs_while_a_partition_opens_holds_up_no_client(operation: str, tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as client:
+        for number in range(PARTITIONS):
+            assert client.send(number) is None
+    with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as other:
+        other.ledger.sent(list(client.ledger.acknowledged))
+        disk.hang(operation, VICTIM_FOLDER)
+        began = time.monotonic()
+        for number in range(PARTITIONS):
+            assert other.send(number) == (SERVER_BUSY if number == VICTIM else None)
+        assert other.send(VICTIM) == SERVER_BUSY
+        assert time.monotonic() - began < ANSWERED_WITHIN_S
+        disk.release()
+        wait_until(lambda: other.send(VICTIM) is None, "the partition is back", BACK_WITHIN_S)
+
+
+def test_the_broker_stops_while_a_disk_hangs(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    try:
+        with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as client:
+            assert client.send(VICTIM) is None
+            disk.hang("sync", VICTIM_FOLDER)
+            assert client.send(VICTIM) == SERVER_BUSY
+    finally:
+        disk.release()
+
+
+def test_a_read_that_hangs_holds_up_its_own_partition_alone(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with (
+        broker_on(disk, tmp_path, payload_memory_bytes=0) as broker,
+        ServiceBusClient.from_connection_string(connection_string(broker)) as client,
+        client.get_queue_receiver("orders") as receiver,
+        client_of(broker.addresses) as sender,
+    ):
+        broker.broker._payloads.reserve_bytes = 0
+        for number in range(PARTITIONS):
+            assert sender.send(number) is None
+        disk.fail("read_cached", errno.EAGAIN, times=1 << 30)  # nothing is in the system's memory either
+        disk.hang("read", VICTIM_FOLDER)
+        seen: set[int] = set()
+        deadline = time.monotonic() + BACK_WITHIN_S
+        while len(seen) < PARTITIONS - 1:
+            assert time.monotonic() < deadline, "the other partitions give what they have"
+            for message in receiver.receive_messages(max_message_count=100, max_wait_time=2):
+                seen.add(message.sequence_number or 0)
+                receiver.complete_message(message)
+        wait_until(lambda: health(broker.addresses)["partitions"][VICTIM] == "recovering", "it counts as failed", BACK_WITHIN_S)
+        assert sender.send(VICTIM) == SERVER_BUSY
+        assert sender.send() is None
+        disk.release()
+        while len(seen) < PARTITIONS + 1:
+            assert time.monotonic() < deadline, "the partition is back"
+            for message in receiver.receive_messages(max_message_count=100, max_wait_time=2):
+                seen.add(message.sequence_number or 0)
+                receiver.complete_message(message)
+
+
+def test_the_official_client_sends_peeks_receives_and_settles_while_a_disk_hangs(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with (
+        broker_on(disk, tmp_path, payload_memory_bytes=0) as broker,
+        ServiceBusClient.from_connection_string(connection_string(broker), retry_total=0) as client,
+        client.get_queue_sender("orders") as sender,
+        client.get_queue_receiver("orders", max_wait_time=3) as receiver,
+        client_of(broker.addresses) as raw,
+    ):
+        for number in range(PARTITIONS):
+            assert raw.send(number) is None
+        disk.hang("sync", VICTIM_FOLDER)
+        assert raw.send(VICTIM) == SERVER_BUSY
+        began = time.monotonic()
+        sender.send_messages([ServiceBusMessage(f"{number}") for number in range(5)])
+        sender.send_messages(ServiceBusMessage("alone"))
+        peeked = receiver.peek_messages(max_message_count=100)
+        assert len(peeked) == PARTITIONS - 1 + 6
+        received = receiver.receive_messages(max_message_count=100, max_wait_time=3)
+        assert received
+        for each in received:
+            receiver.complete_message(each)
+        assert time.monotonic() - began < ANSWERED_WITHIN_S
+        with pytest.raises(ServiceBusError):
+            sender.send_messages(ServiceBusMessage("keyed", partition_key=KEYS[VICTIM]))
+        assert time.monotonic() - began < ANSWERED_WITHIN_S
+        disk.release()

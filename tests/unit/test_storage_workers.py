@@ -1,0 +1,64 @@
+"""storage/workers.py: a thread pool that goes on while work hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from storage import workers as module
+from storage.workers import Workers
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    pool = Workers(2, "test")
+    yield pool
+    pool.shutdown()
+
+
+async def run(pool: Workers, *functions: object) -> list[object]:
+    loop = asyncio.get_running_loop()
+    return list(await asyncio.wait_for(asyncio.gather(*(loop.run_in_executor(pool, each) for each in functions)), WAIT_S))  # type: ignore[arg-type]
+
+
+async def test_results_and_errors_reach_whoever_has_asked(workers: Workers) -> None:
+    assert await run(workers, lambda: 1, lambda: 2, lambda: 3, lambda: 4) == [1, 2, 3, 4]
+    with pytest.raises(ZeroDivisionError):
+        await run(workers, lambda: 1 // 0)
+    assert await run(workers, lambda: 5) == [5]
+
+
+async def test_no_more_threads_work_at_a_time_than_there_may_be(workers: Workers) -> None:
+    meet = threading.Barrier(2)
+    assert await run(workers, *[lambda: meet.wait(WAIT_S) for _ in range(10)])
+    assert len(workers._threads) == 2
+
+
+async def test_work_that_hangs_holds_up_no_other_work(workers: Workers) -> None:
+    released = threading.Event()
+    loop = asyncio.get_running_loop()
+    hung = [loop.run_in_executor(workers, released.wait) for _ in range(6)]
+    assert await run(workers, lambda: 1) == [1]
+    assert not any(each.done() for each in hung)
+    released.set()
+    await asyncio.wait_for(asyncio.gather(*hung), WAIT_S)
+    await run(workers, *[lambda: None for _ in range(20)])
+    assert not workers._stuck
+
+
+async def test_the_end_does_not_wait_for_work_that_hangs(workers: Workers) -> None:
+    released = threading.Event()
+    hung = asyncio.get_running_loop().run_in_executor(workers, released.wait)
+    workers.shutdown(wait=False)
+    assert not workers.join(0.01)
+    with pytest.raises(RuntimeError, match="after the end"):
+        workers.submit(int)
+    released.set()
+    assert await hung
+    assert workers.join(WAIT_S)
