@@ -88,7 +88,8 @@ class _Batch:
     def __init__(self, entries: Iterable[_Entry], began: float) -> None:
         self.entries = deque(entries)
         """Those that nobody has begun. The thread takes them from the front; the event loop takes back what is left."""
-        self.ended: list[_Entry] = []
+        self.ended: deque[_Entry] = deque()
+        """Those that the thread has carried out, and whose callers have not heard of it."""
         self.began = began
         self.is_stuck = False
 
@@ -192,10 +193,11 @@ class Committer:
         """Let others do what stuck threads have not begun."""
         self._look = None
         now = loop.time()
-        for batch in self._out:
+        for batch in list(self._out):
             if batch.is_stuck or now - batch.began < STUCK_S or self._stuck >= STUCK_MAX:
                 continue
             batch.is_stuck = True
+            self._report(batch)
             self._stuck += 1
             self._idle += 1
             with contextlib.suppress(IndexError):  # the thread may take the last one meanwhile
@@ -256,10 +258,13 @@ class Committer:
             self._stuck -= 1
         else:
             self._idle += 1
-        for entry in batch.ended:
-            self._end(entry)
+        self._report(batch)
         if self._waiting:
             self._dispatch_soon(loop)
+
+    def _report(self, batch: _Batch) -> None:
+        while batch.ended:
+            self._end(batch.ended.popleft())
 
     async def close(self) -> bool:
         """Release threads and queue. False if the disk has not answered for a job: then all is left as it is."""
