@@ -11,10 +11,11 @@ One timer serves all blocks, for most of them end long before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
 from storage.errors import StorageError
+from storage.log import Checkpoint, Commit, Frame, Log, Position
 
 SECOND_LOOK_S = 0.05
 
@@ -89,3 +90,66 @@ class Patience:
             self._timer = self._loop.call_later(SECOND_LOOK_S, self._look)
         else:
             self._owner()
+
+
+class PatientLog:
+    """A log whose owner does not wait for ever: what is awaited of it raises Hung. See `storage.log.Log`.
+
+    For upkeep, which also computes between two calls, for as long as it takes.
+    """
+
+    def __init__(self, log: Log, patience: Patience) -> None:
+        self._log, self._patience = log, patience
+
+    @property
+    def end(self) -> Position:
+        return self._log.end
+
+    @property
+    def start(self) -> Position:
+        return self._log.start
+
+    @property
+    def trim_points(self) -> Sequence[Position]:
+        return self._log.trim_points
+
+    async def claim(self, epoch: int | None = None) -> int:
+        with self._patience:
+            return await self._log.claim(epoch)
+
+    async def load_checkpoint(self) -> Checkpoint | None:
+        with self._patience:
+            return await self._log.load_checkpoint()
+
+    def replay(self, since: Position) -> AsyncIterator[Frame]:
+        return self._log.replay(since)
+
+    def begin(self) -> Commit:
+        return self._log.begin()
+
+    async def append(self, commit: Commit, urgent: bool = False) -> None:
+        with self._patience:
+            await self._log.append(commit, urgent)
+
+    async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
+        with self._patience:
+            return await self._log.fetch(positions)
+
+    async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        with self._patience:
+            await self._log.save_checkpoint(checkpoint)
+
+    async def trim(self, position: Position) -> None:
+        with self._patience:
+            await self._log.trim(position)
+
+    async def roll(self) -> None:
+        with self._patience:
+            await self._log.roll()
+
+    def fence(self) -> None:
+        self._log.fence()
+
+    async def close(self) -> None:
+        with self._patience:
+            await self._log.close()

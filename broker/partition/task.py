@@ -61,7 +61,7 @@ from broker.partition import snapshot
 from broker.partition.batch import Batch
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.messages import SUBQUEUES, Messages
-from broker.partition.patience import Hung, Patience
+from broker.partition.patience import Hung, Patience, PatientLog
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
 from broker.partition.state import MIB, Bounds, Partition
@@ -389,8 +389,7 @@ class PartitionTask:
     async def _keep_up(self) -> bool:
         assert self._upkeep is not None
         try:
-            with self._patience:
-                return await self._upkeep.step(self._clock.monotonic_ms())
+            return await self._upkeep.step(self._clock.monotonic_ms())
         except StorageError as error:
             await self._recover(error)
             return False
@@ -456,7 +455,8 @@ class PartitionTask:
             self._dropped.append(messages)
             raise
         self._partition = Partition(self.number, self._describe, messages, epoch=self._epoch, first_nonce=first_nonce, bounds=bounds)
-        self._upkeep = Upkeep(log, messages, self._limits.upkeep, self._output, checkpoint_at=since if checkpoint is not None else None)
+        checkpoint_at = since if checkpoint is not None else None
+        self._upkeep = Upkeep(PatientLog(log, self._patience), messages, self._limits.upkeep, self._output, checkpoint_at=checkpoint_at)
         self._output.debug("partition.opened", epoch=self._epoch, since=since, replayed_bytes=replayed + size, messages=messages.count)
 
     async def _recover(self, error: StorageError) -> None:
@@ -579,7 +579,7 @@ class PartitionTask:
             while self._mailbox and self._health is Health.HEALTHY:
                 await self._serve()
         if self._health is Health.HEALTHY and self._upkeep is not None:
-            with contextlib.suppress(Hung), self._patience:
+            with contextlib.suppress(Hung):
                 await self._upkeep.save_checkpoint(self._clock.monotonic_ms())
         opened = self._health is not Health.CLOSED
         if self._health is not Health.FAILED:

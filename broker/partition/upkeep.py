@@ -37,6 +37,7 @@ from structlog.typing import FilteringBoundLogger
 from broker.partition import records, snapshot
 from broker.partition.garbage import GarbageBound
 from broker.partition.messages import Messages
+from broker.partition.patience import Hung
 from broker.partition.records import Counters
 from storage.errors import DiskFull, StorageError
 from storage.log import Checkpoint, Frame, Log, Position
@@ -122,12 +123,14 @@ class Upkeep:
                 self._bound.look_again(self._paused_until_ms)
 
     async def save_checkpoint(self, now_ms: int) -> bool:
-        """Save a checkpoint of the state as it is; False if the disk refused."""
+        """Save a checkpoint of the state as it is; False if the disk refused. Raises Hung."""
         position = self._log.end
         if position == self._checkpoint_at:
             return True
         try:
             await self._log.save_checkpoint(Checkpoint(position, snapshot.save(self._messages)))
+        except Hung:
+            raise
         except StorageError as error:
             self._output.warning("checkpoint.failed", error=str(error))
             self._paused_until_ms = now_ms + self._limits.pause_ms

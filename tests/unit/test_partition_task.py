@@ -40,7 +40,7 @@ from broker.operations import (
 from broker.partition import records
 from broker.partition.task import Health, TaskLimits
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
-from storage.log import Commit
+from storage.log import Checkpoint, Commit
 from tests.support.partition_harness import NUMBER, Harness, one
 
 WAIT_S = 10
@@ -531,3 +531,19 @@ async def test_a_log_that_opens_late_is_waited_for_but_not_by_the_clients() -> N
         await until(lambda: harness.received[2])
         assert harness.take(2) == [Unavailable(NUMBER)]
     assert harness.healths[-2:] == [Health.HEALTHY, Health.STOPPED]
+
+
+async def test_a_checkpoint_that_hangs_is_given_up() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    hangs = True
+
+    async def save(checkpoint: Checkpoint) -> None:
+        while hangs:  # noqa: ASYNC110 (what is waited for is a plain value)
+            await asyncio.sleep(0.001)
+
+    harness.log.save_checkpoint = save  # type: ignore[method-assign]
+    async with running(harness):
+        await harness.task.opened()
+        harness.post(1, Send([b"a"], None))
+        await until(lambda: harness.received[1])
+    assert harness.task.health is Health.STOPPED
