@@ -88,6 +88,7 @@ class Metrics:
         )
         self.commit_failures = counter("commit_failures", "Commits whose write or sync failed; each takes its partition down.")
         self.partition_restarts = counter("partition_restarts", "Partitions that came back after a failure.")
+        self.partitions_unknown = gauge("partitions_unknown", "Partitions whose messages have not been counted again since a crash.")
 
     def committed(self, records: int, size: int, seconds: float) -> None:
         """A commit is durable: its records, its bytes, and how long it took."""

@@ -34,6 +34,7 @@ from broker.entity_rules import check_effect, check_queue, check_update, without
 from broker.errors import Reason, Refused
 from broker.operations import SubqueueCounts
 from broker.queue import Queue
+from broker.resting import Resting
 from storage.catalogue import Catalogue, Damaged
 from storage.errors import DiskFull, StorageError
 from storage.log import LogStore
@@ -43,6 +44,10 @@ log = structlog.get_logger("namespace")
 
 OPENING_MAX = 32
 """Partitions that are opened at a time to be counted: a list of a thousand queues must not take all threads and descriptors."""
+
+
+COUNTED_WITHIN_S = 8.0
+"""How long who counts all entities waits for what is unknown after a crash. Prometheus gives up after 10 s."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,6 +81,7 @@ class Namespace:
         store: LogStore,
         clock: Clock,
         make_queue: Callable[[QueueDescription], Queue],
+        resting: Resting,
         partitions_default: int,
         entities_max: int,
         unserved_topics: Iterable[str] = (),
@@ -89,7 +95,7 @@ class Namespace:
         `failed` is called if a background task dies. The namespace can then not be relied on.
         """
         self.name = name
-        self._catalogue, self._store, self._clock, self._make_queue = catalogue, store, clock, make_queue
+        self._catalogue, self._store, self._clock, self._make_queue, self._resting = catalogue, store, clock, make_queue, resting
         self._partitions_default, self._entities_max = partitions_default, entities_max
         self._queues: dict[str, Queue] = {}
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -135,6 +141,9 @@ class Namespace:
                 log.warning("entity.settings_without_effect", entity=queue.name, settings=inactive)
         for generation in sorted(with_logs - known - deleted):
             log.error("entity.logs_without_entry", generation=generation, reason="Nothing says that they were deleted: they are kept.")
+        kept = dict.fromkeys((known | with_logs) - deleted, 0)
+        await self._resting.load(kept | {each.generation: each.partitions for each in self.queues()}, self._store)
+        self._resting.start()
         self._checking = start_background(self._open_missing(), "namespace-check", self._failed)
 
     async def _open_missing(self) -> None:
@@ -247,8 +256,19 @@ class Namespace:
         await queue.opened(with_logs, self._opening)
         return self.runtime_now(queue)
 
+    async def counted(self, within_s: float = COUNTED_WITHIN_S) -> None:
+        """Return once `runtime_now` is exact for all queues, or the time is over: then it is not for those with `Queue.unknown`."""
+        if self._checking is not None:
+            await asyncio.wait([self._checking], timeout=within_s)
+        await self._resting.all_known(within_s)
+
+    @property
+    def unknown_count(self) -> int:
+        """Partitions that were open when the broker ended before, and have not been opened yet."""
+        return self._resting.unknown_count
+
     def runtime_now(self, queue: Queue) -> EntityRuntime:
-        """The same without waiting: partitions that nobody has used yet count nothing."""
+        """The same without waiting, and without opening a log: exact but for partitions that are `Queue.unknown`."""
         counts = queue.counts()
         main, dead, transfer_dead = (counts.get(subqueue, SubqueueCounts()) for subqueue in queue.SUBQUEUES)
         return EntityRuntime(
@@ -352,6 +372,7 @@ class Namespace:
     async def _clear(self, generation: str) -> None:
         """Remove what a deleted entity has left. If the disk refuses, the next start does it."""
         try:
+            self._resting.forget(generation)
             await self._store.delete(generation)
             await self._catalogue.forget(generation)
             log.info("entity.cleared", generation=generation)
@@ -364,8 +385,10 @@ class Namespace:
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
+        await self._resting.stop()
         await self._settle_each()
         await asyncio.gather(*(queue.stop() for queue in self._queues.values()))
+        await self._resting.close()
 
     async def _keep(self, description: QueueDescription) -> None:
         entry = self._catalogue.put(description.generation, encode_description(description))

@@ -31,6 +31,7 @@ from broker.operations import (
     Withdraw,
     Withdrawn,
 )
+from broker.resting import Resting, add_counts
 from broker.router import PartitionHandle, Router
 
 
@@ -42,7 +43,7 @@ class Partition(PartitionHandle, Protocol):
         """Its state, as people read it."""
 
     def counts(self) -> dict[str, SubqueueCounts]:
-        """What it holds, by subqueue, as far as it is open."""
+        """What it holds, by subqueue, or held when it was last open."""
 
     async def opened(self) -> None:
         """Return once the log was opened, or could not be."""
@@ -95,7 +96,10 @@ class Queue:
 
     SUBQUEUES = (MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER)
 
-    def __init__(self, description: QueueDescription, meter: EntityMeter, start_partition: Callable[[Queue, int], Partition]) -> None:
+    def __init__(
+        self, description: QueueDescription, meter: EntityMeter, start_partition: Callable[[Queue, int], Partition], resting: Resting
+    ) -> None:
+        """`resting` knows what the partitions hold that have not come to life, and wakes them on time."""
         self.description = description
         self.meter = meter
         self.accessed_at_ms: int | None = None
@@ -103,10 +107,13 @@ class Queue:
         self.watchers: set[Watcher] = set()
         self.gone: Refused | None = None
         """Why it is no more, or out of service: no partition comes to life after that, for its log would outlive the queue."""
-        self._start_partition = start_partition
+        self._start_partition, self._resting = start_partition, resting
         self._partitions: dict[int, Partition] = {}
+        self._at_rest: dict[str, SubqueueCounts] | None = None
+        """What those partitions hold together that have not come to life; None while it is not added up."""
         self._handles: list[PartitionHandle] = [_Sleeping(self, number) for number in range(description.partitions)]
         self.router = Router(self._handles)
+        resting.serve(description.generation, self)
 
     @property
     def name(self) -> str:
@@ -119,7 +126,13 @@ class Queue:
             assert self.gone is None, "a queue that was deleted wakes no partition"
             partition = self._partitions[number] = self._start_partition(self, number)
             self._handles[number] = partition
+            self._at_rest = None
         return partition
+
+    async def wake(self, number: int) -> None:
+        """Something is due in a partition, or nobody knows what it holds: return once it is open, or cannot be."""
+        if self.gone is None and number < self.description.partitions:
+            await self.partition(number).opened()
 
     async def opened(self, numbers: Collection[int], turns: asyncio.Semaphore) -> None:
         """Return once these partitions, and those that live, were opened, or could not be; `turns` bounds how many open at a time.
@@ -148,17 +161,24 @@ class Queue:
         ]
 
     def counts(self) -> dict[str, SubqueueCounts]:
-        """What all partitions together hold, by subqueue."""
+        """What all partitions together hold, by subqueue: exact, but for those that are `unknown`."""
+        if self._at_rest is None:
+            self._at_rest = {}
+            for number, summary in self._resting.summaries(self.description.generation):
+                if number not in self._partitions:
+                    add_counts(self._at_rest, summary.counts)
+        if not self._partitions:
+            return self._at_rest
         total: dict[str, SubqueueCounts] = {}
+        add_counts(total, self._at_rest)
         for partition in self._partitions.values():
-            for subqueue, counts in partition.counts().items():
-                sum_ = total.setdefault(subqueue, SubqueueCounts())
-                sum_.active += counts.active
-                sum_.locked += counts.locked
-                sum_.deferred += counts.deferred
-                sum_.scheduled += counts.scheduled
-                sum_.bytes += counts.bytes
+            add_counts(total, partition.counts())
         return total
+
+    @property
+    def unknown(self) -> Collection[int]:
+        """The partitions that may hold something, and nobody knows what until they were opened."""
+        return self._resting.unknown(self.description.generation)
 
     async def update(self, description: QueueDescription) -> None:
         """Work with another description from now on; returns when every open partition does."""
@@ -179,6 +199,7 @@ class Queue:
         """The queue is deleted, or out of service: tell who is attached, stop, and be counted no more."""
         self.gone = why
         self.meter.end()
+        self._resting.leave(self.description.generation, self)
         for watcher in list(self.watchers):
             watcher.queue_ended(why)
         await self.stop()

@@ -35,6 +35,7 @@ from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from broker.queue import Queue
+from broker.resting import Resting
 from broker.security import Authorizer
 from broker.slices import Slices
 from broker.sockets import addresses_text, listen
@@ -43,6 +44,7 @@ from broker.tls import TlsFiles, certificate_names, server_context, tls_files
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
 from storage.file_store import FileLogStore
+from storage.partition_index import PartitionIndex
 
 log = structlog.get_logger("server")
 
@@ -114,12 +116,15 @@ class Broker:
         self._partition_limits = TaskLimits(
             disk_timeout_ms=settings.disk_timeout_ms, upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes)
         )
+        catalogue = settings.data_dir / "catalogue"
+        self._resting = Resting(PartitionIndex(catalogue, disk, failed=self._part_failed), self.clock, failed=self._part_failed)
         self.namespace = Namespace(
             settings.namespace,
-            catalogue=Catalogue(settings.data_dir / "catalogue", disk),
+            catalogue=Catalogue(catalogue, disk),
             store=self.store,
             clock=self.clock,
             make_queue=self._make_queue,
+            resting=self._resting,
             partitions_default=settings.partitions_default,
             entities_max=settings.entities_max,
             failed=self._part_failed,
@@ -261,7 +266,7 @@ class Broker:
     # --- parts that are made as they are needed ---------------------------------------------------------------------
 
     def _make_queue(self, description: QueueDescription) -> Queue:
-        return Queue(description, EntityMeter(self.metrics, description.name), self._start_partition)
+        return Queue(description, EntityMeter(self.metrics, description.name), self._start_partition, self._resting)
 
     def _start_partition(self, queue: Queue, number: int) -> PartitionTask:
         partition = PartitionTask(
@@ -273,6 +278,7 @@ class Broker:
             limits=self._partition_limits,
             meter=queue.meter,
             slices=self._opening,
+            register=self._resting.register(queue.description.generation, number),
         )
         assert self._tasks is not None, "the broker runs"
         self._partitions.add(partition)

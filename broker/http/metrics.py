@@ -1,8 +1,8 @@
 """`GET /metrics`: what the process has once, the counters of every entity, and gauges gathered when asked for (Prometheus text format).
 
 Open to whoever reaches the port, as `/health` is. Written and sent in slices (`broker/slices.py`), so neither the event loop nor the
-memory notices how many entities there are. A partition that nobody has used since the start counts nothing yet:
-scraping must not open ten thousand logs.
+memory notices how many entities there are. What partitions hold that nobody has opened is taken from the index: a scrape opens no log.
+After a crash a scrape waits until the partitions that were open then are known again; what is still unknown after that is left out.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class MetricsHandler:
         response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE_LATEST})
         await response.prepare(request)
         if request.method != "HEAD":
+            await self._namespace.counted()
             async for texts in self._slices.of(self._texts()):
                 await response.write("".join(texts).encode())
         await response.write_eof()
@@ -47,6 +48,7 @@ class MetricsHandler:
 
     def _texts(self) -> Iterator[str]:
         """The whole exposition, in short steps. An entity that comes or goes meanwhile may be in it or not."""
+        self._metrics.partitions_unknown.set(self._namespace.unknown_count)
         yield generate_latest(self._metrics.registry).decode()
         yield from exposition(list(self._metrics.entities.values()))
         yield from self._gauges()
@@ -57,6 +59,8 @@ class MetricsHandler:
         for start in range(0, len(queues), _QUEUES_PER_STEP):
             lines: list[list[str]] = [[] for _ in texts]
             for queue in queues[start : start + _QUEUES_PER_STEP]:
+                if queue.unknown:
+                    continue
                 label = label_of(queue.name)
                 for name, value, of_name in zip(ENTITY_GAUGES, self._values(queue), lines, strict=True):
                     of_name.append(f"{name}{{{label}}} {value}.0\n")

@@ -65,6 +65,7 @@ from broker.partition.patience import Hung, Patience, PatientLog
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
 from broker.partition.state import MIB, Bounds, Partition
+from broker.partition.summary import Summary, summary_of
 from broker.partition.upkeep import Upkeep, UpkeepLimits
 from broker.partition.wake import Wake
 from broker.slices import Slices
@@ -75,6 +76,7 @@ log_output = structlog.get_logger("partition")
 
 REPLAYED_BYTES = 256 * 1024
 """So much of the log is read before it is replayed, in slices."""
+_NOTHING = {name: SubqueueCounts() for name in SUBQUEUES}
 
 
 class Health(enum.StrEnum):
@@ -125,6 +127,19 @@ class PartitionMeter(Protocol):
         """Messages that were dead-lettered, for whatever reason, or expired, and locks that ran out."""
 
 
+class Register(Protocol):
+    """Where a partition is entered, so that a start need not open it to know what it holds (`broker/resting.py`)."""
+
+    def summary(self) -> Summary | None:
+        """What it held when it was closed in good order; None if that is not known."""
+
+    async def opening(self) -> None:
+        """Its log is about to be claimed: what is entered does not count any more. Durable when it returns."""
+
+    def closed(self, summary: Summary) -> None:
+        """Its log was closed in good order."""
+
+
 class PartitionTask:
     """One partition's mailbox and what serves it. Lives in the event loop; `run` is its task."""
 
@@ -140,6 +155,7 @@ class PartitionTask:
         on_health: Callable[[int, Health], None] | None = None,
         meter: PartitionMeter | None = None,
         slices: Slices | None = None,
+        register: Register | None = None,
     ) -> None:
         """`describe` gives the queue's description as it is now; `on_health` hears of each change, in the event loop.
 
@@ -148,7 +164,7 @@ class PartitionTask:
         self.number = number
         self._log, self._clock, self._describe, self._payloads = log, clock, describe, payloads
         self._limits = limits or TaskLimits()
-        self._on_health, self._meter = on_health, meter
+        self._on_health, self._meter, self._register = on_health, meter, register
         self._slices = slices or Slices()
         self._dropped: deque[Messages] = deque()
         """State that nobody uses any more, and that takes time to be freed."""
@@ -161,6 +177,9 @@ class PartitionTask:
         self._undecided: list[Waiting] = []
         """A batch on its way to the log. If its commit fails: refused once the log was reopened, or could not be."""
         self._partition: Partition | None = None
+        at_rest = register.summary() if register is not None else None
+        self._last_counts = _NOTHING | dict(at_rest.counts if at_rest is not None else ())
+        """What it held before its state was given up. A partition that stays down counts nothing: nobody can have it."""
         self._clock_settings = ClockSettings()
         """Outlives the state: a recovery goes on with the deadlines that counted before it."""
         self._upkeep: Upkeep | None = None
@@ -202,10 +221,8 @@ class PartitionTask:
         self._wake.set()
 
     def counts(self) -> dict[str, SubqueueCounts]:
-        """What each subqueue holds, as far as the partition is open; without waiting."""
-        if self._partition is None:
-            return {name: SubqueueCounts() for name in SUBQUEUES}
-        return self._partition.counts()
+        """What each subqueue holds, or held when it was last known; without waiting."""
+        return self._last_counts if self._partition is None else self._partition.counts()
 
     @property
     def live_bytes(self) -> int:
@@ -401,6 +418,8 @@ class PartitionTask:
         self._is_opening = True
         try:
             with self._patience:
+                if self._register is not None:
+                    await self._register.opening()
                 self._epoch = await self._log.claim()
                 self._patience.again()
                 await self._load(first_nonce=0)
@@ -572,6 +591,7 @@ class PartitionTask:
         self._start_anew()
         self._attached.clear()
         self._discard()
+        self._last_counts = _NOTHING
         self._settled.set()
 
     async def _shut_down(self) -> None:
@@ -582,6 +602,7 @@ class PartitionTask:
             with contextlib.suppress(Hung):
                 await self._upkeep.save_checkpoint(self._clock.monotonic_ms())
         opened = self._health is not Health.CLOSED
+        summary = summary_of(self._partition, self._clock) if self._partition is not None and self._health is Health.HEALTHY else None
         if self._health is not Health.FAILED:
             self._become(Health.STOPPED)
         self._start_anew()
@@ -593,12 +614,16 @@ class PartitionTask:
                     await self._log.close()
             except StorageError as error:
                 self._output.warning("log.close_failed", error=str(error))
+                summary = None
+        if summary is not None and self._register is not None:
+            self._register.closed(summary)
         self._settled.set()
         await self._free_dropped()
 
     def _discard(self) -> None:
         """Forget the state; its message bodies leave the memory."""
         if self._partition is not None:
+            self._last_counts = self._partition.counts()
             self._partition.messages.payloads.close()
             self._dropped.append(self._partition.messages)
         self._partition = self._upkeep = None

@@ -28,8 +28,10 @@ from broker.operations import Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask
 from broker.queue import Queue, ask
+from broker.resting import Resting
 from storage.catalogue import ATTEMPTS, Catalogue
 from storage.log import LogStore
+from storage.partition_index import PartitionIndex
 from tests.support.faulty_disk import OPERATIONS, FaultyDisk
 from tests.support.logs import small_store
 from tests.support.partition_asking import pages
@@ -51,12 +53,14 @@ class Life:
         self.tasks: list[PartitionTask] = []
         self.runs: list[asyncio.Task[None]] = []
         self.store = small_store(ROOT, self.disk, reserve_bytes=0)
+        self.resting = Resting(PartitionIndex(ROOT / "catalogue", self.disk), self.clock)
         self.namespace = Namespace(
             "test",
             catalogue=Catalogue(ROOT / "catalogue", self.disk),
             store=cast(LogStore, self.store),
             clock=self.clock,
-            make_queue=lambda description: Queue(description, EntityMeter(self.metrics, description.name), self._start),
+            make_queue=lambda description: Queue(description, EntityMeter(self.metrics, description.name), self._start, self.resting),
+            resting=self.resting,
             partitions_default=2,
             entities_max=10,
             settle_retry_ms=1,
@@ -68,7 +72,10 @@ class Life:
 
     def _start(self, queue: Queue, number: int) -> PartitionTask:
         log = self.store.log(queue.description.generation, number)
-        task = PartitionTask(number, log=log, clock=self.clock, describe=lambda: queue.description, payloads=self.payloads)
+        register = self.resting.register(queue.description.generation, number)
+        task = PartitionTask(
+            number, log=log, clock=self.clock, describe=lambda: queue.description, payloads=self.payloads, register=register
+        )
         self.tasks.append(task)
         self.runs.append(asyncio.create_task(task.run()))
         return task

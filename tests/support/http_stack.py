@@ -25,11 +25,13 @@ from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts, Update, Updated
 from broker.queue import Queue
+from broker.resting import Resting
 from broker.security import Authorizer
 from broker.tls import TlsFiles, certificate_names, server_context, tls_files
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore
+from storage.partition_index import PartitionIndex
 from tests.support.sas import sas_token
 
 
@@ -108,9 +110,11 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
     clock, metrics, partition, serving, resident = clock or SystemClock(), Metrics(), StillPartition(), [True], [0]
     memory = Memory(1 << 30, lambda: resident[0], lambda: 0)
 
+    resting = Resting(PartitionIndex(settings.data_dir / "catalogue", LocalDisk()), clock)
+
     def make_queue(description: QueueDescription) -> Queue:
         meter = EntityMeter(metrics, description.name)
-        return Queue(description, meter, lambda _, number: cast(Any, partition if number == 0 else StillPartition()))
+        return Queue(description, meter, lambda _, number: cast(Any, partition if number == 0 else StillPartition()), resting)
 
     store = FileLogStore(
         settings.data_dir / "logs",
@@ -126,6 +130,7 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
         store=store,
         clock=clock,
         make_queue=make_queue,
+        resting=resting,
         partitions_default=settings.partitions_default,
         entities_max=settings.entities_max,
     )
@@ -144,6 +149,7 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
     finally:
         await server.stop()
         await running
+        await resting.stop()
         await store.close()
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from broker.clock import ManualClock
@@ -23,9 +24,12 @@ from broker.metrics import Metrics
 from broker.namespace import Namespace, not_found_text
 from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts
 from broker.queue import Queue
+from broker.resting import Resting
 from broker.security import Authorizer
 from broker.stored_message import MessageIds
 from protocol.codec import UInt
+from storage.disk import LocalDisk
+from storage.partition_index import PartitionIndex
 from tests.support import raw_amqp as raw
 from tests.support.engine_peer import frames_of
 from tests.support.raw_amqp import Frame
@@ -146,6 +150,7 @@ class LinkStack:
         self.clock, self.metrics = ManualClock(), Metrics()
         self.parts = [Part(number) for number in range(partitions)]
         self.namespace = FixedNamespace()
+        self.resting = Resting(PartitionIndex(Path("never-read"), LocalDisk()), self.clock)
         self.queue = self.add_queue("queue", partitions, settings)
         self.tasks: set[asyncio.Task[None]] = set()
         self.resident = 0
@@ -165,7 +170,7 @@ class LinkStack:
     def add_queue(self, name: str, partitions: int, settings: QueueSettings | None = None) -> Queue:
         """One more queue, on the same partitions."""
         description = QueueDescription(name, "0" * 32, partitions, settings or QueueSettings())
-        queue = Queue(description, EntityMeter(self.metrics, name), lambda _, number: cast(Any, self.parts[number]))
+        queue = Queue(description, EntityMeter(self.metrics, name), lambda _, number: cast(Any, self.parts[number]), self.resting)
         for number in range(partitions):
             queue.partition(number)
         self.namespace.queues[key_of(name)] = queue

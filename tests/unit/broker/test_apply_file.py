@@ -19,9 +19,11 @@ from broker.errors import Reason, Refused
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.queue import Partition, Queue
+from broker.resting import Resting
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore
+from storage.partition_index import PartitionIndex
 from tests.support.faulty_disk import FaultyDisk
 
 FILE = QueueSettings(max_delivery_count=3, authorization_rules=(AuthorizationRule("app", "one", "two", frozenset({"Send"})),))
@@ -41,12 +43,14 @@ async def start(
     """
     metrics, given = Metrics(), disk or FaultyDisk(LocalDisk())
     store = FileLogStore(folder, given, reserve_bytes=0)
+    resting = Resting(PartitionIndex(folder / "catalogue", given), ManualClock())
     namespace = Namespace(
         "test",
         catalogue=Catalogue(folder / "catalogue", given),
         store=store,
         clock=ManualClock(),
-        make_queue=lambda description: Queue(description, EntityMeter(metrics, description.name), no_partition),
+        make_queue=lambda description: Queue(description, EntityMeter(metrics, description.name), no_partition, resting),
+        resting=resting,
         partitions_default=4,
         entities_max=10,
     )

@@ -36,11 +36,13 @@ from broker.operations import (
     Updated,
 )
 from broker.queue import Queue, ask
+from broker.resting import Resting
 from storage.catalogue import ATTEMPTS, Catalogue
 from storage.disk import LocalDisk
 from storage.errors import DiskFailed
 from storage.file_store import FileLogStore
 from storage.log import LogStore
+from storage.partition_index import PartitionIndex
 from tests.support.faulty_disk import FaultyDisk
 
 ALL = frozenset({"Manage", "Send", "Listen"})
@@ -80,19 +82,21 @@ class World:
         self.store = FileLogStore(
             folder / "logs", self.disk, fsync="always", fsync_interval_ms=100, segment_bytes_max=1 << 20, committer_threads=1
         )
+        self.resting = Resting(PartitionIndex(folder / "catalogue", self.disk), self.clock)
         self.namespace = Namespace(
             "test",
             catalogue=Catalogue(folder / "catalogue", self.disk),
             store=cast(LogStore, self.store),
             clock=self.clock,
             make_queue=self._make_queue,
+            resting=self.resting,
             partitions_default=4,
             entities_max=entities_max,
             settle_retry_ms=settle_retry_ms,
         )
 
     def _make_queue(self, description: QueueDescription) -> Queue:
-        return Queue(description, EntityMeter(self.metrics, description.name), self._start)
+        return Queue(description, EntityMeter(self.metrics, description.name), self._start, self.resting)
 
     def _start(self, queue: Queue, number: int) -> Any:
         part = self.parts[queue.name, number] = Part()

@@ -1,0 +1,105 @@
+"""Summary: what a partition that is closed holds, and when it must be opened again although nobody asks. Pure.
+
+It is the note that the index of partitions keeps (`storage/partition_index.py`). Little endian:
+
+    offset  size  field
+         0     1  version, 1
+         1     1  how many subqueues follow; those that hold nothing are left out
+         2     1  how many times follow
+         3     1  zero
+    then for each subqueue:
+         0     1  number
+         1     8  messages ready for delivery
+         9     8  deferred messages
+        17     8  scheduled messages
+        25     8  bytes
+    then for each time:
+         0     1  why (`Wake`)
+         1     8  when, in wall time
+
+*Something new that must happen on time* (a schedule, an idle entity's deletion, messages to forward) adds a member to `Wake` and gives its
+earliest time in `summary_of`. Nothing else need be done: whoever keeps the time (`broker/resting.py`) opens the partition then,
+and the partition's own timer does the rest. A release that does not know a reason opens the partition all the same.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from broker.clock import Clock, wall_ahead_ms
+from broker.operations import SubqueueCounts
+from broker.partition.messages import SUBQUEUES
+from broker.partition.state import Partition
+
+VERSION = 1
+_HEAD = struct.Struct("<BBBB")
+_SUBQUEUE = struct.Struct("<BQQQQ")
+_TIME = struct.Struct("<BQ")
+
+
+class Wake(enum.IntEnum):
+    """Why a partition must be opened at a time."""
+
+    EXPIRY = 1
+    """The time to live of a message ends."""
+
+
+class Summary(NamedTuple):
+    """What a partition holds, and its next appointments."""
+
+    counts: Mapping[str, SubqueueCounts]
+    """By subqueue; one that holds nothing may be missing."""
+    wakes: Mapping[int, int]
+    """By reason: the earliest time, in wall time (ms)."""
+
+    @property
+    def wake_at_ms(self) -> int | None:
+        """When the partition must be open; None if nothing is to happen."""
+        return min(self.wakes.values(), default=None)
+
+    def encode(self) -> bytes:
+        """The note."""
+        subqueues = [(number, self.counts[name]) for number, name in enumerate(SUBQUEUES) if _holds(self.counts.get(name))]
+        parts = [_HEAD.pack(VERSION, len(subqueues), len(self.wakes), 0)]
+        parts += [_SUBQUEUE.pack(number, each.active, each.deferred, each.scheduled, each.bytes) for number, each in subqueues]
+        parts += [_TIME.pack(reason, max(0, at_ms)) for reason, at_ms in sorted(self.wakes.items())]
+        return b"".join(parts)
+
+
+def decode(note: bytes) -> Summary | None:
+    """The inverse; None for a note that this release does not understand: only the log knows then."""
+    if note == EMPTY_NOTE:
+        return EMPTY
+    if len(note) < _HEAD.size:
+        return None
+    version, subqueues, times, _ = _HEAD.unpack_from(note)
+    if version != VERSION or len(note) != _HEAD.size + subqueues * _SUBQUEUE.size + times * _TIME.size:
+        return None
+    counts: dict[str, SubqueueCounts] = {}
+    at = _HEAD.size
+    for _ in range(subqueues):
+        number, active, deferred, scheduled, size = _SUBQUEUE.unpack_from(note, at)
+        if number >= len(SUBQUEUES):
+            return None
+        counts[SUBQUEUES[number]] = SubqueueCounts(active=active, deferred=deferred, scheduled=scheduled, bytes=size)
+        at += _SUBQUEUE.size
+    return Summary(counts, dict(_TIME.iter_unpack(note[at:])))
+
+
+def _holds(counts: SubqueueCounts | None) -> bool:
+    return counts is not None and bool(counts.active or counts.deferred or counts.scheduled or counts.bytes)
+
+
+def summary_of(partition: Partition, clock: Clock) -> Summary:
+    """What is to be known of a partition whose log is about to be closed. Nothing is under way in it."""
+    # A locked message whose time to live is over expires with its lock, so the end of a lock is an appointment, too.
+    due_ms = clock.monotonic_ms() if partition.has_more else partition.next_due_ms()
+    wakes: dict[int, int] = {} if due_ms is None else {Wake.EXPIRY: due_ms + wall_ahead_ms(clock)}
+    return Summary(partition.counts(), wakes)
+
+
+EMPTY = Summary({}, {})
+EMPTY_NOTE = EMPTY.encode()

@@ -1,0 +1,364 @@
+"""Index of partitions: what is known of each partition without opening its log, so that a start need not open them all.
+
+For each partition that was ever opened the index holds a *note* (bytes of the owner's choice) and whether the partition is *open*: then
+the note may be out of date, and only the log knows. A partition that the index does not know was never opened, and holds nothing.
+
+A partition is entered as open, durably, before its log is claimed, and with its note after its log was closed. A commit costs nothing.
+So a clean stop leaves an index that is right for all partitions; after a crash it is right for all but those that were open, and says
+which these are. What was entered last, and not synced yet, costs no more than opening a partition that need not be opened.
+
+The index is a file `partitions.index` of frames, and a copy of it. All numbers are little endian.
+
+    offset  size  field
+         0     4  magic "PbIx"
+         4     4  CRC-32C of everything behind, up to the end of the frame
+         8     4  length of the frame in bytes
+        12     2  format version, 1
+        14     2  1 for a frame that says everything, so that what is in front of it is void; else 0
+        16     8  number of the frame: one more than that of the frame before
+    then for each entry:
+         0     1  1 if the partition is open; 2 if the whole entity is to be forgotten; else 0
+         1     1  length of the entity's identifier in bytes
+         2     2  partition
+         4     2  length of the note in bytes
+         6     …  the entity's identifier, UTF-8
+         …     …  note
+
+The first frame says everything. A frame is appended to the file and synced, then appended to the copy, without a sync. When most of the
+file is out of date, both are replaced.
+
+*Damage costs time, not truth.* Of the two files the one with more whole frames counts. What ends in a torn frame was never acknowledged.
+If there is no whole file, or a damaged frame stands in front of others, `load` gives False: the owner tells which partitions there
+are, and all of them count as open. So it is with a folder that has no index yet. When the index cannot be written (a full disk, a
+failing one), its files are removed rather than left to say what is wrong, and a partition is opened all the same; the index is written
+anew as soon as the disk takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from storage.disk import Disk, close_quietly, disk_error, make_directories, publish_together, write_all
+from storage.errors import StorageError, UnknownFormat
+from storage.record import crc32c
+from storage.threads import OwnerFailed, report_to_loop, run_to_end, start_background
+
+FORMAT_VERSION = 1
+INDEX_NAME = "partitions.index"
+COPY_NAME = "partitions.index-copy"
+NOTE_BYTES_MAX = 65_535
+WRITE_DELAY_MS = 1_000
+"""How long a note that nobody waits for may wait for others."""
+RETRY_DELAY_S = 10.0
+"""How soon it is tried again to write an index that the disk refused."""
+STALE_BYTES_MIN = 1 << 20
+"""So much of the file may be out of date before it is replaced, or as much as all entries take, if that is more."""
+
+_MAGIC = b"PbIx"
+_HEAD = struct.Struct("<4sI")
+_TAIL = struct.Struct("<IHHQ")
+_FRAME_BYTES = _HEAD.size + _TAIL.size
+_ENTRY = struct.Struct("<BBHH")
+_OPEN, _FORGOTTEN = 1, 2
+_AT_REST, _OPEN_MARK = b"\0", b"\1"
+
+_log = structlog.get_logger("index")
+
+_Rows = dict[str, dict[int, bytes]]
+"""By entity and partition: one byte for its state, and the note."""
+
+
+class _File(NamedTuple):
+    """What one of the two files says."""
+
+    number: int
+    """Of its last whole frame, 0 if there is none."""
+    rows: _Rows
+    size: int
+    """Of the whole frames."""
+    all_bytes: int
+    """Of the last frame that says everything."""
+    is_torn: bool
+    """Something stands behind them."""
+    is_damaged: bool
+    """Something whole, or that was, stands behind the first frame that is not whole."""
+
+
+class PartitionIndex:
+    """The index in one folder. Used from one event loop."""
+
+    def __init__(self, directory: Path, disk: Disk, *, write_delay_ms: int = WRITE_DELAY_MS, failed: OwnerFailed = report_to_loop) -> None:
+        """`failed`: called when the task that writes in the background has died."""
+        self._directory, self._disk = directory, disk
+        self._paths = (directory / INDEX_NAME, directory / COPY_NAME)
+        self._write_delay_ms = write_delay_ms
+        self._failed = failed
+        self._rows: _Rows = {}
+        self._number = 0
+        self._size = 0
+        """Of the file; 0 while it has to be written anew."""
+        self._all_bytes = 0
+        """What the last frame that said everything took."""
+        self._pending: list[bytes] = []
+        self._entered = self._written = 0
+        """How many entries were made, and how many of them are on the disk, or given up."""
+        self._turn = asyncio.Lock()
+        self._writing: asyncio.Task[None] | None = None
+        self._retry_at_s = 0.0
+
+    # --- what is known ----------------------------------------------------------------------------------------------
+
+    def entities(self) -> Collection[str]:
+        """The identifiers of all entities of which a partition was opened."""
+        return self._rows.keys()
+
+    def partitions(self, entity: str) -> Iterator[tuple[int, bool, bytes]]:
+        """The partitions of an entity that were ever opened: number, whether it counts as open, and its last note."""
+        for partition, row in self._rows.get(entity, {}).items():
+            yield partition, bool(row[0]), row[1:]
+
+    def note(self, entity: str, partition: int) -> bytes | None:
+        """The note of a partition that is not open; None for one that is, or was never opened."""
+        row = self._rows.get(entity, {}).get(partition)
+        return row[1:] if row is not None and not row[0] else None
+
+    # --- loading ----------------------------------------------------------------------------------------------------
+
+    async def load(self) -> bool:
+        """Read the index; False if there is none, or it is damaged: then `rebuild` has to follow. Raises UnknownFormat, DiskFailed."""
+        found = await run_to_end(None, self._load)
+        if found is None:
+            return False
+        self._rows, self._number = found.rows, found.number
+        self._size = 0 if found.is_torn else found.size
+        self._all_bytes = found.all_bytes
+        if not self._size:
+            self._write_later()
+        return True
+
+    async def rebuild(self, partitions: Mapping[str, Iterable[int]]) -> None:
+        """There are these partitions, and nothing else is known of them: they count as open."""
+        self._rows = {entity: dict.fromkeys(numbers, _OPEN_MARK) for entity, numbers in partitions.items()}
+        self._size = 0
+        self._entered += 1
+        await self._write()
+
+    def _load(self) -> _File | None:
+        try:
+            names = set(self._disk.names(self._directory))
+            files = [self._read(path) for path in self._paths if path.name in names]
+        except OSError as error:
+            raise disk_error(error, self._directory) from error
+        if not files:
+            return None
+        best = max(files, key=lambda file: (file.number, not file.is_torn))
+        if not best.number or best.is_damaged:
+            _log.error("index.damaged", path=str(self._paths[0]), position=best.size)
+            return None
+        if best.is_torn or len(files) < 2 or any(file.is_damaged for file in files):
+            _log.warning("index.repaired", path=str(self._paths[0]), advice="The frames that are whole serve; both files are written anew.")
+            return best._replace(is_torn=True)
+        # The copy may be behind, for nobody waits for it. Frames are appended where each file ends, so both begin anew then.
+        return best._replace(is_torn=files[0].number != files[1].number)
+
+    def _read(self, path: Path) -> _File:
+        fd = self._disk.open_read(path)
+        try:
+            data = self._disk.read(fd, self._disk.size(fd), 0)
+        finally:
+            self._disk.close(fd)
+        rows: _Rows = {}
+        shared: dict[bytes, bytes] = {}
+        number = at = all_bytes = 0
+        while (frame := _frame_at(data, at, path)) is not None and (frame.number == number + 1 if at else frame.is_all):
+            if frame.is_all:
+                rows.clear()
+                all_bytes = frame.length
+            _apply(rows, data, at + _FRAME_BYTES, at + frame.length, shared)
+            number, at = frame.number, at + frame.length
+        return _File(number, rows, at, all_bytes, at < len(data), data.find(_MAGIC, at + 1) >= 0)
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    async def opened(self, entity: str, partition: int) -> None:
+        """The partition is about to be opened: its note does not count any more. Durable when it returns, or the index is given up."""
+        rows = self._rows.setdefault(entity, {})
+        row = rows.get(partition, _AT_REST)
+        if row[0]:
+            return
+        rows[partition] = _OPEN_MARK + row[1:]
+        self._enter(entity, partition, rows[partition])
+        await self._write()
+
+    def closed(self, entity: str, partition: int, note: bytes) -> None:
+        """The partition's log was closed in good order, and this is what is to be known of it. On the disk some time later."""
+        assert len(note) <= NOTE_BYTES_MAX
+        self._rows.setdefault(entity, {})[partition] = row = _AT_REST + note
+        self._enter(entity, partition, row)
+        self._write_later()
+
+    def forget(self, entity: str) -> None:
+        """The entity is no more. On the disk some time later."""
+        if self._rows.pop(entity, None) is not None:
+            self._enter(entity, 0, bytes([_FORGOTTEN]))
+            self._write_later()
+
+    async def close(self) -> None:
+        """Write what is not written."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+        self._retry_at_s = 0.0
+        if self._is_behind:
+            await self._write()
+
+    @property
+    def _is_behind(self) -> bool:
+        return self._entered > self._written or (not self._size and bool(self._rows))
+
+    def _enter(self, entity: str, partition: int, row: bytes) -> None:
+        self._pending.append(_encode_entry(entity, partition, row))
+        self._entered += 1
+
+    def _write_later(self) -> None:
+        if self._writing is None or self._writing.done():
+            self._writing = start_background(self._write_soon(), "index-write", self._failed)
+
+    async def _write_soon(self) -> None:
+        while self._is_behind:
+            await asyncio.sleep(self._write_delay_ms / 1_000)
+            await self._write()
+
+    async def _write(self) -> None:
+        """Write all entries that were made before. They wait for each other: what gathers meanwhile is written at once."""
+        entered = self._entered
+        async with self._turn:
+            if self._written >= entered and self._size:
+                return
+            pending, self._pending = self._pending, []
+            entered = self._entered
+            try:
+                is_new = not self._size or self._size > 2 * self._all_bytes + STALE_BYTES_MIN
+                if not is_new and not await run_to_end(None, lambda: self._append(pending)):
+                    is_new, self._retry_at_s = True, 0.0
+                if is_new:
+                    await self._write_anew()
+            except asyncio.CancelledError:
+                self._pending[:0] = pending  # what was written nevertheless is written twice, which changes nothing
+                raise
+            self._written = entered
+
+    async def _write_anew(self) -> None:
+        """Write everything into new files; if the disk refuses, remove the old ones, which are not right any more."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._retry_at_s:
+            return
+        rows = [(entity, dict(partitions)) for entity, partitions in self._rows.items()]
+        if not await run_to_end(None, lambda: self._publish(rows)):
+            self._retry_at_s = now_s + RETRY_DELAY_S
+
+    def _append(self, entries: list[bytes]) -> bool:
+        frame = _encode_frame(self._number + 1, entries, is_all=False)
+        try:
+            self._write_at_end(self._paths[0], frame, sync=True)
+        except OSError as error:
+            _log.warning("index.not_written", path=str(self._paths[0]), error=error.strerror)
+            return False  # durability rule 4: to a new file
+        with contextlib.suppress(OSError):  # a copy that is behind is noticed, and costs nothing as long as the file is whole
+            self._write_at_end(self._paths[1], frame, sync=False)
+        self._number += 1
+        self._size += len(frame)
+        return True
+
+    def _write_at_end(self, path: Path, frame: bytes, *, sync: bool) -> None:
+        fd = self._disk.open_write(path)
+        try:
+            write_all(self._disk, fd, [frame], self._size)
+            if sync:
+                self._disk.sync(fd)
+        finally:
+            close_quietly(self._disk, fd)
+
+    def _publish(self, rows: list[tuple[str, dict[int, bytes]]]) -> bool:
+        entries = [_encode_entry(entity, partition, row) for entity, partitions in rows for partition, row in partitions.items()]
+        frame = _encode_frame(self._number + 1, entries, is_all=True)
+        try:
+            make_directories(self._disk, self._directory.parent, [self._directory.name])
+            publish_together(self._disk, self._paths, [frame])
+        except (StorageError, OSError) as error:
+            self._size = 0
+            _log.warning("index.given_up", path=str(self._paths[0]), error=str(error), reason="The next start opens every log.")
+            self._remove()
+            return False
+        self._number += 1
+        self._size = self._all_bytes = len(frame)
+        return True
+
+    def _remove(self) -> None:
+        try:
+            for path in self._paths:
+                self._disk.remove(path)
+            self._disk.sync_directory(self._directory)
+        except OSError as error:
+            _log.error(
+                "index.not_removed",
+                path=str(self._paths[0]),
+                error=error.strerror,
+                advice="If the broker ends now, remove it by hand: the next start may show old counts until partitions are used.",
+            )
+
+
+class _Frame(NamedTuple):
+    length: int
+    number: int
+    is_all: bool
+
+
+def _frame_at(data: bytes, at: int, path: Path) -> _Frame | None:
+    """The whole frame that stands there, None if there is none. Raises UnknownFormat."""
+    if len(data) < at + _FRAME_BYTES:
+        return None
+    magic, crc = _HEAD.unpack_from(data, at)
+    length, version, is_all, number = _TAIL.unpack_from(data, at + _HEAD.size)
+    if magic != _MAGIC or not _FRAME_BYTES <= length <= len(data) - at or crc != crc32c(data[at + _HEAD.size : at + length]):
+        return None
+    if version != FORMAT_VERSION:
+        raise UnknownFormat(f"{path}: index format version {version} is not known, only {FORMAT_VERSION}")
+    return _Frame(length, number, bool(is_all))
+
+
+def _apply(rows: _Rows, data: bytes, at: int, end: int, shared: dict[bytes, bytes]) -> None:
+    """Enter a whole frame's entries. `shared` makes equal rows one object: most of them say that a partition is empty."""
+    encoded, of_entity = b"", dict[int, bytes]()
+    while at < end:
+        state, length, partition, note_length = _ENTRY.unpack_from(data, at)
+        at += _ENTRY.size
+        name = data[at : at + length]
+        at += length
+        if state == _FORGOTTEN:
+            rows.pop(name.decode(), None)
+            encoded = b""
+            continue
+        if name != encoded:
+            encoded, of_entity = name, rows.setdefault(name.decode(), {})
+        row = (_OPEN_MARK if state else _AT_REST) + data[at : at + note_length]
+        at += note_length
+        of_entity[partition] = shared.setdefault(row, row)
+
+
+def _encode_entry(entity: str, partition: int, row: bytes) -> bytes:
+    name = entity.encode()
+    return _ENTRY.pack(row[0], len(name), partition, len(row) - 1) + name + row[1:]
+
+
+def _encode_frame(number: int, entries: list[bytes], *, is_all: bool) -> bytes:
+    body = b"".join(entries)
+    rest = _TAIL.pack(_FRAME_BYTES + len(body), FORMAT_VERSION, is_all, number) + body
+    return _HEAD.pack(_MAGIC, crc32c(rest)) + rest

@@ -1,0 +1,87 @@
+"""What a broker says of its queues right after a restart, and what happens in them although nobody asks; an official client, unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient
+
+from storage.partition_index import COPY_NAME, INDEX_NAME
+from tests.support.broker_process import BrokerProcess, queue
+
+MESSAGES = 20
+LIVES = timedelta(seconds=6)
+WITHIN_S = 60
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    queues = [queue("kept"), queue("expiring", DeadLetteringOnMessageExpiration=True), queue("unused")]
+    with BrokerProcess(tmp_path, queues) as process:
+        yield process
+        process.check_alive()
+
+
+async def send(broker: BrokerProcess, name: str, time_to_live: timedelta | None = None) -> None:
+    address = broker.addresses.connection_string()
+    async with ServiceBusClient.from_connection_string(address) as client, client.get_queue_sender(name) as sender:
+        for number in range(MESSAGES):  # without a key they take turns among the partitions
+            await sender.send_messages(ServiceBusMessage(f"{number}", time_to_live=time_to_live))
+
+
+def ask(broker: BrokerProcess, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.addresses.http_port}{path}", timeout=WITHIN_S) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def gauge(broker: BrokerProcess, gauge_name: str) -> dict[str, int]:
+    """A gauge by queue, from one scrape."""
+    return {name: int(value) for name, value in re.findall(rf'^{gauge_name}{{entity="(\w+)"}} (\d+)\.0$', ask(broker, "/metrics"), re.M)}
+
+
+def opened(broker: BrokerProcess, name: str) -> int:
+    """How many partitions are not closed."""
+    return sum(state != "closed" for state in json.loads(ask(broker, "/health"))["entities"][name]["partitions"])
+
+
+def test_the_first_scrape_after_a_restart_is_right_and_messages_expire_although_nobody_asks(broker: BrokerProcess) -> None:
+    asyncio.run(send(broker, "kept"))
+    expected = {"kept": MESSAGES, "expiring": 0, "unused": 0}
+    sizes = gauge(broker, "partibus_size_bytes")
+    assert gauge(broker, "partibus_messages") == expected and sizes["kept"] > 0
+
+    assert broker.terminate() == 0
+    broker.start()
+    assert gauge(broker, "partibus_messages") == expected and gauge(broker, "partibus_size_bytes") == sizes
+    assert opened(broker, "kept") == opened(broker, "unused") == 0, "no log is opened to be counted"
+
+    asyncio.run(send(broker, "expiring", LIVES))
+    expected["expiring"] = MESSAGES
+    broker.kill()
+    broker.start()
+    assert gauge(broker, "partibus_messages") == expected, "what was open is counted before it is shown"
+    assert opened(broker, "kept") == 0, "what was not open stays closed"
+
+    assert broker.terminate() == 0
+    broker.start()
+    end = time.monotonic() + WITHIN_S
+    while gauge(broker, "partibus_dead_letter_messages")["expiring"] < MESSAGES:
+        assert time.monotonic() < end, "the messages have not expired"
+        time.sleep(0.2)
+    assert gauge(broker, "partibus_active_messages") == {"kept": MESSAGES, "expiring": 0, "unused": 0}
+
+    assert broker.terminate() == 0
+    for name in (INDEX_NAME, COPY_NAME):
+        (broker.data_dir / "catalogue" / name).unlink()
+    broker.start()
+    assert gauge(broker, "partibus_messages") == expected and "index.made_anew" in broker.log
