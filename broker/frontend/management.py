@@ -20,11 +20,10 @@ from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASO
 from broker.clock import wall_ahead_ms
 from broker.errors import Reason, Refused
 from broker.frontend.addresses import Address
-from broker.frontend.annotations import deliverables, joined, peeked_messages
+from broker.frontend.annotations import deliverables, joined
 from broker.frontend.answers import status_of
-from broker.frontend.browse_link import PAGE_WITHIN_S
 from broker.frontend.outgoing_link import OutgoingLink, check_can_receive, lock_lost, not_settled
-from broker.frontend.peeking import peek_partition
+from broker.frontend.peek_walk import PeekWalks
 from broker.frontend.receive_cache import without
 from broker.frontend.request_node import Request, Response
 from broker.namespace import not_found_text
@@ -39,8 +38,6 @@ from broker.operations import (
     Locked,
     LockToken,
     Operation,
-    Peek,
-    Peeked,
     ReceiveDeferred,
     Release,
     Renewed,
@@ -77,6 +74,7 @@ class ManagementNode:
     def __init__(self, connection: Connection, queue: Queue, address: Address) -> None:
         self._connection, self._queue, self._entity = connection, queue, address.entity
         self._subqueue, self._path = address.subqueue, address.path
+        self._peeks = PeekWalks()
         self._operations: dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]] = {
             "com.microsoft:peek-message": ("Listen", self._peek),
             "com.microsoft:renew-lock": ("Listen", self._renew_lock),
@@ -119,8 +117,8 @@ class ManagementNode:
     async def _peek(self, body: dict[str, Any]) -> Response:
         """One page, by sequence number over all partitions: the next page begins behind the last one seen.
 
-        The broker builds a few pages at a time. A partition that is down, or late, is stepped over. Where there is nothing
-        else to show the client is told that there may be more.
+        The broker builds a few pages at a time. A partition that is down is stepped over, and one that is late is shown on a later
+        page. Where there is nothing else to show the client is told that there may be more.
         """
         _check_no_session(body)
         start = _integer(body, "from-sequence-number")
@@ -131,41 +129,16 @@ class ManagementNode:
             return await self._page(max(start, 0), count)
 
     async def _page(self, start: int, count: int) -> Response:
-        messages: list[bytes] = []
         size_max = self._connection.services.settings.message_kb_max * 1024
-        size = 0
-        partitions = self._queue.description.partitions
-        down: list[int] = []
-        for number in range(min(partition_of(start), partitions), partitions):
-            peek = Peek(self._subqueue, start, count - len(messages), bytes_max=max(size_max - size, 1))
-            peeked = await self._part_of_page(number, peek)
-            if peeked is None:
-                down.append(number)
-                continue
-            for message in peeked_messages(peeked, partitioned=partitions > 1):
-                size += len(message)
-                if messages and size > size_max:
-                    return _ok({"messages": [{"message": each} for each in messages]})
-                messages.append(message)
-            if len(messages) >= count or peeked.more:
-                break
-        if down and not messages:
-            names = ", ".join(map(str, down))
+        page = await self._peeks.page(self._queue, self._subqueue, start, count, size_max)
+        if page.down and not page.messages:
+            names = ", ".join(map(str, sorted(page.down)))
             raise Refused(
                 Reason.PARTITION_UNAVAILABLE,
                 f"There is nothing to show but what may be in partitions of '{self._queue.name}' that are not available: {names}. "
                 "Please try again.",
             )
-        return _ok({"messages": [{"message": each} for each in messages]}) if messages else NO_CONTENT
-
-    async def _part_of_page(self, number: int, peek: Peek) -> Peeked | None:
-        """What a partition has to show; None while it is down, and if it is late: the broker has few pages."""
-        try:
-            async with asyncio.timeout(PAGE_WITHIN_S):
-                return await peek_partition(self._queue, number, peek)
-        except TimeoutError:
-            log.warning("peek.partition_late", entity=self._queue.name, partition=number)
-            return None
+        return _ok({"messages": [{"message": each} for each in page.messages]}) if page.messages else NO_CONTENT
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
         tokens = _tokens(body)

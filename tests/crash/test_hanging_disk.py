@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
+from broker.operations import PARTITION_SHIFT
 from storage.disk import LocalDisk
 from tests.crash.test_broker_disk_faults import (
     KEYS,
@@ -113,6 +115,31 @@ def test_the_broker_stops_while_a_disk_hangs(tmp_path: Path) -> None:
             assert client.send(VICTIM) == SERVER_BUSY
     finally:
         disk.release()
+
+
+def test_a_peek_waits_for_no_partition_that_has_something_undecided(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with (
+        BrokerThread(tmp_path, [queue("orders")], disk, disk_timeout_ms=60_000) as broker,
+        ServiceBusClient.from_connection_string(connection_string(broker), retry_total=0) as client,
+        client.get_queue_receiver("orders") as receiver,
+        client_of(broker.addresses) as sender,
+        client_of(broker.addresses) as other,
+    ):
+        for number in range(PARTITIONS):
+            assert sender.send(number) is None
+        disk.hang("sync", VICTIM_FOLDER)
+        undecided = threading.Thread(target=other.send, args=(VICTIM,))
+        undecided.start()
+        wait_until(lambda: disk.held == 1, "the commit hangs")
+        began = time.monotonic()
+        seen = [message.sequence_number or 0 for message in receiver.peek_messages(max_message_count=100)]
+        assert len(seen) == PARTITIONS - 1
+        assert time.monotonic() - began < ANSWERED_WITHIN_S
+        disk.release()
+        undecided.join(BACK_WITHIN_S)
+        seen += [message.sequence_number or 0 for message in receiver.peek_messages(max_message_count=100)]
+        assert sorted(number >> PARTITION_SHIFT for number in seen) == sorted([*range(PARTITIONS), VICTIM])
 
 
 def test_a_read_that_hangs_holds_up_its_own_partition_alone(tmp_path: Path) -> None:

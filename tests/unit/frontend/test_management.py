@@ -162,6 +162,66 @@ async def test_what_is_not_shown_is_logged_once_for_each_time_that_a_partition_g
     assert lines == [{"event": "peek.partition_unseen", "log_level": "warning", "entity": "queue", "partition": 1}] * 2
 
 
+@pytest.fixture
+def late_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.frontend.peek_walk.LATE_S", 0.005)
+
+
+def silence(work: Bench, number: int) -> None:
+    """From now on a partition answers nothing."""
+    work.stack.parts[number].has = lambda kind: False  # type: ignore[method-assign]
+
+
+def speak(work: Bench, number: int) -> None:
+    """It answers again, also what it was asked before."""
+    del work.stack.parts[number].has
+
+
+@pytest.mark.usefixtures("late_soon")
+@pytest.mark.parametrize("count", [1, 3, 4, 100])
+@pytest.mark.parametrize("late_pages", [1, 2, 3])
+async def test_a_partition_that_is_late_is_not_waited_for_and_paging_still_shows_every_message_once(count: int, late_pages: int) -> None:
+    work = await bench()
+    held = {0: 2, 1: 3, 2: 2, 3: 2}
+    silence(work, 1)
+    found: list[int] = []
+    start = 1
+    for number in range(100):
+        is_late = number < late_pages and len(found) < sum(held.values()) - held[1]
+        if not is_late and number and "has" in vars(work.stack.parts[1]):
+            speak(work, 1)
+        page = await peek(work, start, count, holding(held))
+        if not page:
+            break
+        assert not is_late or not any(each >> PARTITION_SHIFT == 1 for each in page)
+        found += page
+        start = page[-1] + 1
+    assert sorted(found) == [number << PARTITION_SHIFT | at for number in held for at in range(1, held[number] + 1)]
+
+
+@pytest.mark.usefixtures("late_soon")
+async def test_when_one_partition_is_late_all_others_are_asked_at_once() -> None:
+    work = await bench(6)
+    silence(work, 0)
+    request = asyncio.ensure_future(work.ask("peek-message", {"from-sequence-number": 1, "message-count": 5}))
+    async with asyncio.timeout(20):
+        while not all(part.has(Peek) for part in work.stack.parts[1:]):  # noqa: ASYNC110 (partitions tell nobody)
+            await asyncio.sleep(0.001)
+    request.cancel()
+
+
+@pytest.mark.usefixtures("late_soon")
+async def test_a_client_that_has_seen_everything_is_shown_what_comes_after_a_partition_was_late() -> None:
+    work = await bench()
+    silence(work, 0)
+    first = await peek(work, 1, 10, holding({0: 1, 3: 1}))
+    assert first == [3 << PARTITION_SHIFT | 1]
+    speak(work, 0)
+    assert (second := await peek(work, first[-1] + 1, 10, holding({0: 1, 3: 1}))) == [1]
+    assert await peek(work, second[-1] + 1, 10, holding({0: 1, 3: 1})) == []
+    assert await peek(work, second[-1] + 1, 10, holding({0: 1, 3: 2})) == [3 << PARTITION_SHIFT | 2]
+
+
 async def test_a_partition_that_was_stopped_is_not_logged_as_down() -> None:
     work = await bench(2)
     work.stack.parts[1].available, work.stack.parts[1].health = False, "stopped"
