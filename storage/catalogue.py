@@ -241,19 +241,26 @@ class Catalogue:
     def _last_number(self, name: str) -> int:
         """The highest number of the document so far. Raises OSError."""
         if name not in self._numbers:
-            stem, names = Path(file_name_of(name)).stem, set(self._disk.names(self._directory))
-            found = [self._read_copy(self._directory / f"{stem}{suffix}") for suffix in _LIVE if f"{stem}{suffix}" in names]
+            path = self._directory / file_name_of(name)  # asked for by name: to list the folder would take longer with each document
+            found = [self._read_copy(each) for each in map(path.with_suffix, _LIVE) if self._exists(each)]
             self._numbers[name] = max((copy.number for copy in found if isinstance(copy, _Copy)), default=0)
         return self._numbers[name]
+
+    def _exists(self, path: Path) -> bool:
+        """Whether there is such a file. Raises OSError."""
+        try:
+            self._disk.close(self._disk.open_read(path))
+        except FileNotFoundError:
+            return False
+        return True
 
     def _delete(self, name: str) -> None:
         path = self._directory / file_name_of(name)
         is_changed = False
         try:
-            names = self._disk.names(self._directory)
             for live, deleted in zip(map(path.with_suffix, _LIVE), map(path.with_suffix, _DELETED), strict=True):
-                if live.name not in names:
-                    if deleted.name not in names or name not in self._unknown:
+                if not self._exists(live):
+                    if name not in self._unknown or not self._exists(deleted):
                         continue
                     self._disk.rename(deleted, live)  # durability rule 4: the next sync writes only what is changed again
                 self._disk.rename(live, deleted)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from storage.errors import CorruptRecord
 from storage.log import FRAME_HEADER_BYTES, Frame, Position
-from storage.open_files import OpenFiles
+from storage.open_files import Reading
 from storage.record import FrameCodec, crc32c
 from storage.segment import Segment
 
@@ -19,14 +19,34 @@ GAP_BYTES_MAX = 64 << 10
 RUN_BYTES_MAX = 1 << 20
 """What is read at once, at most, but for a larger frame."""
 
+READ_ON_LOOP_BYTES = 2 << 20
+"""What a fetch reads and checks in the event loop: about a millisecond. More is for a thread, also where all of it is in memory."""
+
 Read = Callable[[int, int, int], bytes]
 """File descriptor, size, offset: `Disk.read` or `Disk.read_cached`."""
 
 
+def bounded(read: Read, bytes_max: int = READ_ON_LOOP_BYTES) -> Read:
+    """The same for `bytes_max` bytes in all; raises BlockingIOError beyond that."""
+    left = bytes_max
+
+    def read_bounded(fd: int, size: int, offset: int) -> bytes:
+        nonlocal left
+        left -= size
+        if left < 0:
+            raise BlockingIOError("too much to be read in the event loop")
+        return read(fd, size, offset)
+
+    return read_bounded
+
+
 def fetch_frames(
-    read: Read, files: OpenFiles, segments: Sequence[Segment], codec: FrameCodec, end: Position, positions: Sequence[Position]
+    read: Read, reading: Reading, segments: Sequence[Segment], codec: FrameCodec, end: Position, positions: Sequence[Position]
 ) -> list[Frame]:
-    """The frames at these positions of a log that ends at `end`. Raises CorruptRecord, OSError."""
+    """The frames at these positions of a log that ends at `end`. Raises CorruptRecord, OSError.
+
+    `reading` lends a segment's descriptor.
+    """
     wanted = sorted(set(positions))
     assert wanted[0] >= segments[0].base and wanted[-1] < end, "only what is in the log is fetched"
     bases = [segment.base for segment in segments]
@@ -40,7 +60,7 @@ def fetch_frames(
         while last + 1 < len(wanted) and _joins(wanted, first, last, limit):
             last += 1
         run = wanted[first : last + 1]
-        with files.reading(segment.path) as fd:
+        with reading(segment.path) as fd:
             chunk = read(fd, min(run[-1] - run[0] + GAP_BYTES_MAX, limit - run[0]), segment.offset_of(run[0]))
             for position in run:
                 found[position] = _frame(read, fd, segment, codec, limit, chunk, position - run[0], position)

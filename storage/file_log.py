@@ -31,7 +31,7 @@ from storage.committer import ENDED, NEEDS_THREAD, Committer
 from storage.disk import Disk, disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
-from storage.fetch import fetch_frames
+from storage.fetch import bounded, fetch_frames
 from storage.log import Checkpoint, Commit, Frame, Position
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
@@ -337,10 +337,11 @@ class FileLog:
         segments, end = tuple(opened.segments), opened.tail.position
         try:
             try:
-                return fetch_frames(shared.disk.read_cached, shared.files, segments, opened.codec, end, positions)
-            except BlockingIOError:  # it wants the disk: that is for a thread to wait for
+                read, reading = bounded(shared.disk.read_cached), shared.files.reading_if_open
+                return fetch_frames(read, reading, segments, opened.codec, end, positions)
+            except BlockingIOError:  # it wants the disk, or is much: that is for a thread
                 return await asyncio.get_running_loop().run_in_executor(
-                    shared.executor, fetch_frames, shared.disk.read, shared.files, segments, opened.codec, end, positions
+                    shared.executor, fetch_frames, shared.disk.read, shared.files.reading, segments, opened.codec, end, positions
                 )
         except OSError as error:
             raise disk_error(error, self._directory) from error

@@ -1,6 +1,7 @@
 """Descriptors for reading, shared by all logs: at most so many are kept open, the longest unused is closed first.
 
-Thread-safe; a descriptor is never closed while a thread reads from it.
+Thread-safe; a descriptor is never closed while a thread reads from it. A file is opened and closed without the mutex: the event loop takes
+it, too, and a disk may take long for either.
 """
 
 from __future__ import annotations
@@ -8,17 +9,22 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from storage.disk import Disk, close_quietly
+
+Reading = Callable[[Path], AbstractContextManager[int]]
+"""`OpenFiles.reading` or `OpenFiles.reading_if_open`."""
 
 
 class _OpenFile:
     __slots__ = ("fd", "kept", "readers")
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    def __init__(self) -> None:
+        self.fd = -1
+        """-1 until it was opened."""
         self.readers = 0
         self.kept = True
 
@@ -34,39 +40,76 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def reading(self, path: Path) -> Iterator[int]:
-        """A descriptor for the time of the `with` block. Raises OSError."""
+        """A descriptor for the time of the `with` block, opened if need be. For a thread. Raises OSError."""
+        dropped: list[int] = []
         with self._mutex:
             file = self._files.get(path)
-            if file is None:
-                file = self._files[path] = _OpenFile(self._disk.open_read(path))
+            if file is None or file.fd < 0:  # another thread may be about to open it: it is not waited for
+                file = self._files[path] = _OpenFile()
             self._files.move_to_end(path)
             file.readers += 1
-            if len(self._files) > self._files_max:
-                self._drop(next(iter(self._files)))
+        try:
+            if file.fd < 0:
+                file.fd = self._disk.open_read(path)
+                with self._mutex:
+                    while len(self._files) > self._files_max:
+                        dropped += self._drop(next(iter(self._files)))
+                self._close(dropped)
+            yield file.fd
+        finally:
+            with self._mutex:
+                if file.fd < 0 and self._files.get(path) is file:
+                    del self._files[path]
+                unused = self._leave(path, file)
+            self._close(unused)
+
+    @contextlib.contextmanager
+    def reading_if_open(self, path: Path) -> Iterator[int]:
+        """The same for the event loop, which must not wait. Raises BlockingIOError if the file is not open."""
+        with self._mutex:
+            file = self._files.get(path)
+            if file is None or file.fd < 0:
+                raise BlockingIOError(f"{path} is not open")
+            self._files.move_to_end(path)
+            file.readers += 1
         try:
             yield file.fd
         finally:
             with self._mutex:
-                file.readers -= 1
-                self._close_unused(file)
+                unused = self._leave(path, file)
+            self._close(unused)
 
     def forget(self, path: Path) -> None:
         """Close the file, as soon as nobody reads from it."""
         with self._mutex:
-            if path in self._files:
-                self._drop(path)
+            dropped = self._drop(path) if path in self._files else []
+        self._close(dropped)
 
     def close(self) -> None:
         """Close all."""
         with self._mutex:
-            for path in list(self._files):
-                self._drop(path)
+            dropped = [fd for path in list(self._files) for fd in self._drop(path)]
+        self._close(dropped)
 
-    def _drop(self, path: Path) -> None:
+    def _leave(self, path: Path, file: _OpenFile) -> list[int]:
+        """A reader is done; gives what is to be closed."""
+        file.readers -= 1
+        if self._files.get(path) is not file:  # forgotten, or another thread has opened it as well
+            file.kept = False
+        return self._unused(file)
+
+    def _drop(self, path: Path) -> list[int]:
         file = self._files.pop(path)
         file.kept = False
-        self._close_unused(file)
+        return self._unused(file)
 
-    def _close_unused(self, file: _OpenFile) -> None:
-        if not file.kept and not file.readers:
-            close_quietly(self._disk, file.fd)
+    @staticmethod
+    def _unused(file: _OpenFile) -> list[int]:
+        if file.kept or file.readers or file.fd < 0:
+            return []
+        fd, file.fd = file.fd, -1
+        return [fd]
+
+    def _close(self, fds: list[int]) -> None:
+        for fd in fds:
+            close_quietly(self._disk, fd)

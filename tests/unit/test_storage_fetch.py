@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import DiskFailed
-from storage.fetch import GAP_BYTES_MAX, RUN_BYTES_MAX
+from storage.fetch import GAP_BYTES_MAX, READ_ON_LOOP_BYTES, RUN_BYTES_MAX
 from storage.log import Position
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import append, claimed
@@ -27,6 +27,7 @@ async def test_neighbours_are_read_at_once_and_what_lies_apart_is_not() -> None:
             assert [frame.position for frame in frames] == wanted
             return disk.calls["read_cached"] - before
 
+        assert await reads(positions[:50]) == 0, "the file is opened by a thread, which reads as well"
         assert await reads(positions[:50]) == 1
         assert await reads(positions[:50][::-1]) == 1
         assert await reads([positions[0], positions[0]]) == 1
@@ -38,9 +39,9 @@ async def test_a_run_of_neighbours_has_a_bound() -> None:
     disk = FaultyDisk(RecordingDisk())
     async with claimed(ROOT, disk) as log:
         positions = [await append(log, b"x" * 50_000) for _ in range(50)]
-        before = disk.calls["read_cached"]
+        before = disk.calls["read"]
         assert len(await log.fetch(positions)) == 50
-        assert disk.calls["read_cached"] - before >= 50 * 50_000 // RUN_BYTES_MAX
+        assert disk.calls["read"] - before >= 50 * 50_000 // RUN_BYTES_MAX
 
 
 async def test_a_frame_longer_than_what_was_read_is_completed() -> None:
@@ -77,6 +78,8 @@ async def test_a_disk_that_cannot_read_has_failed_and_the_log_has_not(operation:
     disk = FaultyDisk(RecordingDisk())
     async with claimed(ROOT, disk) as log:
         position = await append(log, b"there")
+        if operation == "read_cached":
+            await log.fetch([position])  # opens the file
         disk.fail(operation)
         with pytest.raises(DiskFailed):
             await log.fetch([position])
@@ -90,3 +93,15 @@ async def test_positions_outside_the_log_are_the_callers_mistake() -> None:
         assert await log.fetch([]) == []
         with pytest.raises(AssertionError):
             await log.fetch([log.end])
+
+
+async def test_more_than_a_little_is_read_by_a_thread_although_it_is_in_memory() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    async with claimed(ROOT, disk) as log:
+        positions = [await append(log, b"x" * 200_000) for _ in range(READ_ON_LOOP_BYTES // 200_000 + 5)]
+        await log.fetch(positions[:1])
+        before = disk.calls["read"]
+        assert len(await log.fetch(positions[:5])) == 5
+        assert disk.calls["read"] == before
+        assert [frame.position for frame in await log.fetch(positions)] == positions
+        assert disk.calls["read"] > before
