@@ -158,7 +158,12 @@ class Settings(BaseSettings):
         description="When a commit is forced to the disk: before it is acknowledged (`always`), every fsync_interval_ms, or `never`.",
     )
     fsync_interval_ms: int = Field(100, ge=1, le=60_000, description="Time between two syncs when fsync is `interval`.")
-    segment_bytes: int = Field(64 * MIB, ge=64 * KIB, le=4096 * MIB, description="Size at which a log rolls over to a new segment file.")
+    segment_bytes: int = Field(
+        64 * MIB,
+        ge=64 * KIB,
+        le=4096 * MIB,
+        description="The largest size of a log's segment file. Short logs, and logs on a disk with little room, use smaller ones.",
+    )
     checkpoint_bytes: int = Field(64 * MIB, ge=64 * KIB, description="Log written since the last checkpoint that makes a new one due.")
     committer_threads: int = Field(4, ge=1, le=64, description="Threads that write and sync the logs.")
     log_files_max: int | None = Field(

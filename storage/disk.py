@@ -20,7 +20,7 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from storage.errors import CommitFailed, DiskFailed, DiskFull, StorageError
 from storage.kernel_sync import open_sync_queue
@@ -35,6 +35,13 @@ _READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 
 _IOV_MAX = 1024
 """Buffers per write (Linux: UIO_MAXIOV)."""
+
+
+class Space(NamedTuple):
+    """A file system's size and what is free of it for the broker, in bytes."""
+
+    total: int
+    free: int
 
 
 class Disk(Protocol):
@@ -63,6 +70,9 @@ class Disk(Protocol):
 
     def close(self, fd: int) -> None:
         """Close what `create`, `open_write`, `open_read` or `lock` gave."""
+
+    def space(self, directory: Path) -> Space:
+        """What the file system of an existing directory holds."""
 
     def size(self, fd: int) -> int:
         """The file's size in bytes."""
@@ -153,6 +163,10 @@ class LocalDisk:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    def space(self, directory: Path) -> Space:
+        found = os.statvfs(directory)
+        return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size

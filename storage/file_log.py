@@ -38,9 +38,10 @@ from storage.open_segments import OpenSegments
 from storage.recent import RecentPlaces
 from storage.record import Chain, after
 from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, clear_up, extent_of, reclaim_log, remove_strays
-from storage.reserve import Reserve
+from storage.reserve import Reserves
 from storage.scan import FrameScanner
 from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, ActiveSegment
+from storage.sizing import segment_bytes
 from storage.threads import UnderWay, run_to_end
 
 Fsync = Literal["always", "interval", "never"]
@@ -66,7 +67,7 @@ class Shared:
     """Open for reading."""
     open_segments: OpenSegments
     """The logs whose active segment is open."""
-    reserve: Reserve
+    reserve: Reserves
     fsync: Fsync
     segment_bytes_max: int
     make_salt: Callable[[], bytes]
@@ -76,6 +77,9 @@ class Shared:
     """Called when a commit was acknowledged that wants to be synced later."""
     reserve_released: Callable[[], None]
     """Called when the reserve was found released."""
+    found_full: Callable[[], None]
+    """Called when a commit found no room."""
+    making_room: asyncio.Lock
     untidy: Callable[[FileLog], None]
     """Called when the disk would not remove a trimmed file: the log wants `tidy` to be called later."""
 
@@ -104,6 +108,7 @@ class FileLog:
         """Work on the log's files that cannot be called back, but for reading."""
         self._is_untidy = False
         """The disk would not remove a trimmed file, and that was reported."""
+        self.on_full: Callable[[], None] = _ignore
 
     # --- where it begins and ends ---
 
@@ -118,6 +123,22 @@ class FileLog:
     @property
     def trim_points(self) -> Sequence[Position]:
         return [segment.base for segment in self._known().segments[1:]]
+
+    @property
+    def is_full(self) -> bool:
+        return not self._shared.reserve.held
+
+    @property
+    def making_room(self) -> asyncio.Lock:
+        return self._shared.making_room
+
+    async def room(self) -> int:
+        shared = self._shared
+        try:
+            space = await asyncio.get_running_loop().run_in_executor(shared.executor, shared.disk.space, shared.root)
+        except OSError as error:
+            raise disk_error(error, shared.root) from error
+        return space.free + shared.reserve.held_bytes
 
     def _known(self) -> OpenLog:
         assert self._opened is not None, "the log was claimed"
@@ -175,8 +196,18 @@ class FileLog:
                     raise
                 self._opened = opened
             clear_up(shared.disk, opened)
+            self._size_segment(opened)
         except OSError as error:
             raise disk_error(error, self._directory) from error
+
+    def _size_segment(self, opened: OpenLog) -> None:
+        """Set the bound for the segment that was just begun. In a thread."""
+        shared = self._shared
+        try:
+            free = shared.disk.space(shared.root).free
+        except OSError:
+            free = 0  # a disk that does not tell may be full
+        opened.segment_bytes_max = segment_bytes(opened.tail.position - opened.segments[0].base, free, shared.segment_bytes_max)
 
     def _claim_files(self, epoch: int | None, rewritten_bytes_max: int) -> OpenLog:
         shared, known = self._shared, None
@@ -241,16 +272,23 @@ class FileLog:
     def begin(self) -> Commit:
         return Commit(self._open().tail.position)
 
-    async def append(self, commit: Commit, urgent: bool = False) -> None:
+    async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         async with self._turn:
             opened = self._open()
             assert commit.start == opened.tail.position and commit.parts, "one commit at a time, and not an empty one"
-            if not urgent and not self._shared.reserve.held:
+            reserve = self._shared.reserve
+            if not (frees or reserve.held):
                 self._shared.reserve_released()
-                raise DiskFull(f"{self._directory}: what room there is serves settlements")
+                if not urgent:
+                    raise DiskFull(f"{self._directory}: what room there is serves settlements")
+                if reserve.upkeep.given_up and not await asyncio.get_running_loop().run_in_executor(
+                    self._shared.executor, reserve.upkeep.hold
+                ):
+                    raise DiskFull(f"{self._directory}: what room there is serves to make more")
             await self._use_descriptor(opened)
+            spare = reserve.release if frees else reserve.settlements.release if urgent else None
             try:
-                await self._shared.committer.run(_Append(self, opened, commit, urgent))
+                await self._shared.committer.run(_Append(self, opened, commit, spare))
             finally:
                 self._mind_the_descriptor()
 
@@ -319,7 +357,9 @@ class FileLog:
 
     def _ended(self, error: Exception | None) -> None:
         """A job has ended. Called by it, in the event loop."""
-        if error is not None and not isinstance(error, DiskFull):
+        if isinstance(error, DiskFull):
+            self._shared.found_full()
+        elif error is not None:
             self._state = _State.FAILED
             _log.error("log.failed", directory=str(self._directory), position=self._known().tail.position, error=str(error))
         self._mind_the_reserve()
@@ -474,6 +514,10 @@ class FileLog:
                     self._mind_the_descriptor()
 
 
+def _ignore() -> None:
+    pass
+
+
 def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:
     """The next frames. Runs in a thread. Between two calls the replay holds no descriptor."""
     with files.reading(path) as scanner.fd:
@@ -507,6 +551,7 @@ class _Job:
         header = opened.active.segment.header._replace(epoch=opened.epoch, chain=opened.tail)
         self._rolled = ActiveSegment.begin(self._log._shared.disk, opened.directory, header)
         opened.active.close()
+        self._log._size_segment(opened)
         try:
             self._log._extent.rolled(self._rolled.segment.base)  # before anything in the segment is acknowledged
         except DiskFull as error:
@@ -528,11 +573,12 @@ class _Job:
 class _Append(_Job):
     """Write one frame, and sync it if it is to be durable before it is acknowledged."""
 
-    __slots__ = ("_after", "_frame", "_size", "_urgent", "_written")
+    __slots__ = ("_after", "_frame", "_size", "_spare", "_written")
 
-    def __init__(self, log: FileLog, opened: OpenLog, commit: Commit, urgent: bool) -> None:
+    def __init__(self, log: FileLog, opened: OpenLog, commit: Commit, spare: Callable[[], None] | None) -> None:
+        """`spare` gives up the reserve that the commit may use, if there is one."""
         super().__init__(log, opened)
-        self._urgent = urgent
+        self._spare = spare
         self._written = False
         body = b"".join(commit.parts)
         header = opened.codec.header(body, opened.tail, opened.durable, opened.epoch)
@@ -541,11 +587,11 @@ class _Append(_Job):
         self._after = after(opened.tail.position, opened.tail.sequence, header, len(body))
 
     def begin(self) -> int:
-        active, bytes_max = self._active, self._log._shared.segment_bytes_max
-        if not active.is_open or not active.has_room(self._size) or active.used + self._size > bytes_max:
+        active = self._active
+        if not active.is_open or not active.has_room(self._size) or active.used + self._size > self._opened.segment_bytes_max:
             return NEEDS_THREAD
         try:
-            active.write(self._frame, fill_until=bytes_max)
+            active.write(self._frame, fill_until=0)
         except DiskFull:
             return NEEDS_THREAD  # a file system that copies on write: `run` finds a way, or says so
         self._written = True
@@ -558,19 +604,19 @@ class _Append(_Job):
             try:
                 self._write()
             except DiskFull:
-                if not self._urgent:
+                if self._spare is None:
                     raise
-                self._log._shared.reserve.release()  # durability rule 6
+                self._spare()  # durability rule 6
                 self._write()
         if self._log._shared.fsync == "always":
             self._active.sync()  # durability rule 1
 
     def _write(self) -> None:
-        bytes_max = self._log._shared.segment_bytes_max
         used = self._active.used
-        if used > SEGMENT_HEADER_BYTES and used + self._size > bytes_max and self._rolled is None:
+        if used > SEGMENT_HEADER_BYTES and used + self._size > self._opened.segment_bytes_max and self._rolled is None:
             self._roll()
-        self._active.write(self._frame, fill_until=bytes_max)
+        # On a full disk only what is needed is taken.
+        self._active.write(self._frame, fill_until=self._opened.segment_bytes_max if self._log._shared.reserve.held else 0)
 
     def finish(self, error: Exception | None) -> None:
         super().finish(error)
@@ -596,7 +642,7 @@ class _Sync(_Job):
 
 
 class _Roll(_Job):
-    """Begin a new segment, for all that is in the active one was trimmed."""
+    """Begin a new segment, so that what is in the active one can be trimmed."""
 
     __slots__ = ()
 
@@ -604,4 +650,8 @@ class _Roll(_Job):
         return NEEDS_THREAD
 
     def run(self) -> None:
-        self._roll()
+        try:
+            self._roll()
+        except DiskFull:
+            self._log._shared.reserve.release()  # a new segment is small, and the old one may be all garbage (durability rule 6)
+            self._roll()

@@ -1,7 +1,7 @@
 """FileLogStore: all logs of a broker below one folder, and what they share.
 
     <root>/lock                           held by the process that uses the folder
-    <root>/reserve                        room for settlements on a full disk (`reserve.py`)
+    <root>/reserve, <root>/reserve-upkeep room for settlements and upkeep on a full disk (`reserve.py`)
     <root>/logs/<entity>/<partition>/     segments and checkpoints of one log; the entity's name is percent-encoded
     <root>/catalogue/logs/<entity>/<partition>.extent    what that log is known to hold (`extent.py`)
     <root>/logs/<entity>#deleted/         an entity whose deletion was cut short: removed at the next start
@@ -12,6 +12,7 @@ No log's file is opened before the log is claimed: ten thousand idle entities ar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -27,8 +28,9 @@ from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
-from storage.reserve import Reserve
+from storage.reserve import Reserves
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
+from storage.sizing import RESERVE_BYTES_MAX, reserve_bytes_of
 from storage.threads import OwnerFailed, report_to_loop, run_to_end, start_background
 from storage.workers import Workers
 
@@ -44,6 +46,8 @@ TIDY_DELAY_MS_MAX = 600_000
 """… up to this maximum."""
 CLOSE_WITHIN_S = 5.0
 """How long to wait for work under way when the store is closed."""
+FULL_DISK_TOLD_S = 1.0
+"""How often the owners of the logs are told that the disk is full, at most."""
 NAME_BYTES_MAX = 240
 """Of an entity's percent-encoded name; file systems allow 255, and the suffix wants room."""
 
@@ -56,13 +60,13 @@ class FileLogStore:
     fsync: `always` syncs a commit before it is acknowledged, `interval` some time after, `never` leaves it to the system;
     a segment that is full, a log that is closed or idle, and what a checkpoint stands on are synced in any case.
     fsync_interval_ms: how long after, at most, but for the sync itself.
-    segment_bytes_max: a segment is not filled beyond it, but for a single larger frame.
+    segment_bytes_max: a segment is not filled beyond it, but for a single larger frame. `sizing.py` may ask for less.
     committer_threads, worker_threads: the former write and sync commits, the latter do all else.
     open_files_max: descriptors kept open for reading.
     open_segments_max: logs whose active segment is kept open for writing; the longest unused is closed for another one.
     segment_idle_ms: an active segment that nothing was written to for so long is closed until the next commit.
-    reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk, 0 for none, and how often it is tried to
-    take it again once it was given up.
+    reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk, 0 for none, None for a size that suits the
+    disk (`sizing.py`), and how often it is tried to take it again once it was given up.
     tidy_delay_ms: how soon to try again to remove trimmed files, after the disk refused.
     make_salt: 16 random bytes for each new log.
     failed: called when a background task has died. Commits may then stay unsynced, so the broker must stop.
@@ -81,7 +85,7 @@ class FileLogStore:
         open_files_max: int = 256,
         open_segments_max: int = 4_096,
         segment_idle_ms: int = 60_000,
-        reserve_bytes: int = 4 << 20,
+        reserve_bytes: int | None = None,
         reserve_retry_ms: int = 1_000,
         tidy_delay_ms: int = TIDY_DELAY_MS,
         make_salt: Callable[[], bytes] = lambda: os.urandom(SALT_BYTES),
@@ -93,6 +97,7 @@ class FileLogStore:
         self._reserve_retry_ms = reserve_retry_ms
         self._tidy_delay_ms = tidy_delay_ms
         self._failed = failed
+        self._reserve_suits_disk = reserve_bytes is None
         self._executor = Workers(worker_threads, "storage-work")
         self._shared = Shared(
             root=root / LOGS_DIRECTORY,
@@ -102,13 +107,15 @@ class FileLogStore:
             executor=self._executor,
             files=OpenFiles(self._disk, open_files_max),
             open_segments=OpenSegments(open_segments_max, segment_idle_ms, self._close_idle_later),
-            reserve=Reserve(self._disk, root / "reserve", reserve_bytes),
+            reserve=Reserves(self._disk, root, RESERVE_BYTES_MAX if reserve_bytes is None else reserve_bytes),
             fsync=fsync,
             segment_bytes_max=segment_bytes_max,
             make_salt=make_salt,
             prepare=self._prepare,
             unsynced=self._sync_later,
             reserve_released=self._hold_reserve_later,
+            found_full=self._tell_of_full_disk,
+            making_room=asyncio.Lock(),
             untidy=self._tidy_later,
         )
         self._logs: dict[tuple[str, int], FileLog] = {}
@@ -117,6 +124,7 @@ class FileLogStore:
         self._unsynced: set[FileLog] = set()
         self._syncing: asyncio.Task[None] | None = None
         self._holding: asyncio.Task[None] | None = None
+        self._told_of_full_until = 0.0
         self._untidy: set[FileLog] = set()
         self._tidying: asyncio.Task[None] | None = None
         self._closing_idle: asyncio.Task[None] | None = None
@@ -246,6 +254,9 @@ class FileLogStore:
         except OSError as error:
             close_quietly(disk, fd)
             raise disk_error(error, self._root) from error
+        if self._reserve_suits_disk:
+            with contextlib.suppress(OSError):
+                self._shared.reserve.resize(reserve_bytes_of(disk.space(self._root).total))
         self._shared.reserve.hold()
         self._lock_fd = fd
 
@@ -269,7 +280,16 @@ class FileLogStore:
     def _hold_reserve_later(self) -> None:
         """Try to take the reserve again, until there is room."""
         if self._holding is None:
+            self._tell_of_full_disk()
             self._holding = start_background(self._hold_reserve(), "storage-reserve", self._failed)
+
+    def _tell_of_full_disk(self) -> None:
+        """Ask every log's owner to give back what it can, once in a while."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._told_of_full_until:
+            self._told_of_full_until = loop.time() + FULL_DISK_TOLD_S
+            for log in self._logs.values():
+                log.on_full()
 
     async def _hold_reserve(self) -> None:
         while not self._shared.reserve.held:

@@ -10,8 +10,9 @@ Nothing here says that the log is a local file: a replicated log can stand behin
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType, Protocol
 
@@ -133,11 +134,26 @@ class Log(Protocol):
     def begin(self) -> Commit:
         """A new, empty commit that will stand at `end`."""
 
-    async def append(self, commit: Commit, urgent: bool = False) -> None:
+    on_full: Callable[[], None]
+    """Called in the event loop when the disk was found full: whoever owns the log gives back what it can. Not before `claim`."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk is short of room, so that only urgent commits are written."""
+
+    @property
+    def making_room(self) -> asyncio.Lock:
+        """Held by whoever makes room on a full disk. It belongs to all logs that share the disk: one makes room at a time."""
+
+    async def room(self) -> int:
+        """How many bytes a commit that `frees` would find, roughly. Raises DiskFailed."""
+
+    async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         """Make the commit durable. Only one at a time; `end` moves when it is.
 
         `urgent` commits (settlements: what gives room back in the end) may use the room kept in reserve for a full disk
-        (durability rule 6). A commit that has begun is carried to its end also when the caller is cancelled.
+        (durability rule 6). What `frees` room soon, trimming and compaction, may use the last of it.
+        A commit that has begun is carried to its end also when the caller is cancelled.
         Raises CommitFailed (the log must be claimed anew, which gives up what this commit may have left on disk),
         DiskFull (nothing happened), Fenced.
         """

@@ -62,6 +62,8 @@ class OpenLog:
     epoch: int
     checkpoint_position: Position | None
     """The newest checkpoint's."""
+    segment_bytes_max: int = 0
+    """The active segment is not filled beyond this, but for a single larger frame."""
     strays: list[Path] = field(default_factory=list)
     """Files that no reader heeds, and that are not removed durably yet; in the order in which they may go."""
 

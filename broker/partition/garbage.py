@@ -47,6 +47,6 @@ class GarbageBound:
         """Upkeep itself has written so many bytes: they are no traffic."""
         self._seen_end += written
 
-    def look_again(self, now_ms: int) -> None:
-        """What was due could not be done: look again at that time, whatever is written."""
-        self.due_ms = now_ms
+    def look_again(self, at_ms: int) -> None:
+        """Look at that time, whatever is written."""
+        self.due_ms = at_ms

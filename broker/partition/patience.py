@@ -127,9 +127,29 @@ class PatientLog:
     def begin(self) -> Commit:
         return self._log.begin()
 
-    async def append(self, commit: Commit, urgent: bool = False) -> None:
+    @property
+    def on_full(self) -> Callable[[], None]:
+        return self._log.on_full
+
+    @on_full.setter
+    def on_full(self, owner: Callable[[], None]) -> None:
+        self._log.on_full = owner
+
+    @property
+    def is_full(self) -> bool:
+        return self._log.is_full
+
+    @property
+    def making_room(self) -> asyncio.Lock:
+        return self._log.making_room
+
+    async def room(self) -> int:
         with self._patience:
-            await self._log.append(commit, urgent)
+            return await self._log.room()
+
+    async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
+        with self._patience:
+            await self._log.append(commit, urgent, frees=frees)
 
     async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
         with self._patience:

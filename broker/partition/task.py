@@ -369,6 +369,7 @@ class PartitionTask:
         except DiskFull:
             if not batch.has_sent:
                 raise
+            self._press()
             undone = partition.undo_sends(self._log.begin())  # durability rule 6
             self._output.warning("disk.full", refused_sends=undone)
             if batch.commit:
@@ -385,6 +386,12 @@ class PartitionTask:
         except Hung:
             if self._log.end == commit.start:  # if not, it ended at the moment when it was given up, and is durable
                 raise
+
+    def _press(self) -> None:
+        """The disk is full: the log's upkeep becomes urgent."""
+        if self._upkeep is not None:
+            self._upkeep.press(self._clock.monotonic_ms())
+            self._wake.set()
 
     async def _fill(self, partition: Partition, batch: Batch) -> None:
         """Read from the log what an answer needs and the memory does not hold."""
@@ -421,6 +428,7 @@ class PartitionTask:
                 if self._register is not None:
                     await self._register.opening()
                 self._epoch = await self._log.claim()
+                self._log.on_full = self._press
                 self._patience.again()
                 await self._load(first_nonce=0)
         except (CorruptRecord, Fenced, UnreadableRecord) as error:
@@ -524,6 +532,7 @@ class PartitionTask:
             await self._recover(error if not isinstance(error, DiskFull) else CommitFailed(str(error)))
         else:
             self._become(Health.HEALTHY)  # it may have been late
+            self._press()
             self._start_anew(Reason.DISK_FULL, f"Partition {self.number}: {full}")
         finally:
             self._is_opening = self._is_late = False

@@ -14,6 +14,11 @@ where they were.
 *When*: a log at rest is looked at by a timer, and keeps about a MiB of garbage at most; under load the garbage that is let be grows
 with what is written (`garbage.py`).
 
+*A full disk* (durability rule 6) makes all of it urgent: whatever can be freed is, trimming first, then one segment after the other,
+one partition at a time. What is written for that must fit into what the disk has left, so a segment waits until enough of it
+was drained. A timer goes on with it when nothing comes in. Its garbage is let be up to a quarter of the live bytes, so four bytes at most
+are written for one that is freed.
+
 *Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of at most
 `relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read and do not fit wait for the next commit;
 their frames stay in memory until then.
@@ -71,8 +76,16 @@ class UpkeepLimits:
     """The same, at most; one frame may exceed it."""
     relocated_frame_bytes_max: int = MIB
     """What a relocation writes in one commit; one message may exceed it."""
+    garbage_bytes_on_full_disk: int = 4 * 1024
+    """Garbage that is let be on a full disk …"""
+    live_per_garbage_on_full_disk: int = 4
+    """… and the part of the live bytes that is, too."""
+    pressed_ms: int = 5_000
+    """So long a full disk that was met counts as full, if the log does not say so itself."""
     pause_ms: int = 1000
-    """After the disk refused something."""
+    """After the disk refused something, and between two attempts to make room."""
+    turn_ms: int = 20
+    """While another partition makes room."""
 
 
 class Upkeep:
@@ -87,7 +100,7 @@ class Upkeep:
         self._relocated_at = log.end
         self._candidates: deque[tuple[Frame, int]] = deque()
         """Messages that were read for compaction and are not written yet: frame and sequence number."""
-        self._paused_until_ms = 0
+        self._paused_until_ms = self._pressed_until_ms = 0
         self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_min) // LOOKS_PER_DUE
         self._look_at: int = log.end
         """When the log ends here, it is looked at again."""
@@ -105,9 +118,12 @@ class Upkeep:
             return False
         log = self._log
         due, began_at = self._bound.look(now_ms, log.end), log.end
-        if not due and began_at < self._look_at and self._messages.count:
+        is_pressed = log.is_full or now_ms < self._pressed_until_ms
+        if not due and not is_pressed and began_at < self._look_at and self._messages.count:
             return False
         try:
+            if is_pressed:
+                return await self._make_room(now_ms)
             more = await self._compact()
             self._look_at = log.end if more else log.end + self._look_bytes
             await self._trim(now_ms)
@@ -121,6 +137,11 @@ class Upkeep:
             self._bound.discount(log.end - began_at)
             if now_ms < self._paused_until_ms:
                 self._bound.look_again(self._paused_until_ms)
+
+    def press(self, now_ms: int) -> None:
+        """The disk is full: make room at the next step."""
+        self._pressed_until_ms = now_ms + self._limits.pressed_ms
+        self._bound.look_again(now_ms)
 
     async def save_checkpoint(self, now_ms: int) -> bool:
         """Save a checkpoint of the state as it is; False if the disk refused. Raises Hung."""
@@ -151,24 +172,51 @@ class Upkeep:
         place = bisect_right(points, self._log.end if first_live is None else first_live)
         return points[place - 1] if place else None
 
-    async def _trim(self, now_ms: int) -> None:
+    async def _trim(self, now_ms: int, is_urgent: bool = False) -> None:
         log = self._log
         place = self._trim_place()
-        if place is None or place - log.start < self._bound.bytes // 2:
+        if place is None or not (is_urgent or place - log.start >= self._bound.bytes // 2):
             return
         saved = self._checkpoint_at is not None and self._checkpoint_at >= place
-        if not saved and not self._may_checkpoint(0, freed=place - log.start):
+        if not (saved or is_urgent or self._may_checkpoint(0, freed=place - log.start)):
             return
         if self._counters_at is None or self._counters_at < place:
             commit = log.begin()
             counters = Counters(self._messages.next_number, self._messages.latest_enqueued_ms)
             commit.add(records.COUNTERS, [records.encode_counters(counters)], records.VERSION)
-            await log.append(commit, urgent=True)
+            await log.append(commit, urgent=True, frees=True)
             self._counters_at = commit.start
         if not saved and not await self.save_checkpoint(now_ms):
             return
         await log.trim(place)
         self._output.info("log.trimmed", start=log.start, end=log.end, live_bytes=self._messages.live_bytes)
+
+    async def _make_room(self, now_ms: int) -> bool:
+        """On a full disk: trim, then compact the oldest segment, if there is room to do it in. True if something was freed."""
+        log, messages, limits = self._log, self._messages, self._limits
+        live_bytes = messages.relocatable_bytes
+        garbage = log.end - log.start - live_bytes
+        if garbage <= max(limits.garbage_bytes_on_full_disk, live_bytes // limits.live_per_garbage_on_full_disk):
+            return False
+        if log.making_room.locked():
+            self._bound.look_again(now_ms + limits.turn_ms)
+            return False
+        async with log.making_room:
+            start = log.start
+            await self._trim(now_ms, is_urgent=True)
+            if log.end - max(log.trim_points, default=log.start) > garbage // 2:
+                await log.roll()
+                await self._trim(now_ms, is_urgent=True)
+            if log.trim_points and log.start == start:
+                first = log.trim_points[0]
+                if min(first - start, live_bytes) <= await log.room():
+                    while await self._move(limits.relocation_bytes, limits.relocation_bytes, first):
+                        pass
+                    await self._trim(now_ms, is_urgent=True)
+        freed = log.start > start
+        if not freed:
+            self._bound.look_again(now_ms + limits.pause_ms)
+        return freed
 
     async def _compact(self) -> bool:
         """Append the oldest live messages again, so that the log's beginning can be trimmed. True if something was moved."""
@@ -182,19 +230,24 @@ class Upkeep:
         if log.end - last > garbage // 2:  # more than this round can have moved there
             await log.roll()
             last = log.end
-        to_read = to_write = min(max(limits.relocation_bytes, log.end - self._relocated_at), limits.relocation_bytes_max)
+        size = min(max(limits.relocation_bytes, log.end - self._relocated_at), limits.relocation_bytes_max)
+        moved = await self._move(size, size, last)
+        self._relocated_at = log.end
+        return moved
+
+    async def _move(self, to_read: int, to_write: int, below: Position) -> bool:
+        """Append the oldest live messages that stand below a position again, so many bytes. True if something was moved."""
         moved = False
         while to_write > 0:
             if not self._candidates:
-                positions = messages.oldest_frames(_FRAMES_AT_ONCE, to_read, last) if to_read > 0 else []
+                positions = self._messages.oldest_frames(_FRAMES_AT_ONCE, to_read, below) if to_read > 0 else []
                 if not positions:
                     break
-                for frame in await log.fetch(positions):
+                for frame in await self._log.fetch(positions):
                     to_read -= len(frame.data)
-                    self._candidates += messages.living_in(frame)
+                    self._candidates += self._messages.living_in(frame)
             to_write -= await self._relocate()
             moved = True
-        self._relocated_at = log.end
         return moved
 
     async def _relocate(self) -> int:
@@ -203,6 +256,6 @@ class Upkeep:
         relocated = self._messages.relocate(self._candidates, commit, self._limits.relocated_frame_bytes_max)
         if relocated is None:
             return 0
-        await self._log.append(commit)
+        await self._log.append(commit, frees=True)
         self._messages.apply_relocated(commit.start, relocated)
         return commit.bytes

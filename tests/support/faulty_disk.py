@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.disk import Disk, SyncQueue
+from storage.disk import Disk, Space, SyncQueue
 
 OPERATIONS = (
-    "names", "make_directory", "remove_tree", "sync_directory", "create", "open_write", "open_read", "size", "identity", "read",
+    "names", "make_directory", "remove_tree", "sync_directory", "create", "open_write", "open_read", "space", "size", "identity", "read",
     "read_cached", "write", "sync", "truncate", "rename", "remove", "lock",
 )  # fmt: skip
 """What can be made to fail. A sync by the queue counts as a `sync`."""
@@ -154,6 +154,10 @@ class FaultyDisk:
 
     def close(self, fd: int) -> None:
         self._inner.close(fd)
+
+    def space(self, directory: Path) -> Space:
+        self._meet("space", directory)
+        return self._inner.space(directory)
 
     def size(self, fd: int) -> int:
         self._meet("size", self._paths[fd])

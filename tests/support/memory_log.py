@@ -47,6 +47,10 @@ class MemoryLog:
         self._appending = False
         self._abandoned = False
         """An append was fenced, and waits at the gate."""
+        self.on_full: Callable[[], None] = lambda: None
+        self.full = False
+        self.room_bytes = 1 << 40
+        self._making_room = asyncio.Lock()
 
     def fail_append(self, error: Exception, after: int = 0) -> None:
         """Raise `error` once, from the append that comes after so many others."""
@@ -109,13 +113,24 @@ class MemoryLog:
     def begin(self) -> Commit:
         return Commit(self.end)
 
-    async def append(self, commit: Commit, urgent: bool = False) -> None:
+    @property
+    def is_full(self) -> bool:
+        return self.full
+
+    @property
+    def making_room(self) -> asyncio.Lock:
+        return self._making_room
+
+    async def room(self) -> int:
+        return self.room_bytes
+
+    async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         assert self.usable and commit and commit.start == self.end and not self._appending
         self._appending = True
         try:
             if self.gate is not None:
                 await self.gate.wait()
-            error = self.on_append(commit, urgent)
+            error = self.on_append(commit, urgent or frees)
             if error is not None:
                 if isinstance(error, CommitFailed):
                     self.usable = False

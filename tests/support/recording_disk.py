@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage.disk import SyncQueue
+from storage.disk import Space, SyncQueue
 
 SECTOR_BYTES = 512
+ENDLESS_BYTES = 1 << 50
+"""The size of a disk without a capacity."""
 
 
 class _File:
@@ -166,6 +168,13 @@ class RecordingDisk:
     def close(self, fd: int) -> None:
         with self._mutex:
             del self._open[fd]
+
+    def space(self, directory: Path) -> Space:
+        with self._mutex:
+            self._node(directory)
+            if self.capacity_bytes is None:
+                return Space(ENDLESS_BYTES, ENDLESS_BYTES)
+            return Space(self.capacity_bytes, max(0, self.capacity_bytes - self._used()))
 
     def size(self, fd: int) -> int:
         return len(self._open[fd].data)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from storage.disk import LocalDisk
+from storage.disk import LocalDisk, Space
 
 
 class SmallDisk(LocalDisk):
@@ -30,6 +30,10 @@ class SmallDisk(LocalDisk):
                 except FileNotFoundError:
                     continue
         return sizes
+
+    def space(self, directory: Path) -> Space:
+        capacity = self.capacity_bytes
+        return super().space(directory) if capacity is None else Space(capacity, max(0, capacity - self.used_bytes))
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
         capacity = self.capacity_bytes

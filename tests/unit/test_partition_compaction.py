@@ -52,9 +52,9 @@ class Traffic:
         """The sizes of the frames that were read."""
         append, fetch = FileLog.append, FileLog.fetch
 
-        async def counting_append(log: FileLog, commit: Commit, urgent: bool = False) -> None:
+        async def counting_append(log: FileLog, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
             size = FRAME_HEADER_BYTES + commit.bytes
-            await append(log, commit, urgent)
+            await append(log, commit, urgent, frees=frees)
             if RECORD_HEADER.unpack_from(commit.parts[0])[1] == records.RELOCATED:
                 self.relocated.append(size)
             else:

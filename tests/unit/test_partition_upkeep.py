@@ -9,12 +9,12 @@ from contextlib import suppress
 import pytest
 
 from broker.entities import DEAD_LETTER, MAIN
-from broker.operations import Complete, DeadLetter, Defer, Demand, Locked, Send
+from broker.operations import Complete, DeadLetter, Defer, Demand, Failed, Locked, Send
 from broker.partition import records
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.errors import CommitFailed, DiskFull, StorageError
-from tests.support.partition_harness import NUMBER, Harness
+from tests.support.partition_harness import NUMBER, Harness, one
 
 SEGMENT_BYTES = 4_000
 LIMITS = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=8_000, relocation_bytes=2_000))
@@ -73,6 +73,61 @@ async def test_what_is_written_by_and_by_leaves_no_more_behind_than_a_log_at_res
         await flow(harness, 10, size=10)
         await harness.advance(limits.look_ms)
     assert log_bytes(harness) < 8_000
+
+
+async def half_drained() -> Harness:
+    """A log without a bound on its garbage: of 60 messages of 1,000 bytes, in segments of some four, the even ones are gone."""
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=1 << 30)
+    harness = Harness(limits=TaskLimits(upkeep=limits), segment_bytes=SEGMENT_BYTES)
+    for _ in range(60):
+        await harness.send(b"x" * 1_000)
+    for _ in range(30):
+        gone, kept = [(await harness.receive(1)).tokens for _ in range(2)]
+        await harness.do(1, Complete(gone))
+        await harness.do(1, Defer(kept))
+    assert log_bytes(harness) > 60_000
+    return harness
+
+
+@pytest.mark.parametrize("told_by", ["the log", "another log", "a refused send"])
+async def test_on_a_full_disk_all_that_can_be_freed_is_freed_without_traffic(told_by: str) -> None:
+    harness = await half_drained()
+    if told_by == "the log":
+        harness.log.full = True
+        await harness.settle()
+    elif told_by == "another log":
+        harness.log.on_full()
+        await harness.settle()
+    else:
+        harness.log.fail_append(DiskFull("no room"))
+        one(await harness.do(1, Send([b"y"], None)), Failed)
+    live_bytes = 30 * 1_100
+    assert log_bytes(harness) < 1.25 * live_bytes + 2 * SEGMENT_BYTES
+    before = await harness.peek()
+    assert len(before.messages) == 30
+    await harness.restart()
+    assert (await harness.peek()).messages == before.messages
+
+
+async def test_a_segment_is_compacted_only_where_there_is_room_for_what_it_holds() -> None:
+    harness = await half_drained()
+    before, harness.log.full, harness.log.room_bytes = harness.log.start, True, 500
+    await harness.settle()
+    assert harness.log.start == before
+    assert harness.task._upkeep is not None and harness.task._upkeep.due_ms == harness.clock.monotonic_ms() + LIMITS.upkeep.pause_ms
+    harness.log.room_bytes = 5_000
+    await harness.advance(LIMITS.upkeep.pause_ms)
+    assert log_bytes(harness) < 1.25 * 30 * 1_100 + 2 * SEGMENT_BYTES
+
+
+async def test_partitions_make_room_one_at_a_time() -> None:
+    harness = await half_drained()
+    harness.log.full = True
+    async with harness.log.making_room:
+        await harness.settle()
+        assert log_bytes(harness) > 60_000
+    await harness.advance(LIMITS.upkeep.turn_ms)
+    assert log_bytes(harness) < 50_000
 
 
 async def test_sequence_numbers_go_on_when_all_records_of_messages_are_trimmed_and_the_checkpoint_is_lost() -> None:

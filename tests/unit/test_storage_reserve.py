@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storage.reserve import Reserve
+from storage.reserve import Reserve, Reserves
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
 
@@ -43,3 +43,25 @@ def test_without_a_size_it_is_held_and_touches_nothing() -> None:
     assert reserve.held and reserve.hold()
     reserve.release()
     assert reserve.held and disk.names(Path("/")) == []
+
+
+def test_upkeep_has_a_reserve_of_its_own_that_comes_back_first() -> None:
+    disk = RecordingDisk(capacity_bytes=2_000)
+    reserves = Reserves(disk, Path("/"), 800)
+    assert not reserves.held and reserves.held_bytes == 0
+    assert reserves.hold() and reserves.held_bytes == 1_200
+    reserves.settlements.release()
+    assert not reserves.held and reserves.upkeep.held and reserves.held_bytes == 400
+    reserves.release()
+    assert reserves.upkeep.given_up and reserves.held_bytes == 0 and disk.names(Path("/")) == []
+    disk.capacity_bytes = 1_100
+    assert not reserves.hold()
+    assert reserves.upkeep.held and not reserves.upkeep.given_up
+    disk.capacity_bytes = 1_200
+    assert reserves.hold()
+
+
+def test_it_is_not_tried_to_take_room_that_is_not_there() -> None:
+    disk = FaultyDisk(RecordingDisk(capacity_bytes=799))
+    assert not Reserve(disk, PATH, 800).hold()
+    assert disk.calls["write"] == 0, "for a moment it would be missing to a settlement"

@@ -183,12 +183,17 @@ class Sender:
 
     def on_delivery(self, delivery: Any) -> None:
         state = _remote_state(delivery)
-        if state != _PN_ACCEPTED:
-            raise LoadError(f"a message was not accepted: {_describe_outcome(delivery, state)}")
+        if state == _PN_ACCEPTED:
+            self.accepted += 1
+        else:
+            self.on_refused(_describe_outcome(delivery, state))
         _settle(delivery)
-        self.accepted += 1
         self.unacknowledged -= 1
         assert self.unacknowledged >= 0, "an outcome came twice"
+
+    def on_refused(self, outcome: str) -> None:
+        """A message was not accepted: no load expects that."""
+        raise LoadError(f"a message was not accepted: {outcome}")
 
 
 class Receiver:

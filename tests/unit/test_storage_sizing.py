@@ -1,0 +1,32 @@
+"""storage/sizing.py: segments and reserves in proportion to the disk and the log."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage import sizing
+from storage.sizing import SEGMENT_BYTES_FIRST, SEGMENT_BYTES_MIN, reserve_bytes_of, segment_bytes
+
+MIB = 1 << 20
+SETTING = 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("log_bytes", "free_bytes", "expected"),
+    [
+        (0, 100_000 * MIB, SEGMENT_BYTES_FIRST),
+        (160 * MIB, 100_000 * MIB, 10 * MIB),
+        (100_000 * MIB, 100_000 * MIB, SETTING),
+        (100_000 * MIB, 640 * MIB, 10 * MIB),
+        (0, 64 * MIB, MIB),
+        (100_000 * MIB, 0, SEGMENT_BYTES_MIN),
+    ],
+)
+def test_a_segment_suits_the_log_and_the_room_that_is_left(log_bytes: int, free_bytes: int, expected: int) -> None:
+    assert segment_bytes(log_bytes, free_bytes, SETTING) == expected
+    assert segment_bytes(log_bytes, free_bytes, 400) == 400, "the setting is the bound in any case"
+
+
+def test_a_reserve_is_a_part_of_a_small_disk() -> None:
+    assert reserve_bytes_of(100_000 * MIB) == sizing.RESERVE_BYTES_MAX
+    assert reserve_bytes_of(2 * MIB) == 2 * MIB // 10
