@@ -645,19 +645,19 @@ class Engine:
         session = self._session(pn)
         del self._sessions[pn]
         session.ended = True
-        for link_pn, link in list(self._links.items()):
-            if link.session is session:
-                del self._links[link_pn]
-                if link.gone:
-                    self._forget_partial(link)
-                else:
-                    self._leave(link, True, error)
+        session.ended_links = [link_pn for link_pn, link in self._links.items() if link.session is session]
+        for link in map(self._links.pop, session.ended_links):
+            if link.gone:
+                self._forget_partial(link)
+            else:
+                self._leave(link, True, error)
         if not session.leaving:
             self._free_session(session)
 
     def _free_session(self, session: Session) -> None:
         lib.pn_session_close(session.pn)
-        self._written_off.append((lib.pn_session_free, session.pn))
+        # A session with thousands of links takes long to be freed, so the links are, before it.
+        self._written_off += [*((lib.pn_link_free, pn) for pn in session.ended_links), (lib.pn_session_free, session.pn)]
 
     def _on_open(self, event: Any) -> None:
         connection = self._connection

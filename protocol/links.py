@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ class Session:
     leaving: int = 0
     """Links whose `LinkDetached` was not consumed yet: until then they, and so the session, are kept."""
     ended: bool = False
+    ended_links: Sequence[Any] = ()
+    """The proton links that it had when it ended."""
 
 
 @dataclass(slots=True, eq=False)

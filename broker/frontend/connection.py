@@ -168,6 +168,11 @@ class Connection:
         self._is_served = False
         return bool(self._undone or self.engine.has_more) and not (self._closed or self._failed)
 
+    @property
+    def is_late(self) -> bool:
+        """The slice of time in which the client's bytes are served is used up: what is left can wait for another turn."""
+        return self._is_served and self.services.turns.is_late
+
     def may_be_served(self) -> bool:
         """False while it has more than its share of the work under way (`turns.Client`)."""
         return not self.services.pace.sets_aside(self)
@@ -573,12 +578,14 @@ class Connection:
             self._undone += events
             return
         for number, event in enumerate(events):
-            if self._is_served and number % EVENTS_UNSEEN == EVENTS_UNSEEN - 1 and self.services.turns.is_late:
+            if number % EVENTS_UNSEEN == EVENTS_UNSEEN - 1 and self.is_late:
                 self._undone = events[number:]
                 return
             match event:
                 case MessagesReceived(link=link) if link.context is not None and not link.gone:
-                    link.context.received(event)
+                    if link.context.received(event) is False:
+                        self._undone = events[number:]
+                        return
                 case MessageTooLarge(link=link) | TransactionalMessage(link=link) if link.context is not None and not link.gone:
                     link.context.refused(event)
                 case DeliveriesUpdated(link=link) if link.context is not None and not link.gone:

@@ -8,7 +8,7 @@ format 0x80013700) is one delivery: all of it goes to one partition, or none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ from protocol.links import Link
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection
 
+TAKEN_APART_AT_ONCE = 64
+"""Messages of a batch: less than a millisecond."""
 TRANSFER_DESTINATION = "com.microsoft:transfer-destination-address"
 """Attach property: the link leads to this entity, and what it names as its target stands in between (AMQP contract 4.1)."""
 
@@ -89,6 +91,8 @@ class IncomingLink:
         self._sends = 0
         self._meter = queue.meter
         self._memory = connection.services.memory
+        self._batch: Iterator[None] | None = None
+        """The batch that is being taken apart."""
         self._waiting: dict[int, _Underway] = {}
         """By cookie."""
         queue.watchers.add(self)
@@ -96,17 +100,26 @@ class IncomingLink:
 
     # --- messages in ------------------------------------------------------------------------------------------------
 
-    def received(self, event: MessagesReceived) -> None:
-        """Transfers of the client (§2.7.5)."""
+    def received(self, event: MessagesReceived) -> bool:
+        """Transfers of the client (§2.7.5). False if they are not done in this slice of time: it is to be called again with the same."""
         self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
         try:
             if event.batch:
-                self._send_batch(event.payloads[0], event.deliveries)
-            else:
-                self._memory.admit(len(event.payloads))
-                self._send_messages(event.payloads, event.deliveries)
+                return self._receive_batch(event)
+            self._memory.admit(len(event.payloads))
+            self._send_messages(event.payloads, event.deliveries)
         except Refused as why:
             self._refuse(event.deliveries, why, len(event.payloads))
+        return True
+
+    def _receive_batch(self, event: MessagesReceived) -> bool:
+        steps = self._batch or self._send_batch(event.payloads[0], event.deliveries)
+        self._batch = None
+        for _ in steps:
+            if self._connection.is_late:
+                self._batch = steps
+                return False
+        return True
 
     def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
         """A transfer that the engine has not kept."""
@@ -154,18 +167,27 @@ class IncomingLink:
         for number, start, stop in runs:
             self._post(router.handles[number], messages[start:stop], deliveries[start:stop], stop - start, number)
 
-    def _send_batch(self, payload: bytes, deliveries: Sequence[Delivery]) -> None:
-        """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn (AMQP contract 4.5)."""
+    def _send_batch(self, payload: bytes, deliveries: Sequence[Delivery]) -> Iterator[None]:
+        """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn (AMQP contract 4.5).
+
+        It may hold thousands of messages, so it is taken apart in steps, and posted with the last one.
+        """
         self._memory.admit(0)  # above the mark, not even the batch is taken apart
         inner, hint = split(payload)
         self._memory.admit(len(inner))
         message_id = self._connection.services.message_id
-        messages = [store(each, message_id) for each in inner]
-        if not messages:
+        if not inner:
             raise Refused(Reason.ARGUMENT, "The batch holds no message.")
-        for message in messages:
-            self._check(message)
-        keys = {key for message in messages if (key := message.session_id or message.partition_key)}
+        messages: list[StoredMessage] = []
+        keys: set[str] = set()
+        for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
+            yield
+            for each in inner[start : start + TAKEN_APART_AT_ONCE]:
+                message = store(each, message_id)
+                self._check(message)
+                if key := message.session_id or message.partition_key:
+                    keys.add(key)
+                messages.append(message)
         if len(keys) > 1 and self.queue.description.partitions > 1:
             one, other, *_ = sorted(keys)
             raise Refused(
@@ -173,7 +195,7 @@ class IncomingLink:
                 f"The batch carries different partition keys ('{one}' and '{other}'): a batch goes to one partition of the entity as a "
                 "whole. Send one batch for each key.",
             )
-        key = next(iter(keys), None) or hint.session_id or hint.partition_key
+        key = next(iter(keys), "") or hint.session_id or hint.partition_key
         if not key and self.queue.description.settings.requires_duplicate_detection:
             key = messages[0].message_id().hex()  # the id that the official clients put on the envelope
         router = self.queue.router

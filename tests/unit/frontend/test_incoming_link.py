@@ -9,6 +9,7 @@ import pytest
 
 from broker.entities import EntityStatus, QueueSettings
 from broker.errors import Reason, Refused
+from broker.frontend.incoming_link import TAKEN_APART_AT_ONCE
 from broker.operations import Failed, Send, Sent
 from broker.router import partition_of_key
 from broker.stored_message import bare_message_offset
@@ -552,3 +553,32 @@ async def test_a_batch_of_many_small_messages_is_refused_where_they_would_go_bey
     stack.resident += 1000  # what the batch itself takes
     client.transfer(0, 1, batch(*[body(1)] * 1000), batch=True)
     assert error_of((await outcomes(client))[1])[0] == "com.microsoft:server-busy"
+
+
+async def test_a_batch_of_many_messages_is_taken_apart_in_turns_and_what_was_sent_behind_it_stays_behind() -> None:
+    stack, client = await sending()
+    many = batch(*[keyed("k", b"%d" % number) for number in range(10 * TAKEN_APART_AT_ONCE)])
+    frames = raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, batch=True), many)
+    frames += raw.frame(raw.TRANSFER, raw.transfer_fields(0, 1), keyed("k", b"last"))
+    assert stack.services.turns.is_late, "no time is left for anybody"
+    has_more, turns = client.connection.serve(frames), 1
+    while has_more:
+        assert len(all_stored(stack)) == 0 or turns >= 10
+        has_more, turns = client.connection.serve(b""), turns + 1
+        assert turns < 100
+    assert turns >= 10
+    (bodies,) = all_stored(stack).values()
+    assert bodies == [*(b"%d" % number for number in range(10 * TAKEN_APART_AT_ONCE)), b"last"]
+    make_durable(stack)
+    assert len(await outcomes(client)) == 2
+
+
+async def test_a_batch_that_is_found_bad_in_a_later_turn_is_refused_as_a_whole() -> None:
+    stack, client = await sending()
+    bad = batch(*[body(number) for number in range(3 * TAKEN_APART_AT_ONCE)], b"garbage")
+    has_more = client.connection.serve(raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, batch=True), bad))
+    while has_more:
+        has_more = client.connection.serve(b"")
+    assert not all_stored(stack)
+    condition, _ = error_of((await outcomes(client))[0])
+    assert condition == "amqp:decode-error"

@@ -1034,3 +1034,19 @@ def test_the_memory_of_many_links_is_given_back_a_part_at_a_time() -> None:
         writes += 1
         assert writes < 10
     assert writes == 3 and peer.engine.link_count == 0
+
+
+def test_the_memory_of_a_session_with_many_links_is_given_back_a_part_at_a_time() -> None:
+    peer = EnginePeer().open()
+    attaches = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "queue")) for handle in range(600)]
+    for event in of(peer.say(*attaches), LinkAttached):
+        peer.engine.accept_link(event.link)
+    peer.hear()
+    peer.release(peer.say(raw.frame(raw.END, [])))
+    assert raw.END in [frame.code for frame in peer.hear()]
+    writes = 1
+    while peer.engine.has_leftovers:
+        peer.engine.output()
+        writes += 1
+        assert writes < 10
+    assert writes == 3 and peer.engine.link_count == 0
