@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from broker.cli_check import CHECK_EPILOG, check
+from broker.cli_repair import REPAIR_EPILOG, repair
 from broker.config import ENVIRONMENT_PREFIX, Settings, WrongSettings, load_settings, unknown_variables, variable_of
 from broker.config_file import ConfigFile, WrongConfigFile, load_config_file
 from broker.logging import configure_logging, warn_development_key
@@ -193,6 +194,7 @@ def list_settings() -> None:
 
 
 app.command(epilog=CHECK_EPILOG)(check)
+app.command(epilog=REPAIR_EPILOG)(repair)
 
 
 def default_text(value: object) -> str:

@@ -90,9 +90,13 @@ def size_text(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.2f} GiB"
 
 
+def output() -> Console:
+    """Standard output. In a file or pipe nothing is wrapped: whoever searches for a file's name finds it in one piece."""
+    return Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+
+
 def _print(report: Report) -> None:
-    # In a file or pipe nothing is wrapped: whoever searches for a file's name finds it in one piece.
-    console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+    console = output()
     progress = report.progress
     read = f"{progress.logs_read} partitions ({size_text(progress.bytes_read)}) and {progress.files} files of the catalogue"
     console.print(f"{report.root}: {read} were read.")

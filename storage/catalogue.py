@@ -33,7 +33,7 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -53,6 +53,8 @@ COPY_DELETED_SUFFIX = ".copy-deleted"
 NAME_BYTES_MAX = 65_535
 ATTEMPTS = 3
 """How often a change is made whose outcome is not known, before the caller hears of it."""
+MERGED_PLACES_MAX = 12
+"""In so many bytes two damaged files of a document may differ: all combinations are tried."""
 
 _MAGIC = b"PbDocmnt"
 _HEAD = struct.Struct("<8sI")
@@ -318,6 +320,28 @@ def _encode(name: str, number: int, document: bytes) -> list[bytes]:
     assert len(encoded) <= NAME_BYTES_MAX
     rest = _TAIL.pack(FORMAT_VERSION, len(encoded), len(document)) + _NUMBER.pack(number) + encoded + document
     return [_HEAD.pack(_MAGIC, crc32c(rest)), rest]
+
+
+def merge_files(contents: Sequence[bytes], path: Path) -> bytes | None:
+    """A whole file out of two damaged ones of the same document, in `path`; None if no combination of them is whole.
+
+    They hold the same bytes, so wherever they differ one of them is damaged. The checksum says which.
+    """
+    longer, shorter = sorted(contents, key=len, reverse=True)
+    places = [place for place, (one, other) in enumerate(zip(longer, shorter, strict=False)) if one != other]
+    if len(places) > MERGED_PLACES_MAX:
+        return None
+    for choice in range(1 << len(places)):
+        merged = bytearray(longer)
+        for number, place in enumerate(places):
+            if choice >> number & 1:
+                merged[place] = shorter[place]
+        try:
+            decode_document(bytes(merged), path)
+        except (CorruptRecord, UnknownFormat):
+            continue
+        return bytes(merged)
+    return None
 
 
 def decode_document(data: bytes, path: Path) -> _Copy:

@@ -18,6 +18,7 @@ from storage.disk import Disk
 from storage.errors import CorruptRecord, UnknownFormat
 from storage.extent import EXTENT_SUFFIX
 from storage.file_store import DELETED_SUFFIX, EXTENTS_DIRECTORIES, LOGS_DIRECTORY
+from storage.partition_index import PartitionIndex
 from storage.survey import Finding, LogFolder, Severity, frames, survey_files
 
 CATALOGUE_DIRECTORY = "catalogue"
@@ -116,6 +117,8 @@ def _check_documents_once(disk: Disk, root: Path, progress: Progress) -> Documen
     stems = {name.removesuffix(suffix) for name in names for suffix in (DOCUMENT_SUFFIX, COPY_SUFFIX) if name.endswith(suffix)}
     for stem in sorted(stems):
         _check_document(disk, directory, stem, documents, progress)
+    for path, offset, why in PartitionIndex(directory, disk).damage():
+        documents.findings.append(Finding(Severity.SPARE, None, None, str(path), offset, 0, why))
     return documents
 
 

@@ -143,6 +143,23 @@ class PartitionIndex:
             self._write_later()
         return True
 
+    def damage(self) -> list[tuple[Path, int, str]]:
+        """The files that are damaged or missing: path, byte and why. For those who only look. Raises OSError."""
+        found: list[tuple[Path, int, str]] = []
+        names = set(self._disk.names(self._directory))
+        for path in self._paths if names & {INDEX_NAME, COPY_NAME} else ():
+            if path.name not in names:
+                found.append((path, 0, "the file is missing"))
+                continue
+            try:
+                file = self._read(path)
+            except UnknownFormat as error:
+                found.append((path, 0, str(error)))
+            else:
+                if file.is_damaged or not file.number:
+                    found.append((path, file.size, "the frame's checksum does not match"))
+        return found
+
     async def rebuild(self, partitions: Mapping[str, Iterable[int]]) -> None:
         """There are these partitions, and nothing else is known of them: they count as open."""
         self._rows = {entity: dict.fromkeys(numbers, _OPEN_MARK) for entity, numbers in partitions.items()}

@@ -98,6 +98,9 @@ class Survey:
     epoch: int = 0
     """The highest one that was found."""
 
+    is_of_later_release: bool = False
+    """A file has a format version that this release does not know."""
+
     def note(self, severity: Severity, path: Path, offset: int, why: str, size: int = 0) -> None:
         """Add a finding."""
         self.findings.append(Finding(severity, self.folder.entity, self.folder.partition, str(path), offset, size, why))
@@ -117,6 +120,7 @@ def survey_files(disk: Disk, folder: LogFolder) -> Survey:
     try:
         slots = extents.slots()
     except UnknownFormat as error:
+        survey.is_of_later_release = True
         survey.note(Severity.UNUSABLE, extents.path, 0, str(error))
         slots = []
     names = disk.names(folder.directory)
@@ -152,6 +156,7 @@ def _read_headers(disk: Disk, survey: Survey, names: list[str]) -> dict[str, tup
         except CorruptRecord as error:
             survey.note(Severity.UNUSABLE, path, error.position, error.why, SEGMENT_HEADER_BYTES)
         except UnknownFormat as error:
+            survey.is_of_later_release = True
             survey.note(Severity.UNUSABLE, path, 0, str(error))
             continue
         except FileNotFoundError:
@@ -206,6 +211,7 @@ def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes 
         except CorruptRecord as error:
             damaged.append((path, error.position, error.why))
         except UnknownFormat as error:
+            survey.is_of_later_release = True
             damaged.append((path, 0, str(error)))
         except FileNotFoundError:
             continue

@@ -76,3 +76,19 @@ def test_a_folder_without_data_ends_with_2(tmp_path: Path) -> None:
 def test_help_says_what_findings_and_exit_codes_mean() -> None:
     text = partibus("check", "--help").stdout
     assert all(word in text for word in ("unusable", "spare", "note", "Exit codes", "--json", "PARTIBUS_DATA_DIR"))
+
+
+async def test_repair_says_what_is_gone_and_acts_only_when_asked(tmp_path: Path) -> None:
+    segment = await data_folder(tmp_path)
+    done = partibus("repair", "--data-dir", str(tmp_path))
+    assert done.returncode == 0 and "There is nothing to repair" in done.stdout, done
+    segment.unlink()
+    done = partibus("repair", "--data-dir", str(tmp_path))
+    assert done.returncode == 1 and "Run the command again with --yes" in done.stdout, done
+    [row] = [line for line in done.stdout.splitlines() if "orders" in line]
+    assert f"from {3 << 48 | 1} on" in row and "0 messages" in row
+
+
+def test_help_of_repair_says_that_the_broker_must_be_stopped_and_what_is_moved_where() -> None:
+    text = partibus("repair", "--help").stdout
+    assert all(word in text for word in ("--yes", "Stop the broker", "damaged", "Exit codes", "PARTIBUS_DATA_DIR"))

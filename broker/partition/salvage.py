@@ -1,0 +1,222 @@
+"""Salvage: the state of a partition from what is left of a damaged log, and which sequence numbers are gone. Pure.
+
+It begins with the newest whole checkpoint, if there is one, and applies every whole frame behind it, as a replay does. Unlike a replay it
+goes on where records contradict each other because others between them are gone:
+- a message that a later record mentions in another subqueue was moved there by a record that is gone;
+- a record about an unknown message is passed over.
+
+What is gone. Sequence numbers rise without a gap, so the numbers between those before a gap in the log and those behind it were in the gap.
+Those that a later record removes were settled, and those that a later record relocates are still there; all others are gone. So is every
+message that the checkpoint knows and whose bytes stand in a gap. Where nothing comes behind a gap, everything from a number on is gone.
+Settlements in a gap are forgotten: the messages come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker.partition import records, snapshot
+from broker.partition.messages import Messages
+from broker.partition.payloads import PayloadBudget
+from broker.partition.records import Mark, Relocated, UnreadableRecord
+from broker.partition.subqueue import Reference, Subqueue
+from storage.checkpoint import StoredCheckpoint
+from storage.log import Frame, Position, Record
+from storage.survey import Gap
+
+UNSEEN_NUMBERS = 1 << 32
+"""How far sequence numbers jump where nobody knows which ones were given: none is ever given twice."""
+_BYTES_PER_MESSAGE_MIN = 4
+"""A message takes at least so much of a log: its place in a table of sizes."""
+
+
+class Range(NamedTuple):
+    """Sequence numbers, both ends included."""
+
+    first: int | None
+    """None: nobody knows where it begins."""
+    last: int | None
+    """None: nobody knows where it ends; everything from `first` on is gone."""
+
+
+@dataclass(slots=True)
+class Salvage:
+    """One partition. Feed it `frame` and `gap` in the order of the log, then call `finish`."""
+
+    number: int
+    messages: Messages = field(init=False)
+    since: Position | None = None
+    """The position of the checkpoint that it began with."""
+    start: int = 0
+    """Where the log begins, as far as anybody knows."""
+    trimmed_to: Position | None = None
+    """The same if the log's extent says so; None if the files are all there is to go by."""
+    gone: list[Range] = field(default_factory=list)
+    """What is gone, once finished; ascending."""
+    gaps: list[Gap] = field(default_factory=list)
+    end: int = 0
+    """The highest position that was seen."""
+    _numbers_known: bool = False
+    """`messages.next_number` is what it was at this place of the log."""
+    _in_gap: bool = False
+    _missing: list[Range] = field(default_factory=list)
+    _settled: set[int] = field(default_factory=set)
+    """Unknown messages that a record has removed."""
+
+    def __post_init__(self) -> None:
+        self.messages = Messages(self.number, PayloadBudget(0, 0), tick_ms=20)
+
+    def begin(self, checkpoints: Iterable[StoredCheckpoint], start: Position, *, is_start_known: bool) -> None:
+        """Take the first of these checkpoints that can be read. `start`: where the log begins; known if the log's extent says so."""
+        self.start = start
+        self.trimmed_to = start if is_start_known else None
+        self._numbers_known = start == 0
+        for stored in checkpoints:
+            try:
+                snapshot.load(self.messages, stored.checkpoint.state)
+            except UnreadableRecord:
+                self.__post_init__()
+                continue
+            self.since = stored.checkpoint.position
+            self._numbers_known = True
+            return
+
+    # --- the log ----------------------------------------------------------------------------------------------------
+
+    def gap(self, gap: Gap) -> None:
+        """Nothing of this part of the log can be read."""
+        self.gaps.append(gap)
+        if gap.end is None or self.since is None or gap.end > self.since:
+            self._in_gap = True
+
+    def frame(self, frame: Frame) -> None:
+        """The next whole frame. Raises UnreadableRecord for one that a later release wrote."""
+        self.end = frame.position + len(frame.data)
+        if self.since is not None and frame.position < self.since:
+            return
+        for record in frame.records():
+            self._apply(frame.position, record)
+
+    def _apply(self, position: Position, record: Record) -> None:
+        match record.kind:
+            case records.ENQUEUED:
+                enqueued = records.read_enqueued(record)
+                self._expect(enqueued.first)
+                if enqueued.first < self.messages.next_number:
+                    raise UnreadableRecord(f"sequence number {enqueued.first} comes a second time")
+                self.messages.apply_enqueued(position, enqueued)
+            case records.REMOVED | records.RETURNED | records.DEFERRED | records.MOVED | records.CHANGED:
+                self._mark(records.read_mark(record))
+            case records.COUNTERS:
+                counters = records.read_counters(record)
+                self._expect(counters.next_sequence_number)
+                if counters.next_sequence_number >= self.messages.next_number:
+                    self.messages.apply_counters(counters)
+            case records.RELOCATED:
+                self._relocated(position, records.read_relocated(record))
+            case _:
+                raise UnreadableRecord(f"record kind {record.kind} is unknown to this release")
+
+    def _expect(self, number: int) -> None:
+        """The next sequence number at this place of the log: behind a gap it says which numbers were in it."""
+        if self._in_gap and number > self.messages.next_number:
+            self._missing.append(Range(self.messages.next_number if self._numbers_known else None, number - 1))
+        self._in_gap, self._numbers_known = False, True
+
+    def _mark(self, mark: Mark) -> None:
+        subqueues = self.messages.subqueues
+        if max(mark.subqueue, mark.target) >= len(subqueues):
+            raise UnreadableRecord(f"a record speaks of subqueue {max(mark.subqueue, mark.target)}, which is unknown to this release")
+        known = [number for number in mark.sequence_numbers if self._bring(number, subqueues[mark.subqueue])]
+        if mark.kind == records.REMOVED and len(known) < len(mark.sequence_numbers):
+            self._settled.update(set(mark.sequence_numbers) - set(known))
+        if known:
+            self.messages.apply_mark(mark._replace(sequence_numbers=known))
+
+    def _bring(self, number: int, subqueue: Subqueue) -> Reference | None:
+        """A message, if it is known; it stands in this subqueue afterwards, whatever became of the record that has moved it there."""
+        reference = subqueue.references.get(number)
+        if reference is None:
+            for other in self.messages.subqueues:
+                if number in other.references:
+                    [reference] = other.remove([number])
+                    subqueue.insert(reference)
+        return reference
+
+    def _relocated(self, position: Position, relocated: Relocated) -> None:
+        """A whole message with its state: what was known of it before may lack what stood in a gap."""
+        columns = (relocated.sequence_numbers, relocated.delivery_counts, relocated.subqueues, relocated.states, relocated.changed)
+        for number, deliveries, subqueue, state, changed in zip(*columns, strict=True):
+            if subqueue >= len(self.messages.subqueues):
+                raise UnreadableRecord(f"a record speaks of subqueue {subqueue}, which is unknown to this release")
+            reference = self._bring(number, self.messages.subqueues[subqueue])
+            if reference is not None:
+                reference.delivery_count, reference.state, reference.changed = deliveries, state, changed
+        self.messages.apply_relocated(position, relocated)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def finish(self, extent_durable: int = 0, numbers_before: int = 0) -> None:
+        """Drop what cannot be read, and say what is gone.
+
+        `extent_durable`: a position that the log is known to have reached.
+        `numbers_before`: the next sequence number after an earlier repair.
+        """
+        for subqueue in self.messages.subqueues:
+            trimmed: list[int] = []
+            lost: list[int] = []
+            for number, reference in subqueue.references.items():
+                if self._is_trimmed(reference.frame.position):
+                    trimmed.append(number)
+                elif self._is_gone(reference.frame.position):
+                    lost.append(number)
+            self.messages.forget(subqueue.remove([*trimmed, *lost]))
+            self.gone += [Range(number, number) for number in lost]
+        if self._in_gap:
+            first = self.messages.next_number
+            self._missing.append(Range(first if self._numbers_known else None, None))
+            unseen = UNSEEN_NUMBERS + max(0, extent_durable - self.end) // _BYTES_PER_MESSAGE_MIN
+            self.messages.next_number = max(first, numbers_before) + unseen
+        for missing in self._missing:
+            self.gone += self._without_known(missing)
+        self.gone = _joined(self.gone)
+
+    def _is_trimmed(self, position: Position) -> bool:
+        """Whether the log was trimmed behind this place: only what was settled stands there. An older checkpoint may speak of it."""
+        return self.trimmed_to is not None and position < self.trimmed_to
+
+    def _is_gone(self, position: Position) -> bool:
+        if position < self.start:
+            return True
+        return any(gap.position <= position and (gap.end is None or position < gap.end) for gap in self.gaps)
+
+    def _without_known(self, missing: Range) -> list[Range]:
+        """The range without those numbers that were settled, or came again as a whole."""
+        first, last = missing
+        known = {number for subqueue in self.messages.subqueues for number in subqueue.references if _is_within(number, missing)}
+        left: list[Range] = []
+        for number in sorted(known | {number for number in self._settled if _is_within(number, missing)}):
+            if first is None or first < number:
+                left.append(Range(first, number - 1))
+            first = number + 1
+        if last is None or first is None or first <= last:
+            left.append(Range(first, last))
+        return left
+
+
+def _is_within(number: int, wanted: Range) -> bool:
+    return (wanted.first is None or wanted.first <= number) and (wanted.last is None or number <= wanted.last)
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    """The same numbers in as few ranges as possible, ascending."""
+    joined: list[Range] = []
+    for each in sorted(ranges, key=lambda each: each.first or 0):
+        last = joined[-1].last if joined else None
+        if joined and last is not None and each.first is not None and each.first <= last + 1:
+            joined[-1] = Range(joined[-1].first, None if each.last is None else max(last, each.last))
+        else:
+            joined.append(each)
+    return joined
