@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.bench.load import attack_http, attack_output, attacks, fairness, figures, footprint, many_queues, report, traffic
+from tests.bench.load import attack_http, attack_output, attacks, disk_space, fairness, figures, footprint, many_queues, report, traffic
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
 from tests.bench.load.machine import commit, describe_machine
@@ -117,6 +117,7 @@ def main(
         for group, measure in (
             (figures.WAITING, measure_waiting),
             (figures.IDLE, measure_idle),
+            (figures.DISK_SPACE, measure_disk_space),
             (figures.CONNECTIONS, measure_connections),
             (figures.MANY, measure_many_queues),
             (figures.HALF_HEADERS, measure_half_headers),
@@ -200,6 +201,17 @@ def measure_idle(run: Run) -> None:
         run.note(figures.IDLE_CPU, found.cpu_percent, settings)
         run.note(figures.IDLE_USED_MEMORY, found.used_memory_mib, settings)
         run.note(figures.IDLE_USED_CPU, found.used_cpu_percent, settings)
+
+
+def measure_disk_space(run: Run) -> None:
+    """What a queue takes on the disk after its traffic."""
+    count = run.scale.waiting_messages
+    settings: dict[str, object] = {"messages": count, "body_bytes": traffic.BODY_BYTES, "partitions": footprint.PARTITIONS}
+    for number in range(run.scale.rounds):
+        progress.print(f"{count:,} messages consumed, round {number + 1} of {run.scale.rounds}")
+        found = disk_space.disk_space(run.folder, count)
+        run.note(figures.DISK_DRAINED, found.drained_mib, settings)
+        run.note(figures.DISK_DEFERRED, found.deferred_mib, {**settings, "deferred": disk_space.DEFERRED})
 
 
 def measure_connections(run: Run) -> None:

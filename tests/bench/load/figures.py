@@ -196,6 +196,22 @@ IDLE_RECEIVERS = Figure(
     "resident memory with 5,000 connections, each with a receiver waiting on an empty queue",
     "some 10 KiB more each than without the link",
 )
+DISK_DRAINED = Figure(
+    "disk_drained",
+    "MiB",
+    "what the logs of a queue take 10 s after the last of 1,000,000 messages of 1 KiB was consumed",
+    "768 KiB of garbage and a checkpoint in each of 16 partitions at most; the floor is 2 MiB each",
+    32,
+    16,
+)
+DISK_DEFERRED = Figure(
+    "disk_deferred",
+    "MiB",
+    "the same with 64 deferred messages of 3 bytes that were sent before",
+    "as drained: they are written again, and everything else is given back",
+    32,
+    16,
+)
 
 LIGHT_ALONE = Figure(
     "light_alone", "ms", "99th percentile of a light sender's messages, one at a time, alone", "a few times the median: the disk's own tail"
@@ -336,6 +352,7 @@ ATTACKS: Mapping[str, tuple[Figure, Figure]] = {
 TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEER_SEND_LATENCY)
 WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)
 IDLE: Sequence[Figure] = (IDLE_MEMORY, IDLE_CPU, IDLE_USED_MEMORY, IDLE_USED_CPU)
+DISK_SPACE: Sequence[Figure] = (DISK_DRAINED, DISK_DEFERRED)
 CONNECTIONS: Sequence[Figure] = (IDLE_CONNECTIONS, IDLE_RECEIVERS)
 MANY: Sequence[Figure] = (MANY_SCRAPE, MANY_HEALTH, MANY_LIST, MANY_STALL, MANY_MEMORY)
 HALF_HEADERS: Sequence[Figure] = (HALF_HEADERS_HEALTH, HALF_HEADERS_ADMINISTRATION, HALF_HEADERS_STALL, HALF_HEADERS_MEMORY)
@@ -345,5 +362,6 @@ FAIRNESS: Sequence[Figure] = (
 OUTPUT_ATTACK: Sequence[Figure] = (OUTPUT_ATTACK_MEMORY, OUTPUT_ATTACK_ROUND_TRIP, OUTPUT_ATTACK_PEEK)
 ATTACKED: Sequence[Figure] = tuple(figure for pair in ATTACKS.values() for figure in pair)
 FIGURES: Mapping[str, Figure] = {
-    figure.name: figure for figure in (*TRAFFIC, *WAITING, *IDLE, *CONNECTIONS, *MANY, *FAIRNESS, *OUTPUT_ATTACK, *HALF_HEADERS, *ATTACKED)
+    figure.name: figure
+    for figure in (*TRAFFIC, *WAITING, *IDLE, *DISK_SPACE, *CONNECTIONS, *MANY, *FAIRNESS, *OUTPUT_ATTACK, *HALF_HEADERS, *ATTACKED)
 }
