@@ -96,6 +96,10 @@ _EXPIRED = encode_changes({
 })  # fmt: skip
 
 
+_NO_BATCH = Batch(Commit(Position(0)), 0, 0, 0)
+"""Stands for the batch between two batches; nothing is ever put into it."""
+
+
 class Partition:
     """One partition of a queue. Owned by its task."""
 
@@ -126,7 +130,7 @@ class Partition:
         self._telling: dict[tuple[ClientId, int], None] = {}
         """Watches for which something has arrived, in the order in which their clients are told."""
         self._enqueued_times = EnqueuedTimes()
-        self._batch = Batch(Commit(Position(0)), 0, 0, messages.next_number)
+        self._batch = _NO_BATCH
         self._arrived_ms = 0
         """When the operation in hand came into the mailbox. It may have waited there for the disk since, which ends no lock."""
 
@@ -187,6 +191,10 @@ class Partition:
             reference.payload = b""
         self.messages.payloads.count_state(self.messages.state_bytes)
         return batch
+
+    def let_go(self) -> None:
+        """The batch was answered: forget its commit, its answers and their messages, some MiB. The next batch may be hours away."""
+        self._batch = _NO_BATCH
 
     def undo_sends(self, commit: Commit) -> int:
         """The disk is full: cut off what the batch has sent, and put its other records into another commit.

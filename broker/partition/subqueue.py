@@ -17,6 +17,7 @@ either may be stale or named twice, and is looked at before it is used. Numbers 
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -36,6 +37,10 @@ READY, DEFERRED = 0, 1
 
 _SLACK = 1024
 """Below this many stale entries nothing is worth tidying."""
+_FEW = 4096
+"""So many references can be put into another table in less than a millisecond."""
+_TABLE_BYTES_MIN, _TABLE_BYTES_EACH = 64 * 1024, 512
+"""A table up to this size is kept. A dictionary that only grows takes up to 200 bytes for each entry."""
 REBUILT_AT_ONCE = 1024
 """References that one step of `rebuild` takes in: less than a millisecond."""
 UPCOMING_MAX = 4096
@@ -200,7 +205,17 @@ class Subqueue:
         self.available -= len(removed) - deferred
         if self._order is not None:
             self._order.left(sequence_numbers)
+        if len(self.references) <= _FEW:
+            self._shrink()
         return removed
+
+    def _shrink(self) -> None:
+        """Free the table of the references once few are left: a dictionary keeps its largest one, 50 MB after a million messages."""
+        references = self.references
+        if sys.getsizeof(references) > _TABLE_BYTES_MIN + _TABLE_BYTES_EACH * len(references):
+            few = dict(references)
+            references.clear()  # in place, for others hold the dictionary
+            references.update(few)
 
     def _cancel_expiry(self, lives_until_ms: int | None, count: int) -> None:
         if lives_until_ms is not None and self.expiry is not None:

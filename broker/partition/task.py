@@ -67,7 +67,7 @@ from broker.partition.records import UnreadableRecord
 from broker.partition.state import MIB, Bounds, Partition
 from broker.partition.summary import Summary, summary_of
 from broker.partition.upkeep import Upkeep, UpkeepLimits
-from broker.partition.wake import Wake
+from broker.partition.wake import Once, Wake
 from broker.slices import Slices
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Commit, Frame, Log
@@ -196,9 +196,9 @@ class PartitionTask:
         self._open_wanted = False
         self._stopping = False
         self._running = False
-        self._settled = asyncio.Event()
+        self._settled = Once()
         """The log was opened, or could not be."""
-        self._ended = asyncio.Event()
+        self._ended = Once()
         self._output = log_output.bind(entity=describe().name, partition=number)
 
     # --- seen from outside ------------------------------------------------------------------------------------------
@@ -337,6 +337,7 @@ class PartitionTask:
             await self._recover(error)
             return False
         self._release(batch, waiting)
+        partition.let_go()
         if partition.has_more or (
             self._mailbox and not batch.commit
         ):  # the next batch follows at once, and this one may have awaited nothing

@@ -1,4 +1,4 @@
-"""What a partition's task sleeps on: asyncio.Event for one waiter, without its lock, its list of waiters and its cost per wait."""
+"""What a partition's task sleeps on, and what others wait for in it. Like asyncio.Event, whose queue alone takes 760 bytes each."""
 
 from __future__ import annotations
 
@@ -34,3 +34,28 @@ class Wake:
             await self._waiter
         finally:
             self._waiter = None
+
+
+class Once:
+    """Something that happens once, for any number of waiters. Lives in one event loop."""
+
+    __slots__ = ("_happened", "_waiters")
+
+    def __init__(self) -> None:
+        self._happened = False
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def set(self) -> None:
+        """It has happened. Safe to call again."""
+        self._happened = True
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Return once it has happened."""
+        if not self._happened:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter

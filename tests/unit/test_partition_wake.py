@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.partition.wake import Wake
+from broker.partition.wake import Once, Wake
 
 
 async def test_work_that_came_before_the_wait_ends_it_at_once() -> None:
@@ -36,3 +36,14 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_behind() -> None:
     await asyncio.wait([waiter])
     wake.set()
     await asyncio.wait_for(wake.wait(), 1)
+
+
+async def test_what_has_happened_once_ends_every_wait_for_it_before_and_after() -> None:
+    once = Once()
+    waiters = [asyncio.create_task(once.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiters[0].cancel()
+    await asyncio.wait(waiters[:1])
+    once.set()
+    once.set()
+    await asyncio.wait_for(asyncio.gather(*waiters[1:], once.wait()), 1)
