@@ -249,6 +249,7 @@ class Committer:
                     except Exception as error:  # the outermost frame of the job: its owner makes a state of it
                         entry.error = error
                     batch.ended.append(entry)
+                    del entry  # its frame may be some MiB, and the next batch hours away
             with contextlib.suppress(RuntimeError):  # the loop is closed: the broker has stopped without this disk's answer
                 loop.call_soon_threadsafe(self._batch_ended, loop, batch)
 

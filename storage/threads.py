@@ -25,8 +25,8 @@ class UnderWay:
 
     def __init__(self) -> None:
         self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
+        self._none: asyncio.Event | None = None
+        """Set when none is left; made when somebody waits for that, for an event takes 800 bytes in each log."""
         self.is_let_go = False
         """Cancelled waiters do not wait for what is under way. False again once all of it has ended."""
 
@@ -36,14 +36,15 @@ class UnderWay:
     def begin(self) -> None:
         """One more has begun."""
         self._count += 1
-        self._none.clear()
 
     def end(self) -> None:
         """One has ended."""
         self._count -= 1
         if not self._count:
             self.is_let_go = False
-            self._none.set()
+            if self._none is not None:
+                self._none.set()
+                self._none = None
 
     def let_go(self) -> bool:
         """Do not wait for what is under way; False if nothing is."""
@@ -52,7 +53,10 @@ class UnderWay:
 
     async def ended(self) -> None:
         """Return once nothing is under way."""
-        await self._none.wait()
+        if self._count:
+            if self._none is None:
+                self._none = asyncio.Event()
+            await self._none.wait()
 
 
 async def run_to_end(executor: Executor | None, function: Callable[[], T], under_way: UnderWay | None = None) -> T:

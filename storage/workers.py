@@ -101,6 +101,7 @@ class Workers(Executor):
                     future.set_exception(error)
                 else:
                     future.set_result(result)
+                    del result  # it may be some MiB, and the next job hours away
             del future, function
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -166,7 +166,7 @@ class PartitionTask:
         self._limits = limits or TaskLimits()
         self._on_health, self._meter, self._register = on_health, meter, register
         self._slices = slices or Slices()
-        self._dropped: deque[Messages] = deque()
+        self._dropped: list[Messages] = []
         """State that nobody uses any more, and that takes time to be freed."""
         self._health = Health.CLOSED
         self.available = True
@@ -641,7 +641,7 @@ class PartitionTask:
     async def _free_dropped(self) -> None:
         """Free what was discarded, in slices."""
         while self._dropped:
-            await self._slices.run(self._dropped.popleft().drop())
+            await self._slices.run(self._dropped.pop().drop())
 
     def _become(self, health: Health) -> None:
         if health is not self._health:
