@@ -50,6 +50,9 @@ COUNTED_WITHIN_S = 8.0
 """How long who counts all entities waits for what is unknown after a crash. Prometheus gives up after 10 s."""
 
 
+_NOTHING = SubqueueCounts()
+
+
 @dataclass(slots=True, frozen=True)
 class EntityRuntime:
     """What an entity holds now, gathered from all its partitions (HTTP contract 2.6)."""
@@ -225,9 +228,9 @@ class Namespace:
         """All queues, by name."""
         return [self._queues[key].description for key in sorted(self._queues)]
 
-    def queues_between(self, start: int, stop: int) -> Sequence[QueueDescription]:
-        """A part of the same."""
-        return [self._queues[key].description for key in sorted(self._queues)[start:stop]]
+    def queues_between(self, start: int, stop: int) -> Sequence[Queue]:
+        """Some of all queues, counted by name."""
+        return [self._queues[key] for key in sorted(self._queues)[start:stop]]
 
     @property
     def queue_count(self) -> int:
@@ -270,15 +273,15 @@ class Namespace:
     def runtime_now(self, queue: Queue) -> EntityRuntime:
         """The same without waiting, and without opening a log: exact but for partitions that are `Queue.unknown`."""
         counts = queue.counts()
-        main, dead, transfer_dead = (counts.get(subqueue, SubqueueCounts()) for subqueue in queue.SUBQUEUES)
+        main, dead, transfer_dead = [counts.get(subqueue, _NOTHING) for subqueue in queue.SUBQUEUES]
         return EntityRuntime(
             active=main.active,
             dead_letter=dead.active + dead.deferred,
             scheduled=main.scheduled,
             transfer=0,
             transfer_dead_letter=transfer_dead.active + transfer_dead.deferred,
-            message_count=sum(each.active + each.deferred + each.scheduled for each in counts.values()),
-            size_bytes=sum(each.bytes for each in counts.values()),
+            message_count=sum([each.active + each.deferred + each.scheduled for each in counts.values()]),
+            size_bytes=sum([each.bytes for each in counts.values()]),
             availability="Available" if queue.available else "Limited",
             accessed_at_ms=queue.accessed_at_ms,
             partitions=queue.health(),

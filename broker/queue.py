@@ -152,10 +152,12 @@ class Queue:
     @property
     def available(self) -> bool:
         """All partitions are, as far as anybody knows."""
-        return self.gone is None and all(handle.available for handle in self._handles)
+        return self.gone is None and (not self._partitions or all(partition.available for partition in self._partitions.values()))
 
     def health(self) -> list[str]:
         """Each partition's state, by number."""
+        if not self._partitions:
+            return ["closed"] * self.description.partitions
         return [
             self._partitions[number].health if number in self._partitions else "closed" for number in range(self.description.partitions)
         ]
@@ -163,10 +165,7 @@ class Queue:
     def counts(self) -> dict[str, SubqueueCounts]:
         """What all partitions together hold, by subqueue: exact, but for those that are `unknown`."""
         if self._at_rest is None:
-            self._at_rest = {}
-            for number, summary in self._resting.summaries(self.description.generation):
-                if number not in self._partitions:
-                    add_counts(self._at_rest, summary.counts)
+            self._at_rest = self._resting.counts(self.description.generation, self._partitions)
         if not self._partitions:
             return self._at_rest
         total: dict[str, SubqueueCounts] = {}

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Protocol
 
 import structlog
 
 from broker.clock import Clock
 from broker.operations import SubqueueCounts
-from broker.partition.summary import Summary, decode
+from broker.partition.summary import Summary, decode, is_readable, wake_at_ms
+from broker.partition.summary import add_counts as add_note
 from storage.errors import StorageError
 from storage.log import LogStore
 from storage.partition_index import PartitionIndex
@@ -155,12 +156,11 @@ class Resting:
     def _take_up(self, generation: str) -> None:
         """Note what is unknown of a queue, and when it has to be woken."""
         for number, is_open, note in self._index.partitions(generation):
-            summary, key = decode(note), (generation, number)
-            if is_open or summary is None:
+            if is_open or not is_readable(note):
                 self._unknown.setdefault(generation, set()).add(number)
-                self._waiting.append(key)
-            elif summary.wake_at_ms is not None:
-                self._appoint(key, summary.wake_at_ms)
+                self._waiting.append((generation, number))
+            elif (at_ms := wake_at_ms(note)) is not None:
+                self._appoint((generation, number), at_ms)
         if generation in self._unknown:
             self._all_known.clear()
             self._changed.set()
@@ -174,11 +174,13 @@ class Resting:
         note = self._index.note(generation, number)
         return None if note is None else decode(note)
 
-    def summaries(self, generation: str) -> Iterator[tuple[int, Summary]]:
-        """What the partitions of an entity hold that are at rest, by number."""
+    def counts(self, generation: str, leave_out: Container[int]) -> dict[str, SubqueueCounts]:
+        """What the partitions of an entity hold together that are at rest, but for some."""
+        total: dict[str, SubqueueCounts] = {}
         for number, is_open, note in self._index.partitions(generation):
-            if not is_open and (summary := decode(note)) is not None:
-                yield number, summary
+            if not is_open and number not in leave_out and is_readable(note):
+                add_note(total, note)
+        return total
 
     def register(self, generation: str, number: int) -> Register:
         """For the task of one partition."""
@@ -258,8 +260,8 @@ class Resting:
     def _urgency(self, generation: str, number: int) -> float:
         """When a partition that was open had to act next, as far as its last note says."""
         for each, _, note in self._index.partitions(generation):
-            if each == number and (summary := decode(note)) is not None and summary.wake_at_ms is not None:
-                return summary.wake_at_ms
+            if each == number and is_readable(note) and (at_ms := wake_at_ms(note)) is not None:
+                return at_ms
         return float("inf")
 
     def _appoint(self, key: _Key, at_ms: int) -> None:

@@ -102,6 +102,8 @@ class Catalogue:
         """Documents whose last change has an outcome that is not known."""
         self._numbers: dict[str, int] = {}
         """The highest number of each document that was read or written."""
+        self._has_directory = False
+        """The last document was put there."""
         self.damaged: list[Damaged] = []
         """What the last `load_all` could not read."""
 
@@ -233,12 +235,15 @@ class Catalogue:
 
     def _put(self, name: str, document: bytes) -> None:
         try:
-            make_directories(self._disk, self._directory.parent, [self._directory.name])
+            if not self._has_directory:
+                make_directories(self._disk, self._directory.parent, [self._directory.name])
             number = self._numbers[name] = self._last_number(name) + 1
         except OSError as error:
             raise CommitFailed(f"{self._directory}: {error.strerror}") from error
         path = self._directory / file_name_of(name)
+        self._has_directory = False
         publish_together(self._disk, [path, path.with_suffix(COPY_SUFFIX)], _encode(name, number, document))
+        self._has_directory = True
 
     def _last_number(self, name: str) -> int:
         """The highest number of the document so far. Raises OSError."""

@@ -8,6 +8,7 @@ them are empty, creating one is refused with 501.
 
 from __future__ import annotations
 
+import contextlib
 import urllib.parse
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,7 @@ from broker.http.atom import (
     write_entry,
     write_feed,
 )
+from broker.http.entry_text import EntryTexts
 from broker.http.queue_xml import QueueDefaults, read_queue, unknown_elements, write_queue
 from broker.http.refusals import HttpRefusal
 from broker.http.seams import Claim, TokenVerifier
@@ -76,6 +78,7 @@ class Administration:
         self._settings, self._namespace, self._tokens, self._clock, self._slices = settings, namespace, tokens, clock, slices
         self._defaults = QueueDefaults(settings.partitioned_by_default, settings.message_kb_max)
         self._started_ms = clock.now_ms()
+        self._entries = EntryTexts(namespace.name)
 
     async def handle(self, request: web.Request) -> web.Response:
         """Any path that nothing else serves. Raises HttpRefusal and Refused."""
@@ -168,12 +171,20 @@ class Administration:
     async def _list_queues(self, request: web.Request, claim: Claim) -> web.Response:
         self._demand_namespace(request, claim, "$Resources/queues")
         skip, count = _page(request)
-        entries = []
-        for queue in self._namespace.queues_between(skip, skip + count):
-            try:
-                entries.append(write_entry(await self._entry(request, queue)))
-            except Refused:
-                continue  # deleted since
+        await self._namespace.counted()
+        queues = self._namespace.queues_between(skip, skip + count)
+        for queue in queues:
+            if queue.unknown:  # it has not been counted in time: this one is waited for
+                with contextlib.suppress(Refused):
+                    await self._namespace.runtime(queue.name)
+        start, end = _url_parts(request)
+
+        def entry(queue: Queue) -> bytes:
+            if queue.gone is not None:
+                return b""  # deleted since
+            return self._entries.entry(queue.description, self._namespace.runtime_now(queue), request.host, start, end)
+
+        entries = [piece async for some in self._slices.of(map(entry, queues)) for piece in some]
         return self._list(request, "Queues", entries, _next_url(request, "$Resources/queues", skip, count, self._namespace.queue_count))
 
     def _namespace_info(self, request: web.Request, claim: Claim) -> web.Response:
@@ -284,8 +295,14 @@ class Administration:
 
 def _url(request: web.Request, path: str) -> str:
     """The absolute address, as the client reached us: JS takes an entity's name from it."""
+    start, end = _url_parts(request)
+    return f"{start}{urllib.parse.quote(path, safe='/$~')}{end}"
+
+
+def _url_parts(request: web.Request) -> tuple[str, str]:
+    """What stands in front of a path in an address, and behind it."""
     version = urllib.parse.quote(request.query.get("api-version", API_VERSION_DEFAULT), safe="")
-    return f"{request.scheme}://{request.host}/{urllib.parse.quote(path, safe='/$~')}?api-version={version}"
+    return f"{request.scheme}://{request.host}/", f"?api-version={version}"
 
 
 def _page(request: web.Request) -> tuple[int, int]:

@@ -69,24 +69,42 @@ class Summary(NamedTuple):
         return b"".join(parts)
 
 
+def is_readable(note: bytes) -> bool:
+    """Whether this release understands the note: if not, only the log knows."""
+    if len(note) < _HEAD.size or note[0] != VERSION or len(note) != _HEAD.size + note[1] * _SUBQUEUE.size + note[2] * _TIME.size:
+        return False
+    return not note[1] or max(note[_HEAD.size : _times_at(note) : _SUBQUEUE.size]) < len(SUBQUEUES)
+
+
+def wake_at_ms(note: bytes) -> int | None:
+    """`Summary.wake_at_ms` of a readable note."""
+    return min((at_ms for _, at_ms in _TIME.iter_unpack(note[_times_at(note) :])), default=None) if note[2] else None
+
+
+def add_counts(total: dict[str, SubqueueCounts], note: bytes) -> None:
+    """Add what a readable note says: a scrape adds up a hundred thousand of them."""
+    for at in range(_HEAD.size, _times_at(note), _SUBQUEUE.size):
+        number, active, deferred, scheduled, size = _SUBQUEUE.unpack_from(note, at)
+        sum_ = total.get(SUBQUEUES[number])
+        if sum_ is None:
+            sum_ = total[SUBQUEUES[number]] = SubqueueCounts()
+        sum_.active += active
+        sum_.deferred += deferred
+        sum_.scheduled += scheduled
+        sum_.bytes += size
+
+
 def decode(note: bytes) -> Summary | None:
-    """The inverse; None for a note that this release does not understand: only the log knows then."""
-    if note == EMPTY_NOTE:
-        return EMPTY
-    if len(note) < _HEAD.size:
-        return None
-    version, subqueues, times, _ = _HEAD.unpack_from(note)
-    if version != VERSION or len(note) != _HEAD.size + subqueues * _SUBQUEUE.size + times * _TIME.size:
+    """The inverse of `Summary.encode`; None for a note that is not readable."""
+    if not is_readable(note):
         return None
     counts: dict[str, SubqueueCounts] = {}
-    at = _HEAD.size
-    for _ in range(subqueues):
-        number, active, deferred, scheduled, size = _SUBQUEUE.unpack_from(note, at)
-        if number >= len(SUBQUEUES):
-            return None
-        counts[SUBQUEUES[number]] = SubqueueCounts(active=active, deferred=deferred, scheduled=scheduled, bytes=size)
-        at += _SUBQUEUE.size
-    return Summary(counts, dict(_TIME.iter_unpack(note[at:])))
+    add_counts(counts, note)
+    return Summary(counts, dict(_TIME.iter_unpack(note[_times_at(note) :])))
+
+
+def _times_at(note: bytes) -> int:
+    return _HEAD.size + note[1] * _SUBQUEUE.size
 
 
 def _holds(counts: SubqueueCounts | None) -> bool:

@@ -7,10 +7,14 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
+from broker.clock import SystemClock
 from broker.entities import QueueDescription, QueueSettings
-from broker.entity_documents import encode_description
+from broker.entity_documents import decode_description, encode_description
+from broker.operations import SubqueueCounts
+from broker.partition.summary import Summary, Wake
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
+from storage.partition_index import PartitionIndex
 
 
 class _NewDisk(LocalDisk):
@@ -38,3 +42,21 @@ async def _write(data: Path, names: Iterable[str], partitions: int) -> None:
     for name in names:
         description = QueueDescription(name, uuid.uuid4().hex, partitions, QueueSettings(), 1_000, 2_000, None)
         await catalogue.put(description.generation, encode_description(description))
+
+
+def write_notes(data: Path, messages: int) -> None:
+    """Say in the index of such a folder that each partition holds messages, which expire in a day. There are no logs: none is opened."""
+    asyncio.run(_write_notes(data, messages))
+
+
+async def _write_notes(data: Path, messages: int) -> None:
+    index = PartitionIndex(data / "catalogue", _NewDisk())
+    catalogue = Catalogue(data / "catalogue", LocalDisk())
+    day_ms = 24 * 3_600_000
+    at_ms = SystemClock().now_ms() + day_ms
+    for number, content in enumerate((await catalogue.load_all()).values()):
+        description = decode_description(content)
+        for partition in range(description.partitions):
+            held = SubqueueCounts(active=messages, bytes=messages * (100 + partition))
+            index.closed(description.generation, partition, Summary({"": held}, {Wake.EXPIRY: at_ms + number}).encode())
+    await index.close()

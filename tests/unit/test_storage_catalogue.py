@@ -303,3 +303,18 @@ async def test_many_at_once_are_done_one_after_the_other(tmp_path: Path) -> None
     catalogue = Catalogue(tmp_path / "catalogue", LocalDisk())
     await asyncio.gather(*(catalogue.put("same", b"%d" % number) for number in range(20)))
     assert await catalogue.load_all() == {"same": b"19"}
+
+
+async def test_a_change_costs_the_same_however_many_documents_there_are(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    catalogue = Catalogue(tmp_path / "catalogue", disk)
+    await catalogue.load_all()
+    await catalogue.put("first", b"")
+    before = disk.calls.copy()
+    for number in range(20):
+        await catalogue.put(f"{number}", b"document")
+        await catalogue.delete(f"{number - 5}")
+    calls = disk.calls - before
+    assert calls["names"] == 0, "the folder is not listed"
+    assert calls["sync_directory"] == 20 + 15, "one for each change"
+    assert set(await Catalogue(tmp_path / "catalogue", LocalDisk()).load_all()) == {"first", *map(str, range(15, 20))}

@@ -1,11 +1,13 @@
-"""Many queues: how long a scrape, `/health` and a page of the list take, and how long an AMQP client waits meanwhile.
+"""Many queues: how long a scrape, `/health` and the whole list take, and how long an AMQP client waits meanwhile.
 
-Answers for one round on a broker of its own, whose queues nobody has used. One thread asks over HTTP, this one begins and ends sessions on
-an AMQP connection (§2.5), which needs nothing but the event loop.
+Answers for one round on a broker of its own, whose queues nobody has used, and then restarted with an index that says that every partition
+holds messages. One thread asks over HTTP, this one begins and ends sessions on an AMQP connection (§2.5), which needs nothing but the event
+loop.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import statistics
 import tempfile
@@ -18,13 +20,15 @@ from pathlib import Path
 from tests.bench.load.attack_http import ask_s, turn_s
 from tests.bench.load.machine import resident_mib
 from tests.support.broker_process import BrokerProcess
-from tests.support.many_queues import write_queues
+from tests.support.many_queues import write_notes, write_queues
 from tests.support.raw_amqp import RawConnection
 from tests.support.sas import sas_token
 
 TIMES = 5
 """How often each is asked for; the figure is the median."""
 PAGE = 1_000
+HELD = 3
+"""Messages in each partition after the restart."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,6 +38,9 @@ class ManyQueues:
     scrape_ms: float
     health_ms: float
     list_ms: float
+    first_scrape_ms: float
+    used_list_ms: float
+    start_ms: float
     stall_ms: float
     memory_kib: float
 
@@ -44,32 +51,56 @@ def many_queues(folder: Path, count: int) -> ManyQueues:
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
     try:
         write_queues(data / "data", (f"queue-{number:05}" for number in range(count)))
-        with BrokerProcess(data, []) as broker, RawConnection(broker.addresses.amqp_port) as bystander:
-            bystander.open()
+        began = time.perf_counter()
+        with BrokerProcess(data, []) as broker:
+            started_s = time.perf_counter() - began
             memory_kib = (resident_mib(broker.pid) - empty_mib) * 1024 / count
-            with urllib.request.urlopen(f"http://127.0.0.1:{broker.addresses.http_port}/metrics") as answer:
-                shown = answer.read().count(b"\npartibus_messages{")
-            assert shown == count, f"the broker serves {shown} queues, not {count}"
-            port, token = broker.addresses.http_port, {"Authorization": sas_token("https://127.0.0.1")}
-
-            def ask() -> list[float]:
-                paths: tuple[tuple[str, dict[str, str]], ...] = (
-                    ("/metrics", {}),
-                    ("/health", {}),
-                    (f"/$Resources/queues?$top={PAGE}", token),
-                )
-                return [statistics.median(ask_s(port, path, headers) for _ in range(TIMES)) * 1000 for path, headers in paths]
-
-            with ThreadPoolExecutor(1) as threads:
-                asking = threads.submit(ask)
-                stall_s = 0.0
-                while not asking.done():
-                    stall_s = max(stall_s, turn_s(bystander))
-                    time.sleep(0.001)
-            scrape_ms, health_ms, list_ms = asking.result()
-            return ManyQueues(scrape_ms, health_ms, list_ms, stall_s * 1000, memory_kib)
+            assert _counted(broker, 0) == count
+            (scrape_s, health_s, list_s), stall_s = _asked(broker, count)
+        write_notes(data / "data", HELD)
+        began = time.perf_counter()
+        with BrokerProcess(data, []) as broker:
+            used_start_s = time.perf_counter() - began
+            first_scrape_s = ask_s(broker.addresses.http_port, "/metrics", {})
+            assert _counted(broker, 16 * HELD) == count
+            (_, _, used_list_s), used_stall_s = _asked(broker, count)
+        return ManyQueues(
+            scrape_s * 1000,
+            health_s * 1000,
+            list_s * 1000,
+            first_scrape_s * 1000,
+            used_list_s * 1000,
+            (used_start_s - started_s) * 1000,
+            max(stall_s, used_stall_s) * 1000,
+            memory_kib,
+        )
     finally:
         shutil.rmtree(data, ignore_errors=True)
+
+
+def _counted(broker: BrokerProcess, messages: int) -> int:
+    """How many queues a scrape shows with so many messages."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.addresses.http_port}/metrics") as answer:
+        return len(re.findall(rb"^partibus_messages\{\S+ %d\.0$" % messages, answer.read(), re.MULTILINE))
+
+
+def _asked(broker: BrokerProcess, count: int) -> tuple[list[float], float]:
+    """The seconds for a scrape, `/health` and the whole list, and the longest that another client waited meanwhile."""
+    port, token = broker.addresses.http_port, {"Authorization": sas_token("https://127.0.0.1")}
+    pages = [f"/$Resources/queues?$skip={skip}&$top={PAGE}" for skip in range(0, count, PAGE)]
+    questions: tuple[tuple[list[str], dict[str, str]], ...] = ((["/metrics"], {}), (["/health"], {}), (pages, token))
+
+    def ask() -> list[float]:
+        return [statistics.median(sum(ask_s(port, path, headers) for path in paths) for _ in range(TIMES)) for paths, headers in questions]
+
+    with RawConnection(broker.addresses.amqp_port) as bystander, ThreadPoolExecutor(1) as threads:
+        bystander.open()
+        asking = threads.submit(ask)
+        stall_s = 0.0
+        while not asking.done():
+            stall_s = max(stall_s, turn_s(bystander))
+            time.sleep(0.001)
+        return asking.result(), stall_s
 
 
 def _empty_mib(folder: Path) -> float:
