@@ -162,6 +162,12 @@ class Queue:
             self._partitions[number].health if number in self._partitions else "closed" for number in range(self.description.partitions)
         ]
 
+    def count_health(self, into: dict[str, int]) -> None:
+        """Add how many partitions are in which state. Does little for a queue that nobody has used."""
+        into["closed"] = into.get("closed", 0) + self.description.partitions - len(self._partitions)
+        for partition in self._partitions.values():
+            into[partition.health] = into.get(partition.health, 0) + 1
+
     def counts(self) -> dict[str, SubqueueCounts]:
         """What all partitions together hold, by subqueue: exact, but for those that are `unknown`."""
         if self._at_rest is None:

@@ -30,17 +30,21 @@ class HealthHandler:
     async def handle(self, request: web.Request) -> web.Response:
         if not self._serving():
             return web.json_response(UNHEALTHY, status=503)
-        entities = [text async for texts in self._slices.of(self._entities()) for text in texts]
+        states: dict[str, int] = {}
+        entities = [text async for texts in self._slices.of(self._entities(states)) for text in texts]
         memory = {"state": "limited" if self._memory.limited else "ok", "used_bytes": self._memory.used, "mark_bytes": self._memory.mark}
-        about = json.dumps({**HEALTHY, "namespace": self._namespace.name, "memory": memory})
+        summary = {"partitions": states, "damaged_entities": sorted(self._namespace.damaged)}
+        about = json.dumps({**HEALTHY, "namespace": self._namespace.name, "memory": memory, **summary})
         return web.Response(text=f'{about[:-1]}, "entities": {{{", ".join(entities)}}}}}', content_type="application/json")
 
-    def _entities(self) -> Iterator[str]:
-        """Members of the object `entities`, a few queues in each step."""
+    def _entities(self, states: dict[str, int]) -> Iterator[str]:
+        """Members of the object `entities`, a few queues in each step; counts all partitions by their state."""
         queues = list(self._namespace.live_queues())
         for start in range(0, len(queues), _QUEUES_PER_STEP):
             some = {
                 queue.name: {"availability": "Available" if queue.available else "Limited", "partitions": queue.health()}
                 for queue in queues[start : start + _QUEUES_PER_STEP]
             }
+            for queue in queues[start : start + _QUEUES_PER_STEP]:
+                queue.count_health(states)
             yield json.dumps(some)[1:-1]

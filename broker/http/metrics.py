@@ -27,6 +27,14 @@ ENTITY_GAUGES = {
     "partibus_entity_available": "1 when every partition works, 0 when one is down.",
 }
 """Gauges per entity, gathered at scrape time."""
+PARTITION_GAUGES = {
+    "partibus_partitions": "Partitions by their state.",
+    "partibus_partition_down": "1 for each partition that is damaged, has failed or is recovering; others have no such series.",
+    "partibus_damaged_entities": "Entities that are out of service because their descriptions cannot be read.",
+}
+"""Gauges that say how the partitions are, gathered at scrape time."""
+PARTITION_STATES = ("closed", "opening", "healthy", "recovering", "failed", "damaged", "stopped")
+_DOWN = frozenset({"recovering", "failed", "damaged"})
 _QUEUES_PER_STEP = 16
 
 
@@ -52,6 +60,27 @@ class MetricsHandler:
         yield generate_latest(self._metrics.registry).decode()
         yield from exposition(list(self._metrics.entities.values()))
         yield from self._gauges()
+        yield from self._partitions()
+
+    def _partitions(self) -> Iterator[str]:
+        """How the partitions are: one number for each state, and a series for each partition that is down."""
+        states = dict.fromkeys(PARTITION_STATES, 0)
+        counts, down, damaged = [heading(name, text, "gauge") for name, text in PARTITION_GAUGES.items()]
+        lines: list[str] = []
+        queues = list(self._namespace.live_queues())
+        for start in range(0, len(queues), _QUEUES_PER_STEP):
+            for queue in queues[start : start + _QUEUES_PER_STEP]:
+                queue.count_health(states)
+                if not queue.available:
+                    label = label_of(queue.name)
+                    for number, state in enumerate(queue.health()):
+                        if state in _DOWN:
+                            lines.append(f'partibus_partition_down{{{label},partition="{number}",state="{state}"}} 1.0\n')
+            yield ""
+        yield counts + "".join([f'partibus_partitions{{state="{state}"}} {count}.0\n' for state, count in states.items()])
+        yield down
+        yield from lines
+        yield f"{damaged}partibus_damaged_entities {len(self._namespace.damaged)}.0\n"
 
     def _gauges(self) -> Iterator[str]:
         queues = list(self._namespace.live_queues())

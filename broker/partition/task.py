@@ -87,7 +87,13 @@ class Health(enum.StrEnum):
     HEALTHY = "healthy"
     RECOVERING = "recovering"
     FAILED = "failed"
+    DAMAGED = "damaged"
+    """As FAILED, because the log is damaged: `partibus check` says where, and `partibus repair` what can be saved."""
     STOPPED = "stopped"
+
+
+_FOR_GOOD = (Health.FAILED, Health.DAMAGED, Health.STOPPED)
+"""Such a partition does not come back."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -210,7 +216,7 @@ class PartitionTask:
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         """Put an operation into the mailbox. Never blocks, never drops; the answer may be that the partition is down."""
-        if self._health in (Health.FAILED, Health.STOPPED):
+        if self._health in _FOR_GOOD:
             asyncio.get_running_loop().call_soon(self._refuse_for_good, (client, operation, sink, 0))
             return
         if self._is_late:
@@ -263,7 +269,7 @@ class PartitionTask:
         """Serve the mailbox until `stop`. What goes wrong ends in a state, not in an exception."""
         self._running = True
         try:
-            while not self._stopping and self._health is not Health.FAILED:
+            while not self._stopping and self._health not in _FOR_GOOD:
                 await self._wake.wait()
                 self._wake.clear()
                 if await self.step():
@@ -587,7 +593,7 @@ class PartitionTask:
             self._mailbox.clear()
 
     def _unavailable(self) -> Unavailable:
-        return Unavailable(self.number, for_good=self._health in (Health.FAILED, Health.STOPPED))
+        return Unavailable(self.number, for_good=self._health in _FOR_GOOD)
 
     def _down(self) -> str:
         return f"Partition {self.number} of '{self._describe().name}' is not available at the moment. Please try again."
@@ -597,7 +603,7 @@ class PartitionTask:
     def _fail(self, error: BaseException) -> None:
         """The partition stays down, loudly."""
         self._output.error("partition.failed", error=str(error) or repr(error))
-        self._become(Health.FAILED)
+        self._become(Health.DAMAGED if isinstance(error, CorruptRecord) else Health.FAILED)
         self._start_anew()
         self._attached.clear()
         self._discard()
@@ -613,7 +619,7 @@ class PartitionTask:
                 await self._upkeep.save_checkpoint(self._clock.monotonic_ms())
         opened = self._health is not Health.CLOSED
         summary = summary_of(self._partition, self._clock) if self._partition is not None and self._health is Health.HEALTHY else None
-        if self._health is not Health.FAILED:
+        if self._health not in _FOR_GOOD:
             self._become(Health.STOPPED)
         self._start_anew()
         self._attached.clear()

@@ -342,7 +342,7 @@ def test_damage_in_the_middle_of_a_log_stops_its_partition_and_no_other(tmp_path
                 assert client.send(number) == (SERVER_BUSY if number == VICTIM else None)
             for _ in range(3 * PARTITIONS):
                 assert client.send() is None
-            assert health(addresses)["partitions"] == ["failed" if number == VICTIM else "healthy" for number in range(PARTITIONS)]
+            assert health(addresses)["partitions"] == ["damaged" if number == VICTIM else "healthy" for number in range(PARTITIONS)]
             assert health(addresses)["availability"] == availability(addresses) == "Limited"
         for _ in range(3):
             shown = browsed(addresses.connection_string(), page=100)

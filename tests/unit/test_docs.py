@@ -11,7 +11,7 @@ from broker.cli import default_text
 from broker.config import Settings, variable_of
 from broker.config_file import QueueProperties
 from broker.entity_counters import ENTITY_SERIES
-from broker.http.metrics import ENTITY_GAUGES
+from broker.http.metrics import ENTITY_GAUGES, PARTITION_GAUGES
 from broker.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_no_setting_is_documented_that_does_not_exist() -> None:
 def test_every_metric_is_documented_and_no_other() -> None:
     samples: list[Sample] = [sample for family in Metrics().registry.collect() for sample in family.samples]
     families = {family.name + ("_total" if family.type == "counter" else "") for family in Metrics().registry.collect()}
-    ours = {name for name in families if name.startswith("partibus_")} | ENTITY_SERIES | set(ENTITY_GAUGES)
+    ours = {name for name in families if name.startswith("partibus_")} | ENTITY_SERIES | set(ENTITY_GAUGES) | set(PARTITION_GAUGES)
     assert samples and set(re.findall(r"^\| `(partibus_\w+)`", CONFIGURATION, re.MULTILINE)) == ours
 
 

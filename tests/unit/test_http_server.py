@@ -154,8 +154,25 @@ async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: H
         "message": "Service is healthy.",
         "namespace": "sbemulatorns",
         "memory": {"state": "ok", "used_bytes": 0, "mark_bytes": 1 << 30},
+        "partitions": {"closed": 0, "recovering": 1, "serving": 2},
+        "damaged_entities": [],
         "entities": {"orders": {"availability": "Limited", "partitions": ["recovering", "serving", "serving"]}},
     }
+
+
+async def test_damaged_and_closed_partitions_differ_from_healthy_ones_in_health_and_metrics(stack: HttpStack) -> None:
+    await stack.namespace.create_queue("orders", QueueSettings(), 4)
+    stack.queue("orders").partition(0)
+    stack.partition.health, stack.partition.available = "damaged", False
+    _, text, _ = await stack.ask("GET", "/health", token=None)
+    assert json.loads(text)["partitions"] == {"closed": 3, "damaged": 1}
+    assert json.loads(text)["entities"]["orders"] == {"availability": "Limited", "partitions": ["damaged", *["closed"] * 3]}
+    _, text, _ = await stack.ask("GET", "/metrics", token=None)
+    series = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert series['partibus_partitions{state="closed"}'] == "3.0" and series['partibus_partitions{state="damaged"}'] == "1.0"
+    assert series['partibus_partitions{state="healthy"}'] == "0.0" and series["partibus_damaged_entities"] == "0.0"
+    down = {name: value for name, value in series.items() if name.startswith("partibus_partition_down")}
+    assert down == {'partibus_partition_down{entity="orders",partition="0",state="damaged"}': "1.0"}
 
 
 async def test_a_broker_that_does_not_serve_is_unhealthy_in_the_emulators_words(stack: HttpStack) -> None:

@@ -304,7 +304,8 @@ async def test_damage_and_another_owner_stop_the_partition_for_good(error: Stora
     harness = Harness()
     harness.log.on_claim = lambda: error
     assert one(await harness.do(1, Send([b"a"], None)), Failed).reason is Reason.PARTITION_UNAVAILABLE
-    assert harness.task.health is Health.FAILED and not harness.task.available
+    expected = Health.DAMAGED if isinstance(error, CorruptRecord) else Health.FAILED
+    assert harness.task.health is expected and not harness.task.available
     harness.log.on_claim = lambda: None
     harness.post(1, Send([b"a"], None, "later"))
     harness.post(2, Demand(MAIN, 1))
@@ -319,7 +320,7 @@ async def test_a_message_that_is_damaged_stops_the_partition() -> None:
     harness.log.damage(list(harness.log.disk.frames)[-1])
     answers = await harness.do(1, Demand(MAIN, 1), Peek(MAIN, 0, 1))
     assert [type(answer) for answer in answers] == [Failed, Unavailable]
-    assert harness.task.health is Health.FAILED
+    assert harness.task.health is Health.DAMAGED
 
 
 async def test_a_record_of_a_later_release_stops_the_partition() -> None:

@@ -122,10 +122,10 @@ async def test_a_partition_that_has_lost_its_folder_or_its_last_segment_fails_at
         queue = broker.namespace.find("orders")
         assert queue is not None
         async with asyncio.timeout(30):
-            while queue.health()[1] != "failed":  # noqa: ASYNC110 - nobody asks for the partition, so nothing tells
+            while queue.health()[1] != "damaged":  # noqa: ASYNC110 - nobody asks for the partition, so nothing tells
                 await asyncio.sleep(0.01)
         runtime = await broker.namespace.runtime("orders")
-        assert runtime.partitions == ["healthy", "failed", "failed", "healthy"] and runtime.availability == "Limited"
+        assert runtime.partitions == ["healthy", "damaged", "damaged", "healthy"] and runtime.availability == "Limited"
         assert runtime.counts[MAIN].active == 80
         assert isinstance(await ask(queue.router.handles[0], Send([b"\x00Sw\xa0\x01x"], None)), Sent)
         broker.stop()
