@@ -27,16 +27,18 @@ from typing import Any
 from urllib.parse import quote
 
 from broker.check import Report, check_folder
-from broker.partition import records, snapshot
+from broker.partition import records
 from broker.partition.records import Counters, UnreadableRecord
 from broker.partition.salvage import Range, Salvage
+from broker.partition.snapshot import Snapshot
 from storage.catalogue import merge_files
 from storage.check import CATALOGUE_DIRECTORY, Progress, log_folders
+from storage.checkpoints import read_blocks
 from storage.disk import Disk, LocalDisk, close_quietly, make_directories, publish, publish_together
 from storage.errors import StorageError
 from storage.extent import EXTENT_SUFFIX
 from storage.file_store import EXTENTS_DIRECTORIES, LOGS_DIRECTORY, FileLogStore
-from storage.log import Checkpoint, Frame
+from storage.log import Frame
 from storage.partition_index import COPY_NAME, INDEX_NAME
 from storage.survey import Finding, LogFolder, Severity, Survey, frames, survey_files
 
@@ -206,7 +208,8 @@ class Repair:
         """Read what is left of a log. Raises UnreadableRecord, OSError."""
         survey = survey_files(self._disk, folder)
         salvage = Salvage(folder.partition)
-        salvage.begin(survey.checkpoints, survey.start, is_start_known=survey.extent is not None)
+        checkpoints = read_blocks(self._disk, folder.directory, survey.checkpoints)
+        salvage.begin(checkpoints, survey.start, is_start_known=survey.extent is not None)
         expected: int | None = 0 if survey.start == 0 else None
         missing: int | None = 0
         for each in frames(self._disk, survey):
@@ -318,7 +321,9 @@ class Repair:
                     copied += len(relocated.sequence_numbers)
             if copied != messages.count:
                 raise StorageError(f"{folder.directory}: {messages.count - copied} messages could be read once and not a second time")
-            await log.save_checkpoint(Checkpoint(log.end, snapshot.save(messages)))
+            taking = Snapshot(messages).take(log.checkpoint_base)
+            deque(taking.steps(), maxlen=0)
+            await log.save_checkpoint(taking.checkpoint(log.end))
             await log.close()
         finally:
             await store.close()

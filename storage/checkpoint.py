@@ -1,12 +1,12 @@
-"""Checkpoints of a log: the owner's state as of a position, each a file that is there as a whole or not at all.
+"""One checkpoint of a log, byte by byte: the owner's state as of a position, in blocks. Pure, but for reading one.
 
-The two newest are kept: the one before the newest serves if that one is damaged and nothing was trimmed since. All
-numbers are little endian.
+A checkpoint's file holds the blocks that have changed since the checkpoint on which it builds, and a table of all blocks. The
+others stand in the files of earlier checkpoints (`checkpoints.py` says which, and which files are kept). All numbers are little endian.
 
     offset  size  field
          0     8  magic "PbChckpt"
-         8     4  CRC-32C of everything behind
-        12     2  format version, 1
+         8     4  CRC-32C of everything behind, up to the end of the table of blocks
+        12     2  format version, 2
         14     2  partition
         16     4  epoch of the owner
         20     4  1 if sequence and digest are known, else 0
@@ -14,65 +14,102 @@ numbers are little endian.
         32     8  sequence of the frame that stands there, or will
         40    16  digest of the frame before it
         56    16  the log's salt
-        72     8  length of the state in bytes
-        80     …  state
+        72     4  serial: the number of this checkpoint in the log
+        76     4  sections s
+        80     4  files f
+        84     4  blocks b
+        88   32s  sections: name (24 bytes of ASCII, then zeros), version (u32), how many of the blocks are its own (u32)
+         …   16f  files that hold the blocks: serial (u32), zero (u32), size in bytes of the blocks it was written with (u64)
+         …   40b  blocks, section by section: number (u64), position of the checkpoint for which it was written (u64),
+                  serial of the file (u32), size (u32), offset in the file (u64), CRC-32C (u32), zero (u32)
+         …     …  blocks
 
-Its name is `<position>.checkpoint`, in hexadecimal.
+Its name is `<position>-<serial>.checkpoint`, in hexadecimal.
+
+Version 1 had the whole state in one piece. It is read, and never written: its header ends with the length of the state (u64) at 72, the
+state follows, the CRC-32C covers everything behind it, and the name is `<position>.checkpoint`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import structlog
-
-from storage.disk import Disk, publish
+from storage.disk import Disk
 from storage.errors import CorruptRecord, UnknownFormat
-from storage.log import Checkpoint, Position
+from storage.log import Position
 from storage.record import NO_DIGEST, Chain, crc32c
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CHECKPOINT_SUFFIX = ".checkpoint"
-CHECKPOINT_HEADER_BYTES = 80
-CHECKPOINTS_KEPT = 2
+CHECKPOINT_HEADER_BYTES = 88
+SECTION_NAME_BYTES = 24
 
 _MAGIC = b"PbChckpt"
 _HEAD = struct.Struct("<8sI")
-_TAIL = struct.Struct("<HHIIQQ16s16sQ")
+_TAIL = struct.Struct("<HHIIQQ16s16sIIII")
+_SECTION = struct.Struct(f"<{SECTION_NAME_BYTES}sII")
+_FILE = struct.Struct("<IIQ")
+_PLACE = struct.Struct("<QQIIQII")
 assert _HEAD.size + _TAIL.size == CHECKPOINT_HEADER_BYTES
 
-_log = structlog.get_logger()
+_TAIL_V1 = struct.Struct("<HHIIQQ16s16sQ")
+_HEADER_BYTES_V1 = _HEAD.size + _TAIL_V1.size
+_VERSION = struct.Struct("<H")
+_READ_BYTES = 4096
+"""Read at first: all of the tables, if they are small."""
+
+
+class Place(NamedTuple):
+    """Where a block stands."""
+
+    taken: Position
+    """The position of the checkpoint for which it was written."""
+    file: int
+    """The serial of the checkpoint in whose file it stands."""
+    offset: int
+    size: int
+    crc: int
+
+
+@dataclass(slots=True, frozen=True)
+class StoredSection:
+    """A section's blocks, as a checkpoint's table has them."""
+
+    version: int
+    places: Mapping[int, Place]
 
 
 @dataclass(slots=True, frozen=True)
 class StoredCheckpoint:
-    """A checkpoint and what ties it to its log."""
+    """A checkpoint without its blocks, and what ties it to its log."""
 
-    checkpoint: Checkpoint
     chain: Chain
     """The place in the log at which it was taken; its digest is None if that was not known any more."""
     epoch: int
     partition: int
     salt: bytes
+    serial: int
+    sections: Mapping[str, StoredSection]
+    files: Mapping[int, int]
+    """The serials of the files in which its blocks stand, with the bytes of blocks that each was written with."""
+    is_whole_state: bool = False
+    """It is of version 1: one block of one section without a name, in its own file."""
 
+    @property
+    def position(self) -> Position:
+        """Where a replay goes on."""
+        return self.chain.position
 
-def write_checkpoint(disk: Disk, directory: Path, stored: StoredCheckpoint) -> None:
-    """Keep it durably, and of the older ones the newest. Raises DiskFull, CommitFailed; the older ones stay then."""
-    chain, state = stored.chain, stored.checkpoint.state
-    before = chain.before if chain.before is not None else NO_DIGEST
-    known = chain.before is not None
-    tail = _TAIL.pack(
-        FORMAT_VERSION, stored.partition, stored.epoch, known, chain.position, chain.sequence, before, stored.salt, len(state)
-    )  # fmt: skip
-    rest = tail + state
-    fd = publish(disk, directory / f"{chain.position:016x}{CHECKPOINT_SUFFIX}", [_HEAD.pack(_MAGIC, crc32c(rest)), rest])
-    with contextlib.suppress(OSError):  # what stays behind is removed after the next one
-        disk.close(fd)
-        for path in checkpoint_paths(directory, disk.names(directory))[CHECKPOINTS_KEPT:]:
-            disk.remove(path)
+    @property
+    def name(self) -> str:
+        """Its file's name."""
+        if self.is_whole_state:
+            return f"{self.position:016x}{CHECKPOINT_SUFFIX}"
+        return f"{self.position:016x}-{self.serial:08x}{CHECKPOINT_SUFFIX}"
 
 
 def checkpoint_paths(directory: Path, names: list[str]) -> list[Path]:
@@ -80,45 +117,93 @@ def checkpoint_paths(directory: Path, names: list[str]) -> list[Path]:
     return [directory / name for name in sorted(names, reverse=True) if name.endswith(CHECKPOINT_SUFFIX)]
 
 
-def newest_checkpoint(disk: Disk, paths: list[Path], salt: bytes, start: Position) -> StoredCheckpoint | None:
-    """The newest whole one of these, given the log's salt and where it starts; None if the log is to be read from there.
-
-    Raises CorruptRecord if the log was trimmed and no whole checkpoint says what stood before; OSError.
-    """
-    damage: CorruptRecord | None = None
-    for path in paths:
-        try:
-            stored = read_checkpoint(disk, path, salt)
-        except CorruptRecord as error:
-            _log.error("checkpoint.damaged", path=error.path, position=error.position, why=error.why)
-            damage = damage or error
-            continue
-        if stored.checkpoint.position >= start:
-            return stored
-        damage = damage or CorruptRecord(str(path), 0, f"the log was trimmed up to {start} since")
-    if start == 0:
+def serial_of(path: Path) -> int | None:
+    """The serial in a checkpoint file's name; None in one of version 1."""
+    _, dash, serial = path.name.removesuffix(CHECKPOINT_SUFFIX).partition("-")
+    try:
+        return int(serial, 16) if dash else None
+    except ValueError:
         return None
-    if damage is not None:
-        raise damage
-    raise CorruptRecord(str(paths[0].parent if paths else "log"), start, "the log was trimmed, and its checkpoint is missing")
+
+
+def table_bytes(sections: int, files: int, blocks: int) -> int:
+    """The size of a checkpoint's header and tables: where its own blocks begin."""
+    return CHECKPOINT_HEADER_BYTES + _SECTION.size * sections + _FILE.size * files + _PLACE.size * blocks
+
+
+def encode_tables(stored: StoredCheckpoint) -> bytes:
+    """The header and the tables of a checkpoint: what stands in front of its blocks."""
+    chain = stored.chain
+    before, known = (NO_DIGEST, 0) if chain.before is None else (chain.before, 1)
+    blocks = sum(len(section.places) for section in stored.sections.values())
+    parts = [
+        _TAIL.pack(
+            FORMAT_VERSION, stored.partition, stored.epoch, known, chain.position, chain.sequence, before, stored.salt,
+            stored.serial, len(stored.sections), len(stored.files), blocks,
+        )
+    ]  # fmt: skip
+    parts += [_SECTION.pack(name.encode("ascii"), section.version, len(section.places)) for name, section in stored.sections.items()]
+    parts += [_FILE.pack(serial, 0, size) for serial, size in stored.files.items()]
+    pack = _PLACE.pack
+    for section in stored.sections.values():
+        parts += [pack(number, at.taken, at.file, at.size, at.offset, at.crc, 0) for number, at in section.places.items()]
+    rest = b"".join(parts)
+    return _HEAD.pack(_MAGIC, crc32c(rest)) + rest
 
 
 def read_checkpoint(disk: Disk, path: Path, salt: bytes) -> StoredCheckpoint:
-    """The checkpoint in a file of the log with this salt. Raises CorruptRecord, UnknownFormat, OSError."""
+    """A checkpoint's header and tables, checked; of version 1 the state too. Raises CorruptRecord, UnknownFormat, OSError."""
     fd = disk.open_read(path)
     try:
-        data = disk.read(fd, disk.size(fd), 0)
+        size = disk.size(fd)
+        head = disk.read(fd, _READ_BYTES, 0)
+        if len(head) < _HEADER_BYTES_V1:
+            raise CorruptRecord(str(path), size, "the checkpoint is cut off")
+        (version,) = _VERSION.unpack_from(head, _HEAD.size)
+        length = size
+        if version == FORMAT_VERSION and len(head) >= CHECKPOINT_HEADER_BYTES:
+            length = min(size, table_bytes(*_TAIL.unpack_from(head, _HEAD.size)[-3:]))
+        data = head + disk.read(fd, length - len(head), len(head)) if length > len(head) else head[:length]
     finally:
         disk.close(fd)
-    if len(data) < CHECKPOINT_HEADER_BYTES:
-        raise CorruptRecord(str(path), len(data), "the checkpoint is cut off")
     magic, crc = _HEAD.unpack_from(data)
     if magic != _MAGIC or crc != crc32c(data[_HEAD.size :]):
         raise CorruptRecord(str(path), 0, "the checkpoint's checksum does not match")
-    version, partition, epoch, known, position, sequence, before, its_salt, length = _TAIL.unpack_from(data, _HEAD.size)
-    if version != FORMAT_VERSION:
-        raise UnknownFormat(f"{path}: checkpoint format version {version} is not known, only {FORMAT_VERSION}")
-    if its_salt != salt or length != len(data) - CHECKPOINT_HEADER_BYTES:
+    if version == 1:
+        stored = _decode_v1(data, path)
+    elif version == FORMAT_VERSION:
+        stored = _decode(data)
+    else:
+        raise UnknownFormat(f"{path}: checkpoint format version {version} is not known, only 1 to {FORMAT_VERSION}")
+    if stored.salt != salt or stored.name != path.name:
         raise CorruptRecord(str(path), 0, "the checkpoint belongs to another log")
+    return stored
+
+
+def _decode(data: bytes) -> StoredCheckpoint:
+    """Decode tables whose checksum was verified."""
+    _, partition, epoch, known, position, sequence, before, salt, serial, section_count, file_count, _ = _TAIL.unpack_from(data, _HEAD.size)
+    files_at = CHECKPOINT_HEADER_BYTES + _SECTION.size * section_count
+    places_at = files_at + _FILE.size * file_count
+    files = {file: size for file, _, size in _FILE.iter_unpack(data[files_at:places_at])}
+    sections: dict[str, StoredSection] = {}
+    for name, version, count in _SECTION.iter_unpack(data[CHECKPOINT_HEADER_BYTES:files_at]):
+        end = places_at + _PLACE.size * count
+        places = {
+            number: Place(Position(taken), file, offset, size, crc)
+            for number, taken, file, size, offset, crc, _ in _PLACE.iter_unpack(data[places_at:end])
+        }
+        sections[name.rstrip(b"\0").decode("ascii")] = StoredSection(version, places)
+        places_at = end
     chain = Chain(Position(position), sequence, before if known else None)
-    return StoredCheckpoint(Checkpoint(Position(position), data[CHECKPOINT_HEADER_BYTES:]), chain, epoch, partition, its_salt)
+    return StoredCheckpoint(chain, epoch, partition, salt, serial, sections, files)
+
+
+def _decode_v1(data: bytes, path: Path) -> StoredCheckpoint:
+    _, partition, epoch, known, position, sequence, before, salt, length = _TAIL_V1.unpack_from(data, _HEAD.size)
+    if length != len(data) - _HEADER_BYTES_V1:
+        raise CorruptRecord(str(path), 0, "the checkpoint is not as long as it says")
+    place = Place(Position(position), 0, _HEADER_BYTES_V1, length, crc32c(data[_HEADER_BYTES_V1:]))
+    chain = Chain(Position(position), sequence, before if known else None)
+    sections = {"": StoredSection(1, {0: place})}
+    return StoredCheckpoint(chain, epoch, partition, salt, 0, sections, {}, is_whole_state=True)

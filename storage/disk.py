@@ -223,6 +223,13 @@ class LocalDisk:
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[bytes], offset: int) -> None:
     """Write every byte of the buffers at `offset`; a short write goes on where it stopped. Raises OSError."""
+    for first in range(0, len(buffers), _IOV_MAX):
+        some = buffers[first : first + _IOV_MAX]
+        _write_some(disk, fd, some, offset)
+        offset += sum(map(len, some))
+
+
+def _write_some(disk: Disk, fd: int, buffers: Sequence[bytes], offset: int) -> None:
     length = sum(map(len, buffers))
     written = disk.write(fd, buffers, offset)
     if written == length:

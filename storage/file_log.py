@@ -26,7 +26,7 @@ from typing import Literal
 
 import structlog
 
-from storage.checkpoint import StoredCheckpoint, checkpoint_paths, newest_checkpoint, write_checkpoint
+from storage.checkpoints import Origin
 from storage.committer import ENDED, NEEDS_THREAD, Committer
 from storage.disk import Disk, disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
@@ -123,6 +123,15 @@ class FileLog:
     @property
     def trim_points(self) -> Sequence[Position]:
         return [segment.base for segment in self._known().segments[1:]]
+
+    @property
+    def checkpoints(self) -> Sequence[Position]:
+        return self._known().checkpoints.positions
+
+    @property
+    def checkpoint_base(self) -> Position | None:
+        base = self._known().checkpoints.base
+        return base.position if base is not None else None
 
     @property
     def is_full(self) -> bool:
@@ -410,18 +419,13 @@ class FileLog:
     # --- checkpoints and trimming ---
 
     async def load_checkpoint(self) -> Checkpoint | None:
-        opened, shared = self._open(), self._shared
-        first = opened.segments[0]
-
-        def load() -> StoredCheckpoint | None:
-            paths = checkpoint_paths(self._directory, shared.disk.names(self._directory))
-            return newest_checkpoint(shared.disk, paths, first.header.salt, first.base)
-
-        try:
-            stored = await asyncio.get_running_loop().run_in_executor(shared.executor, load)
-        except OSError as error:
-            raise disk_error(error, self._directory) from error
-        return stored.checkpoint if stored else None
+        async with self._housekeeping:
+            opened, shared = self._open(), self._shared
+            checkpoints, start = opened.checkpoints, opened.segments[0].base
+            try:
+                return await run_to_end(shared.executor, lambda: checkpoints.load(shared.disk, start), self._under_way)
+            except OSError as error:
+                raise disk_error(error, self._directory) from error
 
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         async with self._housekeeping:
@@ -431,16 +435,15 @@ class FileLog:
             if opened.durable < checkpoint.position:
                 await self.sync()  # a checkpoint never stands behind the end of what is durable
                 self._open()
-            salt = opened.segments[0].header.salt
-            stored = StoredCheckpoint(checkpoint, chain, opened.epoch, self._partition, salt)
+            checkpoints = opened.checkpoints
+            origin = Origin(chain, opened.epoch, self._partition, opened.segments[0].header.salt)
 
             def save() -> None:
                 try:
-                    write_checkpoint(shared.disk, self._directory, stored)
+                    checkpoints.save(shared.disk, checkpoint, origin)
                 except DiskFull:
                     shared.reserve.release()  # without a checkpoint no segment is ever given back (durability rule 6)
-                    write_checkpoint(shared.disk, self._directory, stored)
-                opened.checkpoint_position = checkpoint.position
+                    checkpoints.save(shared.disk, checkpoint, origin)
                 self._extent.checkpointed(checkpoint.position, opened.durable)
 
             try:
@@ -460,9 +463,10 @@ class FileLog:
     async def trim(self, position: Position) -> None:
         async with self._housekeeping:
             opened, shared = self._open(), self._shared
-            if opened.checkpoint_position is None:
+            trim_limit = opened.checkpoints.trim_limit
+            if trim_limit is None:
                 return
-            limit = min(position, opened.checkpoint_position)
+            limit = min(position, trim_limit)
             if limit >= opened.tail.position and opened.active.used >= DEAD_BYTES_MIN:
                 await self._roll(limit)
             while len(opened.segments) > 1 and opened.segments[1].base <= limit:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
 Position = NewType("Position", int)
@@ -90,11 +90,25 @@ class Frame:
 
 
 @dataclass(slots=True, frozen=True)
+class Section:
+    """One part of an owner's state, in blocks that are written apart from each other."""
+
+    name: str
+    """At most 24 bytes of ASCII; empty for the whole state in a checkpoint of format version 1."""
+    version: int
+    """Of the blocks' format, the owner's."""
+    blocks: Mapping[int, bytes]
+    """Each block's content by its number. To `save_checkpoint`: those that have changed, empty if there is no such block any more."""
+    taken: Mapping[int, Position] = field(default_factory=dict, compare=False)
+    """From `load_checkpoint`: the position of the checkpoint for which each block was written. It did not change between then and now."""
+
+
+@dataclass(slots=True, frozen=True)
 class Checkpoint:
     """The owner's state as of a position: replay goes on from there."""
 
     position: Position
-    state: bytes
+    sections: tuple[Section, ...]
 
 
 class Log(Protocol):
@@ -118,6 +132,17 @@ class Log(Protocol):
         What a few live records keep in front of the first one can be appended again, and then trimmed (compaction).
         """
 
+    @property
+    def checkpoints(self) -> Sequence[Position]:
+        """Where the checkpoints that can be used stand, newest first: at most two. The log can be trimmed up to the second."""
+
+    @property
+    def checkpoint_base(self) -> Position | None:
+        """The checkpoint on which the next one builds: it needs the blocks that were changed by frames from this position on.
+
+        None if it needs all blocks: there are not two checkpoints, or one of them is damaged or of an earlier format.
+        """
+
     async def claim(self, epoch: int | None = None) -> int:
         """Open the log and become its owner; gives the epoch, higher than any before (epoch given: that one).
 
@@ -126,7 +151,10 @@ class Log(Protocol):
         """
 
     async def load_checkpoint(self) -> Checkpoint | None:
-        """The newest whole checkpoint, or None."""
+        """The newest whole checkpoint, with all its blocks, or None. A damaged one is reported, and does not count from then on.
+
+        Raises CorruptRecord if the log was trimmed and no whole checkpoint is left, DiskFailed.
+        """
 
     def replay(self, since: Position) -> AsyncIterator[Frame]:
         """Every frame from `since` (a frame's position, or `end`) on, in order, verified. Raises CorruptRecord, DiskFailed."""
@@ -162,7 +190,10 @@ class Log(Protocol):
         """The frames that stand at these positions, in the order asked for, verified. Raises CorruptRecord, DiskFailed."""
 
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Keep the checkpoint durably in place of the one before. Raises StorageError; the old one stays then."""
+        """Keep the checkpoint durably, in place of the older one of two. It holds what has changed since `checkpoint_base`.
+
+        All that is not given is as it was. Raises StorageError; both checkpoints stay then, or the damaged one does not count any more.
+        """
 
     async def roll(self) -> None:
         """Make `end` a trim point, unless nothing was appended since the last one. Raises as `append`."""
@@ -170,7 +201,7 @@ class Log(Protocol):
     async def trim(self, position: Position) -> None:
         """Nothing below `position` will be read again: what lies below the last trim point up to it is given back.
 
-        What a replay from the newest checkpoint would read is kept in any case.
+        What a replay from the older of two checkpoints would read is kept in any case, and everything while there are not two.
         """
 
     def fence(self) -> None:

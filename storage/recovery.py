@@ -23,7 +23,8 @@ from pathlib import Path
 
 import structlog
 
-from storage.checkpoint import StoredCheckpoint, checkpoint_paths, newest_checkpoint
+from storage.checkpoint import StoredCheckpoint, checkpoint_paths
+from storage.checkpoints import Checkpoints
 from storage.disk import TEMPORARY_SUFFIX, Disk
 from storage.errors import CorruptRecord, Fenced, RecordsMissing
 from storage.extent import Extent
@@ -60,8 +61,7 @@ class OpenLog:
     durable: Position
     """Everything below is on stable storage."""
     epoch: int
-    checkpoint_position: Position | None
-    """The newest checkpoint's."""
+    checkpoints: Checkpoints
     segment_bytes_max: int = 0
     """The active segment is not filled beyond this, but for a single larger frame."""
     strays: list[Path] = field(default_factory=list)
@@ -102,23 +102,22 @@ def claim_log(
     checkpoints = checkpoint_paths(directory, names)
     if segments:
         codec = FrameCodec(segments[0].header.salt, partition)
-        checkpoint = newest_checkpoint(disk, checkpoints, segments[0].header.salt, segments[0].base)
-        if known is not None and known.checkpoint is not None and (checkpoint is None or checkpoint.chain.position < known.checkpoint):
-            found = checkpoint.chain.position if checkpoint else None
+        kept = Checkpoints.find(disk, directory, names, segments[0].header.salt, segments[0].base)
+        checkpoint = kept.newest
+        if known is not None and known.checkpoint is not None and (checkpoint is None or checkpoint.position < known.checkpoint):
+            found = checkpoint.position if checkpoint else None
             _log.error("checkpoint.missing", directory=str(directory), expected=known.checkpoint, found=found)
         tail = _find_tail(disk, segments[-1], codec, checkpoint, known.durable if known else Position(0))
         epoch = _next_epoch(directory, tail.epoch, epoch)
         active, end = _begin_segment(disk, directory, segments, codec, tail.chain, tail.durable, epoch, rewritten_bytes_max)
-        checkpoint_position = checkpoint.checkpoint.position if checkpoint else None
-        log = OpenLog(directory, segments, active, codec, end, end.position, epoch, checkpoint_position)
+        log = OpenLog(directory, segments, active, codec, end, end.position, epoch, kept)
     elif checkpoints:
         raise CorruptRecord(str(checkpoints[0]), 0, "there is a checkpoint but no segment")
     else:
         header = SegmentHeader(entity, partition, _next_epoch(directory, 0, epoch), salt, CHAIN_START)
         active = ActiveSegment.begin(disk, directory, header)
-        log = OpenLog(
-            directory, [active.segment], active, FrameCodec(salt, partition), CHAIN_START, CHAIN_START.position, header.epoch, None
-        )  # fmt: skip
+        codec, none = FrameCodec(salt, partition), Checkpoints(directory)
+        log = OpenLog(directory, [active.segment], active, codec, CHAIN_START, CHAIN_START.position, header.epoch, none)
     return log
 
 
@@ -137,10 +136,9 @@ def reclaim_log(disk: Disk, log: OpenLog, epoch: int | None, rewritten_bytes_max
 
 def extent_of(log: OpenLog) -> Extent:
     """The extent of a log that was just claimed."""
-    last = log.active.segment
-    return Extent(
-        log.segments[0].base, last.base, last.header.epoch, log.durable, log.checkpoint_position, len(log.segments), last.header.salt
-    )  # fmt: skip
+    last, newest = log.active.segment, log.checkpoints.newest
+    checkpoint = newest.position if newest else None
+    return Extent(log.segments[0].base, last.base, last.header.epoch, log.durable, checkpoint, len(log.segments), last.header.salt)
 
 
 def clear_up(disk: Disk, log: OpenLog) -> None:
@@ -227,7 +225,7 @@ def _find_tail(disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredC
     try:
         size = disk.size(fd)
         if checkpoint is not None:
-            taken_at = checkpoint.chain.position
+            taken_at = checkpoint.position
             witness = max(witness, taken_at)
             epoch = max(epoch, checkpoint.epoch)
             if checkpoint.chain.before is not None and last.base <= taken_at <= last.position_at(size):

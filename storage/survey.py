@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage.checkpoint import StoredCheckpoint, checkpoint_paths, read_checkpoint
+from storage.checkpoints import CHECKPOINTS_KEPT, check_blocks
 from storage.disk import Disk, close_quietly
 from storage.errors import CorruptRecord, UnknownFormat
 from storage.extent import SLOT_BYTES, Extent, ExtentFile
@@ -205,9 +206,14 @@ def _choose_segments(survey: Survey, headers: dict[str, tuple[SegmentHeader | No
 def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes | None) -> None:
     damaged: list[tuple[Path, int, str]] = []
     start = survey.start
-    for path in checkpoint_paths(survey.folder.directory, names):
+    # The files of checkpoints that were replaced hold blocks of the two that are kept. Nothing reads their own tables.
+    paths = checkpoint_paths(survey.folder.directory, names)
+    known = survey.extent.checkpoint if survey.extent else None
+    newest_is_missing = known is not None and (not paths or paths[0].name < f"{known:016x}")
+    for path in paths[: CHECKPOINTS_KEPT - newest_is_missing]:
         try:
             stored = read_checkpoint(disk, path, salt or b"")
+            blocks = list(check_blocks(disk, survey.folder.directory, stored))
         except CorruptRecord as error:
             damaged.append((path, error.position, error.why))
         except UnknownFormat as error:
@@ -219,12 +225,12 @@ def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes 
             damaged.append((path, 0, f"it cannot be read: {error.strerror}"))
         else:
             survey.epoch = max(survey.epoch, stored.epoch)
-            if stored.checkpoint.position >= start:
+            damaged += [(Path(error.path), error.position, error.why) for error in blocks]
+            if not blocks and stored.position >= start:
                 survey.checkpoints.append(stored)
-    known = survey.extent.checkpoint if survey.extent else None
-    newest = survey.checkpoints[0].checkpoint.position if survey.checkpoints else None
+    newest = survey.checkpoints[0].position if survey.checkpoints else None
     if known is not None and (newest is None or newest < known) and not damaged and survey.segments:
-        path = survey.folder.directory / f"{known:016x}.checkpoint"
+        path = survey.folder.directory / f"{known:016x}-*.checkpoint"
         damaged.append((path, 0, "the newest checkpoint is missing"))
     severity = Severity.SPARE if survey.checkpoints or start == 0 else Severity.UNUSABLE
     if not damaged and severity is Severity.UNUSABLE and survey.segments:

@@ -23,6 +23,7 @@ from broker.entities import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, TRANSFER_
 from broker.errors import Reason, Refused
 from broker.operations import PARTITION_SHIFT
 from broker.partition import records
+from broker.partition.blocks import Blocks
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Counters, Enqueued, Mark, Relocated, UnreadableRecord
@@ -46,8 +47,14 @@ class Messages:
         self.main = Subqueue(0, MAIN)
         self._tick_ms = tick_ms
         self.subqueues = [self.main, *(Subqueue(index, name) for index, name in enumerate(SUBQUEUES) if index)]
-        self.next_number = number << PARTITION_SHIFT | 1
+        self.first_number = number << PARTITION_SHIFT
+        """Below all sequence numbers of the partition: its own bits."""
+        self.next_number = self.first_number | 1
         """The sequence number that the next message gets."""
+        self.position = Position(0)
+        """Where the frame stands whose records are being applied. Whoever applies some sets it before."""
+        self.blocks = Blocks()
+        """Which messages' durable state has changed in which frame."""
         self.latest_enqueued_ms = 0
         self.payloads = payloads.share()
         self._by_name = {subqueue.name: subqueue for subqueue in self.subqueues}
@@ -141,6 +148,7 @@ class Messages:
         assert first >= self.next_number, "sequence numbers never come back"
         size = sum(sizes)
         keep = messages is not None and self.payloads.take(size)
+        self.blocks.touch_run(0, first, count, position)
         frame = self._frame_at(position)
         frame.live += count
         numbers = range(first, first + count)
@@ -178,6 +186,7 @@ class Messages:
     def apply_mark(self, mark: Mark) -> None:
         """One thing that happens to some messages of a subqueue; none of them is locked."""
         subqueue = self.subqueues[mark.subqueue]
+        self.blocks.touch(mark.subqueue, mark.sequence_numbers, self.position)
         if mark.kind == records.REMOVED:
             self.forget(subqueue.remove(mark.sequence_numbers))
             return
@@ -191,6 +200,7 @@ class Messages:
             subqueue.defer(references)
         elif mark.kind == records.MOVED:
             target = self.subqueues[mark.target]
+            self.blocks.touch(mark.target, mark.sequence_numbers, self.position)
             for reference in subqueue.remove(mark.sequence_numbers):
                 reference.state = READY
                 target.insert(reference)
@@ -207,6 +217,7 @@ class Messages:
         offset = relocated.messages_offset
         for number, enqueued_ms, expires_ms, size, deliveries, subqueue_number, state, changed in zip(*relocated[:-1], strict=True):
             subqueue = self.subqueues[subqueue_number]
+            self.blocks.touch(subqueue_number, (number,), position)
             reference = subqueue.references.get(number)
             if reference is None:
                 reference = Reference(number, frame, offset, size, enqueued_ms, expires_ms or None)
@@ -264,6 +275,7 @@ class Messages:
     def replay_steps(self, frames: Iterable[Frame]) -> Iterator[int]:
         """Apply all records of some frames, in steps of REPLAYED_AT_ONCE messages at most. Raises UnreadableRecord."""
         for frame in frames:
+            self.position = frame.position
             for record in frame.records():
                 match record.kind:
                     case records.ENQUEUED:
@@ -397,6 +409,7 @@ class Messages:
         in_memory = 0
         for subqueue in self.subqueues:
             subqueue.check()
+            self.blocks.check(subqueue.number, subqueue.references)
             for reference in subqueue.references.values():
                 assert reference.state in (READY, DEFERRED) and reference.sequence_number < self.next_number
                 assert len(reference.payload) in (0, reference.size)

@@ -113,6 +113,14 @@ class PatientLog:
     def trim_points(self) -> Sequence[Position]:
         return self._log.trim_points
 
+    @property
+    def checkpoints(self) -> Sequence[Position]:
+        return self._log.checkpoints
+
+    @property
+    def checkpoint_base(self) -> Position | None:
+        return self._log.checkpoint_base
+
     async def claim(self, epoch: int | None = None) -> int:
         with self._patience:
             return await self._log.claim(epoch)

@@ -13,17 +13,18 @@ Settlements in a gap are forgotten: the messages come again.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker.partition import records, snapshot
+from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Mark, Relocated, UnreadableRecord
+from broker.partition.snapshot import Snapshot
 from broker.partition.subqueue import Reference, Subqueue
-from storage.checkpoint import StoredCheckpoint
-from storage.log import Frame, Position, Record
+from storage.log import Checkpoint, Frame, Position, Record
 from storage.survey import Gap
 
 UNSEEN_NUMBERS = 1 << 32
@@ -68,18 +69,18 @@ class Salvage:
     def __post_init__(self) -> None:
         self.messages = Messages(self.number, PayloadBudget(0, 0), tick_ms=20)
 
-    def begin(self, checkpoints: Iterable[StoredCheckpoint], start: Position, *, is_start_known: bool) -> None:
+    def begin(self, checkpoints: Iterable[Checkpoint], start: Position, *, is_start_known: bool) -> None:
         """Take the first of these checkpoints that can be read. `start`: where the log begins; known if the log's extent says so."""
         self.start = start
         self.trimmed_to = start if is_start_known else None
         self._numbers_known = start == 0
-        for stored in checkpoints:
+        for checkpoint in checkpoints:
             try:
-                snapshot.load(self.messages, stored.checkpoint.state)
+                deque(Snapshot(self.messages).load_steps(checkpoint), maxlen=0)
             except UnreadableRecord:
                 self.__post_init__()
                 continue
-            self.since = stored.checkpoint.position
+            self.since = checkpoint.position
             self._numbers_known = True
             return
 
@@ -96,6 +97,7 @@ class Salvage:
         self.end = frame.position + len(frame.data)
         if self.since is not None and frame.position < self.since:
             return
+        self.messages.position = frame.position
         for record in frame.records():
             self._apply(frame.position, record)
 

@@ -1,135 +1,302 @@
-"""A checkpoint's bytes: all references of a partition, column by column. Encodes and decodes; pure.
+"""What a partition puts into its checkpoints: sections, each in blocks of its own. Encodes and decodes; pure.
 
-Tables as in `records.py`, little endian. The checkpoint stands for all records below its position in the log; what was
-enqueued is read back from the frames.
+A *section* is one kind of durable state. It knows which of its blocks have changed since a position in the log (`changed_since`), brings
+blocks into bytes and back, and says from which position on it needs the log in any case (`needed_from`). The log is trimmed up to the
+lowest of these positions, and never above the older of two checkpoints. So the records of what a section keeps in its blocks may leave the
+log once two checkpoints hold it. Whoever adds durable state adds a section to `Snapshot`; nothing in `storage/` or `upkeep.py` changes.
 
-    offset  size  field
-         0     4  magic "PbS1"
-         4     4  frames f
-         8     8  next sequence number
-        16     8  latest enqueued time
-        24     4  subqueues
-        28     4  zero
-        32    8f  positions of the frames that hold messages, ascending
-    then for each subqueue:
-         0     4  messages n
-         4     4  messages with changed properties c
-         8    8n  sequence numbers, ascending
-         …    8n  enqueued at
-         …    8n  expiries, 0 for never
-         …    4n  frames, by their place in the table above
-         …    4n  offsets in the frame
-         …    4n  sizes
-         …    4n  delivery counts
-         …    2n  states
-         …    4c  which messages have changed properties, by their place
-         …    4c  sizes of the changed properties
-         …     …  changed properties, one after the other
+    section      blocks                                               needs the log from
+    "counters"   one: next sequence number, latest enqueued time      nowhere
+    "messages"   the messages of each subqueue, by runs of 1,024      the oldest frame that holds a message: bodies are in the log
+                 sequence numbers (`blocks.py`)
+
+Tables as in `records.py`, little endian.
+
+    counters, version 1                          messages, version 1
+    offset  size  field                          offset  size  field
+         0     8  next sequence number                0     2  messages n
+         8     8  latest enqueued time                2     2  flags: 1 = expiries, 2 = delivery counts, 4 = states follow
+                                                      4     2  frames f
+                                                      6     2  messages with changed properties c
+                                                      8    8f  positions of the frames that hold the messages
+                                                      …    8n  enqueued at
+                                                      …    8n  expiries, 0 for never
+                                                      …    4n  offsets in the frame
+                                                      …    4n  sizes
+                                                      …    4n  delivery counts
+                                                      …    4c  sizes of the changed properties
+                                                      …    2n  sequence numbers, as places in the block, ascending
+                                                      …    2n  frames, by their place in the table above
+                                                      …    2n  states
+                                                      …    2c  which messages have changed properties, by their place in these tables
+                                                      …     …  changed properties, one after the other
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
+from typing import Protocol
 
+from broker.partition import snapshot_v1
+from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table, table
-from broker.partition.subqueue import Reference, StoredFrame, Subqueue
-from storage.log import Position
+from broker.partition.subqueue import Reference, StoredFrame
+from storage.log import Checkpoint, Position
+from storage.log import Section as StoredSection
 
-_MAGIC = b"PbS1"
-_HEAD = struct.Struct("<4sIQQII")
-_SUBQUEUE = struct.Struct("<II")
-
-
-def save(messages: Messages) -> bytes:
-    """The durable state of a partition as bytes."""
-    frames = messages.live_frames()
-    places = {frame: place for place, frame in enumerate(frames)}
-    parts = [
-        _HEAD.pack(_MAGIC, len(frames), messages.next_number, messages.latest_enqueued_ms, len(messages.subqueues), 0),
-        table("Q", (frame.position for frame in frames)),
-    ]
-    for subqueue in messages.subqueues:
-        parts += _save_subqueue(subqueue, places)
-    return b"".join(parts)
+_COUNTERS = struct.Struct("<QQ")
+_MESSAGES = struct.Struct("<HHHH")
+_HAS_EXPIRIES, _HAS_DELIVERY_COUNTS, _HAS_STATES = 1, 2, 4
+_ROW_BYTES_MAX = 3 * 8 + 3 * 4 + 3 * 2
+"""What a message takes at most: a row of each table, and a frame of its own."""
+_TABLE_ROW_BYTES = 40
+"""What a block takes in the table of all blocks."""
 
 
-def _save_subqueue(subqueue: Subqueue, places: dict[StoredFrame, int]) -> list[bytes]:
-    references = sorted(subqueue.references.values(), key=lambda reference: reference.sequence_number)
-    changed = [(place, reference.changed) for place, reference in enumerate(references) if reference.changed is not None]
-    return [
-        _SUBQUEUE.pack(len(references), len(changed)),
-        table("Q", [reference.sequence_number for reference in references]),
-        table("Q", [reference.enqueued_at_ms for reference in references]),
-        table("Q", [reference.expires_at_ms or 0 for reference in references]),
-        table("I", [places[reference.frame] for reference in references]),
-        table("I", [reference.offset for reference in references]),
-        table("I", [reference.size for reference in references]),
-        table("I", [reference.delivery_count for reference in references]),
-        table("H", [reference.state for reference in references]),
-        table("I", [place for place, _ in changed]),
-        table("I", [len(each) for _, each in changed]),
-        *(each for _, each in changed),
-    ]
+class Section(Protocol):
+    """One kind of durable state in the checkpoint."""
+
+    name: str
+    version: int
+    """Of the blocks' format. A release reads the versions that it knows, and writes one."""
+
+    def changed_since(self, base: Position | None) -> Sequence[int]:
+        """The numbers of the blocks that frames from `base` on have changed or removed; of all blocks for None."""
+
+    def encode(self, block: int) -> bytes:
+        """A block as it is now; empty if there is nothing in it any more."""
+
+    def decode(self, block: int, data: bytes) -> None:
+        """Bring a block back. Raises UnreadableRecord."""
+
+    def decoded(self, taken: Mapping[int, Position]) -> None:
+        """All blocks are back; each was written for a checkpoint at this position, and had not changed when this one was taken."""
+
+    def saved(self, gone: Sequence[int]) -> None:
+        """A checkpoint is durable in which these blocks are no more."""
+
+    def cost(self, base: Position | None) -> int:
+        """About how many bytes a checkpoint takes that builds on `base`; not less than it does."""
+
+    def needed_from(self) -> Position | None:
+        """The lowest position in the log that this section needs, whatever the checkpoints hold; None if it needs none."""
 
 
-def load(messages: Messages, state: bytes) -> None:
-    """Bring back the durable state into fresh `Messages`; `finish_replay` has to follow. Raises UnreadableRecord."""
-    view = memoryview(state)
-    if len(view) < _HEAD.size or view[:4] != _MAGIC:
-        raise UnreadableRecord("a checkpoint does not begin as one of this release")
-    _, frame_count, messages.next_number, messages.latest_enqueued_ms, subqueue_count, _ = _HEAD.unpack_from(view)
-    if subqueue_count > len(messages.subqueues):
-        raise UnreadableRecord(f"a checkpoint holds {subqueue_count} subqueues, this release knows {len(messages.subqueues)}")
-    positions, end = read_table("Q", view, _HEAD.size, frame_count)
-    frames = [StoredFrame(Position(position)) for position in positions]
-    for subqueue in messages.subqueues[:subqueue_count]:
-        end = _load_subqueue(subqueue, frames, view, end)
-    if end != len(view):
-        raise UnreadableRecord(f"a checkpoint has {len(view)} bytes, its tables speak of {end}")
-    messages.adopt_frames(frames)
+class Taking:
+    """A snapshot while it is taken, a block at a time. Nothing may be applied to the state before its end."""
+
+    def __init__(self, changed: Sequence[tuple[Section, Sequence[int]]]) -> None:
+        """`changed`: the blocks to be taken."""
+        self._changed = changed
+        self._blocks: list[dict[int, bytes]] = [{} for _ in changed]
+
+    def steps(self) -> Iterator[None]:
+        """Take it. A step is about half a millisecond."""
+        for (section, numbers), blocks in zip(self._changed, self._blocks, strict=True):
+            for number in numbers:
+                blocks[number] = section.encode(number)
+                yield
+
+    def checkpoint(self, position: Position) -> Checkpoint:
+        """What was taken, as of the log's end."""
+        taken = zip(self._changed, self._blocks, strict=True)
+        return Checkpoint(position, tuple(StoredSection(section.name, section.version, blocks) for (section, _), blocks in taken))
 
 
-def _load_subqueue(subqueue: Subqueue, frames: list[StoredFrame], view: memoryview, end: int) -> int:
-    if end + _SUBQUEUE.size > len(view):
-        raise UnreadableRecord(f"a checkpoint ends at byte {len(view)}, before its subqueue {subqueue.number}")
-    count, changed_count = _SUBQUEUE.unpack_from(view, end)
-    numbers, end = read_table("Q", view, end + _SUBQUEUE.size, count)
-    enqueued, end = read_table("Q", view, end, count)
-    expiries, end = read_table("Q", view, end, count)
-    places, end = read_table("I", view, end, count)
-    offsets, end = read_table("I", view, end, count)
-    sizes, end = read_table("I", view, end, count)
-    deliveries, end = read_table("I", view, end, count)
-    states, end = read_table("H", view, end, count)
-    changed_places, end = read_table("I", view, end, changed_count)
-    changed_sizes, end = read_table("I", view, end, changed_count)
-    # Equal times and sizes become one object each: a table makes one per message.
-    shared: dict[int, int] = {}
-    share = shared.setdefault
-    expiry_column = [share(each, each) or None for each in expiries] if any(expiries) else repeat(None, count)
-    references = list(
-        map(
-            Reference,
-            numbers,
-            map(frames.__getitem__, places),
-            offsets,
-            map(share, sizes, sizes),
-            map(share, enqueued, enqueued),
-            expiry_column,
+class Snapshot:
+    """The sections of one partition, and what is done with all of them."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        self._sections: tuple[Section, ...] = (_CountersSection(messages), _MessagesSection(messages))
+
+    def take(self, base: Position | None) -> Taking:
+        """Begin to take what has changed since `base`, or everything."""
+        return Taking([(section, section.changed_since(base)) for section in self._sections])
+
+    def saved(self, checkpoint: Checkpoint) -> None:
+        """This one is durable."""
+        for section, stored in zip(self._sections, checkpoint.sections, strict=True):
+            section.saved([block for block, data in stored.blocks.items() if not data])
+
+    def cost(self, base: Position | None) -> int:
+        """About how many bytes a checkpoint takes that builds on `base`; not less than it does."""
+        return sum(section.cost(base) for section in self._sections)
+
+    def needed_from(self) -> Position | None:
+        """The lowest position in the log that any section needs, whatever the checkpoints hold; None if it may be trimmed to its end."""
+        return min((needed for section in self._sections if (needed := section.needed_from()) is not None), default=None)
+
+    def load_steps(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """Bring the state back into fresh `Messages`, a block with each step; `finish_replay` has to follow. Raises UnreadableRecord."""
+        if [section.name for section in checkpoint.sections] == [""]:
+            yield from self._load_v1(checkpoint)
+            return
+        own = {section.name: section for section in self._sections}
+        for stored in checkpoint.sections:
+            section = own.get(stored.name)
+            if section is None or section.version != stored.version:
+                raise UnreadableRecord(f"a checkpoint holds '{stored.name}' in version {stored.version}, which is unknown to this release")
+            for block in sorted(stored.blocks):
+                section.decode(block, stored.blocks[block])
+                yield
+            section.decoded(stored.taken)
+
+    def _load_v1(self, checkpoint: Checkpoint) -> Iterator[None]:
+        messages = self._messages
+        snapshot_v1.load(messages, checkpoint.sections[0].blocks[0])
+        yield
+        for subqueue in messages.subqueues:
+            messages.blocks.touch(subqueue.number, subqueue.references, Position(0))
+
+
+class _CountersSection:
+    """What the partition counts. It is written with each checkpoint."""
+
+    name = "counters"
+    version = 1
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+
+    def changed_since(self, base: Position | None) -> Sequence[int]:
+        return (0,)
+
+    def encode(self, block: int) -> bytes:
+        return _COUNTERS.pack(self._messages.next_number, self._messages.latest_enqueued_ms)
+
+    def decode(self, block: int, data: bytes) -> None:
+        if block or len(data) != _COUNTERS.size:
+            raise UnreadableRecord(f"a checkpoint's counters have {len(data)} bytes in block {block}")
+        self._messages.next_number, self._messages.latest_enqueued_ms = _COUNTERS.unpack(data)
+
+    def decoded(self, taken: Mapping[int, Position]) -> None:
+        pass
+
+    def saved(self, gone: Sequence[int]) -> None:
+        pass
+
+    def cost(self, base: Position | None) -> int:
+        return _COUNTERS.size + _TABLE_ROW_BYTES
+
+    def needed_from(self) -> Position | None:
+        return None
+
+
+class _MessagesSection:
+    """The references of all subqueues."""
+
+    name = "messages"
+    version = 1
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        self._blocks: Blocks = messages.blocks
+        self._frames: dict[int, StoredFrame] = {}
+        """While blocks are read: the frames by position."""
+
+    def changed_since(self, base: Position | None) -> Sequence[int]:
+        return self._blocks.changed_since(base)
+
+    def encode(self, block: int) -> bytes:
+        subqueue, first = place_of(block)
+        first |= self._messages.first_number
+        find = self._messages.subqueues[subqueue].references.get
+        references = [each for each in map(find, range(first, first + BLOCK_MESSAGES)) if each is not None]
+        if not references:
+            return b""
+        places = {frame: place for place, frame in enumerate(dict.fromkeys([each.frame for each in references]))}
+        changed = [(place, each.changed) for place, each in enumerate(references) if each.changed is not None]
+        expiries = [each.expires_at_ms or 0 for each in references]
+        deliveries = [each.delivery_count for each in references]
+        states = [each.state for each in references]
+        flags = (any(expiries) and _HAS_EXPIRIES) | (any(deliveries) and _HAS_DELIVERY_COUNTS) | (any(states) and _HAS_STATES)
+        return b"".join(
+            [
+                _MESSAGES.pack(len(references), flags, len(places), len(changed)),
+                table("Q", [frame.position for frame in places]),
+                table("Q", [each.enqueued_at_ms for each in references]),
+                table("Q", expiries) if flags & _HAS_EXPIRIES else b"",
+                table("I", [each.offset for each in references]),
+                table("I", [each.size for each in references]),
+                table("I", deliveries) if flags & _HAS_DELIVERY_COUNTS else b"",
+                table("I", [len(each) for _, each in changed]),
+                table("H", [each.sequence_number - first for each in references]),
+                table("H", [places[each.frame] for each in references]),
+                table("H", states) if flags & _HAS_STATES else b"",
+                table("H", [place for place, _ in changed]),
+                *(each for _, each in changed),
+            ]
         )
-    )
-    for place in places:
-        frames[place].live += 1
-    for place, delivery_count in enumerate(deliveries):
-        if delivery_count:
-            references[place].delivery_count = delivery_count
-    for place, state in enumerate(states):
-        if state:
-            references[place].state = state
-    for place, size in zip(changed_places, changed_sizes, strict=True):
-        references[place].changed = bytes(view[end : end + size])
-        end += size
-    subqueue.references.update((reference.sequence_number, reference) for reference in references)
-    return end
+
+    def decode(self, block: int, data: bytes) -> None:
+        number, first = place_of(block)
+        if number >= len(self._messages.subqueues) or len(data) < _MESSAGES.size:
+            raise UnreadableRecord(f"a checkpoint holds {len(data)} bytes as a block of subqueue {number}")
+        first |= self._messages.first_number
+        view = memoryview(data)
+        count, flags, frame_count, changed_count = _MESSAGES.unpack_from(view)
+        positions, end = read_table("Q", view, _MESSAGES.size, frame_count)
+        enqueued, end = read_table("Q", view, end, count)
+        expiries, end = read_table("Q", view, end, count if flags & _HAS_EXPIRIES else 0)
+        offsets, end = read_table("I", view, end, count)
+        sizes, end = read_table("I", view, end, count)
+        deliveries, end = read_table("I", view, end, count if flags & _HAS_DELIVERY_COUNTS else 0)
+        changed_sizes, end = read_table("I", view, end, changed_count)
+        places, end = read_table("H", view, end, count)
+        frame_places, end = read_table("H", view, end, count)
+        states, end = read_table("H", view, end, count if flags & _HAS_STATES else 0)
+        changed_places, end = read_table("H", view, end, changed_count)
+        if end + sum(changed_sizes) != len(view):
+            raise UnreadableRecord(f"a block of a checkpoint has {len(view)} bytes, its tables speak of {end + sum(changed_sizes)}")
+        frames = [self._frame(position) for position in positions]
+        # Equal times and sizes become one object each: a table makes one per message.
+        shared: dict[int, int] = {}
+        share = shared.setdefault
+        references = list(
+            map(
+                Reference,
+                map(first.__add__, places),
+                map(frames.__getitem__, frame_places),
+                offsets,
+                map(share, sizes, sizes),
+                map(share, enqueued, enqueued),
+                [share(each, each) or None for each in expiries] if expiries else repeat(None, count),
+            )
+        )
+        for place in frame_places:
+            frames[place].live += 1
+        for reference, delivery_count in zip(references, deliveries, strict=False):
+            reference.delivery_count = delivery_count
+        for reference, state in zip(references, states, strict=False):
+            reference.state = state
+        for place, size in zip(changed_places, changed_sizes, strict=True):
+            references[place].changed = data[end : end + size]
+            end += size
+        self._messages.subqueues[number].references.update((reference.sequence_number, reference) for reference in references)
+
+    def _frame(self, position: int) -> StoredFrame:
+        frame = self._frames.get(position)
+        if frame is None:
+            frame = self._frames[position] = StoredFrame(Position(position))
+        return frame
+
+    def decoded(self, taken: Mapping[int, Position]) -> None:
+        self._messages.adopt_frames(sorted(self._frames.values(), key=lambda frame: frame.position))
+        self._frames.clear()
+        self._blocks.adopt(taken)
+
+    def saved(self, gone: Sequence[int]) -> None:
+        self._blocks.forget(gone)
+
+    def cost(self, base: Position | None) -> int:
+        blocks, changed = len(self._blocks), self._blocks.count_since(base)
+        rows = min(changed * BLOCK_MESSAGES, self._messages.count) * _ROW_BYTES_MAX + changed * _MESSAGES.size
+        properties = sum(subqueue.changed_bytes for subqueue in self._messages.subqueues) if changed else 0
+        return rows + properties + blocks * _TABLE_ROW_BYTES
+
+    def needed_from(self) -> Position | None:
+        return self._messages.first_live()

@@ -147,6 +147,7 @@ class Partition:
         `since_ms`: when the oldest operation of the batch arrived. Locks that have ended since then end after the operations.
         """
         self._batch = Batch(commit, now_ms, wall_ms, self.messages.next_number)
+        self.messages.position = commit.start
         self._run_out_locks(now_ms if since_ms is None else since_ms)
         self._expire_overdue()
 

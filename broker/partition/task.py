@@ -57,13 +57,13 @@ from broker.operations import (
     Withdraw,
     Withdrawn,
 )
-from broker.partition import snapshot
 from broker.partition.batch import Batch
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.messages import SUBQUEUES, Messages
 from broker.partition.patience import Hung, Patience, PatientLog
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
+from broker.partition.snapshot import Snapshot
 from broker.partition.state import MIB, Bounds, Partition
 from broker.partition.summary import Summary, summary_of
 from broker.partition.upkeep import Upkeep, UpkeepLimits
@@ -466,10 +466,11 @@ class PartitionTask:
         bounds, log = self._limits.bounds, self._log
         messages = Messages(self.number, self._payloads, bounds.tick_ms, self._clock_settings)
         try:
+            snapshot = Snapshot(messages)
             checkpoint = await log.load_checkpoint()
             since = log.start
             if checkpoint is not None and checkpoint.position >= since:
-                snapshot.load(messages, checkpoint.state)
+                await self._slices.run(snapshot.load_steps(checkpoint))
                 since = checkpoint.position
             self._patience.again()
             replayed, size = 0, 0
@@ -489,8 +490,8 @@ class PartitionTask:
             self._dropped.append(messages)
             raise
         self._partition = Partition(self.number, self._describe, messages, epoch=self._epoch, first_nonce=first_nonce, bounds=bounds)
-        checkpoint_at = since if checkpoint is not None else None
-        self._upkeep = Upkeep(PatientLog(log, self._patience), messages, self._limits.upkeep, self._output, checkpoint_at=checkpoint_at)
+        watched = PatientLog(log, self._patience)
+        self._upkeep = Upkeep(watched, messages, snapshot, self._slices, self._limits.upkeep, self._output)
         self._output.debug("partition.opened", epoch=self._epoch, since=since, replayed_bytes=replayed + size, messages=messages.count)
 
     async def _recover(self, error: StorageError) -> None:

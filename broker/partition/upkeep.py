@@ -2,9 +2,12 @@
 
 *Checkpoint*: saved whenever so many bytes were written since the last one, so that a replay stays short.
 
-*Trim*: the log is given back up to the oldest frame that holds a live message. First a COUNTERS record is made durable above
-that place, then a checkpoint, then the log is trimmed. A crash between any two steps leaves a log that says all: after
-the first nothing was taken away, and after the last a replay needs neither the trimmed part (see `messages.py`) nor the checkpoint.
+*Trim*: the log is given back up to the lowest position that the state still needs (`Snapshot.needed_from`), but never above the older of
+two checkpoints. First a COUNTERS record is made durable above that place, then as many checkpoints as are missing, then the log is
+trimmed. A crash between any two steps leaves a log that says all: after the first nothing was taken away, and after the last a replay of
+messages needs neither the trimmed part (see `messages.py`) nor a checkpoint.
+
+*Damage*: when one of the two checkpoints turns out to be damaged, the next one is due at once.
 
 *Compaction*: when the log is mostly garbage but a few old messages keep its oldest segments, compaction appends these messages again
 (RELOCATED) and trims the segments that held them. If most of the garbage is in the segment that is written to, a new one is begun
@@ -27,8 +30,10 @@ their frames stay in memory until then.
 the sizes of the messages. Compaction starts when the rest of the log, the garbage, exceeds twice the live bytes (and a minimum). A
 round over the log writes each live message once and frees all the garbage, so compaction writes at most half as many bytes as
 come in. Each step reads or writes at least as many bytes as were appended since the step before, so a round ends before the
-log has doubled. A checkpoint writes the whole state too, so a trim waits until what was appended and what can be freed are
-together as much as that.
+log has doubled.
+
+*Bound on what checkpoints write.* One writes the blocks that were changed since the checkpoint that it replaces, the one before the last
+(`Snapshot.cost`). Neither a replay that is too long nor a trim makes one due before as many bytes were appended since that one.
 """
 
 from __future__ import annotations
@@ -39,13 +44,15 @@ from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
-from broker.partition import records, snapshot
+from broker.partition import records
 from broker.partition.garbage import GarbageBound
 from broker.partition.messages import Messages
 from broker.partition.patience import Hung
 from broker.partition.records import Counters
+from broker.partition.snapshot import Snapshot
+from broker.slices import Slices
 from storage.errors import DiskFull, StorageError
-from storage.log import Checkpoint, Frame, Log, Position
+from storage.log import Frame, Log, Position
 
 MIB = 1024 * 1024
 _FRAMES_AT_ONCE = 64
@@ -92,10 +99,11 @@ class Upkeep:
     """Called by the partition's task between batches; owns nothing but the marks of what was done."""
 
     def __init__(
-        self, log: Log, messages: Messages, limits: UpkeepLimits, output: FilteringBoundLogger, *, checkpoint_at: Position | None
+        self, log: Log, messages: Messages, snapshot: Snapshot, slices: Slices, limits: UpkeepLimits, output: FilteringBoundLogger
     ) -> None:
-        self._log, self._messages, self._limits, self._output = log, messages, limits, output
-        self._checkpoint_at = checkpoint_at
+        """`slices`: the turns in which a snapshot is taken."""
+        self._log, self._messages, self._snapshot, self._slices = log, messages, snapshot, slices
+        self._limits, self._output = limits, output
         self._counters_at: Position | None = None
         self._relocated_at = log.end
         self._candidates: deque[tuple[Frame, int]] = deque()
@@ -127,8 +135,8 @@ class Upkeep:
             more = await self._compact()
             self._look_at = log.end if more else log.end + self._look_bytes
             await self._trim(now_ms)
-            if self._may_checkpoint(self._limits.checkpoint_bytes):
-                await self.save_checkpoint(now_ms)
+            if self._is_checkpoint_due():
+                await self._save_another(now_ms)
             return more
         except DiskFull:
             self._paused_until_ms = now_ms + self._limits.pause_ms
@@ -144,32 +152,46 @@ class Upkeep:
         self._bound.look_again(now_ms)
 
     async def save_checkpoint(self, now_ms: int) -> bool:
-        """Save a checkpoint of the state as it is; False if the disk refused. Raises Hung."""
-        position = self._log.end
-        if position == self._checkpoint_at:
-            return True
+        """Save a checkpoint of the state as it is, unless the newest one is of this state; False if the disk refused. Raises Hung."""
+        return self._checkpoints(1) == self._log.end or await self._save_another(now_ms)
+
+    async def _save_another(self, now_ms: int) -> bool:
+        """Save a checkpoint of the state as it is, which nobody changes meanwhile; False if the disk refused. Raises Hung."""
+        log = self._log
+        taking = self._snapshot.take(log.checkpoint_base)
+        await self._slices.run(taking.steps())
+        checkpoint = taking.checkpoint(log.end)
         try:
-            await self._log.save_checkpoint(Checkpoint(position, snapshot.save(self._messages)))
+            await log.save_checkpoint(checkpoint)
         except Hung:
             raise
         except StorageError as error:
             self._output.warning("checkpoint.failed", error=str(error))
             self._paused_until_ms = now_ms + self._limits.pause_ms
             return False
-        self._checkpoint_at = position
+        self._snapshot.saved(checkpoint)
         return True
 
-    def _may_checkpoint(self, appended_min: int, freed: int = 0) -> bool:
-        """Whether `appended_min` bytes were appended since the last checkpoint, and they and what it frees make up for its tables."""
-        appended = self._log.end - (self._checkpoint_at or self._log.start)
-        tables = self._messages.relocatable_bytes - self._messages.live_bytes
-        return appended >= appended_min and appended + freed >= tables
+    def _checkpoints(self, count: int) -> Position:
+        """Where the oldest of so many checkpoints stands that can be used; the log's start if there are fewer."""
+        positions = self._log.checkpoints
+        return positions[count - 1] if len(positions) >= count else self._log.start
+
+    def _is_checkpoint_due(self) -> bool:
+        log = self._log
+        if log.start > 0 and len(log.checkpoints) < 2:  # one was damaged, or an earlier release has kept one only
+            return True
+        return log.end - self._checkpoints(1) >= self._limits.checkpoint_bytes and self._is_checkpoint_paid()
+
+    def _is_checkpoint_paid(self, freed: int = 0) -> bool:
+        """Whether what was appended since the checkpoint that another one replaces, and what it frees, make up for what it writes."""
+        return self._log.end - self._checkpoints(2) + freed >= self._snapshot.cost(self._log.checkpoint_base)
 
     def _trim_place(self) -> Position | None:
-        """The position up to which the log can be trimmed, because nothing below it is live; None if there is none."""
-        first_live = self._messages.first_live()
+        """The position up to which the log can be trimmed, because nothing below it is needed; None if there is none."""
+        needed_from = self._snapshot.needed_from()
         points = self._log.trim_points
-        place = bisect_right(points, self._log.end if first_live is None else first_live)
+        place = bisect_right(points, self._log.end if needed_from is None else needed_from)
         return points[place - 1] if place else None
 
     async def _trim(self, now_ms: int, is_urgent: bool = False) -> None:
@@ -177,8 +199,8 @@ class Upkeep:
         place = self._trim_place()
         if place is None or not (is_urgent or place - log.start >= self._bound.bytes // 2):
             return
-        saved = self._checkpoint_at is not None and self._checkpoint_at >= place
-        if not (saved or is_urgent or self._may_checkpoint(0, freed=place - log.start)):
+        saved = self._checkpoints(2) >= place
+        if not (saved or is_urgent or self._is_checkpoint_paid(freed=place - log.start)):
             return
         if self._counters_at is None or self._counters_at < place:
             commit = log.begin()
@@ -186,8 +208,9 @@ class Upkeep:
             commit.add(records.COUNTERS, [records.encode_counters(counters)], records.VERSION)
             await log.append(commit, urgent=True, frees=True)
             self._counters_at = commit.start
-        if not saved and not await self.save_checkpoint(now_ms):
-            return
+        while self._checkpoints(2) < place:  # twice at most, for each one stands at the log's end
+            if not await self._save_another(now_ms):
+                return
         await log.trim(place)
         self._output.info("log.trimmed", start=log.start, end=log.end, live_bytes=self._messages.live_bytes)
 

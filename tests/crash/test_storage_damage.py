@@ -9,9 +9,9 @@ import pytest
 import structlog
 
 from storage.errors import CorruptRecord
-from storage.log import FRAME_HEADER_BYTES, Checkpoint, Position
+from storage.log import FRAME_HEADER_BYTES, Position
 from storage.segment import SEGMENT_HEADER_BYTES
-from tests.support.logs import append, claimed, contents, flat
+from tests.support.logs import append, checkpoint_of, claimed, contents
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -132,7 +132,7 @@ async def test_a_tail_that_a_checkpoint_calls_durable_is_not_cut() -> None:
     async with claimed(ROOT, disk) as log:
         for bodies in COMMITS:
             await append(log, *bodies)
-        await log.save_checkpoint(Checkpoint(log.end, b"state"))
+        await log.save_checkpoint(checkpoint_of(log.end, b"state"))
     [path] = segments(disk)
     end = len(disk.contents(path))
     for size in range(SEGMENT_HEADER_BYTES, end):
@@ -141,42 +141,6 @@ async def test_a_tail_that_a_checkpoint_calls_durable_is_not_cut() -> None:
         with pytest.raises(CorruptRecord) as refused:
             await read(copy)
         assert refused.value.path == str(path)
-
-
-async def test_a_flipped_byte_anywhere_in_a_checkpoint_falls_back_to_the_one_before_or_to_none() -> None:
-    disk = RecordingDisk()
-    async with claimed(ROOT, disk) as log:
-        await append(log, b"one")
-        older = Checkpoint(log.end, b"older")
-        await log.save_checkpoint(older)
-        await append(log, b"two")
-        await log.save_checkpoint(Checkpoint(log.end, b"newer"))
-    first, second = sorted(LOG / name for name in disk.names(LOG) if name.endswith(".checkpoint"))
-    for offset in range(len(disk.contents(second))):
-        copy = damaged(disk, second, offset)
-        async with claimed(ROOT, copy) as log:
-            assert await log.load_checkpoint() == older
-        copy.contents(first)[offset] ^= 1
-        async with claimed(ROOT, copy) as log:
-            assert await log.load_checkpoint() is None
-            assert flat(await contents(log)) == [b"one", b"two"]
-
-
-async def test_a_damaged_checkpoint_of_a_trimmed_log_is_refused() -> None:
-    disk = RecordingDisk()
-    async with claimed(ROOT, disk, segment_bytes_max=400) as log:
-        for bodies in COMMITS:
-            await append(log, *bodies)
-        await log.save_checkpoint(Checkpoint(log.end, b"state"))
-        await log.trim(log.end)
-        assert log.start > 0
-    [path] = [LOG / name for name in disk.names(LOG) if name.endswith(".checkpoint")]
-    with pytest.raises(CorruptRecord) as refused:
-        await read(damaged(disk, path, 90 % len(disk.contents(path))))
-    assert refused.value.path == str(path)
-    disk.remove(path)
-    with pytest.raises(CorruptRecord, match="checkpoint is missing"):
-        await read(disk)
 
 
 async def test_a_message_that_holds_a_whole_frame_is_not_taken_for_one_in_a_torn_tail() -> None:

@@ -14,9 +14,9 @@ from storage.disk import LocalDisk
 from storage.errors import CommitFailed, DiskFailed, DiskFull, StorageError
 from storage.file_log import FileLog
 from storage.file_store import FileLogStore
-from storage.log import Checkpoint, Position
+from storage.log import Position
 from tests.support.faulty_disk import OPERATIONS, FaultyDisk
-from tests.support.logs import ENTITY, append, claimed, contents, flat, small_store
+from tests.support.logs import ENTITY, append, checkpoint_of, claimed, contents, flat, save_twice, small_store
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -78,7 +78,7 @@ class Owner:
             await self.append(b"message %d " % number + b"." * 10 * number)
             if number in (5, 9):
                 try:
-                    await self.log.save_checkpoint(Checkpoint(self.log.end, b"state %d" % number))
+                    await self.log.save_checkpoint(checkpoint_of(self.log.end, b"state %d" % number))
                     await self.log.trim(self.log.end)
                 except StorageError:
                     self.failures += 1
@@ -272,7 +272,7 @@ async def test_a_full_disk_refuses_sends_lets_settlements_use_the_reserve_and_co
         with pytest.raises(DiskFull):
             await append(log, b"%05d" % 0 * 200)
     assert flat(await contents(log)) == sent + settled
-    await log.save_checkpoint(Checkpoint(log.end, b"drained"))
+    await save_twice(log)
     await log.trim(log.end)
     for _ in range(500):  # the reserve is tried every 10 ms
         try:

@@ -10,9 +10,9 @@ import pytest
 import structlog
 
 from storage.errors import CorruptRecord, RecordsMissing
-from storage.log import Checkpoint, Log, Position
+from storage.log import Log, Position
 from storage.segment import SEGMENT_HEADER_BYTES
-from tests.support.logs import ENTITY, append, claimed, contents, flat, small_store
+from tests.support.logs import ENTITY, append, checkpoint_of, claimed, contents, flat, small_store
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -28,7 +28,7 @@ async def fill(log: Log, checkpoint_after: int, trim: bool) -> list[Position]:
     for number in range(12):
         positions.append(await append(log, b"%02d" % number * 30))
         if number in (checkpoint_after - 2, checkpoint_after):
-            await log.save_checkpoint(Checkpoint(log.end, b"state"))
+            await log.save_checkpoint(checkpoint_of(log.end, b"state"))
             if trim:
                 await log.trim(positions[4])
     return positions
@@ -125,7 +125,7 @@ async def test_a_log_that_ends_below_what_was_durable_at_the_last_roll_or_checkp
     disk = RecordingDisk()
     async with claimed(ROOT, disk) as log:
         positions = [await append(log, b"%d" % number * 30) for number in range(6)]
-        await log.save_checkpoint(Checkpoint(positions[4], b"state"))
+        await log.save_checkpoint(checkpoint_of(positions[4], b"state"))
         ends = [*positions[1:], log.end]
         left = disk.after_power_cut()
     [checkpoint], [path] = checkpoints(left), segments(left)
@@ -227,7 +227,7 @@ async def test_at_every_sync_a_power_cut_and_the_loss_of_any_file_lose_nothing_a
         body = b"%02d" % number * rng.choice([5, 60, 400])
         acknowledged.append((await append(log, body), body))
         if number % 4 == 3:
-            await log.save_checkpoint(Checkpoint(log.end, b"state"))
+            await log.save_checkpoint(checkpoint_of(log.end, b"state"))
             trimmed = acknowledged[number - 3][0]
             await log.trim(Position(trimmed))
         if number % 5 == 4:

@@ -13,8 +13,8 @@ import pytest
 
 from storage.catalogue import Catalogue
 from storage.file_log import FileLog
-from storage.log import Checkpoint, Position
-from tests.support.logs import ENTITY, append, contents, flat, small_store
+from storage.log import Position
+from tests.support.logs import ENTITY, append, checkpoint_of, contents, flat, small_store, state_of
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -46,8 +46,8 @@ async def work(log: FileLog, ledger: Ledger, rng: random.Random) -> None:
         await append(log, body)
         ledger.acknowledged += 1
         if rng.random() < 0.15:
-            checkpoint = Checkpoint(log.end, b"state %d" % number)
-            ledger.checkpoints[checkpoint.position] = checkpoint.state
+            checkpoint = checkpoint_of(log.end, b"state %d" % number)
+            ledger.checkpoints[checkpoint.position] = state_of(checkpoint) or b""
             await log.save_checkpoint(checkpoint)
             ledger.checkpoint_acknowledged = checkpoint.position
         if rng.random() < 0.2:
@@ -76,7 +76,7 @@ async def check(disk: RecordingDisk, ledgers: list[Ledger]) -> None:
             assert ledger.checkpoint_acknowledged < 0
         else:
             assert checkpoint.position >= ledger.checkpoint_acknowledged
-            assert ledger.checkpoints[checkpoint.position] == checkpoint.state
+            assert ledger.checkpoints[checkpoint.position] == state_of(checkpoint)
         end = log.end
         assert await append(log, b"goes on") == end
         await log.close()
@@ -128,8 +128,8 @@ async def test_without_a_sync_per_commit_a_power_cut_leaves_a_whole_prefix(seed:
         ledger.submitted.append((log.end, body))
         await append(log, body)
         if number % 20 == 19:
-            checkpoint = Checkpoint(log.end, b"state")
-            ledger.checkpoints[checkpoint.position] = checkpoint.state
+            checkpoint = checkpoint_of(log.end, b"state")
+            ledger.checkpoints[checkpoint.position] = state_of(checkpoint) or b""
             await log.save_checkpoint(checkpoint)
             ledger.checkpoint_acknowledged = checkpoint.position
             ledger.acknowledged = len(ledger.submitted)  # a checkpoint never stands on what is not durable

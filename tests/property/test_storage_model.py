@@ -15,7 +15,7 @@ from storage.file_log import FileLog
 from storage.file_store import FileLogStore
 from storage.log import FRAME_HEADER_BYTES, Checkpoint, Position
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.logs import ENTITY, append, contents, small_store
+from tests.support.logs import ENTITY, append, checkpoint_of, contents, small_store
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -41,7 +41,8 @@ class Run:
         self.disk = RecordingDisk(queued=queued)
         self.segment_bytes_max = segment_bytes_max
         self.commits: list[tuple[Position, list[bytes]]] = []
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoints: list[Checkpoint] = []
+        """Newest first."""
         self.trimmed = 0
         self.epoch = 0
 
@@ -74,8 +75,9 @@ class Run:
                     await append(self.log, *argument)
                 await self.claim()
             case "checkpoint", bytes():
-                self.checkpoint = Checkpoint(self.log.end, argument)
-                await self.log.save_checkpoint(self.checkpoint)
+                checkpoint = checkpoint_of(self.log.end, argument)
+                await self.log.save_checkpoint(checkpoint)
+                self.checkpoints.insert(0, checkpoint)
             case "trim", float():
                 self.trimmed = max(self.trimmed, int(self.log.end * argument))
                 await self.log.trim(Position(self.trimmed))
@@ -95,8 +97,8 @@ class Run:
                 raise AssertionError(name)
 
     def kept_from(self) -> int:
-        """What a replay from the newest checkpoint needs begins here."""
-        return self.checkpoint.position if self.checkpoint else 0
+        """What a replay from the older of two checkpoints needs begins here."""
+        return self.checkpoints[1].position if len(self.checkpoints) > 1 else 0
 
     async def fetch(self, rng: random.Random) -> None:
         known = [commit for commit in self.commits if commit[0] >= self.log.start]
@@ -107,7 +109,8 @@ class Run:
     async def check(self) -> None:
         expected = [commit for position, commit in self.commits if position >= self.log.start]
         assert await contents(self.log) == expected
-        assert await self.log.load_checkpoint() == self.checkpoint
+        assert await self.log.load_checkpoint() == (self.checkpoints[0] if self.checkpoints else None)
+        assert list(self.log.checkpoints) == [checkpoint.position for checkpoint in self.checkpoints[:2]]
         position, sent = self.commits[-1] if self.commits else (Position(0), [])
         if sent:
             assert self.log.end == position + FRAME_HEADER_BYTES + sum(8 + len(body) for body in sent)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from storage.file_store import FileLogStore
-from storage.log import Log, Position
+from storage.log import Checkpoint, Log, Position, Section
 
 ENTITY = "orders#1"
 Setting = object
@@ -47,6 +47,22 @@ async def contents(log: Log, since: Position | None = None) -> list[list[bytes]]
     """The bodies of the records of each commit."""
     frames = log.replay(log.start if since is None else since)
     return [[bytes(record.body) for record in frame.records()] async for frame in frames]
+
+
+def checkpoint_of(position: Position, state: bytes) -> Checkpoint:
+    """A checkpoint with one block, written anew each time."""
+    return Checkpoint(position, (Section("state", 1, {0: b"state: " + state}),))
+
+
+async def save_twice(log: Log, position: Position | None = None) -> None:
+    """Save two checkpoints, so that the log can be trimmed up to their position: its end, if none is given."""
+    for _ in range(2):
+        await log.save_checkpoint(checkpoint_of(log.end if position is None else position, b"state"))
+
+
+def state_of(checkpoint: Checkpoint | None) -> bytes | None:
+    """The state in such a checkpoint."""
+    return None if checkpoint is None else checkpoint.sections[0].blocks[0].removeprefix(b"state: ")
 
 
 def flip(path: Path, offset: int) -> None:

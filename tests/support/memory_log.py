@@ -2,17 +2,17 @@
 
 It keeps the promises of the real one: a commit is there as a whole or not at all, a failed one never comes back once the log was
 claimed again, positions count frame headers, and trimming gives back whole segments, but nothing that a replay from the
-newest checkpoint would read.
+older of two checkpoints would read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull
-from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position
+from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, Section
 
 
 @dataclass
@@ -25,7 +25,17 @@ class Disk:
     """Where each segment begins; the last one is the active one."""
     end: int = 0
     epoch: int = 0
-    checkpoint: Checkpoint | None = None
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    """Newest first, each with all its blocks."""
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest one. To set it to None loses all of them."""
+        return self.checkpoints[0] if self.checkpoints else None
+
+    @checkpoint.setter
+    def checkpoint(self, checkpoint: Checkpoint | None) -> None:
+        self.checkpoints = [] if checkpoint is None else [checkpoint]
 
 
 class MemoryLog:
@@ -90,6 +100,14 @@ class MemoryLog:
     def trim_points(self) -> Sequence[Position]:
         return [Position(each) for each in self.disk.segments[1:]]
 
+    @property
+    def checkpoints(self) -> Sequence[Position]:
+        return [each.position for each in self.disk.checkpoints]
+
+    @property
+    def checkpoint_base(self) -> Position | None:
+        return self.disk.checkpoints[1].position if len(self.disk.checkpoints) == 2 else None
+
     async def claim(self, epoch: int | None = None) -> int:
         if self._abandoned and self.gate is not None:
             await self.gate.wait()
@@ -153,15 +171,33 @@ class MemoryLog:
         if error is not None:
             raise error
         assert checkpoint.position <= self.end
-        self.disk.checkpoint = checkpoint
+        kept = self.disk.checkpoints
+        base = {each.name: each for each in kept[1].sections} if len(kept) == 2 else {}
+        newest = {each.name: each for each in kept[0].sections} if len(kept) == 2 else {}
+        whole: list[Section] = []
+        for section in checkpoint.sections:
+            blocks: dict[int, bytes] = {}
+            taken: dict[int, Position] = {}
+            if section.name in base:
+                still = newest[section.name].blocks
+                blocks = {number: data for number, data in base[section.name].blocks.items() if number in still}
+                taken = {number: base[section.name].taken[number] for number in blocks}
+            blocks.update(section.blocks)
+            taken.update(dict.fromkeys(section.blocks, checkpoint.position))
+            there = [number for number, data in blocks.items() if data]
+            whole.append(
+                replace(section, blocks={each: blocks[each] for each in there}, taken={each: taken[each] for each in there})
+            )  # fmt: skip
+        self.disk.checkpoints = [Checkpoint(checkpoint.position, tuple(whole)), *kept[:1]]
 
     async def roll(self) -> None:
         if self.disk.segments[-1] < self.disk.end:
             self.disk.segments.append(self.disk.end)
 
     async def trim(self, position: Position) -> None:
-        if self.disk.checkpoint is not None:
-            position = min(position, self.disk.checkpoint.position)
+        if len(self.disk.checkpoints) < 2:
+            return
+        position = min(position, self.disk.checkpoints[1].position)
         keep = max(each for each in self.disk.segments if each <= position)
         self.disk.segments = [each for each in self.disk.segments if each >= keep]
         self.disk.frames = {each: data for each, data in self.disk.frames.items() if each >= keep}

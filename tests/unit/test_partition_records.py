@@ -1,4 +1,4 @@
-"""Records, checkpoints and the payload budget: there and back, and what cannot be read."""
+"""Records and the payload budget: there and back, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from broker.partition import records, snapshot
+from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
-from broker.partition.records import Counters, Enqueued, Mark, Relocated, UnreadableRecord
+from broker.partition.records import Counters, Mark, Relocated, UnreadableRecord
 from storage.log import FRAME_HEADER_BYTES, Commit, Frame, Position, Record
 
 
@@ -112,37 +112,6 @@ def test_a_record_about_a_message_of_a_trimmed_part_is_passed_over() -> None:
     messages.finish_replay(0)
     messages.check()
     assert [each.delivery_count for each in messages.main.browse(0)] == [1]
-
-
-def test_a_checkpoint_brings_back_every_reference() -> None:
-    messages = new_messages()
-    first = messages.next_number
-    messages.apply_enqueued(Position(100), Enqueued(first, 1000, [10, 20, 30, 40], [5000, 0, 6000, 0], 64), now_ms=1000)
-    messages.apply_enqueued(Position(900), Enqueued(first + 4, 2000, [7], None, 80), now_ms=2000)
-    messages.apply_mark(Mark(records.RETURNED, 0, [first], b"\xc1\x01\x00"))
-    messages.apply_mark(Mark(records.DEFERRED, 0, [first + 1]))
-    messages.apply_mark(Mark(records.MOVED, 0, [first + 2], None, 1, True))
-    messages.apply_mark(Mark(records.REMOVED, 0, [first + 3]))
-    again = Messages(3, PayloadBudget(0, 0), 20)
-    snapshot.load(again, snapshot.save(messages))
-    again.finish_replay(0)
-    again.check()
-    for mine, theirs in zip(messages.subqueues, again.subqueues, strict=True):
-        assert [describe(each) for each in mine.browse(0)] == [describe(each) for each in theirs.browse(0)]
-        assert (mine.available, mine.deferred, mine.bytes) == (theirs.available, theirs.deferred, theirs.bytes)
-    assert (again.next_number, again.latest_enqueued_ms) == (messages.next_number, 2000)
-    assert again.first_live() == 100
-
-
-def describe(reference: Any) -> list[Any]:
-    values = [getattr(reference, name) for name in reference.__slots__ if name not in ("frame", "lease")]
-    return [*values, reference.frame.position]
-
-
-@pytest.mark.parametrize("state", [b"", b"PbS1", b"PbS9" + bytes(100), snapshot.save(new_messages())[:-1]])
-def test_a_checkpoint_that_is_none_is_not_read(state: bytes) -> None:
-    with pytest.raises(UnreadableRecord):
-        snapshot.load(Messages(3, PayloadBudget(0, 0), 20), state)
 
 
 def test_a_full_budget_still_leaves_each_partition_its_reserve() -> None:

@@ -12,10 +12,10 @@ import pytest
 from storage.catalogue import Catalogue, file_name_of
 from storage.check import Progress, check_documents, check_log, log_folders
 from storage.disk import LocalDisk
-from storage.log import Checkpoint, Frame, Position
+from storage.log import Frame, Position
 from storage.segment import SEGMENT_HEADER_BYTES
 from storage.survey import Finding, Gap, LogFolder, Severity, frames, survey_files
-from tests.support.logs import ENTITY, append, claimed, flip, small_store
+from tests.support.logs import ENTITY, append, checkpoint_of, claimed, flip, small_store
 
 DISK = LocalDisk()
 
@@ -27,7 +27,7 @@ async def written(root: Path, *, trim: bool = False) -> list[Position]:
         for number in range(12):
             positions.append(await append(log, b"%02d" % number * 30))
             if number in (7, 11):
-                await log.save_checkpoint(Checkpoint(log.end, b"state"))
+                await log.save_checkpoint(checkpoint_of(log.end, b"state"))
         if trim:
             await log.trim(positions[4])
     return positions
@@ -150,7 +150,7 @@ async def test_a_log_that_is_written_to_rolled_checkpointed_trimmed_and_claimed_
         for number in range(600):
             position = await append(log, b"%04d" % number * (number % 400 + 1))
             if number % 60 == 50:
-                await log.save_checkpoint(Checkpoint(log.end, b"state"))
+                await log.save_checkpoint(checkpoint_of(log.end, b"state"))
                 await log.trim(position)
             if number % 150 == 149:
                 await log.claim()

@@ -10,10 +10,10 @@ import pytest
 
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, Fenced
 from storage.file_log import DEAD_BYTES_MIN
-from storage.log import FRAME_HEADER_BYTES, Checkpoint, Position
+from storage.log import FRAME_HEADER_BYTES, Position
 from storage.recent import RECENT_MAX
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.logs import ENTITY, append, claimed, contents, flat, small_store
+from tests.support.logs import ENTITY, append, checkpoint_of, claimed, contents, flat, save_twice, small_store
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -66,12 +66,15 @@ async def test_trimming_gives_back_whole_segments_that_no_checkpoint_needs() -> 
         positions = [await append(log, b"x" * 100) for _ in range(10)]
         await log.trim(log.end)
         assert log.start == 0, "there is no checkpoint to replay from yet"
-        await log.save_checkpoint(Checkpoint(positions[6], b"state"))
+        await log.save_checkpoint(checkpoint_of(positions[6], b"state"))
+        await log.trim(log.end)
+        assert log.start == 0, "there is one checkpoint, and the log has to replace it if it is damaged"
+        await log.save_checkpoint(checkpoint_of(log.end, b"a later state"))
         await log.trim(positions[3])
         assert log.start == positions[2], "two frames to a segment"
         await log.trim(log.end)
         assert log.start == positions[6]
-        assert await log.load_checkpoint() == Checkpoint(positions[6], b"state")
+        assert await log.load_checkpoint() == checkpoint_of(log.end, b"a later state")
         assert len(await contents(log, positions[6])) == 4
         await log.trim(log.end)
     async with claimed(ROOT, disk) as log:
@@ -83,7 +86,7 @@ async def test_an_active_segment_that_is_dead_as_a_whole_is_given_back() -> None
     disk = RecordingDisk(queued=True)
     async with claimed(ROOT, disk) as log:
         await append(log, b"x" * DEAD_BYTES_MIN)
-        await log.save_checkpoint(Checkpoint(log.end, b""))
+        await save_twice(log)
         await log.trim(log.end)
         assert log.start == log.end and list(log.trim_points) == []
         await append(log, b"later")
@@ -103,7 +106,7 @@ async def test_a_segment_begun_on_demand_is_a_place_to_trim_to(queued: bool) -> 
         await log.roll()
         assert list(log.trim_points) == [log.end]
         position = await append(log, b"behind")
-        await log.save_checkpoint(Checkpoint(position, b""))
+        await save_twice(log, position)
         await log.trim(position)
         assert log.start == position
     async with claimed(ROOT, disk) as log:
@@ -129,11 +132,11 @@ async def test_recovery_reads_on_from_a_checkpoint_wherever_it_was_taken(behind:
         position = log.end
         for _ in range(behind):
             await append(log, b"later")
-        await log.save_checkpoint(Checkpoint(position, b"state"))
+        await log.save_checkpoint(checkpoint_of(position, b"state"))
         end = log.end
     reads = disk.calls["read"]
     async with claimed(ROOT, disk) as log:
-        assert (log.end, await log.load_checkpoint()) == (end, Checkpoint(position, b"state"))
+        assert (log.end, await log.load_checkpoint()) == (end, checkpoint_of(position, b"state"))
         assert len(await contents(log, position)) == behind
         if behind < RECENT_MAX:
             assert disk.calls["read"] - reads < 10, "not the whole log"
@@ -174,7 +177,7 @@ async def test_appends_fetches_a_checkpoint_and_a_trim_may_be_under_way_at_once(
 
         async def keep() -> None:
             for number in range(10):
-                await log.save_checkpoint(Checkpoint(log.end, b"%d" % number))
+                await log.save_checkpoint(checkpoint_of(log.end, b"%d" % number))
                 await log.trim(positions[25])
 
         async def read() -> None:
@@ -208,7 +211,7 @@ async def test_a_checkpoint_waits_for_the_commits_it_stands_on() -> None:
     async with claimed(ROOT, disk, fsync="never") as log:
         await append(log, b"x" * 20_000)
         await append(log, b"unsynced")
-        await log.save_checkpoint(Checkpoint(log.end, b"state"))
+        await log.save_checkpoint(checkpoint_of(log.end, b"state"))
         crashed = disk.after_power_cut()
         end = log.end
     async with claimed(ROOT, crashed) as log:
@@ -231,7 +234,7 @@ async def test_a_disk_that_cannot_be_read_fails_claim_replay_and_checkpoint_with
     disk = FaultyDisk(RecordingDisk())
     async with claimed(ROOT, disk) as log:
         await append(log, b"there")
-        await log.save_checkpoint(Checkpoint(log.end, b"state"))
+        await log.save_checkpoint(checkpoint_of(log.end, b"state"))
         disk.fail("read")
         with pytest.raises(DiskFailed):
             await contents(log)

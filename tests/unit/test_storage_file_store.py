@@ -13,9 +13,8 @@ import structlog
 
 from storage.errors import DiskFailed, DiskFull
 from storage.file_store import FileLogStore
-from storage.log import Checkpoint
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.logs import append, contents, flat, small_store
+from tests.support.logs import append, contents, flat, save_twice, small_store
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data/below/that")
@@ -273,7 +272,7 @@ async def test_a_trimmed_file_that_cannot_be_removed_is_reported_once_and_remove
         for number in range(30):
             await append(log, b"x" * 100)
             if number % 5 == 4:
-                await log.save_checkpoint(Checkpoint(log.end, b""))
+                await save_twice(log)
                 await log.trim(log.end)
     assert log.start > 0 and len(inner.names(folder)) > 10
     assert [line["event"] for line in lines if line["log_level"] != "debug"] == ["log.not_trimmed"], "said once"

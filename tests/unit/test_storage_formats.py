@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
-from storage.log import Checkpoint
-from tests.formats import storage_v1, storage_v2
+from storage.log import Checkpoint, Section
+from tests.formats import storage_v1, storage_v2, storage_v3
 from tests.support.logs import claimed
 
-VERSIONS = [storage_v1.FOLDER, storage_v2.FOLDER]
+VERSIONS = [storage_v1.FOLDER, storage_v2.FOLDER, storage_v3.FOLDER]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -22,7 +23,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=["1", "2"])
+@pytest.mark.parametrize("version", VERSIONS, ids=["1", "2", "3"])
 async def test_a_log_of_each_version_is_read(tmp_path: Path, version: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(version, folder)
@@ -32,12 +33,20 @@ async def test_a_log_of_each_version_is_read(tmp_path: Path, version: Path) -> N
             found = [[(record.kind, record.version, bytes(record.body)) for record in frame.records()] for frame in frames]
             assert found == [*storage_v1.COMMITS, *[[(1, 1, b"and goes on")]] * appended]
             position = frames[storage_v1.CHECKPOINT_AFTER].position
-            assert await log.load_checkpoint() == Checkpoint(position, storage_v1.CHECKPOINT_STATE)
+            checkpoint = await log.load_checkpoint()
+            if version == storage_v3.FOLDER:
+                counters, nothing = storage_v3.checkpoint(position).sections
+                there = {number: data for number, data in counters.blocks.items() if data}
+                assert checkpoint == Checkpoint(position, (replace(counters, blocks=there), nothing))
+                assert len(log.checkpoints) == 2
+            else:
+                assert checkpoint == Checkpoint(position, (Section("", 1, {0: storage_v1.CHECKPOINT_STATE}),))
+                assert log.checkpoint_base is None
             assert await log.fetch([frame.position for frame in frames]) == frames
             await storage_v1.append(log, [(1, 1, b"and goes on")])
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=["1", "2"])
+@pytest.mark.parametrize("version", VERSIONS, ids=["1", "2", "3"])
 async def test_a_catalogue_of_each_version_is_read_and_kept_twice_from_then_on(tmp_path: Path, version: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(version, folder)
@@ -47,6 +56,6 @@ async def test_a_catalogue_of_each_version_is_read_and_kept_twice_from_then_on(t
     assert await Catalogue(folder / "catalogue", LocalDisk()).load_all() == storage_v1.DOCUMENTS
 
 
-async def test_what_is_written_today_is_version_2_byte_for_byte(tmp_path: Path) -> None:
-    await storage_v2.write(tmp_path)
-    assert files(tmp_path) == files(storage_v2.FOLDER)
+async def test_what_is_written_today_is_version_3_byte_for_byte(tmp_path: Path) -> None:
+    await storage_v3.write(tmp_path)
+    assert files(tmp_path) == files(storage_v3.FOLDER)

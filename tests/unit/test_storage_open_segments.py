@@ -10,10 +10,9 @@ import pytest
 from storage.errors import CommitFailed
 from storage.file_log import FileLog
 from storage.file_store import FileLogStore
-from storage.log import Checkpoint
 from storage.open_segments import OpenSegments
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.logs import ENTITY, append, contents, flat, small_store
+from tests.support.logs import ENTITY, append, checkpoint_of, contents, flat, save_twice, small_store
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -56,7 +55,7 @@ async def test_many_logs_at_once_and_in_turn_need_few_descriptors(queued: bool, 
     async def work(log: FileLog) -> None:
         for number in range(5):
             await append(log, b"%d" % number)
-        await log.save_checkpoint(Checkpoint(log.end, b"state"))
+        await log.save_checkpoint(checkpoint_of(log.end, b"state"))
         await append(log, b"at once")
 
     await asyncio.gather(*map(work, logs))
@@ -127,7 +126,7 @@ async def test_a_log_put_away_can_be_rolled_claimed_and_closed() -> None:
     [log] = await claimed_logs(store, 1)
     await append(log, b"x" * (2 << 20))
     await log.put_away()
-    await log.save_checkpoint(Checkpoint(log.end, b"state"))
+    await save_twice(log)
     await log.trim(log.end)
     assert log.start == log.end, "an active segment that is dead as a whole was given back"
     await append(log, b"kept")

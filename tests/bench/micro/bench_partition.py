@@ -14,15 +14,16 @@ import json
 import logging
 import time
 import tracemalloc
+from collections import deque
 
 import structlog
 
 from broker.entities import MAIN
 from broker.operations import Complete, Demand, Locked, Send
-from broker.partition import snapshot
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Enqueued
+from broker.partition.snapshot import Snapshot
 from storage.log import Position
 from tests.support.partition_harness import Harness
 
@@ -102,11 +103,13 @@ def checkpoints(count: int = 62_500) -> tuple[float, float]:
     for index in range(count // 30):
         messages.apply_enqueued(Position(index * 32_000), Enqueued(messages.next_number, 1_700_000_000_000 + index, [1040] * 30, None, 200))
     began = time.process_time()
-    state = snapshot.save(messages)
+    taking = Snapshot(messages).take(None)
+    deque(taking.steps(), maxlen=0)
+    checkpoint = taking.checkpoint(Position(count * 32_000))
     saved = time.process_time() - began
     began = time.process_time()
     again = Messages(3, PayloadBudget(0, 0), 20)
-    snapshot.load(again, state)
+    deque(Snapshot(again).load_steps(checkpoint), maxlen=0)
     again.finish_replay(0)
     loaded = time.process_time() - began
     assert again.count == messages.count

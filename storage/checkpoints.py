@@ -1,0 +1,328 @@
+"""The checkpoints of one log: which two are kept, what a new one writes, and which files may go.
+
+*The two that are kept share no byte.* Each checkpoint builds on the one before the last, which it replaces: it writes the blocks that
+have changed since that one, and refers to that one's files for all others. So the even ones have files of their own, and so have the
+odd ones. Whatever happens to one of the two, the other is whole, and the log is trimmed only up to the older: it and the rest
+of the log recover everything.
+
+*What a checkpoint costs.* The blocks that were changed since the checkpoint before the last, and a table of 40 bytes for each block
+there is. Every change is written twice, once into either file set.
+
+*Space.* A block that was written anew, or is gone, leaves dead bytes in the file that held it. A file without a live block is removed.
+If the dead bytes exceed the live ones (and some slack), or there are many small files, the next checkpoint copies what is live out of some
+of them, those with the most dead bytes first: at most as many bytes as it writes anyway, or COPIED_BYTES_MIN. Where dead bytes are
+half of the total, a copied byte frees another one, so copying at most doubles what is written.
+
+A damaged checkpoint does not count from the moment that is noticed. The next one replaces it, and is written as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from storage.checkpoint import (
+    CHECKPOINT_SUFFIX,
+    Place,
+    StoredCheckpoint,
+    StoredSection,
+    checkpoint_paths,
+    encode_tables,
+    read_checkpoint,
+    serial_of,
+    table_bytes,
+)
+from storage.disk import Disk, publish
+from storage.errors import CorruptRecord, DiskFailed
+from storage.log import Checkpoint, Position, Section
+from storage.record import Chain, crc32c
+
+CHECKPOINTS_KEPT = 2
+DEAD_BYTES_SLACK = 256 << 10
+"""So many dead bytes are left where they are, however few are live."""
+COPIED_BYTES_MIN = 1 << 20
+"""A checkpoint may copy so much even if it writes less."""
+FILES_MIN = 16
+"""So many files are always allowed …"""
+BYTES_PER_FILE = 1 << 20
+"""… and one more for so many live bytes."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True, frozen=True)
+class Origin:
+    """What ties a checkpoint to its log."""
+
+    chain: Chain
+    """The place at which it is taken."""
+    epoch: int
+    partition: int
+    salt: bytes
+
+
+class Checkpoints:
+    """The checkpoints in a log's directory. What touches files blocks; one such call at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Of a new log: there are none."""
+        self._directory = directory
+        self._kept: tuple[StoredCheckpoint, ...] = ()
+        """Those that can be used, newest first."""
+        self._next_serial = 1
+
+    @staticmethod
+    def find(disk: Disk, directory: Path, names: list[str], salt: bytes, start: Position) -> Checkpoints:
+        """Those on disk that can be used, of a log with this salt that begins at `start`. Their blocks are not read yet.
+
+        Raises CorruptRecord if the log was trimmed and none is left, UnknownFormat, OSError.
+        """
+        found = Checkpoints(directory)
+        paths = checkpoint_paths(directory, names)
+        serials = {serial for path in paths if (serial := serial_of(path)) is not None}
+        found._next_serial = max(serials, default=0) + 1
+        damage: CorruptRecord | None = None
+        kept: list[StoredCheckpoint] = []
+        for number, path in enumerate(paths):
+            # One that was replaced may lack some of its files by now. It is tried if nothing else is left.
+            if len(kept) == CHECKPOINTS_KEPT or (kept and number >= CHECKPOINTS_KEPT):
+                break
+            try:
+                stored = read_checkpoint(disk, path, salt)
+                if missing := stored.files.keys() - serials:
+                    raise CorruptRecord(str(path), 0, f"checkpoint file {min(missing):08x} is missing, in which some of its blocks stand")
+            except CorruptRecord as error:
+                _report(error)
+                damage = damage or error
+                continue
+            if stored.position >= start:
+                kept.append(stored)
+            else:
+                damage = damage or CorruptRecord(str(path), 0, f"the log was trimmed up to {start} since")
+        found._kept = tuple(kept)
+        if not kept:
+            found._check_start(start, damage)
+        return found
+
+    def _check_start(self, start: Position, damage: CorruptRecord | None) -> None:
+        """No checkpoint can be used: raise CorruptRecord unless the log has its beginning."""
+        if start > 0:
+            raise damage or CorruptRecord(str(self._directory), start, "the log was trimmed, and its checkpoint is missing")
+
+    @property
+    def newest(self) -> StoredCheckpoint | None:
+        """The newest that can be used."""
+        return self._kept[0] if self._kept else None
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        """Where those that can be used stand, newest first."""
+        return tuple(stored.position for stored in self._kept)
+
+    @property
+    def trim_limit(self) -> Position | None:
+        """The log may be trimmed up to here; None while there are not two checkpoints."""
+        return self._kept[-1].position if len(self._kept) == CHECKPOINTS_KEPT else None
+
+    @property
+    def base(self) -> StoredCheckpoint | None:
+        """On which the next one builds; None if it has to be written as a whole."""
+        if len(self._kept) < CHECKPOINTS_KEPT or self._kept[-1].is_whole_state:
+            return None
+        return self._kept[-1]
+
+    # --- reading ---
+
+    def load(self, disk: Disk, start: Position) -> Checkpoint | None:
+        """The newest whole one; None if the log, which begins at `start`, has to be read from there. Raises CorruptRecord, OSError."""
+        damage: CorruptRecord | None = None
+        while self._kept:
+            try:
+                return _read(disk, self._directory, self._kept[0])
+            except CorruptRecord as error:
+                _report(error)
+                damage = damage or error
+                self._kept = self._kept[1:]
+        self._check_start(start, damage)
+        return None
+
+    # --- writing ---
+
+    def save(self, disk: Disk, checkpoint: Checkpoint, origin: Origin) -> None:
+        """Keep a new one, durably, in place of the older of two. Raises DiskFull, DiskFailed, CommitFailed."""
+        base, serial = self.base, self._next_serial
+        kept = {section.name: self._unchanged(section) for section in checkpoint.sections}
+        fresh = [
+            (section.name, number, data, checkpoint.position)
+            for section in checkpoint.sections
+            for number, data in section.blocks.items()
+            if data
+        ]
+        if base is not None:
+            victims = _to_copy(base, kept, sum(len(data) for _, _, data, _ in fresh))
+            fresh += self._copied(disk, base, kept, victims)
+        files = {place.file for places in kept.values() for place in places.values()}
+        sizes = {file: size for file, size in base.files.items() if file in files} if base is not None else {}
+        written = sum(len(data) for _, _, data, _ in fresh)
+        if written:
+            sizes[serial] = written
+        blocks = len(fresh) + sum(map(len, kept.values()))
+        offset = table_bytes(len(checkpoint.sections), len(sizes), blocks)
+        for name, number, data, taken in fresh:
+            kept[name][number] = Place(taken, serial, offset, len(data), crc32c(data))
+            offset += len(data)
+        sections = {section.name: StoredSection(section.version, kept[section.name]) for section in checkpoint.sections}
+        stored = StoredCheckpoint(origin.chain, origin.epoch, origin.partition, origin.salt, serial, sections, sizes)
+        self._next_serial += 1  # also if this fails: its file may be there
+        fd = publish(disk, self._directory / stored.name, [encode_tables(stored), *(data for _, _, data, _ in fresh)])
+        self._kept = (stored, *self._kept[: CHECKPOINTS_KEPT - 1])
+        with contextlib.suppress(OSError):  # what stays behind is removed after the next one
+            disk.close(fd)
+            self._clear(disk)
+
+    def _unchanged(self, section: Section) -> dict[int, Place]:
+        """The blocks of a section that a new checkpoint takes over from its base."""
+        base = self.base
+        if base is None:
+            return {}
+        older, newer = base.sections.get(section.name), self._kept[0].sections.get(section.name)
+        if older is None or newer is None:
+            return {}
+        assert older.version == newer.version == section.version, "blocks of one format"
+        given = section.blocks
+        # What the newest checkpoint does not have any more was gone by then, and did not come back, or it would be given.
+        return {number: place for number, place in older.places.items() if number not in given and number in newer.places}
+
+    def _copied(
+        self, disk: Disk, base: StoredCheckpoint, kept: dict[str, dict[int, Place]], victims: set[int]
+    ) -> list[tuple[str, int, bytes, Position]]:
+        """The live blocks of some files, taken out of `kept`. Raises DiskFailed; if one is damaged, `base` does not count any more."""
+        copied: list[tuple[str, int, bytes, Position]] = []
+        if not victims:
+            return copied
+        try:
+            with _Files(disk, self._directory, base) as files:
+                for name, places in kept.items():
+                    for number in [number for number, place in places.items() if place.file in victims]:
+                        place = places.pop(number)
+                        copied.append((name, number, files.read(place), place.taken))
+        except CorruptRecord as error:
+            _report(error)
+            self._kept = tuple(stored for stored in self._kept if stored is not base)
+            raise DiskFailed(f"{error}; the next checkpoint is written as a whole") from error
+        except OSError as error:
+            raise DiskFailed(f"{self._directory}: {error.strerror}") from error
+        return copied
+
+    def _clear(self, disk: Disk) -> None:
+        """Remove the files that no kept checkpoint needs."""
+        needed = {stored.name for stored in self._kept}
+        serials = {serial for stored in self._kept for serial in stored.files}
+        for path in checkpoint_paths(self._directory, disk.names(self._directory)):
+            if path.name not in needed and serial_of(path) not in serials:
+                disk.remove(path)
+
+
+class _Files:
+    """The files of a checkpoint's blocks, one open at a time."""
+
+    def __init__(self, disk: Disk, directory: Path, stored: StoredCheckpoint) -> None:
+        self._disk, self._directory, self._stored = disk, directory, stored
+        self._paths: dict[int, Path] = {}
+        self._file: int | None = None
+        self._fd = -1
+
+    def __enter__(self) -> _Files:
+        if self._stored.is_whole_state:
+            self._paths = {0: self._directory / self._stored.name}
+        else:
+            paths = checkpoint_paths(self._directory, self._disk.names(self._directory))
+            self._paths = {serial: path for path in paths if (serial := serial_of(path)) is not None}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            self._disk.close(self._fd)
+            self._fd, self._file = -1, None
+
+    def read(self, place: Place) -> bytes:
+        """A block, checked. Raises CorruptRecord, OSError."""
+        path = self._paths.get(place.file)
+        if place.file != self._file:
+            self._close()
+            try:
+                if path is None:
+                    raise FileNotFoundError
+                self._fd, self._file = self._disk.open_read(path), place.file
+            except FileNotFoundError:
+                missing = str(path or self._directory / f"…-{place.file:08x}{CHECKPOINT_SUFFIX}")
+                raise CorruptRecord(missing, 0, "the file is missing, in which blocks of a checkpoint stand") from None
+        data = self._disk.read(self._fd, place.size, place.offset)
+        if len(data) != place.size or crc32c(data) != place.crc:
+            raise CorruptRecord(str(path), place.offset, "the checksum of a checkpoint's block does not match")
+        return data
+
+
+def _read(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
+    """A checkpoint with all its blocks, each checked. Raises CorruptRecord, OSError."""
+    sections: list[Section] = []
+    with _Files(disk, directory, stored) as files:
+        for name, section in stored.sections.items():
+            blocks = {number: files.read(place) for number, place in section.places.items()}
+            taken = {number: place.taken for number, place in section.places.items()}
+            sections.append(Section(name, section.version, blocks, taken))
+    return Checkpoint(stored.position, tuple(sections))
+
+
+def read_blocks(disk: Disk, directory: Path, stored: Iterable[StoredCheckpoint]) -> Iterator[Checkpoint]:
+    """Those of some checkpoints whose blocks are all whole. Raises OSError."""
+    for each in stored:
+        with contextlib.suppress(CorruptRecord):
+            yield _read(disk, directory, each)
+
+
+def check_blocks(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Iterator[CorruptRecord]:
+    """Read all blocks of a checkpoint; gives those that are damaged or missing. Raises OSError."""
+    with _Files(disk, directory, stored) as files:
+        for section in stored.sections.values():
+            for place in section.places.values():
+                try:
+                    files.read(place)
+                except CorruptRecord as error:
+                    yield error
+
+
+def _to_copy(base: StoredCheckpoint, kept: dict[str, dict[int, Place]], written: int) -> set[int]:
+    """The files whose live blocks the next checkpoint copies, so that they can go."""
+    live: dict[int, int] = {}
+    for places in kept.values():
+        for place in places.values():
+            live[place.file] = live.get(place.file, 0) + place.size
+    room = max(written, COPIED_BYTES_MIN)
+    excess = sum(base.files[file] - size for file, size in live.items()) - sum(live.values()) - written - DEAD_BYTES_SLACK
+    too_many = len(live) - FILES_MIN - sum(live.values()) // BYTES_PER_FILE
+    victims: set[int] = set()
+    for file in sorted(live, key=lambda file: live[file] / base.files[file]):
+        if excess <= 0 or live[file] > room:
+            break
+        victims.add(file)
+        room -= live[file]
+        excess -= base.files[file] - live[file]
+    if too_many > len(victims):
+        for file in sorted(live.keys() - victims, key=live.__getitem__)[: 2 * too_many + FILES_MIN // 2]:
+            if live[file] > room:
+                break
+            victims.add(file)
+            room -= live[file]
+    return victims
+
+
+def _report(error: CorruptRecord) -> None:
+    _log.error("checkpoint.damaged", path=error.path, position=error.position, why=error.why)

@@ -1,0 +1,207 @@
+"""What a partition puts into checkpoints, and how much of it: blocks, sections, and the format of earlier releases."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.partition import records
+from broker.partition.blocks import BLOCK_MESSAGES, Blocks
+from broker.partition.messages import Messages
+from broker.partition.payloads import PayloadBudget
+from broker.partition.records import Enqueued, Mark, UnreadableRecord, table
+from broker.partition.snapshot import Snapshot
+from storage.log import Checkpoint, Position, Section
+
+NUMBER = 3
+
+
+def fresh() -> Messages:
+    return Messages(NUMBER, PayloadBudget(0, 0), 20)
+
+
+def new_messages() -> Messages:
+    messages = fresh()
+    messages.finish_replay(0)
+    return messages
+
+
+def mark(messages: Messages, position: int, each: Mark) -> None:
+    messages.position = Position(position)
+    messages.apply_mark(each)
+
+
+def send(messages: Messages, position: int, count: int) -> int:
+    """Enqueue so many messages of 10 bytes in one frame; gives the first one's sequence number."""
+    first = messages.next_number
+    messages.apply_enqueued(Position(position), Enqueued(first, 1000 + position, [10] * count, None, 64), now_ms=1000)
+    return first
+
+
+def loaded(checkpoint: Checkpoint) -> Messages:
+    again = fresh()
+    for _ in Snapshot(again).load_steps(checkpoint):
+        pass
+    again.finish_replay(0)
+    again.check()
+    return again
+
+
+def taken(snapshot: Snapshot, position: Position, base: Position | None) -> Checkpoint:
+    taking = snapshot.take(base)
+    for _ in taking.steps():
+        pass
+    return taking.checkpoint(position)
+
+
+def describe(reference: Any) -> list[Any]:
+    values = [getattr(reference, name) for name in reference.__slots__ if name not in ("frame", "lease")]
+    return [*values, reference.frame.position]
+
+
+def contents(messages: Messages) -> list[Any]:
+    found = [[describe(each) for each in subqueue.browse(0)] for subqueue in messages.subqueues]
+    sums = [(each.available, each.deferred, each.bytes, each.changed_bytes) for each in messages.subqueues]
+    return [found, sums, messages.next_number, messages.latest_enqueued_ms, messages.first_live()]
+
+
+def changed_blocks(checkpoint: Checkpoint) -> dict[int, bytes]:
+    return dict(checkpoint.sections[1].blocks)
+
+
+def varied() -> Messages:
+    """Messages of each kind."""
+    messages = new_messages()
+    first = messages.next_number
+    messages.apply_enqueued(Position(100), Enqueued(first, 1000, [10, 20, 30, 40], [5000, 0, 6000, 0], 64), now_ms=1000)
+    messages.apply_enqueued(Position(900), Enqueued(first + 4, 2000, [7], None, 80), now_ms=2000)
+    mark(messages, 1000, Mark(records.RETURNED, 0, [first], b"\xc1\x01\x00"))
+    mark(messages, 1100, Mark(records.DEFERRED, 0, [first + 1]))
+    mark(messages, 1200, Mark(records.MOVED, 0, [first + 2], None, 1, True))
+    mark(messages, 1300, Mark(records.REMOVED, 0, [first + 3]))
+    return messages
+
+
+def test_a_checkpoint_brings_back_every_reference() -> None:
+    messages = varied()
+    checkpoint = taken(Snapshot(messages), Position(1400), None)
+    sections = [replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position)) for section in checkpoint.sections]
+    again = loaded(replace(checkpoint, sections=tuple(sections)))
+    assert contents(again) == contents(messages)
+    assert again.first_live() == 100
+
+
+def test_only_the_blocks_that_have_changed_are_taken() -> None:
+    messages = new_messages()
+    snapshot = Snapshot(messages)
+    first = send(messages, 100, 10 * BLOCK_MESSAGES)
+    assert len(changed_blocks(taken(snapshot, Position(500), None))) == 11
+    assert len(changed_blocks(taken(snapshot, Position(500), Position(100)))) == 11
+    assert changed_blocks(taken(snapshot, Position(500), Position(500))) == {}
+    mark(messages, 500, Mark(records.RETURNED, 0, [first + 3 * BLOCK_MESSAGES]))
+    mark(messages, 600, Mark(records.REMOVED, 0, [first + 5 * BLOCK_MESSAGES, first + 5 * BLOCK_MESSAGES + 7]))
+    mark(messages, 700, Mark(records.MOVED, 0, [first + 7 * BLOCK_MESSAGES], None, 1))
+    found = {base: sorted(changed_blocks(taken(snapshot, Position(800), Position(base)))) for base in (500, 600, 700, 800)}
+    assert found == {500: [3, 5, 7, 1 << 38 | 7], 600: [5, 7, 1 << 38 | 7], 700: [7, 1 << 38 | 7], 800: []}
+    messages.check()
+
+
+def test_the_cost_of_a_checkpoint_is_that_of_what_has_changed_and_not_of_what_is_there() -> None:
+    costs: dict[int, list[int]] = {}
+    for backlog in (10_240, 204_800):
+        messages = new_messages()
+        snapshot = Snapshot(messages)
+        for step in range(backlog // 10_240):
+            send(messages, 1_000_000 * (step + 1), 10_240)
+        end = 1_000_000 * 100
+        first = messages.next_number
+        send(messages, end, 1_000)
+        mark(messages, end + 1, Mark(records.REMOVED, 0, [first - 1, *range(NUMBER << 48 | 1, NUMBER << 48 | 900)]))
+        checkpoint = taken(snapshot, Position(end + 2), Position(end))
+        sizes = [sum(map(len, section.blocks.values())) for section in checkpoint.sections]
+        assert snapshot.cost(Position(end)) >= sum(sizes)
+        costs[backlog] = sizes
+    assert costs[204_800] == costs[10_240]
+
+
+def test_a_block_without_a_message_is_said_to_be_gone_and_then_forgotten() -> None:
+    messages = new_messages()
+    snapshot = Snapshot(messages)
+    first = send(messages, 100, 3 * BLOCK_MESSAGES)
+    assert first & (BLOCK_MESSAGES - 1) == 1
+    mark(messages, 200, Mark(records.REMOVED, 0, range(first, first + 2 * BLOCK_MESSAGES)))
+    checkpoint = taken(snapshot, Position(300), Position(200))
+    assert [number for number, data in sorted(changed_blocks(checkpoint).items()) if not data] == [0, 1]
+    assert len(messages.blocks) == 4
+    snapshot.saved(checkpoint)
+    assert len(messages.blocks) == 2
+    messages.check()
+
+
+def test_what_comes_from_a_checkpoint_counts_as_changed_just_below_the_one_for_which_it_was_written() -> None:
+    blocks = Blocks()
+    blocks.adopt({1: Position(500), 2: Position(300), 3: Position(500)})
+    assert sorted(blocks.changed_since(Position(500))) == []
+    assert sorted(blocks.changed_since(Position(400))) == [1, 3]
+    assert sorted(blocks.changed_since(Position(300))) == [1, 3], "the block of 300 was changed by a frame below 300"
+    assert sorted(blocks.changed_since(Position(299))) == [1, 2, 3]
+    blocks.touch_run(0, 2 * BLOCK_MESSAGES, 1, Position(700))
+    assert blocks.changed_since(Position(600)) == [2]
+
+
+def version_1(messages: Messages) -> bytes:
+    """The state as releases before blocks wrote it."""
+    frames = messages.live_frames()
+    parts = [struct.pack("<4sIQQII", b"PbS1", len(frames), messages.next_number, messages.latest_enqueued_ms, len(messages.subqueues), 0)]
+    parts.append(table("Q", [frame.position for frame in frames]))
+    for subqueue in messages.subqueues:
+        found = list(subqueue.browse(0))
+        changed = [(place, each.changed) for place, each in enumerate(found) if each.changed is not None]
+        parts += [
+            struct.pack("<II", len(found), len(changed)),
+            table("Q", [each.sequence_number for each in found]),
+            table("Q", [each.enqueued_at_ms for each in found]),
+            table("Q", [each.expires_at_ms or 0 for each in found]),
+            table("I", [frames.index(each.frame) for each in found]),
+            table("I", [each.offset for each in found]),
+            table("I", [each.size for each in found]),
+            table("I", [each.delivery_count for each in found]),
+            table("H", [each.state for each in found]),
+            table("I", [place for place, _ in changed]),
+            table("I", [len(each) for _, each in changed]),
+            *(each for _, each in changed),
+        ]
+    return b"".join(parts)
+
+
+def test_the_state_of_an_earlier_release_is_read_and_taken_as_a_whole() -> None:
+    messages = varied()
+    again = loaded(Checkpoint(Position(1400), (Section("", 1, {0: version_1(messages)}),)))
+    assert contents(again) == contents(messages)
+    assert taken(Snapshot(again), Position(1400), None) == taken(Snapshot(messages), Position(1400), None)
+
+
+@pytest.mark.parametrize("state", [b"", b"PbS1", b"PbS9" + bytes(100), version_1(varied())[:-1]])
+def test_a_state_of_an_earlier_release_that_is_none_is_not_read(state: bytes) -> None:
+    with pytest.raises(UnreadableRecord):
+        loaded(Checkpoint(Position(0), (Section("", 1, {0: state}),)))
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        Section("sessions", 1, {0: b"of a later release"}),
+        Section("messages", 2, {}),
+        Section("messages", 1, {0: b"short"}),
+        Section("messages", 1, {0: bytes([1] + [0] * 7)}),
+        Section("messages", 1, {9 << 38: bytes(8)}),
+        Section("counters", 1, {0: bytes(15)}),
+        Section("counters", 1, {1: bytes(16)}),
+    ],
+)
+def test_a_section_that_is_unknown_or_does_not_fit_is_not_read(section: Section) -> None:
+    with pytest.raises(UnreadableRecord):
+        loaded(Checkpoint(Position(0), (section,)))
