@@ -10,7 +10,7 @@ LIVE := $(VENV)/.stamp-live
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo format lint types test check crash interop fuzz bench image image-test clean
+.PHONY: help setup run demo format lint types test check crash soak interop fuzz bench image image-test clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -60,6 +60,9 @@ check: lint types test ## what CI runs
 
 crash: $(DEV) ## kill -9 under load, all 50 rounds (make test runs 10)
 	PARTIBUS_CRASH_ROUNDS=50 $(BIN)/python -m pytest tests/crash $(ARGS)
+
+soak: $(DEV) ## half an hour of mixed clients and restarts: nothing is lost, nothing grows; plots in build/soak
+	PARTIBUS_SOAK_MINUTES=30 $(BIN)/python -m pytest -s tests/soak $(ARGS)
 
 interop: $(LIVE) ## unchanged clients of other makers against the broker, and the official SDKs' own live suites (needs root; half an hour)
 	$(BIN)/python -m pytest tests/interop $(ARGS)

@@ -319,7 +319,10 @@ class FileLog:
         return self._turn.locked()
 
     async def put_away(self) -> None:
-        """Close the active segment's file until the next commit. Bytes that were acknowledged without a sync are synced first."""
+        """Close the active segment's file until the next commit, and those open for reading.
+
+        Bytes that were acknowledged without a sync are synced first.
+        """
         async with self._turn:
             opened = self._opened
             try:
@@ -335,7 +338,14 @@ class FileLog:
                     except CommitFailed as error:
                         _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
                 # durability rule 4: a file that failed is never written to again, so it need not be found again either
-                close = active.put_away if self._state is _State.OPEN else active.abandon
+                close_active = active.put_away if self._state is _State.OPEN else active.abandon
+                paths = [segment.path for segment in opened.segments]
+
+                def close() -> None:
+                    close_active()
+                    for path in paths:
+                        self._shared.files.forget(path)
+
                 await run_to_end(self._shared.executor, close, self._under_way)
                 self._recent.keep_only(opened.tail)
             finally:

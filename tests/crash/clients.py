@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from random import Random
 from zlib import crc32
 
-from protocol.codec import Described, Symbol, ULong
+from protocol.codec import Described, Symbol, UByte, UInt, ULong
 from tests.crash.ledger import QueueLedger, name_of
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import ANNOTATIONS, DATA, message, sections
@@ -74,13 +74,28 @@ class Client(threading.Thread, ABC):
 
 
 class Sender(Client):
-    """Sends bursts and waits for their outcomes: `burst` transfers at a time, each of `batch` messages, with one of `keys` or without."""
+    """Sends bursts and waits for their outcomes: `burst` transfers at a time, each of `batch` messages, with one of `keys` or without.
+
+    `pause_s` follows each burst; messages live for `time_to_live_ms`, for ever if that is None.
+    """
 
     def __init__(
-        self, place: Place, name: str, queue: str, ledger: QueueLedger, seed: object, *, keys: int = 0, burst: int = 1, batch: int = 1
+        self,
+        place: Place,
+        name: str,
+        queue: str,
+        ledger: QueueLedger,
+        seed: object,
+        *,
+        keys: int = 0,
+        burst: int = 1,
+        batch: int = 1,
+        pause_s: float = 0.0,
+        time_to_live_ms: int | None = None,
     ) -> None:
         super().__init__(place, name, queue, ledger, seed)
-        self._keys, self._burst, self._batch = keys, burst, batch
+        self._keys, self._burst, self._batch, self._pause_s = keys, burst, batch, pause_s
+        self._header = None if time_to_live_ms is None else [True, UByte(4), UInt(time_to_live_ms)]
         self._numbers: dict[str, int] = {}
 
     def serve(self, connection: RawConnection, life: int) -> None:
@@ -103,6 +118,8 @@ class Sender(Client):
                     names = waiting.pop(number)
                     assert state.descriptor == raw.ACCEPTED, f"{names} refused: {state}"
                     self.ledger.sent(names)
+            if self._pause_s:
+                self.stop_asked.wait(self._pause_s)
 
     def _next(self) -> tuple[list[str], bytes]:
         key = f"k{self.random.randrange(self._keys)}" if self._keys else ""
@@ -110,7 +127,7 @@ class Sender(Client):
         self._numbers[key] = begin + self._batch
         names = [name_of(self.name, key, number) for number in range(begin, begin + self._batch)]
         annotations = {"x-opt-partition-key": f"{self.name}/{key}"} if key else None
-        messages = [message(properties=[name], annotations=annotations, body=[body_of(name)]) for name in names]
+        messages = [message(header=self._header, properties=[name], annotations=annotations, body=[body_of(name)]) for name in names]
         if self._batch == 1:
             return names, messages[0]
         return names, message(properties=[names[0]], annotations=annotations, body=messages)
@@ -169,6 +186,8 @@ class Receiver(Client):
                 answers.append(raw.frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, state)))
             elif found.code == raw.DISPOSITION:
                 self._confirm(found, life)
+            elif found.code == raw.CLOSE and raw.condition_of(found) == "amqp:connection:forced":
+                raise ConnectionEnded  # the broker stops in order
             else:
                 assert found.code in (None, raw.FLOW), f"{self.name} met {found}"
         return answers

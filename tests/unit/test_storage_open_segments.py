@@ -76,6 +76,7 @@ async def test_what_nobody_writes_to_is_closed_after_a_while_and_goes_on_with_th
     for round_number in range(2):
         for log in logs:
             await append(log, b"%d" % round_number)
+            assert await contents(log), "it is open for reading, too"
         async with asyncio.timeout(10):
             while disk.open_files > 1:  # noqa: ASYNC110 - the lock stays open; what is waited for has no event of its own
                 await asyncio.sleep(0.005)

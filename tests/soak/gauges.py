@@ -1,0 +1,156 @@
+"""What a broker takes, read from outside: memory, descriptors, disk, and how long it made another client wait. And its plots.
+
+Answers for samples over time, for the verdict that they are flat, and for the picture. Knows nothing of clients.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from tests.bench.load.machine import resident_mib
+from tests.support.broker_process import BrokerProcess
+from tests.support.disk_use import allocated_bytes
+
+SAMPLE_EVERY_S = 1.0
+MIB = 1 << 20
+MEMORY_GROWTH, MEMORY_SLACK_MIB = 0.1, 16.0
+"""How much more memory the broker may take at the end than in a like moment at the beginning: a tenth, and this."""
+DESCRIPTORS_SLACK = 8
+STALL_GROWTH, STALL_SLACK_MS = 3.0, 50.0
+
+
+@dataclass(slots=True, frozen=True)
+class Sample:
+    """What the broker took at one moment."""
+
+    at_s: float
+    memory_mib: float
+    descriptors: int
+    disk_mib: float
+
+
+@dataclass(slots=True)
+class Stretch:
+    """One stretch of load and the rest after it."""
+
+    began_s: float
+    rested: Sample
+    """At the end of the rest."""
+    stalls_ms: list[float]
+    """What another client waited, each time it asked."""
+
+    @property
+    def stall_ms(self) -> float:
+        """The 99th percentile of what another client waited."""
+        return statistics.quantiles(self.stalls_ms, n=100)[98]
+
+
+@dataclass
+class Record:
+    """Everything that was seen of one broker over time, restarts included."""
+
+    broker: BrokerProcess
+    samples: list[Sample] = field(default_factory=list)
+    stretches: list[Stretch] = field(default_factory=list)
+    restarts_s: list[float] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def now_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.began
+
+    def look(self) -> Sample:
+        """Read what the broker takes now. Raises OSError while it is down."""
+        pid = self.broker.pid
+        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        return Sample(self.now_s(), resident_mib(pid), descriptors, allocated_bytes(self.broker.data_dir) / MIB)
+
+    def keep_looking(self) -> threading.Thread:
+        """Take samples in a thread, until `stop`."""
+        thread = threading.Thread(target=self._look_on, name="samples", daemon=True)
+        thread.start()
+        return thread
+
+    def stop(self) -> None:
+        """Take no more samples."""
+        self._stop.set()
+
+    def _look_on(self) -> None:
+        while not self._stop.wait(SAMPLE_EVERY_S):
+            try:
+                self.samples.append(self.look())
+            except (OSError, AssertionError, StopIteration):
+                continue  # between two lives
+
+    # --- the verdict ---
+
+    def growth(self) -> list[str]:
+        """What grew from the first half of the stretches to the second; empty if everything is flat.
+
+        Each stretch is compared with the one that stands as far from its half's beginning: both have seen as many restarts.
+        """
+        half = len(self.stretches) // 2
+        found = []
+        for early, late in zip(self.stretches[:half], self.stretches[-half:], strict=True):
+            was, now = early.rested, late.rested
+            if now.memory_mib > was.memory_mib * (1 + MEMORY_GROWTH) + MEMORY_SLACK_MIB:
+                found.append(f"memory at rest went from {was.memory_mib:.0f} to {now.memory_mib:.0f} MiB")
+            if now.descriptors > was.descriptors + DESCRIPTORS_SLACK:
+                found.append(f"descriptors at rest went from {was.descriptors} to {now.descriptors}")
+        early_ms, late_ms = (statistics.median(each.stall_ms for each in part) for part in (self.stretches[:half], self.stretches[-half:]))
+        if late_ms > early_ms * STALL_GROWTH + STALL_SLACK_MS:
+            found.append(f"the 99th percentile of another client's wait went from {early_ms:.0f} to {late_ms:.0f} ms")
+        return found
+
+    # --- the picture ---
+
+    def write(self, folder: Path) -> None:
+        """`soak.png` and `soak.json` in the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "soak.json").write_text(
+            json.dumps(
+                {
+                    "samples": [asdict(sample) for sample in self.samples],
+                    "stretches": [{"at_s": each.began_s, "stall_ms": each.stall_ms, **asdict(each.rested)} for each in self.stretches],
+                    "restarts_s": self.restarts_s,
+                },
+                indent=1,
+            )
+        )
+        figure = Figure(figsize=(11, 12), layout="constrained")
+        at_s = [sample.at_s for sample in self.samples]
+        rest_s = [each.rested.at_s for each in self.stretches]
+        memory, descriptors, disk, stalls = figure.subplots(4, 1, sharex=True)
+        shown: Sequence[tuple[str, Sequence[float], Sequence[float]]] = (
+            ("memory (MiB)", [each.memory_mib for each in self.samples], [each.rested.memory_mib for each in self.stretches]),
+            ("descriptors", [each.descriptors for each in self.samples], [each.rested.descriptors for each in self.stretches]),
+            ("disk (MiB)", [each.disk_mib for each in self.samples], [each.rested.disk_mib for each in self.stretches]),
+        )
+        for axes, (name, values, rests) in zip((memory, descriptors, disk), shown, strict=True):
+            axes.plot(at_s, values, linewidth=1)
+            axes.plot(rest_s, rests, "o", label="at rest")
+            axes.set_ylabel(name)
+            axes.set_ylim(bottom=0)
+            axes.legend(loc="lower right")
+        began_s = [each.began_s for each in self.stretches]
+        for name, percentile in (("median", 49), ("99 %", 98)):
+            stalls.plot(began_s, [statistics.quantiles(each.stalls_ms, n=100)[percentile] for each in self.stretches], "o-", label=name)
+        stalls.set_ylabel("another client's wait (ms)")
+        stalls.set_xlabel("seconds")
+        stalls.set_ylim(bottom=0)
+        stalls.legend(loc="lower right")
+        for axes in (memory, descriptors, disk, stalls):
+            for restart_s in self.restarts_s:
+                axes.axvline(restart_s, color="grey", linestyle=":", linewidth=1)
+        figure.suptitle("What the broker takes under mixed load (dotted: restarts)")
+        figure.savefig(folder / "soak.png", dpi=100)

@@ -1,0 +1,100 @@
+"""Mixed clients for minutes, with restarts: nothing is lost, and memory, descriptors, disk and stalls are flat at the end.
+
+`make soak` runs for half an hour, `make test` for two minutes (`PARTIBUS_SOAK_MINUTES`). The plot is `build/soak/soak.png`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.crash.clients import Place
+from tests.soak.gauges import MIB, Record, Stretch
+from tests.soak.load import QUEUES, Load
+from tests.support.broker_process import BrokerProcess
+from tests.support.disk_use import wait_until_small
+
+MINUTES = float(os.environ.get("PARTIBUS_SOAK_MINUTES", "2"))
+STRETCHES = max(4, 2 * round(MINUTES / 2))
+REST_S = 15.0
+"""About what it takes until the locks of clients that died have ended, the queues are empty, and the broker is idle: part of each
+stretch's time."""
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "soak"
+PARTITIONS = 16 * len(QUEUES)
+AT_REST_BYTES = 2 * MIB * PARTITIONS
+DESCRIPTORS_AT_REST = 64
+"""What the broker needs of its own; the files of idle logs are closed."""
+IDLE_WITHIN_S = 60.0
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the official client leaves its socket open when the broker goes
+def test_nothing_is_lost_and_nothing_grows(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, QUEUES, environment={"PARTIBUS_LOG_IDLE_MS": "2000"})
+    try:
+        record = Record(broker)
+        place = Place(broker.start().amqp_port)
+        place.up.set()
+        thread = record.keep_looking()
+        load_s = max(MINUTES * 60 / STRETCHES - REST_S, 5.0)
+        for number in range(STRETCHES):
+            record.stretches.append(stretch(broker, place, record, number, load_s))
+            latest = record.stretches[-1]
+            print(
+                f"stretch {number + 1} of {STRETCHES}: {latest.rested.memory_mib:.0f} MiB, {latest.rested.descriptors} descriptors, "
+                f"{latest.rested.disk_mib:.1f} MiB on disk, waits of {latest.stall_ms:.0f} ms",
+                flush=True,
+            )
+        record.stop()
+        thread.join()
+        record.write(FOLDER)
+        broker.check_alive()
+        assert record.growth() == []
+    except BaseException:
+        print(broker.log_tail())
+        raise
+    finally:
+        broker.kill()
+        gc.collect()
+
+
+def stretch(broker: BrokerProcess, place: Place, record: Record, number: int, load_s: float) -> Stretch:
+    """Load, in every second stretch with a restart in its middle, by `kill -9` and in order in turns; then a rest."""
+    began_s, restarts = record.now_s(), 0
+    with Load(place, str(number), lambda: broker.addresses) as load:
+        go_on(load, load_s / 2)
+        if number % 2:
+            restart(broker, place, record, kill=number % 4 == 1)
+            restarts = 1
+        go_on(load, load_s / 2)
+    load.settle(restarts)
+    wait_until_small(broker.data_dir / "logs", AT_REST_BYTES, IDLE_WITHIN_S)
+    ends = time.monotonic() + IDLE_WITHIN_S
+    while record.look().descriptors > DESCRIPTORS_AT_REST and time.monotonic() < ends:
+        time.sleep(0.1)
+    return Stretch(began_s, record.look(), load.stalls.took_ms)
+
+
+def go_on(load: Load, seconds: float) -> None:
+    """Let the clients work."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        load.check()
+        time.sleep(0.1)
+
+
+def restart(broker: BrokerProcess, place: Place, record: Record, *, kill: bool) -> None:
+    """The broker's life ends, and the next one begins."""
+    broker.check_alive()
+    place.up.clear()
+    if kill:
+        broker.kill()
+    else:
+        assert broker.terminate() == 0
+    place.life += 1
+    record.restarts_s.append(record.now_s())
+    broker.start()
+    place.up.set()
