@@ -35,6 +35,7 @@ from broker.http.atom import (
     write_entry,
     write_feed,
 )
+from broker.http.bodies import Bodies
 from broker.http.entry_text import EntryTexts
 from broker.http.queue_xml import QueueDefaults, read_queue, unknown_elements, write_queue
 from broker.http.refusals import HttpRefusal
@@ -77,6 +78,7 @@ class Administration:
         """`slices`: the turns that long lists take with whoever else works long on the event loop."""
         self._settings, self._namespace, self._tokens, self._clock, self._slices = settings, namespace, tokens, clock, slices
         self._defaults = QueueDefaults(settings.partitioned_by_default, settings.message_kb_max)
+        self._bodies = Bodies(settings.http_body_bytes_max)
         self._started_ms = clock.now_ms()
         self._entries = EntryTexts(namespace.name)
 
@@ -260,14 +262,16 @@ class Administration:
     async def _read_body(self, request: web.Request) -> Description:
         limit = self._settings.http_body_bytes_max
         body = bytearray()
-        async for chunk in request.content.iter_any():
-            body += chunk
-            if len(body) > limit:
-                raise HttpRefusal(413, 0, f"The body is larger than the limit of {limit} bytes.")
-        try:
-            return parse_entry(bytes(body))
-        except WrongXml as wrong:
-            raise HttpRefusal(400, 40000, str(wrong)) from wrong
+        with self._bodies.read() as counted:
+            async for chunk in request.content.iter_any():
+                if len(body) + len(chunk) > limit:
+                    raise HttpRefusal(413, 0, f"The body is larger than the limit of {limit} bytes.")
+                counted.grows(len(chunk))
+                body += chunk
+            try:
+                return parse_entry(bytes(body))
+            except WrongXml as wrong:
+                raise HttpRefusal(400, 40000, str(wrong)) from wrong
 
     def _keep_creation_times(self, settings: QueueSettings, previous: QueueDescription | None) -> QueueSettings:
         """A SAS rule that was there before keeps its time of creation, and of change when nothing in it changed."""

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 
 from broker.entities import QueueSettings
+from broker.http.bodies import FREE_BYTES, Bodies
 from broker.http.connection import HttpConnection
 from broker.http.crowd import Crowd, Guest
 from broker.http.portions import PORTION_BYTES
@@ -132,6 +133,30 @@ async def test_a_body_has_its_time_however_it_trickles(tmp_path: Path) -> None:
         async with client(stack, head) as (reader, writer):
             assert await trickle(reader, writer) == b""
         assert stack.ended("slow_body") == 1
+
+
+async def test_bodies_that_nobody_finishes_are_bounded_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends a body gives its room back, and a small one is read in any case."""
+    monkeypatch.setattr("broker.http.bodies.TOTAL_BYTES_MAX", 0)  # so that the largest body is the total
+    bodies = Bodies(512 * 1024)
+    monkeypatch.setattr("broker.http.admin.Bodies", lambda _: bodies)
+    async with http_stack(tmp_path, http_transfer_timeout_ms=60_000, http_body_bytes_max=512 * 1024) as stack:
+        token = sas_token(f"https://127.0.0.1:{stack.port}")
+        head = f"PUT /orders HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: 500000\r\n\r\n".encode()
+
+        async def answer(size: int) -> tuple[int, str | None]:
+            status, _, headers = await stack.ask("PUT", "/orders", bytes(size))
+            return status, headers.get("Retry-After")
+
+        for size, status in ((500_000, 400), (600_000, 413), (500_000, 400)):  # no XML; too large for one; no XML
+            assert await answer(size) == (status, None) and bodies.bytes == 0
+        async with client(stack, head + bytes(450_000)):
+            await until(lambda: bodies.bytes == 450_000 - FREE_BYTES)
+            assert await answer(500_000) == (503, "2")
+            assert await answer(FREE_BYTES) == (400, None)
+            assert bodies.bytes == 450_000 - FREE_BYTES
+        await until(lambda: bodies.bytes == 0)  # the client is gone
+        assert await answer(500_000) == (400, None)
 
 
 async def test_an_answer_that_nobody_reads_has_its_time(tmp_path: Path) -> None:
