@@ -22,7 +22,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.bench.load import attack_http, attack_output, attacks, disk_space, fairness, figures, footprint, many_queues, report, traffic
+from tests.bench.load import (
+    attack_http,
+    attack_output,
+    attacks,
+    disk_space,
+    fairness,
+    figures,
+    footprint,
+    many_queues,
+    report,
+    stalls,
+    traffic,
+)
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
 from tests.bench.load.machine import commit, describe_machine
@@ -124,6 +136,7 @@ def main(
             (figures.FAIRNESS, measure_fairness),
             (figures.OUTPUT_ATTACK, measure_output_attack),
             (figures.ATTACKED, measure_attacks),
+            (figures.STALLED, measure_stalls),
         ):
             if run.wants(group):
                 measure(run)
@@ -309,6 +322,18 @@ def measure_attacks(run: Run) -> None:
                 harm = attacks.suffer(run.folder, name, run.scale.attack_s)
                 run.note(memory, harm.memory_mib, settings)
                 run.note(stall, harm.stall_ms, settings)
+
+
+def measure_stalls(run: Run) -> None:
+    """How long an unrelated client waits while the broker works on one large queue."""
+    count = run.scale.waiting_messages
+    settings: dict[str, object] = {"messages": count, "body_bytes": stalls.BODY_BYTES, "partitions": 1}
+    for number in range(run.scale.rounds):
+        progress.print(f"work on {count:,} messages, round {number + 1} of {run.scale.rounds}")
+        for name, wait in stalls.waits(run.folder, count).items():
+            p99, worst = figures.STALLS[name]
+            run.note(p99, wait.p99_ms, settings)
+            run.note(worst, wait.worst_ms, settings)
 
 
 @contextmanager

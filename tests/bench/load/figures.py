@@ -366,6 +366,37 @@ ATTACKS: Mapping[str, tuple[Figure, Figure]] = {
 }
 """By the attack's name: memory and stall."""
 
+STALL_P99_MS, STALL_P99_GOAL_MS = 20, 8
+STALL_WORST_MS, STALL_WORST_GOAL_MS = 50, 20
+
+
+def _stall(name: str, what: str) -> tuple[Figure, Figure]:
+    """Both figures of one step (`stalls.py`)."""
+    meaning = f"wait of an unrelated client for an answer that needs only the event loop, while {what}"
+    return (
+        Figure(
+            f"stall_{name}_p99", "ms", f"99th percentile of the {meaning}", "a few slices of 2 to 3 ms", STALL_P99_MS, STALL_P99_GOAL_MS
+        ),
+        Figure(
+            f"stall_{name}_worst",
+            "ms",
+            f"the longest {meaning}",
+            "the largest piece of work that is not divided: one batch of a partition, some 10 ms",
+            STALL_WORST_MS,
+            STALL_WORST_GOAL_MS,
+        ),
+    )
+
+
+STALLS: Mapping[str, tuple[Figure, Figure]] = {
+    "fill": _stall("fill", "a queue of one partition is filled with 1,000,000 messages, and checkpoints are made"),
+    "browse": _stall("browse", "the first 100,000 of them are paged through"),
+    "open_again": _stall("open_again", "the partition is opened and its log replayed, after kill -9"),
+    "empty": _stall("empty", "nine of ten messages are received and completed, and the rest is compacted"),
+    "delete": _stall("delete", "the queue is deleted with more than 1,000,000 messages"),
+}
+"""By the step's name: 99th percentile and worst."""
+
 TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEER_SEND_LATENCY)
 WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)
 IDLE: Sequence[Figure] = (IDLE_MEMORY, IDLE_CPU, IDLE_USED_MEMORY, IDLE_USED_CPU)
@@ -380,7 +411,20 @@ FAIRNESS: Sequence[Figure] = (
 )  # fmt: skip
 OUTPUT_ATTACK: Sequence[Figure] = (OUTPUT_ATTACK_MEMORY, OUTPUT_ATTACK_ROUND_TRIP, OUTPUT_ATTACK_PEEK)
 ATTACKED: Sequence[Figure] = tuple(figure for pair in ATTACKS.values() for figure in pair)
+STALLED: Sequence[Figure] = tuple(figure for pair in STALLS.values() for figure in pair)
 FIGURES: Mapping[str, Figure] = {
     figure.name: figure
-    for figure in (*TRAFFIC, *WAITING, *IDLE, *DISK_SPACE, *CONNECTIONS, *MANY, *FAIRNESS, *OUTPUT_ATTACK, *HALF_HEADERS, *ATTACKED)
+    for figure in (
+        *TRAFFIC,
+        *WAITING,
+        *IDLE,
+        *DISK_SPACE,
+        *CONNECTIONS,
+        *MANY,
+        *FAIRNESS,
+        *OUTPUT_ATTACK,
+        *HALF_HEADERS,
+        *ATTACKED,
+        *STALLED,
+    )  # fmt: skip
 }

@@ -1,0 +1,148 @@
+"""How long an unrelated client waits while the broker works on one queue with a million messages.
+
+Answers for one round: a queue of one partition is filled (and checkpointed meanwhile), browsed, opened again after kill -9, emptied but for
+a tenth (and compacted), filled again, and deleted. Each of these is the work of a process of its own; this one begins and ends AMQP
+sessions (§2.5) all the while, which needs nothing but the broker's event loop. `python -m tests.bench.load.stalls STEP AMQP_PORT HTTP_PORT
+COUNT` is one step.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.codec import Described, Symbol, UByte, UInt, ULong
+from tests.bench.load import traffic
+from tests.bench.load.attacks import ASK_EVERY_S, Asker
+from tests.bench.load.client import Receiver, Sender, drive, encode_message
+from tests.bench.load.fairness import percentile
+from tests.bench.load.footprint import target_of
+from tests.support import raw_amqp as raw
+from tests.support.broker_process import Addresses, BrokerProcess, queue
+from tests.support.raw_amqp import RawConnection
+from tests.support.sas import sas_token
+
+QUEUE = "waiting"
+BODY_BYTES = 64
+WINDOW = 2_000
+CHECKPOINT_BYTES = 16 * 1024 * 1024
+"""Of the log, between two checkpoints: filling the queue makes several."""
+BROWSED_MAX = 100_000
+SETTLE_S = 3.0
+"""After a step: what the broker does in the background belongs to it."""
+
+
+@dataclass(slots=True, frozen=True)
+class Wait:
+    """How long the unrelated client waited during a step."""
+
+    p99_ms: float
+    worst_ms: float
+
+
+# --- the steps ----------------------------------------------------------------------------------------------------------------
+
+
+def fill(addresses: Addresses, count: int) -> None:
+    """Send messages."""
+    with target_of(addresses, QUEUE).connect() as connection:
+        sender = Sender(connection, encode_message(BODY_BYTES), WINDOW)
+        drive([connection], lambda: sender.is_ready, traffic.READY_WITHIN_S)
+        sender.send(count)
+        drive([connection], lambda: sender.is_done, traffic.DONE_WITHIN_S)
+
+
+def browse(addresses: Addresses, count: int) -> None:
+    """Page through the queue from its beginning, with a receiver that looks and takes nothing."""
+    wanted = min(count, BROWSED_MAX)
+    with RawConnection(addresses.amqp_port) as connection:
+        connection.open()
+        connection.begin()
+        source = Described(ULong(raw.SOURCE), [QUEUE, None, None, None, None, None, Symbol("copy")])
+        connection.attach(["browser", UInt(0), raw.RECEIVER, UByte(1), UByte(0), source, Described(ULong(raw.TARGET), [])])
+        connection.send_frame(raw.FLOW, raw.flow_fields(0, 0, wanted))
+        for _ in range(wanted):
+            connection.read_until(raw.TRANSFER, within_s=traffic.DONE_WITHIN_S)
+
+
+def open_again(addresses: Addresses, count: int) -> None:
+    """Look at the first message: the partition is opened for that."""
+    browse(addresses, 1)
+
+
+def empty(addresses: Addresses, count: int) -> None:
+    """Receive and complete nine messages of ten."""
+    with target_of(addresses, QUEUE).connect() as connection:
+        receiver = Receiver(connection, WINDOW, BODY_BYTES)
+        drive([connection], lambda: receiver.is_ready, traffic.READY_WITHIN_S)
+        receiver.receive(count * 9 // 10)
+        drive([connection], lambda: receiver.is_done, traffic.DONE_WITHIN_S)
+
+
+def delete(addresses: Addresses, count: int) -> None:
+    """Delete the queue."""
+    headers = {"Authorization": sas_token("https://127.0.0.1")}
+    request = urllib.request.Request(f"{addresses.http_url}/{QUEUE}?api-version=2021-05", headers=headers, method="DELETE")
+    with urllib.request.urlopen(request, timeout=traffic.DONE_WITHIN_S) as answer:
+        assert answer.status == 200
+
+
+STEPS: Mapping[str, Callable[[Addresses, int], None]] = {step.__name__: step for step in (fill, browse, open_again, empty, delete)}
+
+
+# --- the meter ----------------------------------------------------------------------------------------------------------------
+
+
+def waits(folder: Path, count: int) -> dict[str, Wait]:
+    """One round with `count` messages, on a fresh broker: by step."""
+    data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
+    environment = {"PARTIBUS_CHECKPOINT_BYTES": str(CHECKPOINT_BYTES)}
+    properties = {"PartitionCount": 1, "LockDuration": "PT5M", "MaxSizeInMegabytes": 5120}
+    try:
+        with BrokerProcess(data, [queue(QUEUE, **properties)], environment=environment) as broker:
+            found = {name: _during(broker, name, count) for name in ("fill", "browse")}
+            broker.kill()
+            broker.start()
+            found |= {name: _during(broker, name, count) for name in ("open_again", "empty")}
+            _during(broker, "fill", count)
+            found["delete"] = _during(broker, "delete", count)
+            return found
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def _during(broker: BrokerProcess, name: str, count: int) -> Wait:
+    """Carry a step out, and ask as long as it takes and a little longer."""
+    addresses = broker.addresses
+    asker = Asker(addresses.amqp_port)
+    took_ms: list[float] = []
+    command = [sys.executable, "-m", __name__, name, str(addresses.amqp_port), str(addresses.http_port), str(count)]
+    step = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        ends: float | None = None
+        while ends is None or time.monotonic() < ends:
+            if ends is None and step.poll() is not None:
+                ends = time.monotonic() + SETTLE_S
+            asker.longest_s = 0.0
+            asker.ask()
+            took_ms.append(asker.longest_s * 1000)
+            time.sleep(ASK_EVERY_S)
+    finally:
+        step.kill()
+        step.wait()
+        asker.close()
+    broker.check_alive()
+    if step.returncode:
+        raise RuntimeError(f"the step {name} failed with status {step.returncode}")
+    return Wait(percentile(took_ms, 99), max(took_ms))
+
+
+if __name__ == "__main__":
+    STEPS[sys.argv[1]](Addresses(int(sys.argv[2]), 0, int(sys.argv[3])), int(sys.argv[4]))
