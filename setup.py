@@ -1,5 +1,8 @@
-"""The one thing that pyproject.toml cannot say: which C module cffi builds."""
+"""The one thing that pyproject.toml cannot say: which C modules are built."""
 
-from setuptools import setup
+from setuptools import Extension, setup
 
-setup(cffi_modules=["protocol/native/build.py:ffibuilder"])
+setup(
+    cffi_modules=["protocol/native/build.py:ffibuilder"],
+    ext_modules=[Extension("broker.partition._untracked", ["broker/native/untracked.c"])],
+)

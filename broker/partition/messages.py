@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, islice, repeat
 
 from broker.entities import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, TRANSFER_DEAD_LETTER
 from broker.errors import Reason, Refused
 from broker.operations import PARTITION_SHIFT
 from broker.partition import records
+from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.payloads import PayloadBudget
@@ -175,6 +176,7 @@ class Messages:
                 *([life_column] if lives else []),
             )
         )
+        untrack(references)
         # The numbers that the references hold are the dictionary's keys, too: one object for both.
         self.main.append(references, [reference.sequence_number for reference in references], size)
         if lives:
@@ -222,6 +224,7 @@ class Messages:
             if reference is None:
                 reference = Reference(number, frame, offset, size, enqueued_ms, expires_ms or None)
                 reference.delivery_count, reference.state, reference.changed = deliveries, state, changed
+                untrack([reference])
                 subqueue.references[number] = reference  # the order is made at the end of the replay
             else:
                 assert reference.size == size and reference.delivery_count == deliveries and reference.state == state
@@ -244,7 +247,9 @@ class Messages:
 
     def _frame_at(self, position: Position) -> StoredFrame:
         if not self._frames or self._frames[-1].position != position:
-            self._frames.append(StoredFrame(position))
+            frame = StoredFrame(position)
+            untrack([frame])
+            self._frames.append(frame)
         return self._frames[-1]
 
     def forget(self, removed: Iterable[Reference]) -> None:
@@ -316,6 +321,10 @@ class Messages:
         self.main.expiry = TimerWheel(self._tick_ms, self.main.references.__contains__)
         for subqueue in self.subqueues:
             yield from subqueue.rebuild(self._clock_settings)
+        frames = iter(self._frames)
+        while part := list(islice(frames, REPLAYED_AT_ONCE)):
+            untrack(part)
+            yield 0
 
     def _known(self, mark: Mark, numbers: Sequence[int]) -> Sequence[int]:
         """Those of the numbers that a mark names whose messages are there. Raises UnreadableRecord."""

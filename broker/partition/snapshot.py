@@ -40,6 +40,7 @@ from itertools import repeat
 from typing import Protocol
 
 from broker.partition import snapshot_v1
+from broker.partition._untracked import untrack
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table, table
@@ -267,6 +268,8 @@ class _MessagesSection:
                 [share(each, each) or None for each in expiries] if expiries else repeat(None, count),
             )
         )
+        untrack(references)
+        untrack(frames)
         for place in frame_places:
             frames[place].live += 1
         for reference, delivery_count in zip(references, deliveries, strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import deque
 from typing import Any
 
@@ -297,3 +298,21 @@ async def test_what_a_stopped_partition_held_is_forgotten() -> None:
     messages = harness.task._partition.messages
     await harness.task.stop()
     assert messages.count == 0 and not harness.task._dropped and harness.budget.used == 0
+
+
+async def test_the_garbage_collector_does_not_look_at_waiting_messages_and_nothing_of_them_is_left() -> None:
+    harness = Harness(QueueSettings(max_delivery_count=1))
+    await harness.send(*[b"x"] * 200, ttl=[None, 60_000] * 100)
+    locked = await harness.receive(1, 150)
+    await harness.do(1, Complete(locked.tokens[:50]), Defer(locked.tokens[50:100]))
+    assert harness.task._partition is not None
+    before = list(harness.task._partition.messages.main.references.values())
+    assert not any(map(gc.is_tracked, [*before, *(each.frame for each in before)]))
+    await harness.restart(clean=True)  # with locks held: they end with the state
+    assert all(each.lease is None for each in before)
+    await harness.receive(1, 10)
+    assert harness.task._partition is not None
+    after = list(harness.task._partition.messages.main.references.values())
+    assert len(after) == 150 and not any(map(gc.is_tracked, after))
+    await harness.task.stop()
+    assert all(each.lease is None for each in after)

@@ -426,5 +426,5 @@ FIGURES: Mapping[str, Figure] = {
         *HALF_HEADERS,
         *ATTACKED,
         *STALLED,
-    )  # fmt: skip
+    )
 }

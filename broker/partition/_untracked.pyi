@@ -1,0 +1,3 @@
+from typing import Any
+
+def untrack(objects: list[Any]) -> None: ...
