@@ -32,6 +32,8 @@ from broker.partition.subqueue import DEFERRED, READY, Reference, StoredFrame, S
 from broker.partition.timers import TimerWheel
 from storage.log import Commit, Frame, Position
 
+EVICTED_AT_ONCE = 1024
+"""Messages whose bodies leave the memory in one go: some 100 microseconds."""
 SUBQUEUES = (MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER)
 """By the number that records give them."""
 REPLAYED_AT_ONCE = 1024
@@ -57,7 +59,9 @@ class Messages:
         self.blocks = Blocks()
         """Which messages' durable state has changed in which frame."""
         self.latest_enqueued_ms = 0
-        self.payloads = payloads.share()
+        self.payloads = payloads.share(self.evict)
+        self._evicted_to = (0, 0)
+        """Up to which subqueue and sequence number bodies were evicted last."""
         self._by_name = {subqueue.name: subqueue for subqueue in self.subqueues}
         self._clock_settings = clock_settings or ClockSettings()
         self._frames: deque[StoredFrame] = deque()
@@ -263,6 +267,20 @@ class Messages:
                 reference.payload = b""  # a lease may hold the reference for as long as any other message of it is locked
         if in_memory:
             self.payloads.give(in_memory)
+
+    def evict(self) -> None:
+        """Let some bodies rest on the disk alone: looks at EVICTED_AT_ONCE messages, and goes on from there the next time."""
+        place, from_number = self._evicted_to
+        freed = 0
+        for looked_at, reference in enumerate(self.subqueues[place].browse(from_number)):
+            if looked_at == EVICTED_AT_ONCE:
+                self._evicted_to = place, reference.sequence_number
+                break
+            freed += len(reference.payload)
+            reference.payload = b""
+        else:
+            self._evicted_to = (place + 1) % len(self.subqueues), 0
+        self.payloads.give(freed)
 
     def cut(self, first: int) -> None:
         """Undo the latest `apply_enqueued`: all messages from `first` on never were. Their frame is the last one."""

@@ -190,7 +190,10 @@ class Partition:
             self._fill(grant)
         for reference in batch.passing:
             reference.payload = b""
-        self.messages.payloads.count_state(self.messages.state_bytes)
+        payloads = self.messages.payloads
+        payloads.count_state(self.messages.state_bytes)
+        if batch.grants:
+            payloads.read(batch.now_ms)
         return batch
 
     def let_go(self) -> None:

@@ -43,6 +43,11 @@ class Harness:
         self.log = MemoryLog(Disk(), segment_bytes)
         self.task = self._new_task()
 
+    def share_with(self, other: Harness) -> None:
+        """Have the same clock and the same budget as another partition. Before anything was done."""
+        self.clock, self.budget = other.clock, other.budget
+        self.task = self._new_task()
+
     def change(self, **settings: object) -> None:
         """Other settings; the partition hears of them by `Update`."""
         self.description = replace(self.description, settings=replace(self.description.settings, **settings))  # type: ignore[arg-type]

@@ -1,0 +1,95 @@
+"""The budget of bodies in memory: partitions that are read take room from those that are not."""
+
+from __future__ import annotations
+
+from broker.operations import Complete
+from broker.partition.payloads import COLD_MS, PayloadBudget
+from tests.support.partition_harness import Harness
+
+BUDGET, RESERVE = 200_000, 10_000
+
+
+def two_partitions() -> tuple[Harness, Harness]:
+    """Two partitions with one clock and one budget."""
+    first, second = (Harness(number=number, payload_bytes=BUDGET, reserve_bytes=RESERVE) for number in (1, 2))
+    second.share_with(first)
+    return first, second
+
+
+def body(number: int) -> bytes:
+    return b"%06d" % number * 100
+
+
+async def fill(harness: Harness, count: int) -> list[bytes]:
+    bodies = [body(number) for number in range(count)]
+    for start in range(0, count, 50):
+        await harness.send(*bodies[start : start + 50])
+    return bodies
+
+
+def in_memory(harness: Harness) -> int:
+    return sum(len(reference.payload) for subqueue in harness.subqueues for reference in subqueue.references.values())
+
+
+async def drain(harness: Harness, count: int) -> list[bytes]:
+    """Receive and complete so many messages, ten at a time."""
+    got: list[bytes] = []
+    while len(got) < count:
+        locked = await harness.receive(1, 10)
+        got += locked.messages
+        await harness.do(1, Complete(locked.tokens))
+    return got
+
+
+async def test_a_partition_that_is_read_takes_the_room_of_one_that_is_not() -> None:
+    idle, busy = two_partitions()
+    kept = await fill(idle, 1_000)
+    expected = await fill(busy, 500)
+    assert in_memory(idle) >= BUDGET - 2 * RESERVE and in_memory(busy) <= RESERVE
+    await busy.advance(10 * COLD_MS)
+    assert await drain(busy, 110) == expected[:110]
+    assert in_memory(idle) <= RESERVE < in_memory(busy)
+    assert idle.budget.used <= BUDGET
+    reads = busy.log.fetches
+    assert await drain(busy, 390) == expected[110:]
+    assert busy.log.fetches - reads < 10, "most messages are handed out from memory"
+    assert await drain(idle, 1_000) == kept, "what left the memory is read back"
+    assert idle.budget.used == 0
+
+
+async def test_partitions_that_nobody_reads_take_nothing_from_each_other() -> None:
+    first, second = two_partitions()
+    await fill(first, 1_000)
+    before = in_memory(first)
+    await first.advance(10 * COLD_MS)
+    await fill(second, 1_000)
+    assert in_memory(first) == before
+
+
+async def test_partitions_that_are_both_read_take_nothing_from_each_other() -> None:
+    first, second = two_partitions()
+    await fill(first, 1_000)
+    await fill(second, 1_000)
+    for _ in range(5):
+        await drain(first, 10)
+        await drain(second, 10)
+        await first.advance(COLD_MS // 2)
+    assert in_memory(first) > BUDGET // 2
+
+
+def test_the_partition_that_was_read_last_is_the_last_to_make_room() -> None:
+    budget = PayloadBudget(300, reserve_bytes=10)
+    evicted: list[str] = []
+    shares = {name: budget.share(lambda name=name: evicted.append(name)) for name in ("old", "newer", "newest", "reader")}  # type: ignore[misc]
+    for name in ("newest", "old", "newer"):
+        assert shares[name].take(100)
+    for at_ms, name in enumerate(("old", "newer", "newest"), 1):
+        shares[name].read(at_ms)
+    shares["reader"].read(COLD_MS)
+    assert not shares["reader"].take(100) and evicted == [], "nobody is cold yet"
+    shares["reader"].read(COLD_MS + 1)
+    assert not shares["reader"].take(100) and evicted == ["old"]
+    shares["old"].give(100)
+    assert shares["reader"].take(100)
+    shares["reader"].read(COLD_MS + 5)
+    assert not shares["reader"].take(100) and evicted == ["old", "newer"]
