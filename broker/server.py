@@ -114,7 +114,9 @@ class Broker:
         mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
         self.memory = Memory(mark, resident_bytes, lambda: payloads.state_bytes + payloads.used, payloads.set_scarce)
         self._partition_limits = TaskLimits(
-            disk_timeout_ms=settings.disk_timeout_ms, upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes)
+            disk_timeout_ms=settings.disk_timeout_ms,
+            rest_ms=settings.log_idle_ms if settings.fsync == "always" else None,
+            upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes),
         )
         catalogue = settings.data_dir / "catalogue"
         self._resting = Resting(PartitionIndex(catalogue, disk, failed=self._part_failed), self.clock, failed=self._part_failed)

@@ -63,9 +63,10 @@ from broker.partition.messages import SUBQUEUES, Messages
 from broker.partition.patience import Hung, Patience, PatientLog
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
+from broker.partition.rest import Register, Rest
 from broker.partition.snapshot import Snapshot
 from broker.partition.state import MIB, Bounds, Partition
-from broker.partition.summary import Summary, summary_of
+from broker.partition.summary import summary_of
 from broker.partition.upkeep import Upkeep, UpkeepLimits
 from broker.partition.wake import Once, Wake
 from broker.slices import Slices
@@ -109,6 +110,8 @@ class TaskLimits:
     """… up to this."""
     disk_timeout_ms: int = 5_000
     """A disk that has not answered for so long has failed."""
+    rest_ms: int | None = 60_000
+    """After the last change, until what the partition holds is entered in the index; None for not before it is closed."""
     bounds: Bounds = field(default_factory=Bounds)
     upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
 
@@ -131,19 +134,6 @@ class PartitionMeter(Protocol):
 
     def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
         """Messages that were dead-lettered, for whatever reason, or expired, and locks that ran out."""
-
-
-class Register(Protocol):
-    """Where a partition is entered, so that a start need not open it to know what it holds (`broker/resting.py`)."""
-
-    def summary(self) -> Summary | None:
-        """What it held when it was closed in good order; None if that is not known."""
-
-    async def opening(self) -> None:
-        """Its log is about to be claimed: what is entered does not count any more. Durable when it returns."""
-
-    def closed(self, summary: Summary) -> None:
-        """Its log was closed in good order."""
 
 
 class PartitionTask:
@@ -170,7 +160,8 @@ class PartitionTask:
         self.number = number
         self._log, self._clock, self._describe, self._payloads = log, clock, describe, payloads
         self._limits = limits or TaskLimits()
-        self._on_health, self._meter, self._register = on_health, meter, register
+        self._on_health, self._meter = on_health, meter
+        self._rest = Rest(register, clock, self._limits.rest_ms)
         self._slices = slices or Slices()
         self._dropped: list[Messages] = []
         """State that nobody uses any more, and that takes time to be freed."""
@@ -274,6 +265,8 @@ class PartitionTask:
                 self._wake.clear()
                 if await self.step():
                     self._wake.set()
+                if self._health is Health.HEALTHY and self._partition is not None and not self._mailbox:
+                    self._rest.look(self._partition)
                 self._arm_timer()
             await self._shut_down()
         except asyncio.CancelledError:
@@ -330,6 +323,7 @@ class PartitionTask:
         try:
             if batch.commit:
                 await self._commit(partition, batch)
+                self._rest.changed(batch.now_ms)
         except StorageError as error:
             await self._recover(error)
             return False
@@ -371,6 +365,9 @@ class PartitionTask:
     async def _commit(self, partition: Partition, batch: Batch) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
+        if self._rest.is_entered:
+            with self._patience:
+                await self._rest.end()
         try:
             await self._append(batch.commit, urgent=not batch.has_sent)
         except DiskFull:
@@ -432,8 +429,8 @@ class PartitionTask:
         self._is_opening = True
         try:
             with self._patience:
-                if self._register is not None:
-                    await self._register.opening()
+                await self._rest.end()
+                self._rest.changed(self._clock.monotonic_ms())
                 self._epoch = await self._log.claim()
                 self._log.on_full = self._press
                 self._patience.again()
@@ -632,8 +629,8 @@ class PartitionTask:
             except StorageError as error:
                 self._output.warning("log.close_failed", error=str(error))
                 summary = None
-        if summary is not None and self._register is not None:
-            self._register.closed(summary)
+        if summary is not None:
+            self._rest.closed(summary)
         self._settled.set()
         await self._free_dropped()
 
@@ -665,7 +662,7 @@ class PartitionTask:
         if self._health is Health.RECOVERING:
             due_ms = self._retry_at_ms
         elif self._partition is not None and self._upkeep is not None:
-            dues = (self._partition.next_due_ms(), self._upkeep.due_ms)
+            dues = (self._partition.next_due_ms(), self._upkeep.due_ms, self._rest.due_ms)
             due_ms = min((each for each in dues if each is not None), default=None)
         if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
-from storage.partition_index import COPY_NAME, INDEX_NAME
+from storage.disk import LocalDisk
+from storage.partition_index import COPY_NAME, INDEX_NAME, PartitionIndex
 from tests.support.broker_process import BrokerProcess, queue
 
 MESSAGES = 20
@@ -85,3 +87,30 @@ def test_the_first_scrape_after_a_restart_is_right_and_messages_expire_although_
         (broker.data_dir / "catalogue" / name).unlink()
     broker.start()
     assert gauge(broker, "partibus_messages") == expected and "index.made_anew" in broker.log
+
+
+def open_in_the_index(broker: BrokerProcess, copy: Path) -> int:
+    """How many partitions a crash would leave unknown."""
+    copy.mkdir(exist_ok=True)
+    shutil.copy(broker.data_dir / "catalogue" / INDEX_NAME, copy)
+    index = PartitionIndex(copy, LocalDisk())
+    assert asyncio.run(index.load())
+    return sum(is_open for entity in index.entities() for _, is_open, _ in index.partitions(entity))
+
+
+def test_a_partition_that_was_quiet_for_a_while_is_known_after_a_kill_without_being_opened(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, [queue("kept")], environment={"PARTIBUS_LOG_IDLE_MS": "300"}) as broker:
+        for sent in (MESSAGES, 2 * MESSAGES):  # the second time, partitions that are at rest change again
+            asyncio.run(send(broker, "kept"))
+            end = time.monotonic() + WITHIN_S
+            while open_in_the_index(broker, tmp_path / "copy"):
+                assert time.monotonic() < end, "partitions do not come to rest"
+                time.sleep(0.2)
+            assert gauge(broker, "partibus_messages") == {"kept": sent}
+        broker.kill()
+        broker.start()
+        assert gauge(broker, "partibus_messages") == {"kept": 2 * MESSAGES} and opened(broker, "kept") == 0
+        asyncio.run(send(broker, "kept"))
+        broker.kill()
+        broker.start()
+        assert gauge(broker, "partibus_messages") == {"kept": 3 * MESSAGES}
