@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ class NoDataFolder(Exception):
 class Report:
     """What a check has found."""
 
-    root: Path
+    roots: Sequence[Path]
+    """The data folders, each on a disk of its own."""
     queues: dict[str, str] = field(default_factory=dict)
     """Names by generation; of a damaged entry the name only if it is legible."""
     findings: list[Finding] = field(default_factory=list)
@@ -42,10 +44,15 @@ class Report:
         """What to call an entity: the queue's name, else its generation."""
         return self.queues.get(entity or "", entity or "?")
 
+    def shorten(self, path: str) -> str:
+        """A path from its data folder on, if there is only one."""
+        inside = Path(path)
+        return str(inside.relative_to(self.roots[0])) if len(self.roots) == 1 and inside.is_relative_to(self.roots[0]) else path
+
     def as_json(self) -> dict[str, Any]:
         """For programs; see docs/operations.md."""
         return {
-            "folder": str(self.root),
+            "folders": list(map(str, self.roots)),
             "damaged": self.damaged,
             "partitions": self.progress.logs_read,
             "documents": self.progress.files,
@@ -56,24 +63,30 @@ class Report:
         }
 
 
-def check_folder(root: Path, progress: Progress | None = None, disk: Disk | None = None) -> Report:
-    """Check everything below a data folder. Raises NoDataFolder, OSError."""
+def check_folders(roots: Sequence[Path], progress: Progress | None = None, disk: Disk | None = None) -> Report:
+    """Check everything below the data folders of one broker. Raises NoDataFolder, OSError."""
     disk = disk or LocalDisk()
+    for root in roots:
+        check_is_data_folder(disk, root)
+    report = Report(roots, progress=progress or Progress())
+    documents = check_documents(disk, roots, time.sleep, report.progress)
+    report.findings += documents.findings
+    described = _read_descriptions(disk, report, documents)
+    folders = [folder for root in roots for folder in log_folders(disk, root)]
+    report.progress.logs = len(folders)
+    for folder in folders:
+        report.findings += check_log(disk, folder, time.sleep, report.progress)
+    names = {name for root in roots for name in disk.names(root / CATALOGUE_DIRECTORY)}
+    report.findings += _without_entry(report, folders, described, names)
+    return report
+
+
+def check_is_data_folder(disk: Disk, root: Path) -> None:
+    """Raise NoDataFolder for a folder that no broker has used."""
     if not {LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & set(disk.names(root)):
         raise NoDataFolder(
             f"{root}: there is no data folder of a broker here (it holds neither {LOGS_DIRECTORY}/ nor {CATALOGUE_DIRECTORY}/)"
         )
-    report = Report(root, progress=progress or Progress())
-    documents = check_documents(disk, root, time.sleep, report.progress)
-    report.findings += documents.findings
-    described = _read_descriptions(disk, report, documents)
-    folders = log_folders(disk, root)
-    report.progress.logs = len(folders)
-    for folder in folders:
-        report.findings += check_log(disk, folder, time.sleep, report.progress)
-    names = set(disk.names(root / CATALOGUE_DIRECTORY))
-    report.findings += _without_entry(report, folders, described, names)
-    return report
 
 
 def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict[str, QueueDescription]:
@@ -84,7 +97,7 @@ def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict
             description = decode_description(content)
             assert document == description.generation
         except Exception as error:
-            path = report.root / CATALOGUE_DIRECTORY / file_name_of(document)
+            path = report.roots[0] / CATALOGUE_DIRECTORY / file_name_of(document)
             why = f"its content describes no queue: {error!r}"
             report.findings.append(Finding(Severity.UNUSABLE, document, None, str(path), 0, len(content), why))
         else:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from broker.check import NoDataFolder, Report, check_folder
+from broker.check import NoDataFolder, Report, check_folders
 from broker.config import variable_of
 from storage.check import Progress
 from storage.survey import Severity
@@ -36,19 +36,22 @@ Examples:
 """
 
 DataDir = Annotated[
-    Path, typer.Option(envvar=variable_of("data_dir"), show_default="data", help="The broker's data folder.")
-]  # fmt: skip
+    list[Path] | None,
+    typer.Option(
+        envvar=variable_of("data_dir"), show_default="data", help="The broker's data folder. Give it once for each, if there are several."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table, and no progress.")]
 
 
-def check(data_dir: DataDir = Path("data"), as_json: AsJson = False) -> None:
+def check(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Read every frame of a data folder and report what is damaged or missing, by partition, file and offset.
 
     It changes nothing, takes no lock, and may run beside the broker.
     """
     try:
         with shown(Progress(), hidden=as_json) as progress:
-            report = check_folder(data_dir, progress)
+            report = check_folders(data_dir or [Path("data")], progress)
     except (NoDataFolder, OSError) as error:
         fail(error)
     if as_json:
@@ -99,18 +102,17 @@ def _print(report: Report) -> None:
     console = output()
     progress = report.progress
     read = f"{progress.logs_read} partitions ({size_text(progress.bytes_read)}) and {progress.files} files of the catalogue"
-    console.print(f"{report.root}: {read} were read.")
+    console.print(f"{', '.join(map(str, report.roots))}: {read} were read.")
     if not report.findings:
         console.print("Nothing is damaged, and nothing is missing.")
         return
     table = Table("Severity", "Queue", "Partition", "File", "Offset", "Bytes", "What", show_lines=False)
     for each in sorted(report.findings, key=lambda each: list(Severity).index(each.severity)):
-        path = Path(each.path)
         table.add_row(
             each.severity.value,
             report.name_of(each.entity),
             "" if each.partition is None else str(each.partition),
-            str(path.relative_to(report.root) if path.is_relative_to(report.root) else path),
+            report.shorten(each.path),
             str(each.offset),
             str(each.size) if each.size else "",
             each.why,

@@ -42,13 +42,13 @@ Examples:
 Yes = Annotated[bool, typer.Option("--yes", help="Carry it out. Without this option the command only says what it would do.")]
 
 
-def repair(data_dir: DataDir = Path("data"), yes: Yes = False, as_json: AsJson = False) -> None:
+def repair(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -> None:
     """Say what can be saved of a damaged data folder and which messages are gone; with --yes, repair it.
 
     The broker must be stopped. Damaged files are moved aside, never deleted.
     """
     configure_logging("console", "warning")
-    work = Repair(data_dir)
+    work = Repair(data_dir or [Path("data")])
     plans: list[Plan] = []
     try:
         with shown(Progress(), hidden=as_json) as progress:
@@ -77,7 +77,7 @@ def _print(plan: Plan) -> None:
     console = output()
     if plan.is_empty:
         missing = "What is missing has a copy, and the broker makes it again. " if plan.report.damaged else "Nothing is damaged. "
-        console.print(f"{plan.report.root}: {missing}There is nothing to repair.")
+        console.print(f"{', '.join(map(str, plan.report.roots))}: {missing}There is nothing to repair.")
         return
     for name in plan.finished:
         console.print(f"{name}: an earlier repair was cut short {'and is finished now' if plan.done else 'and would be finished first'}.")

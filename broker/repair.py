@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from broker.check import Report, check_folder
+from broker.check import Report, check_folders, check_is_data_folder
 from broker.partition import records
 from broker.partition.records import Counters, UnreadableRecord
 from broker.partition.salvage import Range, Salvage
@@ -119,7 +119,7 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """For programs; see docs/operations.md."""
         return {
-            "folder": str(self.report.root),
+            "folders": list(map(str, self.report.roots)),
             "done": self.done,
             "finished": self.finished,
             "logs": [log.as_json() for log in self.logs],
@@ -130,35 +130,39 @@ class Plan:
 
 
 class Repair:
-    """One repair of one folder. Holds the folder's lock from `open` to `close`."""
+    """One repair of the data folders of one broker. Holds their locks from `open` to `close`."""
 
-    def __init__(self, root: Path, disk: Disk | None = None) -> None:
-        self._root = root
+    def __init__(self, roots: Sequence[Path], disk: Disk | None = None) -> None:
+        self._roots = roots
         self._disk: Disk = disk or LocalDisk()
-        self._damaged = root / DAMAGED_DIRECTORY
-        self._lock_fd = -1
+        self._lock_fds: list[int] = []
         self._folders: dict[tuple[str, int], LogFolder] = {}
 
     def open(self) -> None:
-        """Take the folder's lock. Raises InUse, OSError."""
-        try:
-            self._lock_fd = self._disk.lock(self._root / "lock")
-        except BlockingIOError as error:
-            raise InUse(f"{self._root}: a broker uses this folder. Stop it first; `partibus check` works beside it.") from error
+        """Take the locks of all folders. Raises NoDataFolder, InUse, OSError."""
+        for root in self._roots:
+            check_is_data_folder(self._disk, root)
+            try:
+                self._lock_fds.append(self._disk.lock(root / "lock"))
+            except BlockingIOError as error:
+                self.close()
+                raise InUse(f"{root}: a broker uses this folder. Stop it first; `partibus check` works beside it.") from error
 
     def close(self) -> None:
-        """Give the lock back."""
-        close_quietly(self._disk, self._lock_fd)
+        """Give the locks back."""
+        while self._lock_fds:
+            close_quietly(self._disk, self._lock_fds.pop())
 
     # --- the plan ---------------------------------------------------------------------------------------------------
 
     def plan(self, progress: Progress | None = None) -> Plan:
         """Check the folder and say what a repair would do; changes nothing. Raises NoDataFolder, OSError."""
-        plan = Plan(check_folder(self._root, progress, self._disk))
+        plan = Plan(check_folders(self._roots, progress, self._disk))
         plan.finished = [str(folder) for folder in self._unfinished()]
         if plan.finished:
             return plan  # what the check has found there is half of an exchange
-        self._folders = {(each.entity, each.partition): each for each in log_folders(self._disk, self._root)}
+        folders = [folder for root in self._roots for folder in log_folders(self._disk, root)]
+        self._folders = {(each.entity, each.partition): each for each in folders}
         by_log: dict[tuple[str, int], list[Finding]] = {}
         for finding in plan.report.findings:
             if finding.severity is Severity.NOTE:
@@ -180,10 +184,10 @@ class Repair:
 
     def _plan_merges(self, plan: Plan) -> None:
         """Take what can be merged out of the findings that nothing can be done about."""
-        damaged: dict[Path, list[Path]] = {}
+        damaged: dict[str, list[Path]] = {}
         for finding in plan.hopeless:
             if finding.size and finding.entity is not None:
-                damaged.setdefault(Path(finding.path).with_suffix(""), []).append(Path(finding.path))
+                damaged.setdefault(Path(finding.path).stem, []).append(Path(finding.path))
         for paths in damaged.values():
             merged = merge_files([self._read(path) for path in paths], paths[0]) if len(paths) == 2 else None
             if merged is not None:
@@ -234,7 +238,8 @@ class Repair:
 
     def _earlier(self, folder: LogFolder) -> list[Path]:
         stem = _stem(folder)
-        return [self._damaged / name for name in sorted(self._disk.names(self._damaged)) if name.rpartition("-")[0] == stem]
+        damaged = _root_of(folder) / DAMAGED_DIRECTORY
+        return [damaged / name for name in sorted(self._disk.names(damaged)) if name.rpartition("-")[0] == stem]
 
     def _read_report(self, directory: Path) -> dict[str, Any]:
         try:
@@ -265,22 +270,25 @@ class Repair:
         for paths, content in plan.merged:
             for path in paths:
                 self._set_aside(path)
-            publish_together(self._disk, paths, [content])
+            for path in paths:  # they may be in different folders
+                publish_together(self._disk, [path], [content])
         plan.done = True
 
     def _set_aside(self, path: Path) -> None:
-        make_directories(self._disk, self._root, [DAMAGED_DIRECTORY])
-        taken = set(self._disk.names(self._damaged))
+        root = next(root for root in self._roots if path.is_relative_to(root))
+        damaged = root / DAMAGED_DIRECTORY
+        make_directories(self._disk, root, [DAMAGED_DIRECTORY])
+        taken = set(self._disk.names(damaged))
         name = next(name for number in range(len(taken) + 1) if (name := f"{path.name}-{number}") not in taken)
-        self._disk.rename(path, self._damaged / name)
-        self._disk.sync_directory(self._damaged)
+        self._disk.rename(path, damaged / name)
+        self._disk.sync_directory(damaged)
         self._disk.sync_directory(path.parent)
 
     def _rebuild(self, log: Rebuilding) -> None:
         folder = self._folders[log.entity, log.partition]
         number = 1 + max((int(each.name.rpartition("-")[2]) for each in self._earlier(folder)), default=0)
-        directory = self._damaged / f"{_stem(folder)}-{number}"
-        make_directories(self._disk, self._root, [DAMAGED_DIRECTORY, directory.name, REBUILT_DIRECTORY])
+        directory = _root_of(folder) / DAMAGED_DIRECTORY / f"{_stem(folder)}-{number}"
+        make_directories(self._disk, _root_of(folder), [DAMAGED_DIRECTORY, directory.name, REBUILT_DIRECTORY])
         try:
             asyncio.run(self._write_log(folder, directory / REBUILT_DIRECTORY))
         except BaseException:
@@ -292,9 +300,9 @@ class Repair:
 
     def _set_index_aside(self) -> None:
         """The index of partitions says what the old logs held. Without it the next start opens all partitions and counts anew."""
-        catalogue = self._root / CATALOGUE_DIRECTORY
-        for name in sorted({INDEX_NAME, COPY_NAME} & set(self._disk.names(catalogue))):
-            self._set_aside(catalogue / name)
+        for catalogue in [root / CATALOGUE_DIRECTORY for root in self._roots]:
+            for name in sorted({INDEX_NAME, COPY_NAME} & set(self._disk.names(catalogue))):
+                self._set_aside(catalogue / name)
 
     async def _write_log(self, folder: LogFolder, root: Path) -> None:
         """Write what can be saved of a log to a new one below `root`, durably."""
@@ -331,17 +339,17 @@ class Repair:
     def _exchange(self, directory: Path, report: dict[str, Any]) -> None:
         """Put the new log in the place of the old one. Each step may be the last one of a process, and is then found done or not done."""
         self._set_index_aside()
-        disk, entity = self._disk, _directory_name(report["entity"])
+        disk, root, entity = self._disk, directory.parent.parent, _directory_name(report["entity"])
         partition = f"{report['partition']:04x}"
         rebuilt = directory / REBUILT_DIRECTORY
         for parents, name, old in (
             ((LOGS_DIRECTORY, entity), partition, OLD_LOG),
             ((*EXTENTS_DIRECTORIES, entity), f"{partition}{EXTENT_SUFFIX}", f"{partition}{EXTENT_SUFFIX}"),
         ):
-            source, target = rebuilt.joinpath(*parents) / name, self._root.joinpath(*parents) / name
+            source, target = rebuilt.joinpath(*parents) / name, root.joinpath(*parents) / name
             if name not in disk.names(source.parent):
                 continue  # it is in its place
-            make_directories(disk, self._root, parents)
+            make_directories(disk, root, parents)
             if name in disk.names(target.parent) and old not in disk.names(directory):
                 disk.rename(target, directory / old)
                 disk.sync_directory(directory)
@@ -363,7 +371,8 @@ class Repair:
                 self._disk.remove_tree(directory / REBUILT_DIRECTORY)
 
     def _with_copies(self) -> list[tuple[Path, list[str]]]:
-        folders = [self._damaged / name for name in sorted(self._disk.names(self._damaged)) if "." not in name]
+        damaged = [root / DAMAGED_DIRECTORY for root in self._roots]
+        folders = [each / name for each in damaged for name in sorted(self._disk.names(each)) if "." not in name]
         found = [(folder, self._disk.names(folder)) for folder in folders]
         return [(folder, names) for folder, names in found if REBUILT_DIRECTORY in names]
 
@@ -374,6 +383,11 @@ def _files_to_set_aside(findings: Sequence[Finding]) -> list[Finding]:
     others = [finding for finding in findings if finding not in slots]
     both = slots[:1] if len(slots) == 2 else []
     return list({finding.path: finding for finding in [*both, *others]}.values())
+
+
+def _root_of(folder: LogFolder) -> Path:
+    """The data folder that a log is in."""
+    return folder.directory.parents[2]
 
 
 def _stem(folder: LogFolder) -> str:

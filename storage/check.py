@@ -8,7 +8,7 @@ found at the same place each time is reported. What is really damaged stays wher
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -96,38 +96,49 @@ def _check_log_once(disk: Disk, folder: LogFolder, progress: Progress) -> list[F
     return survey.findings
 
 
-def check_documents(disk: Disk, root: Path, pause: Callable[[float], None], progress: Progress) -> Documents:
-    """Read every document of the catalogue, both of its files. Raises OSError."""
-    found = _check_documents_once(disk, root, progress)
+def check_documents(disk: Disk, roots: Sequence[Path], pause: Callable[[float], None], progress: Progress) -> Documents:
+    """Read every document of the catalogue, both of its files, in whichever of the data folders they are. Raises OSError."""
+    found = _check_documents_once(disk, roots, progress)
     for _ in range(LOOKS_MAX - 1):
         if not found.findings:
             break
         pause(PAUSE_S)
-        before, found = set(found.findings), _check_documents_once(disk, root, progress)
+        before, found = set(found.findings), _check_documents_once(disk, roots, progress)
         if before == set(found.findings):
             break
         found.findings = [finding for finding in found.findings if finding in before]
     return found
 
 
-def _check_documents_once(disk: Disk, root: Path, progress: Progress) -> Documents:
-    directory = root / CATALOGUE_DIRECTORY
-    names = disk.names(directory)
+def _check_documents_once(disk: Disk, roots: Sequence[Path], progress: Progress) -> Documents:
+    directories = [root / CATALOGUE_DIRECTORY for root in roots]
     documents = Documents()
-    stems = {name.removesuffix(suffix) for name in names for suffix in (DOCUMENT_SUFFIX, COPY_SUFFIX) if name.endswith(suffix)}
-    for stem in sorted(stems):
-        _check_document(disk, directory, stem, documents, progress)
-    for path, offset, why in PartitionIndex(directory, disk).damage():
-        documents.findings.append(Finding(Severity.SPARE, None, None, str(path), offset, 0, why))
+    places: dict[str, list[Path]] = {suffix: [] for suffix in (DOCUMENT_SUFFIX, COPY_SUFFIX)}
+    """By suffix: the folders that hold such files."""
+    stems: dict[str, dict[str, Path]] = {}
+    for directory in directories:
+        for name in disk.names(directory):
+            stem, suffix = Path(name).stem, Path(name).suffix
+            if suffix in places:
+                stems.setdefault(stem, {})[suffix] = directory / name
+                if places[suffix][-1:] != [directory]:
+                    places[suffix].append(directory)
+    for stem, paths in sorted(stems.items()):
+        for suffix, holding in places.items():
+            paths.setdefault(suffix, (holding or directories)[-1] / f"{stem}{suffix}")
+        _check_document(disk, stem, paths, documents, progress)
+    for directory in directories:
+        for path, offset, why in PartitionIndex(directory, disk).damage():
+            documents.findings.append(Finding(Severity.SPARE, None, None, str(path), offset, 0, why))
     return documents
 
 
-def _check_document(disk: Disk, directory: Path, stem: str, documents: Documents, progress: Progress) -> None:
+def _check_document(disk: Disk, stem: str, paths: Mapping[str, Path], documents: Documents, progress: Progress) -> None:
     newest = -1
     entity, is_old = document_of(stem), False
     broken: list[tuple[Path, int, int, str]] = []
-    for suffix in (DOCUMENT_SUFFIX, COPY_SUFFIX):
-        path, size = directory / f"{stem}{suffix}", 0
+    for path in map(paths.__getitem__, (DOCUMENT_SUFFIX, COPY_SUFFIX)):
+        size = 0
         try:
             fd = disk.open_read(path)
             try:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusSubQueue
 
-from broker.check import check_folder
+from broker.check import check_folders
 from broker.clock import SystemClock
 from broker.entities import DEAD_LETTER, MAIN, QueueDescription
 from broker.operations import Send, Sent
@@ -203,12 +203,12 @@ DAMAGES: dict[str, Callable[[Written], None]] = {
 # --- what is there afterwards -------------------------------------------------------------------------------------------
 
 
-async def read_back(written: Written) -> dict[int, tuple[str, bytes]]:
+async def read_back(written: Written, second: Path | None = None) -> dict[int, tuple[str, bytes]]:
     """What the broker's partitions find; each then takes one more message, whose number is one that was never given."""
     found: dict[int, tuple[str, bytes]] = {}
     description = QueueDescription("orders", written.generation, PARTITIONS)
-    store = FileLogStore(written.folder, reserve_bytes=0)
     for number in range(PARTITIONS):
+        store = FileLogStore(second if second is not None and number == 1 else written.folder, reserve_bytes=0)
         log = store.log(written.generation, number)
         task = PartitionTask(number, log=log, clock=SystemClock(), describe=lambda: description, payloads=PayloadBudget(1 << 20, 0))
         run = asyncio.create_task(task.run())
@@ -223,7 +223,7 @@ async def read_back(written: Written) -> dict[int, tuple[str, bytes]]:
         assert isinstance(sent, Sent) and sent.first > max(ever)
         await task.stop()
         await asyncio.wait_for(run, WAIT_S)
-    await store.close()
+        await store.close()
     return found
 
 
@@ -252,9 +252,9 @@ def check_ledger(written: Written, found: dict[int, tuple[str, bytes]], plan: Pl
             assert log.kept == len(there)
 
 
-def repaired(written: Written) -> Plan:
+def repaired(written: Written, *more: Path) -> Plan:
     """Repair and check again."""
-    work = Repair(written.folder)
+    work = Repair([written.folder, *more])
     work.open()
     try:
         plan = work.plan()
@@ -268,14 +268,14 @@ def repaired(written: Written) -> Plan:
 
 
 async def test_the_folder_is_sound_and_holds_what_the_ledger_says(damaged: Written) -> None:
-    assert not check_folder(damaged.folder).damaged
+    assert not check_folders([damaged.folder]).damaged
     assert await read_back(damaged) == damaged.ledger.there
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_after_a_repair_exactly_what_it_reports_is_gone(damaged: Written, damage: str) -> None:
     DAMAGES[damage](damaged)
-    found = [each for each in check_folder(damaged.folder).findings if each.severity is Severity.UNUSABLE]
+    found = [each for each in check_folders([damaged.folder]).findings if each.severity is Severity.UNUSABLE]
     assert found and (damage.endswith("one entity is missing") or {each.partition for each in found} == {1})
     plan = await asyncio.to_thread(repaired, damaged)
     there = await read_back(damaged)
@@ -308,14 +308,14 @@ async def test_a_repair_that_is_cut_short_loses_nothing_and_is_finished_by_the_n
                 self.left -= 1
             super().rename(source, target)
 
-    first = Repair(damaged.folder, DyingDisk())
+    first = Repair([damaged.folder], DyingDisk())
     first.open()
     plan = first.plan()
     [planned] = plan.logs
     with pytest.raises(Cut):
         await asyncio.to_thread(first.carry_out, plan)
     first.close()
-    work = Repair(damaged.folder)
+    work = Repair([damaged.folder])
     work.open()
     again = work.plan()
     await asyncio.to_thread(work.carry_out, again)
@@ -325,7 +325,7 @@ async def test_a_repair_that_is_cut_short_loses_nothing_and_is_finished_by_the_n
     else:
         assert again.logs[0].gone == planned.gone
     work.close()
-    assert not check_folder(damaged.folder).damaged
+    assert not check_folders([damaged.folder]).damaged
     check_ledger(damaged, await read_back(damaged), plan)
 
 
@@ -337,7 +337,7 @@ async def test_what_has_a_copy_is_set_aside_and_costs_nothing(damaged: Written) 
     for path, offset in ((document, 60), (checkpoint, 90), (index, 12), (extent, 20), (extent, 600)):
         flip(path, offset)
     (damaged.folder / "catalogue" / "logs" / damaged.generation / "0000.extent").unlink()
-    assert {each.severity for each in check_folder(damaged.folder).findings} == {Severity.SPARE}
+    assert {each.severity for each in check_folders([damaged.folder]).findings} == {Severity.SPARE}
     plan = repaired(damaged)
     aside = {document, checkpoint, index, extent}
     assert {Path(each.path) for each in plan.aside} == aside and not plan.logs
@@ -359,9 +359,33 @@ async def test_two_damaged_files_of_a_document_are_put_together(damaged: Written
     assert document.read_bytes() == copy.read_bytes() == whole
     document.write_bytes(whole[:50])
     copy.write_bytes(whole[:40])
-    work = Repair(damaged.folder)
+    work = Repair([damaged.folder])
     plan = work.plan()
     assert not plan.is_complete and {Path(each.path) for each in plan.hopeless} == {document, copy}
+
+
+async def test_with_several_data_folders_each_keeps_what_is_damaged_in_it(damaged: Written) -> None:
+    first, second = damaged.folder, damaged.folder.with_name("second")
+    document = first / "catalogue" / file_name_of(damaged.generation)
+    copy = second / "catalogue" / document.with_suffix(".copy").name
+    log = Path("logs", damaged.generation, "0001")
+    extent = Path("catalogue", "logs", damaged.generation, "0001.extent")
+    for path in (log, extent):
+        (second / path).parent.mkdir(parents=True)
+        (first / path).rename(second / path)
+    for path in first.glob("catalogue/*.copy"):
+        path.rename(second / "catalogue" / path.name)
+    both = [first, second]
+    assert not check_folders(both).damaged
+    whole = document.read_bytes()
+    flip(document, 60)
+    flip(copy, 61)
+    flip(max((second / log).glob("*.segment")), SEGMENT_HEADER_BYTES + 100)
+    assert {Path(each.path) for each in check_folders(both).findings} >= {document, copy}
+    plan = await asyncio.to_thread(repaired, damaged, second)
+    assert document.read_bytes() == copy.read_bytes() == whole
+    assert Path(plan.logs[0].moved_to).parent == second / "damaged" and (first / "damaged").exists()
+    check_ledger(damaged, await read_back(damaged, second), plan)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -398,7 +422,7 @@ def test_a_client_finds_exactly_what_the_command_says_and_it_never_acts_unasked(
     for path, content in before.items():
         moved = fingerprint(damaged.folder)
         assert path in moved or content in moved.values(), "nothing is deleted"
-    assert not check_folder(damaged.folder).damaged
+    assert not check_folders([damaged.folder]).damaged
     with broker, ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client:
         found = peeked(client)
     for partition in range(PARTITIONS):

@@ -1,10 +1,13 @@
-"""`partibus check` as a process: its table, its JSON and its exit codes."""
+"""`partibus check` and `partibus repair`: what they print, and their exit codes."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from typer.testing import CliRunner, Result
+
+from broker.cli import app
 from broker.entities import QueueDescription
 from broker.entity_documents import encode_description
 from storage.catalogue import Catalogue, file_name_of
@@ -25,6 +28,11 @@ async def data_folder(root: Path) -> Path:
     return segment_in(root)
 
 
+def check(*arguments: str, **environment: str) -> Result:
+    """In this process: to start one takes a second."""
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", "PARTIBUS_DATA_DIR": None, **environment})
+
+
 def segment_in(root: Path) -> Path:
     [segment] = root.rglob("*.segment")
     return segment
@@ -32,17 +40,17 @@ def segment_in(root: Path) -> Path:
 
 async def test_a_sound_folder_ends_with_0_and_a_damaged_one_with_1(tmp_path: Path) -> None:
     segment = await data_folder(tmp_path)
-    done = partibus("check", "--data-dir", str(tmp_path))
-    assert done.returncode == 0 and "Nothing is damaged" in done.stdout and "1 partitions" in done.stdout, done
+    done = check("check", "--data-dir", str(tmp_path))
+    assert done.exit_code == 0 and "Nothing is damaged" in done.stdout and "1 partitions" in done.stdout, done
     flip(segment, SEGMENT_HEADER_BYTES + 70)
-    done = partibus("check", PARTIBUS_DATA_DIR=str(tmp_path))
-    assert done.returncode == 1, done
+    done = check("check", PARTIBUS_DATA_DIR=str(tmp_path))
+    assert done.exit_code == 1, done
     [row] = [line for line in done.stdout.splitlines() if "unusable" in line]
     for text in ("orders", " 3 ", str(segment.relative_to(tmp_path)), " 256 ", "the frame's checksum does not match"):
         assert text in row
-    done = partibus("check", "--json", "--data-dir", str(tmp_path))
+    done = check("check", "--json", "--data-dir", str(tmp_path))
     report = json.loads(done.stdout)
-    assert (done.returncode, done.stderr, report["damaged"], report["partitions"]) == (1, "", True, 1)
+    assert (done.exit_code, done.stderr, report["damaged"], report["partitions"]) == (1, "", True, 1)
     assert report["findings"] == [
         {
             "queue": "orders",
@@ -61,20 +69,20 @@ async def test_entries_that_describe_no_queue_and_logs_without_an_entry_are_foun
     await data_folder(tmp_path)
     document = tmp_path / "catalogue" / file_name_of(GENERATION)
     await Catalogue(tmp_path / "catalogue", LocalDisk()).put(GENERATION, b"{}")
-    assert "its content describes no queue" in partibus("check", "--data-dir", str(tmp_path)).stdout
+    assert "its content describes no queue" in check("check", "--data-dir", str(tmp_path)).stdout
     document.unlink()
     document.with_suffix(".copy").unlink()
-    done = partibus("check", "--data-dir", str(tmp_path))
-    assert done.returncode == 1 and "belong to no queue of the catalogue" in done.stdout
+    done = check("check", "--data-dir", str(tmp_path))
+    assert done.exit_code == 1 and "belong to no queue of the catalogue" in done.stdout
 
 
 def test_a_folder_without_data_ends_with_2(tmp_path: Path) -> None:
-    done = partibus("check", "--data-dir", str(tmp_path / "nowhere"))
-    assert done.returncode == 2 and "there is no data folder" in done.stderr
+    done = check("check", "--data-dir", str(tmp_path / "nowhere"))
+    assert done.exit_code == 2 and "there is no data folder" in done.stderr
 
 
 def test_help_says_what_findings_and_exit_codes_mean() -> None:
-    text = partibus("check", "--help").stdout
+    text = check("check", "--help").stdout
     assert all(word in text for word in ("unusable", "spare", "note", "Exit codes", "--json", "PARTIBUS_DATA_DIR"))
 
 

@@ -53,7 +53,7 @@ async def test_every_bit_that_is_turned_is_found_where_it_is(tmp_path: Path, tri
     for path in [*files(tmp_path, ".segment"), *files(tmp_path, ".checkpoint"), *files(tmp_path, ".extent")]:
         size = path.stat().st_size
         assert size > 80
-        for offset in [*range(0, size, 17), size - 1]:
+        for offset in [*range(0, size, 31), size - 1]:
             flip(path, offset)
             found = check(tmp_path)
             flip(path, offset)
@@ -90,7 +90,7 @@ async def test_every_file_that_is_missing_or_cut_off_is_found(tmp_path: Path, tr
     [_, newest] = files(tmp_path / "good", ".checkpoint")
     everything = [*files(tmp_path / "good", ".segment"), newest, *files(tmp_path / "good", ".extent")]
     for number, good in enumerate(everything):
-        for cut in [None, *range(0, good.stat().st_size, 100), good.stat().st_size - 1]:
+        for cut in [None, *range(0, good.stat().st_size, 150), good.stat().st_size - 1]:
             root = tmp_path / f"{number}-{cut}"
             shutil.copytree(tmp_path / "good", root)
             path = root / good.relative_to(tmp_path / "good")
@@ -168,7 +168,7 @@ async def test_documents_are_checked_file_by_file(tmp_path: Path) -> None:
     copy = document.with_suffix(".copy")
 
     def found() -> list[tuple[Severity, str | None, str]]:
-        documents = check_documents(DISK, tmp_path, lambda seconds: None, Progress())
+        documents = check_documents(DISK, [tmp_path], lambda seconds: None, Progress())
         assert (
             bool(documents.contents) == any(each.severity is not Severity.UNUSABLE for each in documents.findings) or not documents.findings
         )
