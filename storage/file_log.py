@@ -32,6 +32,7 @@ from storage.disk import Disk, disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
 from storage.fetch import bounded, fetch_frames
+from storage.lanes import Lanes
 from storage.log import Checkpoint, Commit, Frame, Position
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
@@ -62,7 +63,8 @@ class Shared:
     disk: Disk
     committer: Committer
     executor: Executor
-    """For everything but commits."""
+    """For what is neither a commit nor has a lane of its own."""
+    lanes: Lanes
     files: OpenFiles
     """Open for reading."""
     open_segments: OpenSegments
@@ -400,7 +402,7 @@ class FileLog:
                 return fetch_frames(read, reading, segments, opened.codec, end, positions)
             except BlockingIOError:  # it wants the disk, or is much: that is for a thread
                 return await asyncio.get_running_loop().run_in_executor(
-                    shared.executor, fetch_frames, shared.disk.read, shared.files.reading, segments, opened.codec, end, positions
+                    shared.lanes.reads, fetch_frames, shared.disk.read, shared.files.reading, segments, opened.codec, end, positions
                 )
         except OSError as error:
             raise disk_error(error, self._directory) from error
@@ -457,7 +459,7 @@ class FileLog:
                 self._extent.checkpointed(checkpoint.position, opened.durable)
 
             try:
-                await run_to_end(shared.executor, save, self._under_way)
+                await run_to_end(shared.lanes.upkeep, save, self._under_way)
             finally:
                 self._mind_the_reserve()
 
@@ -484,7 +486,7 @@ class FileLog:
                 shared.files.forget(trimmed.path)
                 opened.strays.append(trimmed.path)
             try:
-                await run_to_end(shared.executor, lambda: self._give_back(opened), self._under_way)
+                await run_to_end(shared.lanes.upkeep, lambda: self._give_back(opened), self._under_way)
             except (OSError, StorageError) as error:
                 # Nothing reads these files any more. They only take room, so the log goes on.
                 if not self._is_untidy:
@@ -501,7 +503,7 @@ class FileLog:
                 self._is_untidy = False
                 return True  # the next claim looks for such files
             try:
-                await run_to_end(self._shared.executor, lambda: self._give_back(opened), self._under_way)
+                await run_to_end(self._shared.lanes.upkeep, lambda: self._give_back(opened), self._under_way)
             except (OSError, StorageError):
                 return False
             self._is_untidy = False

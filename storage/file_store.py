@@ -26,13 +26,13 @@ from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_direct
 from storage.errors import DiskFailed
 from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
+from storage.lanes import Lanes
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.reserve import Reserves
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.sizing import RESERVE_BYTES_MAX, reserve_bytes_of
 from storage.threads import OwnerFailed, report_to_loop, run_to_end, start_background
-from storage.workers import Workers
 
 LOGS_DIRECTORY = "logs"
 EXTENTS_DIRECTORIES = ("catalogue", "logs")
@@ -61,7 +61,8 @@ class FileLogStore:
     a segment that is full, a log that is closed or idle, and what a checkpoint stands on are synced in any case.
     fsync_interval_ms: how long after, at most, but for the sync itself.
     segment_bytes_max: a segment is not filled beyond it, but for a single larger frame. `sizing.py` may ask for less.
-    committer_threads, worker_threads: the former write and sync commits, the latter do all else.
+    committer_threads, worker_threads: the former write and sync commits, the latter open, replay, close and list logs (`lanes.py` has
+    a few more, for the rest).
     open_files_max: descriptors kept open for reading.
     open_segments_max: logs whose active segment is kept open for writing; the longest unused is closed for another one.
     segment_idle_ms: an active segment that nothing was written to for so long is closed until the next commit.
@@ -98,13 +99,15 @@ class FileLogStore:
         self._tidy_delay_ms = tidy_delay_ms
         self._failed = failed
         self._reserve_suits_disk = reserve_bytes is None
-        self._executor = Workers(worker_threads, "storage-work")
+        self._lanes = Lanes(worker_threads)
+        self._executor = self._lanes.work
         self._shared = Shared(
             root=root / LOGS_DIRECTORY,
             extents=root.joinpath(*EXTENTS_DIRECTORIES),
             disk=self._disk,
             committer=Committer(self._disk, committer_threads),
             executor=self._executor,
+            lanes=self._lanes,
             files=OpenFiles(self._disk, open_files_max),
             open_segments=OpenSegments(open_segments_max, segment_idle_ms, self._close_idle_later),
             reserve=Reserves(self._disk, root, RESERVE_BYTES_MAX if reserve_bytes is None else reserve_bytes),
@@ -190,7 +193,7 @@ class FileLogStore:
         for key in [key for key in self._logs if key[0] == entity]:
             del self._logs[key]
         directory = self._directory(entity)
-        await run_to_end(self._executor, lambda: self._delete(directory))
+        await run_to_end(self._lanes.deletions, lambda: self._delete(directory))
 
     def _delete(self, directory: Path) -> None:
         """Rename the entity's folder, durably, and then take the time to remove it."""
@@ -217,8 +220,8 @@ class FileLogStore:
                 task.cancel()
                 await asyncio.wait([task], timeout=CLOSE_WITHIN_S)
         answered = await self._shared.committer.close()
-        self._executor.shutdown(wait=False, cancel_futures=not answered)
-        if not self._executor.join(CLOSE_WITHIN_S) or not answered:
+        self._lanes.shutdown(cancel_futures=not answered)
+        if not self._lanes.join(CLOSE_WITHIN_S) or not answered:
             # The lock stays until the process has ended: nobody else may use the folder while writes are under way.
             _log.warning("store.left_open", path=str(self._root))
             return
