@@ -45,6 +45,8 @@ class Wake(enum.IntEnum):
 
     EXPIRY = 1
     """The time to live of a message ends."""
+    GARBAGE = 2
+    """The log takes more room than it needs."""
 
 
 class Summary(NamedTuple):
@@ -111,11 +113,13 @@ def _holds(counts: SubqueueCounts | None) -> bool:
     return counts is not None and bool(counts.active or counts.deferred or counts.scheduled or counts.bytes)
 
 
-def summary_of(partition: Partition, clock: Clock) -> Summary:
+def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) -> Summary:
     """What is to be known of a partition whose log is about to be closed. Nothing is under way in it."""
     # A locked message whose time to live is over expires with its lock, so the end of a lock is an appointment, too.
     due_ms = clock.monotonic_ms() if partition.has_more else partition.next_due_ms()
     wakes: dict[int, int] = {} if due_ms is None else {Wake.EXPIRY: due_ms + wall_ahead_ms(clock)}
+    if has_garbage:
+        wakes[Wake.GARBAGE] = clock.now_ms()
     return Summary(partition.counts(), wakes)
 
 

@@ -616,7 +616,9 @@ class PartitionTask:
             with contextlib.suppress(Hung):
                 await self._upkeep.save_checkpoint(self._clock.monotonic_ms())
         opened = self._health is not Health.CLOSED
-        summary = summary_of(self._partition, self._clock) if self._partition is not None and self._health is Health.HEALTHY else None
+        summary = None
+        if self._partition is not None and self._upkeep is not None and self._health is Health.HEALTHY:
+            summary = summary_of(self._partition, self._clock, self._upkeep.has_garbage)
         if self._health not in _FOR_GOOD:
             self._become(Health.STOPPED)
         self._start_anew()

@@ -146,6 +146,13 @@ class Upkeep:
             if now_ms < self._paused_until_ms:
                 self._bound.look_again(self._paused_until_ms)
 
+    @property
+    def has_garbage(self) -> bool:
+        """Whether the log would give something back if it were left at rest."""
+        live_bytes = self._messages.relocatable_bytes
+        garbage = self._log.end - self._log.start - live_bytes
+        return garbage > max(self._limits.garbage_bytes_at_rest, self._limits.garbage_per_live * live_bytes)
+
     def press(self, now_ms: int) -> None:
         """The disk is full: make room at the next step."""
         self._pressed_until_ms = now_ms + self._limits.pressed_ms

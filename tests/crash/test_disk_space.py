@@ -77,6 +77,11 @@ def of(numbers: list[int], partition: int) -> list[int]:
     return [each for each in numbers if each >> 48 == partition]
 
 
-def test_a_drained_queue_gives_its_room_back_without_traffic(broker: BrokerProcess) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_drained_queue_gives_its_room_back_without_traffic(broker: BrokerProcess, is_stopped: bool) -> None:
+    """Also one of a broker that was stopped right after the traffic, and started."""
     flow(broker)
+    if is_stopped:
+        broker.terminate()
+        broker.start()
     wait_until_small(logs(broker), BYTES_MAX, WITHIN_S)
