@@ -38,6 +38,10 @@ SUBQUEUES = (MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER)
 """By the number that records give them."""
 REPLAYED_AT_ONCE = 1024
 """Messages that one step of a replay brings back: about a millisecond."""
+RELOCATED_AT_ONCE = 2048
+"""Messages that one commit of a compaction moves: some milliseconds."""
+FRAMES_LOOKED_AT = 8192
+"""By one look for the oldest frames: about a millisecond."""
 DROPPED_AT_ONCE = 2048
 """References and frames that one step of `drop` forgets: less than a millisecond."""
 
@@ -118,17 +122,24 @@ class Messages:
         return frames[0].position if frames else None
 
     def oldest_frames(self, count: int, reach: int, below: Position) -> list[Position]:
-        """The oldest frames below a position with live messages: at most `count`, and none more than `reach` bytes behind the first."""
+        """The oldest frames below a position with live messages: at most `count`, and none more than `reach` bytes behind the first.
+
+        Looks at FRAMES_LOOKED_AT frames at most, and drops the dead ones among them, so that nobody meets them again.
+        """
         first = self.first_live()
-        oldest: list[Position] = []
-        for frame in self._frames:
-            if first is None or len(oldest) == count or frame.position >= below:
+        frames = self._frames
+        kept: list[StoredFrame] = []
+        looks = 0
+        while frames and first is not None and len(kept) < count and looks < FRAMES_LOOKED_AT:
+            frame = frames[0]
+            if frame.position >= below or (frame.live and kept and frame.position - first > reach):
                 break
+            frames.popleft()
+            looks += 1
             if frame.live:
-                if oldest and frame.position - first > reach:
-                    break
-                oldest.append(frame.position)
-        return oldest
+                kept.append(frame)
+        frames.extendleft(reversed(kept))
+        return [frame.position for frame in kept]
 
     def live_frames(self) -> list[StoredFrame]:
         """All frames that hold live messages, in the order of the log."""
@@ -376,16 +387,21 @@ class Messages:
 
     def living_in(self, frame: Frame) -> list[tuple[Frame, int]]:
         """The sequence numbers of the live messages in a frame, each with the frame."""
-        found: list[tuple[Frame, int]] = []
-        for record in frame.records():
-            numbers: Sequence[int] = ()
-            if record.kind == records.ENQUEUED:
-                enqueued = records.read_enqueued(record)
-                numbers = range(enqueued.first, enqueued.first + len(enqueued.sizes))
-            elif record.kind == records.RELOCATED:
-                numbers = records.read_relocated(record).sequence_numbers
-            found += [(frame, number) for number in numbers if self._standing_in(frame, number) is not None]
-        return found
+        return [each for part in self.living_steps([frame]) for each in part]
+
+    def living_steps(self, frames: Iterable[Frame]) -> Iterator[list[tuple[Frame, int]]]:
+        """The same for several frames, in steps of REPLAYED_AT_ONCE messages at most."""
+        for frame in frames:
+            for record in frame.records():
+                numbers: Sequence[int] = ()
+                if record.kind == records.ENQUEUED:
+                    enqueued = records.read_enqueued(record)
+                    numbers = range(enqueued.first, enqueued.first + len(enqueued.sizes))
+                elif record.kind == records.RELOCATED:
+                    numbers = records.read_relocated(record).sequence_numbers
+                for start in range(0, len(numbers), REPLAYED_AT_ONCE):
+                    part = numbers[start : start + REPLAYED_AT_ONCE]
+                    yield [(frame, number) for number in part if self._standing_in(frame, number) is not None]
 
     def _standing_in(self, frame: Frame, number: int) -> tuple[Subqueue, Reference] | None:
         for subqueue in self.subqueues:
@@ -397,7 +413,8 @@ class Messages:
     def relocate(self, candidates: deque[tuple[Frame, int]], commit: Commit, bytes_max: int) -> Relocated | None:
         """Move live messages from the front of `candidates` (of `living_in`) into a commit.
 
-        Takes as many as a frame of `bytes_max` bytes has room for, at least one. Drops candidates that were removed or relocated since.
+        Takes as many as a frame of `bytes_max` bytes has room for, at least one and at most RELOCATED_AT_ONCE. Drops
+        candidates that were removed or relocated since.
         Give the result to `apply_relocated` once the commit is durable. None if no candidate is live.
         """
         found: list[tuple[Subqueue, Reference]] = []
@@ -409,7 +426,7 @@ class Messages:
             if standing is not None:
                 reference = standing[1]
                 room -= reference.size + len(reference.changed or b"") + records.RELOCATED_MESSAGE_BYTES
-                if room < 0 and found:
+                if found and (room < 0 or len(found) == RELOCATED_AT_ONCE):
                     break
                 found.append(standing)
                 messages.append(frame.data[reference.offset : reference.offset + reference.size])

@@ -273,9 +273,11 @@ class Upkeep:
                 positions = self._messages.oldest_frames(_FRAMES_AT_ONCE, to_read, below) if to_read > 0 else []
                 if not positions:
                     break
-                for frame in await self._log.fetch(positions):
-                    to_read -= len(frame.data)
-                    self._candidates += self._messages.living_in(frame)
+                frames = await self._log.fetch(positions)
+                to_read -= sum(len(frame.data) for frame in frames)
+                async for parts in self._slices.of(self._messages.living_steps(frames)):
+                    for part in parts:
+                        self._candidates += part
             to_write -= await self._relocate()
             moved = True
         return moved

@@ -11,8 +11,9 @@ import pytest
 
 from broker.entities import MAIN, QueueSettings
 from broker.operations import Complete, Defer, Demand, Locked, Peeked, Release, Send, Sent, Settled, Watch, Withdraw, Withdrawn
+from broker.partition import messages as messages_module
 from broker.partition.clock_settings import ClockSettings
-from broker.partition.messages import DROPPED_AT_ONCE, REPLAYED_AT_ONCE, Messages
+from broker.partition.messages import DROPPED_AT_ONCE, RELOCATED_AT_ONCE, REPLAYED_AT_ONCE, Messages
 from broker.partition.order import CHUNK, Order
 from broker.partition.payloads import PayloadBudget
 from broker.partition.state import Bounds
@@ -166,8 +167,9 @@ async def test_a_log_is_replayed_in_steps_of_bounded_size_and_to_the_same_state(
     assert (await harness.receive(1, 1)).messages == [b"x5000"]
 
 
-async def test_a_relocated_frame_is_replayed_in_steps_of_bounded_size() -> None:
+async def test_a_relocated_frame_is_replayed_in_steps_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness()
+    monkeypatch.setattr(messages_module, "RELOCATED_AT_ONCE", SOME)
     await harness.send(*[b"%d" % index for index in range(SOME)])
     (position,) = [position for position, data in harness.log.disk.frames.items() if len(data) > SOME]
     (frame,) = await harness.log.fetch([Position(position)])
@@ -316,3 +318,45 @@ async def test_the_garbage_collector_does_not_look_at_waiting_messages_and_nothi
     assert len(after) == 150 and not any(map(gc.is_tracked, after))
     await harness.task.stop()
     assert all(each.lease is None for each in after)
+
+
+async def test_dead_frames_behind_a_live_one_are_looked_at_once() -> None:
+    harness = Harness()
+    for _ in range(300):
+        harness.post(1000, Send([b"x"], None))
+        await harness.task.step()
+    kept = await harness.receive(1, 1)
+    gone = await harness.receive(1, 250)
+    await harness.do(1, Complete(gone.tokens))
+    assert harness.task._partition is not None
+    messages = harness.task._partition.messages
+    before = len(messages._frames)
+    oldest = messages.oldest_frames(2, 1 << 30, harness.log.end)
+    assert len(oldest) == 2 and oldest == sorted(oldest)
+    assert len(messages._frames) <= before - 250
+    assert messages.oldest_frames(2, 1 << 30, harness.log.end) == oldest
+    assert messages.first_live() == oldest[0]
+    harness.task.check()
+    await harness.do(1, Complete(kept.tokens))
+    assert messages.oldest_frames(1, 1 << 30, harness.log.end) == oldest[1:]
+
+
+async def test_a_compaction_moves_a_bounded_number_of_messages_with_each_commit() -> None:
+    harness = Harness()
+    await harness.send(*[b"x"] * SOME)
+    assert harness.task._partition is not None
+    messages = harness.task._partition.messages
+    frames = [frame async for frame in harness.log.replay(harness.log.start)]
+    steps = list(messages.living_steps(frames))
+    assert max(map(len, steps)) <= REPLAYED_AT_ONCE
+    candidates = deque(each for step in steps for each in step)
+    moved = []
+    while candidates:
+        commit = harness.log.begin()
+        relocated = messages.relocate(candidates, commit, 1 << 30)
+        assert relocated is not None
+        await harness.log.append(commit)
+        messages.apply_relocated(commit.start, relocated)
+        moved.append(len(relocated.sizes))
+    assert moved == [RELOCATED_AT_ONCE, SOME - RELOCATED_AT_ONCE]
+    harness.task.check()
