@@ -59,21 +59,26 @@ class Holder:
         self.under_way = False
 
 
+_NO_WAITERS: OrderedDict[ClientId, Waiter] = OrderedDict()
+_NO_HOLDERS: dict[ClientId, Holder] = {}
+"""For the books of subqueues that nobody has asked for: most dead-letter queues. Nothing is put into these."""
+
+
 class DemandBook:
     """Waiters and holders of one subqueue. Owned by the partition's state machine."""
 
     __slots__ = ("_awaited", "_eager", "_gone", "_holders", "_leaving", "_recallable", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[ClientId, Waiter] = OrderedDict()
+        self._waiting: OrderedDict[ClientId, Waiter] = _NO_WAITERS
         """In the order of their turns."""
-        self._eager: dict[ClientId, Waiter] = {}
+        self._eager: dict[ClientId, Waiter] = _NO_WAITERS
         """In the order of their latest demand."""
-        self._leaving: dict[ClientId, Waiter] = {}
+        self._leaving: dict[ClientId, Waiter] = _NO_WAITERS
         """Those that have withdrawn, while recalls made for them are still under way."""
-        self._holders: dict[ClientId, Holder] = {}
-        self._recallable: dict[ClientId, Holder] = {}
-        self._awaited: dict[ClientId, Holder] = {}
+        self._holders: dict[ClientId, Holder] = _NO_HOLDERS
+        self._recallable: dict[ClientId, Holder] = _NO_HOLDERS
+        self._awaited: dict[ClientId, Holder] = _NO_HOLDERS
         self._gone: list[ClientId] = []
         """Clients that were leaving and got all they had asked for."""
 
@@ -89,6 +94,8 @@ class DemandBook:
 
     def ask(self, client: ClientId, count: int, bytes_max: int = BYTES_UNBOUNDED) -> None:
         """Raise a client's demand by `count` messages. It ends early once they have `bytes_max` bytes."""
+        if self._waiting is _NO_WAITERS:
+            self._waiting, self._eager, self._leaving = OrderedDict(), {}, {}
         waiter = self._waiting.get(client)
         if waiter is None:
             waiter = self._waiting[client] = Waiter(client)
@@ -180,6 +187,8 @@ class DemandBook:
 
     def holder(self, client: ClientId) -> Holder:
         """The client as holder of what it is granted now."""
+        if self._holders is _NO_HOLDERS:
+            self._holders, self._recallable, self._awaited = {}, {}, {}
         holder = self._holders.get(client)
         if holder is None:
             holder = self._holders[client] = Holder(client)
@@ -250,6 +259,7 @@ class DemandBook:
 
     def check(self) -> None:
         """Assert the invariants above."""
+        assert not _NO_WAITERS and not _NO_HOLDERS
         assert all(client in self._waiting for client in self._eager)
         assert all(waiter.count > 0 for waiter in self._waiting.values())
         assert self._leaving.keys() <= self._waiting.keys()
