@@ -26,6 +26,7 @@ from tests.bench.load import (
     attack_http,
     attack_output,
     attacks,
+    checkpoint_cost,
     disk_space,
     fairness,
     figures,
@@ -130,6 +131,7 @@ def main(
             (figures.WAITING, measure_waiting),
             (figures.IDLE, measure_idle),
             (figures.DISK_SPACE, measure_disk_space),
+            (figures.CHECKPOINT_COST, measure_checkpoints),
             (figures.CONNECTIONS, measure_connections),
             (figures.MANY, measure_many_queues),
             (figures.HALF_HEADERS, measure_half_headers),
@@ -225,6 +227,14 @@ def measure_disk_space(run: Run) -> None:
         found = disk_space.disk_space(run.folder, count)
         run.note(figures.DISK_DRAINED, found.drained_mib, settings)
         run.note(figures.DISK_DEFERRED, found.deferred_mib, {**settings, "deferred": disk_space.DEFERRED})
+
+
+def measure_checkpoints(run: Run) -> None:
+    """What checkpoints write while many messages wait. Bytes do not depend on the machine: one round is enough."""
+    count = run.scale.waiting_messages
+    settings: dict[str, object] = {"waiting": count, "body_bytes": checkpoint_cost.PASSING_BODY_BYTES, "partitions": 1}
+    progress.print(f"{count:,} messages waiting, checkpoints of one partition")
+    run.note(figures.CHECKPOINTS, checkpoint_cost.checkpoint_mib(run.folder, count, 2), settings)
 
 
 def measure_connections(run: Run) -> None:

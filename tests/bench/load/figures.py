@@ -213,6 +213,15 @@ DISK_DEFERRED = Figure(
     16,
 )
 
+CHECKPOINTS = Figure(
+    "checkpoints",
+    "MiB",
+    "written to checkpoints for each 64 MiB of log, while messages of 1 KiB pass through a partition in which 1,000,000 others wait",
+    "what has changed since the checkpoint before the last, some 25 bytes for each message sent, and 40 bytes for each 1,024 that wait",
+    8,
+    4,
+)
+
 LIGHT_ALONE = Figure(
     "light_alone", "ms", "99th percentile of a light sender's messages, one at a time, alone", "a few times the median: the disk's own tail"
 )
@@ -401,6 +410,7 @@ TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEE
 WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)
 IDLE: Sequence[Figure] = (IDLE_MEMORY, IDLE_CPU, IDLE_USED_MEMORY, IDLE_USED_CPU)
 DISK_SPACE: Sequence[Figure] = (DISK_DRAINED, DISK_DEFERRED)
+CHECKPOINT_COST: Sequence[Figure] = (CHECKPOINTS,)
 CONNECTIONS: Sequence[Figure] = (IDLE_CONNECTIONS, IDLE_RECEIVERS)
 MANY: Sequence[Figure] = (
     MANY_SCRAPE, MANY_HEALTH, MANY_LIST, MANY_FIRST_SCRAPE, MANY_USED_LIST, MANY_START, MANY_STALL, MANY_MEMORY
@@ -419,6 +429,7 @@ FIGURES: Mapping[str, Figure] = {
         *WAITING,
         *IDLE,
         *DISK_SPACE,
+        *CHECKPOINT_COST,
         *CONNECTIONS,
         *MANY,
         *FAIRNESS,
