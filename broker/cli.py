@@ -88,8 +88,12 @@ def serve(
         ),
     ] = None,
     data_dir: Annotated[
-        Path | None,
-        typer.Option(envvar=variable_of("data_dir"), show_default="data", help="Folder for the logs and the generated certificate."),
+        list[Path] | None,
+        typer.Option(
+            envvar=variable_of("data_dir"),
+            show_default="data",
+            help="Folder for the logs and the generated certificate. Give it once for each disk: new queues are spread over all of them.",
+        ),
     ] = None,
     host: Annotated[
         str | None, typer.Option(envvar=variable_of("host"), show_default="127.0.0.1", help="Address to listen on; `0.0.0.0` is every one.")
@@ -129,7 +133,8 @@ def serve(
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C; open requests are finished first."""
     options = {
-        "data_dir": data_dir,
+        "data_dir": data_dir[0] if data_dir else None,
+        "more_data_dirs": tuple(data_dir[1:]) if data_dir and len(data_dir) > 1 else None,
         "host": host,
         "amqp_port": amqp_port,
         "http_port": http_port,

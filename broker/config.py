@@ -152,7 +152,13 @@ class Settings(BaseSettings):
 
     # --- what it keeps -----------------------------------------------------------------------------------------------
 
-    data_dir: Path = Field(Path("data"), description="Folder of the logs, the catalogue and the generated certificate.")
+    data_dir: Path = Field(
+        Path("data"),
+        description="Folder of the logs, the catalogue and the generated certificate. Several, separated by `:`, share the partitions.",
+    )
+    more_data_dirs: tuple[Path, ...] = Field(
+        (), description="The folders after the first one, as a JSON list: the same as naming them there."
+    )
     fsync: FsyncPolicy = Field(
         "always",
         description="When a commit is forced to the disk: before it is acknowledged (`always`), every fsync_interval_ms, or `never`.",
@@ -257,6 +263,26 @@ class Settings(BaseSettings):
     log_format: LogFormat | None = Field(None, description="`console` or `json`. Without one: console in a terminal, otherwise JSON.")
     log_level: LogLevel = Field("info", description="Least severe log line that is written.")
     shutdown_timeout_ms: int = Field(10_000, ge=0, description="Time that open requests have to finish when the broker stops.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_dir_may_be_a_list(cls, given: object) -> object:
+        if isinstance(given, dict) and isinstance(folders := given.get("data_dir"), str) and os.pathsep in folders:
+            first, *more = [folder for folder in folders.split(os.pathsep) if folder] or ["data"]
+            return given | {"data_dir": first, "more_data_dirs": [*more, *given.get("more_data_dirs", ())]}
+        return given
+
+    @model_validator(mode="after")
+    def _data_dirs_differ(self) -> Self:
+        folders = [path.resolve() for path in self.data_dirs]
+        if len(set(folders)) < len(folders):
+            raise ValueError("a data folder is named twice")
+        return self
+
+    @property
+    def data_dirs(self) -> tuple[Path, ...]:
+        """All data folders, as they were named."""
+        return self.data_dir, *self.more_data_dirs
 
     @model_validator(mode="after")
     def _certificate_and_key_come_together(self) -> Self:

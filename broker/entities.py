@@ -91,6 +91,8 @@ class QueueDescription:
     updated_at_ms: int = 0
     file_settings: QueueSettings | None = None
     """What the configuration file asked for when it was last applied: only what has changed in it since is applied again."""
+    folders: int = 1
+    """Over how many data folders its partitions are spread: as many as there were when it was created."""
 
     def updated(self, settings: QueueSettings, now_ms: int, file_settings: QueueSettings | None = None) -> QueueDescription:
         """The same queue with other settings; `file_settings` if they come from the configuration file."""

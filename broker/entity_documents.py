@@ -1,7 +1,8 @@
 """Entities as the catalogue keeps them: one document each, JSON, so that a person can read it. Pure.
 
     {"version": 1, "kind": "queue", "name": …, "generation": …, "partitions": …, "settings": {…}, "created_at_ms": …, "updated_at_ms": …,
-     "file_settings": null, or {…} as the configuration file gave them when they were last applied}
+     "file_settings": null, or {…} as the configuration file gave them when they were last applied,
+     "folders": over how many data folders its partitions are spread, 1 where it is missing}
 
 Fields of the settings that a later version added keep their defaults when an older document is read; `file_settings` is missing
 in the oldest ones.

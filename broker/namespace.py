@@ -87,11 +87,14 @@ class Namespace:
         resting: Resting,
         partitions_default: int,
         entities_max: int,
+        folders: int = 1,
         unserved_topics: Iterable[str] = (),
         settle_retry_ms: int = 1_000,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
         """`unserved_topics`: topics of the configuration file, which this version reads and does not serve.
+
+        `folders`: over how many data folders the partitions of new entities are spread.
 
         `settle_retry_ms`: how often to try again to settle the outcome of a failed change.
 
@@ -103,6 +106,7 @@ class Namespace:
         self._queues: dict[str, Queue] = {}
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
+        self._folders = folders
         self._unserved_topics = frozenset(map(key_of, unserved_topics))
         self._settle_retry_ms = settle_retry_ms
         self._failed = failed
@@ -317,7 +321,7 @@ class Namespace:
                 )
             now_ms = self._clock.now_ms()
             count = (partitions or self._partitions_default) if settings.enable_partitioning else 1
-            description = QueueDescription(name, uuid.uuid4().hex, count, settings, now_ms, now_ms, file_settings)
+            description = QueueDescription(name, uuid.uuid4().hex, count, settings, now_ms, now_ms, file_settings, self._folders)
             await self._keep(description)
             self._queues[key_of(name)] = self._make_queue(description)
             log.info("entity.created", entity=name, partitions=count)

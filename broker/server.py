@@ -12,7 +12,7 @@ import contextlib
 import gc
 import signal
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -44,7 +44,9 @@ from broker.tls import TlsFiles, certificate_names, server_context, tls_files
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
 from storage.file_store import FileLogStore
+from storage.folders import CATALOGUE_DIRECTORY, Folder, arrange, home_of
 from storage.partition_index import PartitionIndex
+from storage.spread_store import SpreadStore
 
 log = structlog.get_logger("server")
 
@@ -96,18 +98,10 @@ class Broker:
         self._serving = False
         self._failure: BaseException | None = None
         disk = disk or LocalDisk()
-        self.store = FileLogStore(
-            settings.data_dir,
-            disk,
-            open_files_max=shares.read,
-            open_segments_max=shares.written,
-            segment_idle_ms=settings.log_idle_ms,
-            fsync=settings.fsync,
-            fsync_interval_ms=settings.fsync_interval_ms,
-            segment_bytes_max=settings.segment_bytes,
-            committer_threads=settings.committer_threads,
-            failed=self._part_failed,
-        )
+        folders = arrange(disk, settings.data_dirs)
+        unknown = Folder(settings.data_dir / "unknown", "unknown", is_missing=True)
+        stores = [self._make_store(folder, disk, shares, len(folders)) for folder in (*folders, unknown)]
+        self.store = SpreadStore(stores[:-1], stores[-1])
         self._opening = Slices()
         """The turns in which partitions are opened, recovered and forgotten."""
         self._payloads = payloads = PayloadBudget(settings.payload_memory_bytes)
@@ -118,11 +112,14 @@ class Broker:
             rest_ms=settings.log_idle_ms if settings.fsync == "always" else None,
             upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes),
         )
-        catalogue = settings.data_dir / "catalogue"
-        self._resting = Resting(PartitionIndex(catalogue, disk, failed=self._part_failed), self.clock, failed=self._part_failed)
+        home = home_of(disk, folders)
+        self.settings = settings.model_copy(update={"data_dir": home})
+        index = PartitionIndex(home / CATALOGUE_DIRECTORY, disk, failed=self._part_failed)
+        self._resting = Resting(index, self.clock, failed=self._part_failed)
         self.namespace = Namespace(
             settings.namespace,
-            catalogue=Catalogue(catalogue, disk),
+            catalogue=_catalogue(folders, disk),
+            folders=len(folders),
             store=self.store,
             clock=self.clock,
             make_queue=self._make_queue,
@@ -265,6 +262,22 @@ class Broker:
             memory.look()
             await asyncio.sleep(LOOK_S)
 
+    def _make_store(self, folder: Folder, disk: Disk, shares: Shares, folders: int) -> FileLogStore:
+        settings = self.settings
+        return FileLogStore(
+            folder.path,
+            disk,
+            open_files_max=max(1, shares.read // folders),
+            open_segments_max=max(1, shares.written // folders),
+            segment_idle_ms=settings.log_idle_ms,
+            fsync=settings.fsync,
+            fsync_interval_ms=settings.fsync_interval_ms,
+            segment_bytes_max=settings.segment_bytes,
+            committer_threads=settings.committer_threads,
+            identity=folder.id,
+            failed=self._part_failed,
+        )
+
     # --- parts that are made as they are needed ---------------------------------------------------------------------
 
     def _make_queue(self, description: QueueDescription) -> Queue:
@@ -273,7 +286,7 @@ class Broker:
     def _start_partition(self, queue: Queue, number: int) -> PartitionTask:
         partition = PartitionTask(
             number,
-            log=self.store.log(queue.description.generation, number),
+            log=self.store.log(queue.description.generation, number, queue.description.folders),
             clock=self.clock,
             describe=lambda: queue.description,
             payloads=self._payloads,
@@ -292,6 +305,14 @@ class Broker:
         task = self._tasks.create_task(_loudly(work, name), name=name)
         task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it has not begun, and Python would complain
         return task
+
+
+def _catalogue(folders: Sequence[Folder], disk: Disk) -> Catalogue:
+    """The documents are in the first folder, their copies in the second one if there are two."""
+    directories = [folder.path / CATALOGUE_DIRECTORY for folder in folders[:2]]
+    if len(folders) == 1:
+        return Catalogue(directories[0], disk)
+    return Catalogue(directories[0], disk, directories[1], (folders[0].id, folders[1].id))
 
 
 def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -15,6 +15,9 @@ little endian.
 
 Files of version 1 have no number, which counts as 0, and the name follows at 20.
 
+With several data folders the copies are in the second one (`folders.py`). Then either folder is enough to read all documents, and both
+are needed to change one.
+
 A file's name begins with the plain characters of the document's name and ends with a digest of it. A change is acknowledged once both
 files are durable. So a crash leaves two old files, two new ones or one of each, and a damaged or missing file costs nothing: the other
 serves, and the next load writes the file again. A document without a readable file is `damaged`: reported and left alone.
@@ -41,7 +44,8 @@ from pathlib import Path
 import structlog
 
 from storage.disk import TEMPORARY_SUFFIX, Disk, disk_error, make_directories, publish_together
-from storage.errors import CommitFailed, CorruptRecord, DiskFull, StorageError, UnknownFormat
+from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError, UnknownFormat
+from storage.folders import check_identity
 from storage.record import crc32c
 from storage.threads import run_to_end
 
@@ -94,8 +98,11 @@ class _Copy:
 class Catalogue:
     """The documents in one folder, whose parent exists. One caller at a time; the others wait."""
 
-    def __init__(self, directory: Path, disk: Disk) -> None:
+    def __init__(self, directory: Path, disk: Disk, copies: Path | None = None, identities: tuple[str, str] = ("", "")) -> None:
+        """`copies`: the folder of the copies, if it is another one; then each folder's parent must be the one with this identity."""
         self._directory = directory
+        self._copies = copies or directory
+        self._identities = identities
         self._disk = disk
         self._turn = asyncio.Lock()
         self._unknown: set[str] = set()
@@ -148,10 +155,11 @@ class Catalogue:
         self._numbers.clear()
         broken: list[tuple[_Copy, list[Path]]] = []
         try:
-            names = set(self._disk.names(self._directory))
-            for file_name in sorted(names):
-                if file_name.endswith(TEMPORARY_SUFFIX):
-                    self._disk.remove(self._directory / file_name)
+            names = self._names(tolerant=True)
+            for directory in self._directories():
+                for file_name in sorted(self._names_in(directory, tolerant=True)):
+                    if file_name.endswith(TEMPORARY_SUFFIX):
+                        self._disk.remove(directory / file_name)
             for stem in _stems(names, _LIVE):
                 found = self._read_newest(stem, names)
                 if found is None:
@@ -162,17 +170,55 @@ class Catalogue:
                 if others:
                     broken.append((newest, others))
             self._repair(broken)
-            if names:
+            self._remove_moved()
+            for directory in self._directories():
+                if not self._names_in(directory, tolerant=True):
+                    continue
                 # Whoever was here before may have died between a change and its sync. What is read is acted upon: an entity is
                 # served, another one's logs are removed. So it must not be otherwise after a power cut (durability rule 3).
-                self._disk.sync_directory(self._directory)
+                self._disk.sync_directory(directory)
         except OSError as error:
             raise disk_error(error, self._directory) from error
         return documents
 
+    # --- where the files are ---
+
+    def _directories(self) -> list[Path]:
+        return [self._directory] if self._copies == self._directory else [self._directory, self._copies]
+
+    def _directory_of(self, suffix: str) -> Path:
+        return self._copies if suffix in (COPY_SUFFIX, COPY_DELETED_SUFFIX) else self._directory
+
+    def _path(self, stem: str, suffix: str) -> Path:
+        return self._directory_of(suffix) / f"{stem}{suffix}"
+
+    def _names_in(self, directory: Path, *, tolerant: bool = False) -> set[str]:
+        """The names in one directory. With two, a tolerant caller does with what one of them has. Raises OSError."""
+        try:
+            return set(self._disk.names(directory))
+        except OSError as error:
+            if not tolerant or self._copies == self._directory:
+                raise
+            _log.error("catalogue.folder_failed", directory=str(directory), error=error.strerror)
+            return set()
+
+    def _names(self, *, tolerant: bool = False) -> set[str]:
+        """The names of all files that stand where they belong. Raises OSError."""
+        names: set[str] = set()
+        for directory in self._directories():
+            for name in self._names_in(directory, tolerant=tolerant):
+                if self._directory_of(Path(name).suffix) == directory:
+                    names.add(name)
+        return names
+
+    def _admit(self) -> None:
+        """Raise DiskFailed unless all folders are there: a change that reached one of two alone would be undone when the other is back."""
+        for directory, identity in zip((self._directory, self._copies), self._identities, strict=True):
+            check_identity(self._disk, directory.parent, identity)
+
     def _read_newest(self, stem: str, names: set[str]) -> tuple[_Copy, list[Path]] | None:
         """The whole file with the highest number, and the paths that need a file like it; None if no file is whole (`damaged`)."""
-        paths = [self._directory / f"{stem}{suffix}" for suffix in _LIVE]
+        paths = [self._path(stem, suffix) for suffix in _LIVE]
         found = [self._read_copy(path) for path in paths if path.name in names]
         whole = [copy for copy in found if isinstance(copy, _Copy)]
         if not whole:
@@ -188,25 +234,43 @@ class Catalogue:
 
     def _repair(self, broken: list[tuple[_Copy, list[Path]]]) -> None:
         """Write the missing or older files of these documents again. If the disk refuses, the next load or put does it."""
+        if broken and self._copies != self._directory:
+            try:
+                self._admit()
+                for directory in self._directories():
+                    make_directories(self._disk, directory.parent, [directory.name])
+            except (OSError, StorageError) as error:
+                _log.warning("document.not_repaired", documents=len(broken), error=str(error))
+                return
         for number, (copy, paths) in enumerate(broken):
             try:
-                publish_together(self._disk, paths, _encode(copy.name, copy.number, copy.document), sync_directory=False)
+                for path in paths:
+                    publish_together(self._disk, [path], _encode(copy.name, copy.number, copy.document), sync_directory=False)
             except StorageError as error:
                 _log.warning("document.not_repaired", documents=len(broken) - number, error=str(error))
                 return
         if broken:
             _log.info("document.repaired", documents=len(broken))
 
+    def _remove_moved(self) -> None:
+        """Remove copies from the documents' folder that have moved to a folder of their own since. Raises OSError."""
+        if self._copies == self._directory:
+            return
+        moved = self._names_in(self._copies, tolerant=True)
+        for name in self._names_in(self._directory, tolerant=True):
+            if Path(name).suffix in (COPY_SUFFIX, COPY_DELETED_SUFFIX) and (name in moved or name.endswith(COPY_DELETED_SUFFIX)):
+                self._disk.remove(self._directory / name)
+
     def _load_deleted(self) -> list[str]:
         try:
-            names = set(self._disk.names(self._directory))
+            names = self._names(tolerant=True)
             deleted: list[str] = []
             for stem in _stems(names, _DELETED):
                 if any(f"{stem}{suffix}" in names for suffix in _LIVE):
                     continue
                 name = document_of(stem)
                 if name is None:
-                    found = [self._read_copy(self._directory / f"{stem}{suffix}") for suffix in _DELETED if f"{stem}{suffix}" in names]
+                    found = [self._read_copy(self._path(stem, suffix)) for suffix in _DELETED if f"{stem}{suffix}" in names]
                     name = next((copy.name for copy in found if isinstance(copy, _Copy)), None)
                 if name is not None:
                     deleted.append(name)
@@ -235,21 +299,38 @@ class Catalogue:
 
     def _put(self, name: str, document: bytes) -> None:
         try:
+            self._admit()
             if not self._has_directory:
-                make_directories(self._disk, self._directory.parent, [self._directory.name])
+                for directory in self._directories():
+                    make_directories(self._disk, directory.parent, [directory.name])
             number = self._numbers[name] = self._last_number(name) + 1
         except OSError as error:
             raise CommitFailed(f"{self._directory}: {error.strerror}") from error
-        path = self._directory / file_name_of(name)
+        except DiskFailed as error:
+            raise CommitFailed(str(error)) from error
+        stem = Path(file_name_of(name)).stem
+        paths = [self._path(stem, suffix) for suffix in _LIVE]
         self._has_directory = False
-        publish_together(self._disk, [path, path.with_suffix(COPY_SUFFIX)], _encode(name, number, document))
+        self._publish(paths, _encode(name, number, document))
         self._has_directory = True
+
+    def _publish(self, paths: list[Path], content: list[bytes]) -> None:
+        """Write both files of a document. Raises DiskFull (nothing happened), CommitFailed."""
+        if self._copies == self._directory:
+            publish_together(self._disk, paths, content)
+            return
+        publish_together(self._disk, paths[:1], content)
+        try:
+            publish_together(self._disk, paths[1:], content)
+        except DiskFull as error:
+            raise CommitFailed(f"{paths[0]} was replaced, but not its copy: {error}") from error
 
     def _last_number(self, name: str) -> int:
         """The highest number of the document so far. Raises OSError."""
         if name not in self._numbers:
-            path = self._directory / file_name_of(name)  # asked for by name: to list the folder would take longer with each document
-            found = [self._read_copy(each) for each in map(path.with_suffix, _LIVE) if self._exists(each)]
+            stem = Path(file_name_of(name)).stem
+            paths = [self._path(stem, suffix) for suffix in _LIVE]  # asked for by name: a list would take longer with each document
+            found = [self._read_copy(each) for each in paths if self._exists(each)]
             self._numbers[name] = max((copy.number for copy in found if isinstance(copy, _Copy)), default=0)
         return self._numbers[name]
 
@@ -262,10 +343,11 @@ class Catalogue:
         return True
 
     def _delete(self, name: str) -> None:
-        path = self._directory / file_name_of(name)
+        stem = Path(file_name_of(name)).stem
         is_changed = False
         try:
-            for live, deleted in zip(map(path.with_suffix, _LIVE), map(path.with_suffix, _DELETED), strict=True):
+            self._admit()
+            for live, deleted in zip(*([self._path(stem, each) for each in suffixes] for suffixes in (_LIVE, _DELETED)), strict=True):
                 if not self._exists(live):
                     if name not in self._unknown or not self._exists(deleted):
                         continue
@@ -273,9 +355,12 @@ class Catalogue:
                 self._disk.rename(live, deleted)
                 is_changed = True
             if is_changed:
-                self._disk.sync_directory(self._directory)
+                for directory in self._directories():
+                    self._disk.sync_directory(directory)
         except OSError as error:
             raise CommitFailed(f"{self._directory}: {error.strerror}") from error
+        except DiskFailed as error:
+            raise CommitFailed(str(error)) from error
 
     def _until_known(self, name: str, change: Callable[[], None]) -> None:
         """Make a change, and make it anew while its outcome is not known. Raises DiskFull (nothing happened), CommitFailed."""
@@ -295,12 +380,13 @@ class Catalogue:
         raise failure
 
     def _forget(self, name: str) -> None:
-        path = self._directory / file_name_of(name)
+        stem = Path(file_name_of(name)).stem
+        self._admit()
         try:
             for suffix in _DELETED:
-                self._disk.remove(path.with_suffix(suffix))
+                self._disk.remove(self._path(stem, suffix))
         except OSError as error:
-            raise disk_error(error, path) from error
+            raise disk_error(error, self._directory) from error
 
 
 def file_name_of(name: str) -> str:

@@ -26,6 +26,7 @@ from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_direct
 from storage.errors import DiskFailed
 from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
+from storage.folders import LOCK_NAME, check_identity
 from storage.lanes import Lanes
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
@@ -54,6 +55,10 @@ NAME_BYTES_MAX = 240
 _log = structlog.get_logger()
 
 
+class FolderInUse(DiskFailed):
+    """Another process has locked the folder."""
+
+
 class FileLogStore:
     """Logs on local files. See `storage.log.LogStore`. Used from one event loop.
 
@@ -70,6 +75,7 @@ class FileLogStore:
     disk (`sizing.py`), and how often it is tried to take it again once it was given up.
     tidy_delay_ms: how soon to try again to remove trimmed files, after the disk refused.
     make_salt: 16 random bytes for each new log.
+    identity: which folder it must be (`folders.py`), if the broker has several: then it is never made.
     failed: called when a background task has died. Commits may then stay unsynced, so the broker must stop.
     """
 
@@ -90,9 +96,11 @@ class FileLogStore:
         reserve_retry_ms: int = 1_000,
         tidy_delay_ms: int = TIDY_DELAY_MS,
         make_salt: Callable[[], bytes] = lambda: os.urandom(SALT_BYTES),
+        identity: str = "",
         failed: OwnerFailed = report_to_loop,
     ) -> None:
         self._root = root
+        self._identity = identity
         self._disk: Disk = LocalDisk() if disk is None else disk
         self._fsync_interval_ms = fsync_interval_ms
         self._reserve_retry_ms = reserve_retry_ms
@@ -243,17 +251,19 @@ class FileLogStore:
 
     def _prepare_folder(self) -> None:
         disk, fd = self._disk, -1
+        check_identity(disk, self._root, self._identity)
         try:
-            _make_root(disk, self._root)
+            if not self._identity:
+                _make_root(disk, self._root)
             make_directories(disk, self._root, [LOGS_DIRECTORY])
             make_directories(disk, self._root, EXTENTS_DIRECTORIES)
-            fd = disk.lock(self._root / "lock")
+            fd = disk.lock(self._root / LOCK_NAME)
             for name in disk.names(self._shared.root):
                 if name.endswith(DELETED_SUFFIX):
                     self._forget(name.removesuffix(DELETED_SUFFIX))
                     disk.remove_tree(self._shared.root / name)
         except BlockingIOError as error:
-            raise DiskFailed(f"{self._root}: another process uses this folder") from error
+            raise FolderInUse(f"{self._root}: another process uses this folder") from error
         except OSError as error:
             close_quietly(disk, fd)
             raise disk_error(error, self._root) from error

@@ -34,6 +34,9 @@ TAKEN_APART_AT_ONCE = 64
 TRANSFER_DESTINATION = "com.microsoft:transfer-destination-address"
 """Attach property: the link leads to this entity, and what it names as its target stands in between (AMQP contract 4.1)."""
 
+ONE_DISK = frozenset((Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED))
+SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}
+"""Why a partition refuses what another one may take, if the queue is in one data folder or in several."""
 ELSEWHERE_WITHIN_S = 7.0
 """Messages that have been under way for longer are posted to no further partition (clients wait 15 s and more for an outcome)."""
 
@@ -279,14 +282,15 @@ class IncomingLink:
         Whoever answers `Failed` has said that nothing of them will ever be read there, so they cannot come twice (but for a process
         that ends while that disk still refuses, see `partition/task.py`). Every partition is asked once, for ELSEWHERE_WITHIN_S at most:
         a partition whose disk hangs takes seconds to say so, and the client must hear in time that it can try again. A full disk is
-        another matter: it is the same one for all partitions, and all would write to it in vain.
+        another matter if it is the same one for all partitions: they would all write to it in vain.
         """
-        if sent.number is None or failed.reason not in (Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED):
+        elsewhere = ONE_DISK if self.queue.description.folders == 1 else SEVERAL_DISKS
+        if sent.number is None or failed.reason not in elsewhere:
             return False
         router, now = self.queue.router, self._loop.time()
         if now - sent.began > ELSEWHERE_WITHIN_S:
             return False
-        if failed.reason is Reason.QUOTA_EXCEEDED:
+        if failed.reason is not Reason.PARTITION_UNAVAILABLE:
             router.full(sent.number, now)
         sent.refused_by[sent.number] = failed.reason
         number = router.another(sent.refused_by, len(sent.send.messages), now)

@@ -31,7 +31,8 @@ class BrokerThread:
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.json"
         config.write_text(json.dumps(configuration(queues)), encoding="utf-8")
-        given = load_settings(data_dir=folder / "data", amqp_port=0, amqps_port=None, http_port=0, **settings)
+        ports: dict[str, object] = {"amqp_port": 0, "amqps_port": None, "http_port": 0}
+        given = load_settings(**({"data_dir": folder / "data"} | ports | settings))
         given.data_dir.mkdir(exist_ok=True)
         self.data_dir = given.data_dir
         self.broker = Broker(given, load_config_file(config, given), disk=disk, clock=clock)

@@ -1,0 +1,204 @@
+"""The data folders of a broker: which they are, in which order they count, and which are missing.
+
+A broker may keep its partitions in several folders, most likely on several disks. Each folder has a number, which it keeps for good: an
+entity says over how many folders it is spread, and then the number of a partition says in which of them its log is
+(`storage/spread_store.py`). So folders are only ever added, and may be named in any order.
+
+What they are stands in a file `folder` in each of them, JSON on one line, behind its CRC-32C in hex and a blank:
+
+    4a1f90c2 {"version": 1, "set": …, "id": …, "folders": [{"id": …, "path": …}, …]}
+
+    set       the same in all folders of a broker
+    id        this folder's own
+    folders   all folders by number; the longest list is the latest; `path` is where each was when the list was written
+
+A broker with one folder has no such file until a second folder is added: then the first one is number 0.
+
+A folder whose disk is not mounted looks like an empty one. So a folder counts as new only if all known ones are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from storage.disk import Disk, close_quietly, disk_error, publish
+from storage.errors import DiskFailed, StorageError
+from storage.partition_index import COPY_NAME, INDEX_NAME
+from storage.record import crc32c
+
+CATALOGUE_DIRECTORY = "catalogue"
+FILE_NAME = "folder"
+LOCK_NAME = "lock"
+_VERSION = 1
+
+log = structlog.get_logger("folders")
+
+
+class WrongFolders(StorageError):
+    """The folders that were named cannot be those of one broker."""
+
+
+@dataclass(slots=True, frozen=True)
+class Folder:
+    """One data folder. Its place in the list of all is its number."""
+
+    path: Path
+    id: str = ""
+    """Empty for the only folder of a broker."""
+    is_missing: bool = False
+    """It was not there, or not the right one."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Identity:
+    set: str
+    id: str
+    folders: tuple[tuple[str, Path], ...]
+
+
+def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
+    """All folders of a broker by number, found again in whatever order they are named; new ones get a number and are told so.
+
+    Raises WrongFolders, DiskFailed.
+    """
+    try:
+        found = {path: _read(disk, path) for path in paths}
+        if len(paths) == 1 and found[paths[0]] is None:
+            return [Folder(paths[0])]
+        with contextlib.ExitStack() as locks:
+            for path in paths:
+                if found[path] is not None or _has_data(disk, path):
+                    _lock(disk, path, locks)
+            return _arrange(disk, found)
+    except OSError as error:
+        raise disk_error(error, paths[0]) from error
+
+
+def _lock(disk: Disk, path: Path, locks: contextlib.ExitStack) -> None:
+    try:
+        fd = disk.lock(path / LOCK_NAME)
+    except BlockingIOError as error:
+        raise DiskFailed(f"{path}: another process uses this folder") from error
+    locks.callback(close_quietly, disk, fd)
+
+
+def _arrange(disk: Disk, found: dict[Path, _Identity | None]) -> list[Folder]:
+    identities = {path: identity for path, identity in found.items() if identity is not None}
+    blank = [path for path, identity in found.items() if identity is None]
+    with_data = [path for path in blank if _has_data(disk, path)]
+    sets = {identity.set for identity in identities.values()}
+    if len(sets) > 1 or len(with_data) > (not sets):
+        strangers = with_data if sets else with_data[1:]
+        names = ", ".join(map(str, strangers or identities))
+        raise WrongFolders(f"the data folders do not belong together: another broker's data is in {names}")
+    if len({identity.id for identity in identities.values()}) < len(identities):
+        raise WrongFolders(f"one data folder is a copy of another one: {', '.join(map(str, identities))}")
+    known = max((identity.folders for identity in identities.values()), key=len, default=())
+    places = {identity.id: path for path, identity in identities.items()}
+    missing = [(id_, path) for id_, path in known if id_ not in places]
+    if missing:
+        for id_, path in missing:
+            log.error("folder.missing", path=str(path), number=[each for each, _ in known].index(id_))
+        for path in blank:
+            log.warning("folder.not_added", path=str(path), reason="It is empty, and may be the place of a folder that is missing.")
+        if not {id_ for id_, _ in known[:2]} & places.keys():
+            raise WrongFolders(f"the catalogue cannot be read: neither {known[0][1]} nor {known[1][1]} is there")
+        return [Folder(places.get(id_, path), id_, id_ not in places) for id_, path in known]
+    new = [*with_data, *(path for path in blank if path not in with_data)]
+    entries = [(id_, places[id_]) for id_, _ in known] + [(uuid.uuid4().hex, path) for path in new]
+    wanted = tuple(entries)
+    set_id = next(iter(sets), None) or uuid.uuid4().hex
+    # The new ones first: whoever finds the longer list in one of them after a crash goes on with it.
+    for id_, path in reversed(entries):
+        if found[path] is None or found[path] != _Identity(set_id, id_, wanted):
+            _make(disk, path)
+            _write(disk, path, _Identity(set_id, id_, wanted))
+    for path in new:
+        log.info("folder.added", path=str(path), number=len(known) + new.index(path))
+    return [Folder(path, id_) for id_, path in entries]
+
+
+def _has_data(disk: Disk, path: Path) -> bool:
+    return not {CATALOGUE_DIRECTORY, "logs"}.isdisjoint(disk.names(path))
+
+
+def _make(disk: Disk, path: Path) -> None:
+    try:
+        disk.make_directory(path)
+    except FileNotFoundError:
+        _make(disk, path.parent)
+        disk.make_directory(path)
+    disk.sync_directory(path.parent)
+
+
+def _write(disk: Disk, path: Path, identity: _Identity) -> None:
+    fields = {
+        "version": _VERSION,
+        "set": identity.set,
+        "id": identity.id,
+        "folders": [{"id": id_, "path": str(each)} for id_, each in identity.folders],
+    }
+    content = json.dumps(fields).encode()
+    close_quietly(disk, publish(disk, path / FILE_NAME, [b"%08x " % crc32c(content), content, b"\n"]))
+
+
+def _read(disk: Disk, path: Path) -> _Identity | None:
+    """What a folder says it is; None if it is not there, or says nothing. Raises WrongFolders, OSError."""
+    if FILE_NAME not in disk.names(path):
+        return None
+    fd = disk.open_read(path / FILE_NAME)
+    try:
+        data = disk.read(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+    crc, _, content = data.rstrip(b"\n").partition(b" ")
+    if crc != b"%08x" % crc32c(content):
+        raise WrongFolders(f"{path / FILE_NAME} is damaged: copy it from another data folder and put this folder's own id in it")
+    fields: dict[str, Any] = json.loads(content)
+    if fields["version"] != _VERSION:
+        raise WrongFolders(f"{path / FILE_NAME} has version {fields['version']}; only {_VERSION} is known")
+    return _Identity(fields["set"], fields["id"], tuple((each["id"], Path(each["path"])) for each in fields["folders"]))
+
+
+def home_of(disk: Disk, folders: Sequence[Folder]) -> Path:
+    """Where the index of partitions and the generated certificate are: folder 0, or folder 1 while that is missing.
+
+    What folder 0 has of an index is out of date once the broker has run without it. An index in folder 1 says so. Then both are removed,
+    and the index is made anew. Raises DiskFailed.
+    """
+    if len(folders) == 1:
+        return folders[0].path
+    first, second = folders[:2]
+    if first.is_missing:
+        return second.path
+    try:
+        if not second.is_missing and not {INDEX_NAME, COPY_NAME}.isdisjoint(disk.names(second.path / CATALOGUE_DIRECTORY)):
+            for folder in (first, second):
+                if CATALOGUE_DIRECTORY not in disk.names(folder.path):
+                    continue
+                for name in (INDEX_NAME, COPY_NAME):
+                    disk.remove(folder.path / CATALOGUE_DIRECTORY / name)
+                disk.sync_directory(folder.path / CATALOGUE_DIRECTORY)
+    except OSError as error:
+        raise disk_error(error, first.path) from error
+    return first.path
+
+
+def check_identity(disk: Disk, path: Path, id_: str) -> None:
+    """Raise DiskFailed unless the folder is there and the one that is meant; an empty `id_` means whatever is there."""
+    if not id_:
+        return
+    try:
+        identity = _read(disk, path)
+    except OSError as error:
+        raise disk_error(error, path) from error
+    if identity is None or identity.id != id_:
+        raise DiskFailed(f"{path}: the data folder is missing" + (", and another one is in its place" if identity else ""))

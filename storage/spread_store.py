@@ -1,0 +1,93 @@
+"""SpreadStore: the logs of a broker in several folders, each a store of its own with its own committer, threads, reserve and lock.
+
+The log of a partition is in the folder `place(entity, partition, folders)`, where `folders` is how many there were when the entity was
+created. So a folder that is added takes partitions of new entities alone, and nothing has to be looked for.
+
+What goes wrong with one folder concerns the partitions in it. Where all folders are asked, those that fail are left out, and reported,
+as long as one answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+from zlib import crc32
+
+import structlog
+
+from storage.errors import StorageError
+from storage.file_log import FileLog
+from storage.file_store import FileLogStore, FolderInUse
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("folders")
+
+
+def place(entity: str, partition: int, folders: int) -> int:
+    """The number of the folder that a partition is in. Part of the storage format: it never changes.
+
+    Neighbouring partitions are in different folders, and the first ones of many entities in all of them.
+    """
+    return (crc32(entity.encode()) + partition) % folders
+
+
+class SpreadStore:
+    """See `storage.log.LogStore`."""
+
+    def __init__(self, stores: Sequence[FileLogStore], unknown: FileLogStore) -> None:
+        """One store for each folder, by number; `unknown` stands for folders that nobody knows any more, and has none of its own."""
+        self._stores = stores
+        self._unknown = unknown
+        self._reported: set[int] = set()
+        """Folders whose failure was reported."""
+
+    def log(self, entity: str, partition: int, folders: int = 1) -> FileLog:
+        """See `LogStore.log`. The log of a folder that is missing raises DiskFailed when it is claimed."""
+        number = place(entity, partition, folders)
+        store = self._stores[number] if number < len(self._stores) else self._unknown
+        return store.log(entity, partition)
+
+    async def entities(self) -> list[str]:
+        return sorted({entity for entities in await self._of_all(lambda store: store.entities()) for entity in entities})
+
+    async def partitions(self, entity: str) -> list[int]:
+        return sorted({number for numbers in await self._of_all(lambda store: store.partitions(entity)) for number in numbers})
+
+    async def missing(self) -> dict[str, list[int]]:
+        missing: dict[str, set[int]] = {}
+        for found in await self._of_all(lambda store: store.missing()):
+            for entity, numbers in found.items():
+                missing.setdefault(entity, set()).update(numbers)
+        return {entity: sorted(numbers) for entity, numbers in missing.items()}
+
+    async def delete(self, entity: str) -> None:
+        """See `LogStore.delete`. Deletes in all folders that let it, and then raises what another one has raised."""
+        results = await asyncio.gather(*(store.delete(entity) for store in self._stores), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def close(self) -> None:
+        await asyncio.gather(*(store.close() for store in (*self._stores, self._unknown)))
+
+    async def _of_all(self, ask: Callable[[FileLogStore], Awaitable[T]]) -> list[T]:
+        """What the folders answer, but for those that fail. Raises FolderInUse, or what they raise if all fail."""
+        answers: list[T] = []
+        errors: list[StorageError] = []
+        for number, store in enumerate(self._stores):
+            try:
+                answers.append(await ask(store))
+            except FolderInUse:
+                raise
+            except StorageError as error:
+                errors.append(error)
+                if number not in self._reported and len(self._stores) > 1:
+                    self._reported.add(number)
+                    _log.error("folder.failed", number=number, error=str(error))
+            else:
+                self._reported.discard(number)
+        if not answers:
+            raise errors[0]
+        return answers

@@ -1,0 +1,199 @@
+"""Partitions spread over several data folders: what goes wrong with one disk concerns its own partitions alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from broker.config import load_settings
+from broker.server import Broker
+from storage.disk import Disk, LocalDisk
+from storage.errors import DiskFailed, StorageError
+from storage.folders import WrongFolders
+from storage.spread_store import place
+from tests.crash.test_broker_disk_faults import (
+    PARTITIONS,
+    RESOURCE_LIMIT,
+    SERVER_BUSY,
+    Client,
+    check_nothing_lost,
+    client_of,
+    health,
+    wait_until,
+)
+from tests.crash.test_hanging_disk import BACK_WITHIN_S, connection_string
+from tests.support.broker_process import queue
+from tests.support.broker_thread import BrokerThread
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.small_disk import SmallDisk
+
+BOTH = ("first", "second")
+
+
+def broker_on(folder: Path, disk: Disk | None = None, names: tuple[str, ...] = BOTH, **settings: Any) -> BrokerThread:
+    first, *more = (folder / name for name in names)
+    return BrokerThread(folder, [queue("orders")], disk or LocalDisk(), data_dir=first, more_data_dirs=tuple(more), **settings)
+
+
+def numbers_in(broker: BrokerThread, folder: int) -> set[int]:
+    """The partitions of the queue that are in this folder."""
+    found = broker.broker.namespace.find("orders")
+    assert found is not None and found.description.folders == len(BOTH)
+    return {number for number in range(PARTITIONS) if place(found.description.generation, number, len(BOTH)) == folder}
+
+
+def send_to_each(client: Client) -> list[str | None]:
+    return [client.send(number) for number in range(PARTITIONS)]
+
+
+def segments(folder: Path) -> set[int]:
+    return {int(path.parent.name, 16) for path in folder.glob("logs/*/*/*.segment")}
+
+
+def test_partitions_are_spread_and_found_again_in_whatever_order_the_folders_are_named(tmp_path: Path) -> None:
+    with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+        for number, name in enumerate(BOTH):
+            assert segments(tmp_path / name) == numbers_in(broker, number) and len(numbers_in(broker, number)) == PARTITIONS // 2
+            assert (tmp_path / name / "lock").exists()
+        certificate = (tmp_path / "first" / "tls" / "ca.pem").read_bytes()
+    with broker_on(tmp_path, names=BOTH[::-1]) as broker:
+        assert (tmp_path / "first" / "tls" / "ca.pem").read_bytes() == certificate and not (tmp_path / "second" / "tls").exists()
+        check_nothing_lost(broker.addresses, client.ledger)
+
+
+def test_a_queue_from_before_a_folder_was_added_stays_where_it_is_and_new_ones_are_spread(tmp_path: Path) -> None:
+    with broker_on(tmp_path, names=BOTH[:1]) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+    with BrokerThread(
+        tmp_path, [queue("orders"), queue("new")], LocalDisk(), data_dir=tmp_path / "second", more_data_dirs=(tmp_path / "first",)
+    ) as broker:
+        assert segments(tmp_path / "first") == set(range(PARTITIONS)) and not segments(tmp_path / "second")
+        with client_of(broker.addresses, queue_name="new") as other:
+            assert send_to_each(other) == [None] * PARTITIONS
+        assert len(segments(tmp_path / "second")) == PARTITIONS // 2
+        check_nothing_lost(broker.addresses, client.ledger)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_folder_that_is_missing_at_the_start_takes_its_own_partitions_with_it_and_no_others(missing: int, tmp_path: Path) -> None:
+    with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+    away = tmp_path / "away"
+    (tmp_path / BOTH[missing]).rename(away)
+    with broker_on(tmp_path) as broker, client_of(broker.addresses) as meanwhile:
+        meanwhile._number = 1_000
+        gone = numbers_in(broker, missing)
+        assert send_to_each(meanwhile) == [SERVER_BUSY if number in gone else None for number in range(PARTITIONS)]
+        for _ in range(PARTITIONS):
+            assert meanwhile.send() is None, "without a key there is always another partition"
+        assert {number for number, each in enumerate(health(broker.addresses)["partitions"]) if each == "recovering"} == gone
+        assert health(broker.addresses)["availability"] == "Limited"
+    assert not list((tmp_path / BOTH[missing]).rglob("*.segment")), "nothing was begun in the place of the missing folder"
+    shutil.rmtree(tmp_path / BOTH[missing], ignore_errors=True)
+    away.rename(tmp_path / BOTH[missing])
+    with broker_on(tmp_path, names=BOTH[::-1]) as broker:
+        client.ledger.sending(list(meanwhile.ledger.attempted))
+        client.ledger.sent(list(meanwhile.ledger.acknowledged))
+        check_nothing_lost(broker.addresses, client.ledger)
+
+
+def test_a_folder_that_comes_back_while_the_broker_runs_serves_again(tmp_path: Path) -> None:
+    with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+    (tmp_path / "second").rename(tmp_path / "away")
+    with broker_on(tmp_path) as broker, client_of(broker.addresses) as meanwhile:
+        meanwhile._number = 1_000
+        gone = numbers_in(broker, 1)
+        assert meanwhile.send(min(gone)) == SERVER_BUSY
+        (tmp_path / "away").rename(tmp_path / "second")
+        wait_until(lambda: meanwhile.send(min(gone)) is None, "the folder is back", BACK_WITHIN_S)
+        assert send_to_each(meanwhile) == [None] * PARTITIONS
+        client.ledger.sending(list(meanwhile.ledger.attempted))
+        client.ledger.sent(list(meanwhile.ledger.acknowledged))
+        check_nothing_lost(broker.addresses, client.ledger)
+
+
+def test_a_full_disk_refuses_what_belongs_to_it_and_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path / "second")
+    with broker_on(tmp_path, disk) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+        full = numbers_in(broker, 1)
+        disk.capacity_bytes = disk.used_bytes
+        padded = Client(broker.addresses.amqp_port, body_bytes=30_000)
+        wait_until(
+            lambda: [padded.send(number) for number in full] == [RESOURCE_LIMIT] * len(full),
+            "the disk is full for each of its partitions",
+            BACK_WITHIN_S,
+        )
+        for _ in range(2 * PARTITIONS):
+            assert client.send() is None, "without a key the other disk takes it"
+        for number in set(range(PARTITIONS)) - full:
+            assert client.send(number) is None
+        padded.close()
+        disk.capacity_bytes = None
+        wait_until(lambda: send_to_each(client) == [None] * PARTITIONS, "there is room again", BACK_WITHIN_S)
+
+
+def hang(disk: FaultyDisk) -> None:
+    disk.hang("sync", "/second/logs/")
+
+
+def fail(disk: FaultyDisk) -> None:
+    for operation in ("write", "sync", "create", "open_read", "open_write", "sync_directory"):
+        disk.fail(operation, times=1 << 30, path_part="/second/")
+
+
+@pytest.mark.parametrize("fault", [hang, fail])
+def test_a_disk_that_hangs_or_fails_takes_its_own_partitions_with_it_and_no_others(
+    fault: Callable[[FaultyDisk], None], tmp_path: Path
+) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with (
+        broker_on(tmp_path, disk, disk_timeout_ms=500) as broker,
+        client_of(broker.addresses) as client,
+        ServiceBusClient.from_connection_string(connection_string(broker)) as official,
+        official.get_queue_sender("orders") as sender,
+    ):
+        assert send_to_each(client) == [None] * PARTITIONS
+        gone = numbers_in(broker, 1)
+        fault(disk)
+        for number in gone:
+            assert client.send(number) == SERVER_BUSY
+        for number in set(range(PARTITIONS)) - gone:
+            assert client.send(number) is None
+        for _ in range(2 * PARTITIONS):
+            assert client.send() is None
+        sender.send_messages([ServiceBusMessage("batch"), ServiceBusMessage("batch")])
+        disk.heal()
+        disk.release()
+        wait_until(lambda: send_to_each(client) == [None] * PARTITIONS, "the disk is back", BACK_WITHIN_S)
+
+
+def test_each_folder_is_locked(tmp_path: Path) -> None:
+    with broker_on(tmp_path):
+        for names in (BOTH, BOTH[::-1]):
+            first, *more = (tmp_path / name for name in names)
+            with pytest.raises(DiskFailed, match="another process"):
+                Broker(load_settings(data_dir=first, more_data_dirs=tuple(more)))
+
+
+def refusal(folder: Path, *names: str) -> StorageError:
+    with pytest.raises(WrongFolders) as caught:
+        Broker(load_settings(data_dir=folder / names[0], more_data_dirs=tuple(folder / name for name in names[1:])))
+    return caught.value
+
+
+def test_folders_of_two_brokers_are_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with broker_on(tmp_path, names=(name,)):
+            pass
+    assert "two" in str(refusal(tmp_path, "one", "two"))
+    with broker_on(tmp_path):
+        pass
+    assert "one" in str(refusal(tmp_path, "first", "one"))

@@ -1,0 +1,84 @@
+"""storage/folders.py: which folders a broker has, and in which order they count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from storage.errors import DiskFailed
+from storage.folders import FILE_NAME, Folder, WrongFolders, arrange, check_identity
+from tests.support.recording_disk import RecordingDisk
+
+A, B, C = Path("/a"), Path("/b"), Path("/c")
+
+
+def paths(folders: Sequence[Folder]) -> list[Path]:
+    return [folder.path for folder in folders]
+
+
+def test_one_folder_needs_no_identity() -> None:
+    disk = RecordingDisk()
+    assert arrange(disk, [A]) == [Folder(A)]
+    assert not disk.names(A)
+
+
+def test_folders_keep_their_numbers_in_whatever_order_they_are_named() -> None:
+    disk = RecordingDisk()
+    first = arrange(disk, [A, B])
+    assert paths(first) == [A, B] and len({folder.id for folder in first}) == 2
+    assert arrange(disk, [B, A]) == arrange(disk, [A, B]) == first
+
+
+def test_a_folder_with_data_comes_first_when_others_are_added() -> None:
+    disk = RecordingDisk()
+    disk.make_directory(B)
+    disk.make_directory(B / "catalogue")
+    assert paths(arrange(disk, [A, B])) == [B, A]
+
+
+def test_a_folder_that_is_added_is_the_last_one() -> None:
+    disk = RecordingDisk()
+    first = arrange(disk, [B, C])
+    assert paths(arrange(disk, [A, B, C])) == [B, C, A]
+    assert arrange(disk, [A, B, C])[:2] == first
+
+
+def test_an_empty_folder_is_not_taken_for_a_new_one_while_one_is_missing() -> None:
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B])
+    disk.remove_tree(B)
+    disk.make_directory(B)
+    assert arrange(disk, [A, B]) == [known[0], Folder(B, known[1].id, is_missing=True)]
+    assert arrange(disk, [A, C]) == [known[0], Folder(B, known[1].id, is_missing=True)]
+    assert FILE_NAME not in disk.names(B)
+    with pytest.raises(DiskFailed, match="is missing"):
+        check_identity(disk, B, known[1].id)
+    with pytest.raises(DiskFailed, match="another one is in its place"):
+        check_identity(disk, A, known[1].id)
+
+
+def test_a_folder_that_is_not_named_any_more_counts_as_missing() -> None:
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B])
+    assert arrange(disk, [B]) == [Folder(A, known[0].id, is_missing=True), known[1]]
+
+
+def test_without_both_folders_of_the_catalogue_the_broker_does_not_start() -> None:
+    disk = RecordingDisk()
+    arrange(disk, [A, B, C])
+    disk.remove_tree(A)
+    disk.remove_tree(B)
+    with pytest.raises(WrongFolders, match="catalogue"):
+        arrange(disk, [A, B, C])
+
+
+def test_a_damaged_identity_is_not_guessed() -> None:
+    disk = RecordingDisk()
+    arrange(disk, [A, B])
+    fd = disk.open_write(B / FILE_NAME)
+    disk.write(fd, [b"x"], 20)
+    disk.close(fd)
+    with pytest.raises(WrongFolders, match="damaged"):
+        arrange(disk, [A, B])
