@@ -6,8 +6,6 @@ each take seconds on a slow disk, and there may be many of them at a time.
 
 from __future__ import annotations
 
-import time
-
 from storage.workers import Workers
 
 READ_THREADS = 2
@@ -36,6 +34,5 @@ class Lanes:
 
     def join(self, within_s: float) -> bool:
         """Wait for all threads after `shutdown`; False if one has not ended in time."""
-        ends = time.monotonic() + within_s
-        ended = [workers.join(max(ends - time.monotonic(), 0.0)) for workers in self._all]
+        ended = [workers.join(within_s / len(self._all)) for workers in self._all]
         return all(ended)
