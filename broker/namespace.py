@@ -104,6 +104,8 @@ class Namespace:
         self._catalogue, self._store, self._clock, self._make_queue, self._resting = catalogue, store, clock, make_queue, resting
         self._partitions_default, self._entities_max = partitions_default, entities_max
         self._queues: dict[str, Queue] = {}
+        self._keys: list[str] | None = None
+        """Theirs, in order; None while nobody has asked since one came or went."""
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self._folders = folders
@@ -234,7 +236,9 @@ class Namespace:
 
     def queues_between(self, start: int, stop: int) -> Sequence[Queue]:
         """Some of all queues, counted by name."""
-        return [self._queues[key] for key in sorted(self._queues)[start:stop]]
+        if self._keys is None:
+            self._keys = sorted(self._queues)
+        return [self._queues[key] for key in self._keys[start:stop]]
 
     @property
     def queue_count(self) -> int:
@@ -324,6 +328,7 @@ class Namespace:
             description = QueueDescription(name, uuid.uuid4().hex, count, settings, now_ms, now_ms, file_settings, self._folders)
             await self._keep(description)
             self._queues[key_of(name)] = self._make_queue(description)
+            self._keys = None
             log.info("entity.created", entity=name, partitions=count)
             return description
 
@@ -370,6 +375,7 @@ class Namespace:
                     await queue.end(_unsettled(queue.description.name))
                 raise
             del self._queues[key]
+            self._keys = None
             if queue.description.settings.authorization_rules:
                 self.rules_changed()
             await queue.end(Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)))

@@ -24,8 +24,7 @@ import structlog
 
 from broker.clock import Clock
 from broker.operations import SubqueueCounts
-from broker.partition.summary import Summary, decode, is_readable, wake_at_ms
-from broker.partition.summary import add_counts as add_note
+from broker.partition.summary import Summary, decode, is_readable, total_of, wake_at_ms
 from storage.errors import StorageError
 from storage.log import LogStore
 from storage.partition_index import PartitionIndex
@@ -176,11 +175,7 @@ class Resting:
 
     def counts(self, generation: str, leave_out: Container[int]) -> dict[str, SubqueueCounts]:
         """What the partitions of an entity hold together that are at rest, but for some."""
-        total: dict[str, SubqueueCounts] = {}
-        for number, is_open, note in self._index.partitions(generation):
-            if not is_open and number not in leave_out and is_readable(note):
-                add_note(total, note)
-        return total
+        return total_of(self._index.notes(generation, leave_out))
 
     def register(self, generation: str, number: int) -> Register:
         """For the task of one partition."""

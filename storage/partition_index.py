@@ -39,7 +39,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,6 +128,10 @@ class PartitionIndex:
         """The note of a partition that is not open; None for one that is, or was never opened."""
         row = self._rows.get(entity, {}).get(partition)
         return row[1:] if row is not None and not row[0] else None
+
+    def notes(self, entity: str, leave_out: Container[int]) -> list[bytes]:
+        """The notes of an entity's partitions that are not open, but for some."""
+        return [row[1:] for partition, row in self._rows.get(entity, {}).items() if not row[0] and partition not in leave_out]
 
     # --- loading ----------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from broker.clock import Clock, wall_ahead_ms
@@ -38,6 +38,9 @@ VERSION = 1
 _HEAD = struct.Struct("<BBBB")
 _SUBQUEUE = struct.Struct("<BQQQQ")
 _TIME = struct.Struct("<BQ")
+_COUNTS = struct.Struct("<QQQQ")
+_ONE_SUBQUEUE, _MAIN = bytes([VERSION, 1]), b"\0"
+_ONE_BYTES = _HEAD.size + _SUBQUEUE.size
 
 
 class Wake(enum.IntEnum):
@@ -84,7 +87,7 @@ def wake_at_ms(note: bytes) -> int | None:
 
 
 def add_counts(total: dict[str, SubqueueCounts], note: bytes) -> None:
-    """Add what a readable note says: a scrape adds up a hundred thousand of them."""
+    """Add what a readable note says."""
     for at in range(_HEAD.size, _times_at(note), _SUBQUEUE.size):
         number, active, deferred, scheduled, size = _SUBQUEUE.unpack_from(note, at)
         sum_ = total.get(SUBQUEUES[number])
@@ -94,6 +97,28 @@ def add_counts(total: dict[str, SubqueueCounts], note: bytes) -> None:
         sum_.deferred += deferred
         sum_.scheduled += scheduled
         sum_.bytes += size
+
+
+def total_of(notes: Iterable[bytes]) -> dict[str, SubqueueCounts]:
+    """What several notes say together; notes that are not readable say nothing."""
+    total: dict[str, SubqueueCounts] = {}
+    active = deferred = scheduled = size = 0
+    for note in notes:
+        if note[:2] == _ONE_SUBQUEUE and note[4:5] == _MAIN and len(note) == _ONE_BYTES + _TIME.size * note[2]:  # as most of them are
+            of_note = _COUNTS.unpack_from(note, _HEAD.size + 1)
+            active += of_note[0]
+            deferred += of_note[1]
+            scheduled += of_note[2]
+            size += of_note[3]
+        elif note != EMPTY_NOTE and is_readable(note):
+            add_counts(total, note)
+    if active or deferred or scheduled or size:
+        main = total.setdefault(SUBQUEUES[0], SubqueueCounts())
+        main.active += active
+        main.deferred += deferred
+        main.scheduled += scheduled
+        main.bytes += size
+    return total
 
 
 def decode(note: bytes) -> Summary | None:

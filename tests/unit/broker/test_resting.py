@@ -10,7 +10,7 @@ from typing import cast
 from broker.clock import ManualClock
 from broker.entities import DEAD_LETTER, MAIN
 from broker.operations import SubqueueCounts
-from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode
+from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, total_of
 from broker.resting import OPENING_MAX, Resting
 from storage.errors import DiskFailed
 from storage.log import LogStore
@@ -85,6 +85,22 @@ def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none() 
     assert Summary({MAIN: SubqueueCounts(locked=0)}, {}).encode() == EMPTY_NOTE
     note = summary.encode()
     assert [decode(each) for each in (b"", note[:-1], note + b"\0", b"\2" + note[1:], note[:4] + b"\x09" + note[5:])] == [None] * 5
+
+
+def test_the_total_of_many_notes_is_the_sum_of_what_each_says() -> None:
+    notes = [
+        holding(3, 99).encode(),
+        holding(4).encode(),
+        EMPTY_NOTE,
+        Summary({DEAD_LETTER: SubqueueCounts(active=5, bytes=50)}, {}).encode(),
+        Summary({MAIN: SubqueueCounts(deferred=1, scheduled=2, bytes=3), DEAD_LETTER: SubqueueCounts(active=1, bytes=1)}, {}).encode(),
+        b"\2 of a later release",
+    ]
+    assert total_of(notes) == {
+        MAIN: SubqueueCounts(active=7, deferred=1, scheduled=2, bytes=73),
+        DEAD_LETTER: SubqueueCounts(active=6, bytes=51),
+    }
+    assert total_of([EMPTY_NOTE, b""]) == {}
 
 
 async def test_what_falls_due_is_opened_then_and_not_before_and_what_was_opened_since_is_left_alone() -> None:
