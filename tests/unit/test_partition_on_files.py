@@ -15,6 +15,7 @@ from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore
+from tests.support.old_checkpoint import state_of_version_1, write_version_1
 from tests.support.partition_asking import WAIT_S, ask, pages
 
 SEGMENT_BYTES = 64 * 1024
@@ -76,3 +77,30 @@ async def everything(task: PartitionTask) -> dict[int, bytes]:
     async for page in pages(task, MAIN, 500):
         found.update(zip(page.sequence_numbers, page.messages, strict=True))
     return found
+
+
+async def test_a_folder_of_the_release_before_blocks_opens_and_gets_two_new_checkpoints(tmp_path: Path) -> None:
+    async with partition(tmp_path) as task:
+        for number in range(40):
+            await ask(task, Send([b"%03d" % number * 2_000] * 4, None))
+        locked = await ask(task, Demand(MAIN, 120))
+        assert isinstance(locked, Locked)
+        await ask(task, Complete(locked.tokens))
+        expected = await everything(task)
+        assert task._partition is not None
+        state = state_of_version_1(task._partition.messages)
+        position = task._log.end
+    [directory] = (tmp_path / "logs" / QUEUE.generation).iterdir()
+    old = write_version_1(directory, position, state)
+    for _ in range(2):
+        async with partition(tmp_path, crash=True) as task:
+            assert await everything(task) == expected
+            assert old.exists() and task._log.checkpoints[-1] == position, "it is read, and counts"
+    async with partition(tmp_path) as task:
+        for number in range(100):  # some 600 KB: a checkpoint is due each 200 KB
+            sent = await ask(task, Send([b"%03d" % number * 2_000], None))
+            assert isinstance(sent, Sent)
+            expected[sent.first] = b"%03d" % number * 2_000
+        assert not old.exists() and len(task._log.checkpoints) == 2 and task._log.checkpoint_base is not None
+    async with partition(tmp_path) as task:
+        assert await everything(task) == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +11,10 @@ from broker.partition import records
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
-from broker.partition.records import Enqueued, Mark, UnreadableRecord, table
+from broker.partition.records import Enqueued, Mark, UnreadableRecord
 from broker.partition.snapshot import Snapshot
 from storage.log import Checkpoint, Position, Section
+from tests.support.old_checkpoint import state_of_version_1
 
 NUMBER = 3
 
@@ -152,39 +152,14 @@ def test_what_comes_from_a_checkpoint_counts_as_changed_just_below_the_one_for_w
     assert blocks.changed_since(Position(600)) == [2]
 
 
-def version_1(messages: Messages) -> bytes:
-    """The state as releases before blocks wrote it."""
-    frames = messages.live_frames()
-    parts = [struct.pack("<4sIQQII", b"PbS1", len(frames), messages.next_number, messages.latest_enqueued_ms, len(messages.subqueues), 0)]
-    parts.append(table("Q", [frame.position for frame in frames]))
-    for subqueue in messages.subqueues:
-        found = list(subqueue.browse(0))
-        changed = [(place, each.changed) for place, each in enumerate(found) if each.changed is not None]
-        parts += [
-            struct.pack("<II", len(found), len(changed)),
-            table("Q", [each.sequence_number for each in found]),
-            table("Q", [each.enqueued_at_ms for each in found]),
-            table("Q", [each.expires_at_ms or 0 for each in found]),
-            table("I", [frames.index(each.frame) for each in found]),
-            table("I", [each.offset for each in found]),
-            table("I", [each.size for each in found]),
-            table("I", [each.delivery_count for each in found]),
-            table("H", [each.state for each in found]),
-            table("I", [place for place, _ in changed]),
-            table("I", [len(each) for _, each in changed]),
-            *(each for _, each in changed),
-        ]
-    return b"".join(parts)
-
-
 def test_the_state_of_an_earlier_release_is_read_and_taken_as_a_whole() -> None:
     messages = varied()
-    again = loaded(Checkpoint(Position(1400), (Section("", 1, {0: version_1(messages)}),)))
+    again = loaded(Checkpoint(Position(1400), (Section("", 1, {0: state_of_version_1(messages)}),)))
     assert contents(again) == contents(messages)
     assert taken(Snapshot(again), Position(1400), None) == taken(Snapshot(messages), Position(1400), None)
 
 
-@pytest.mark.parametrize("state", [b"", b"PbS1", b"PbS9" + bytes(100), version_1(varied())[:-1]])
+@pytest.mark.parametrize("state", [b"", b"PbS1", b"PbS9" + bytes(100), state_of_version_1(varied())[:-1]])
 def test_a_state_of_an_earlier_release_that_is_none_is_not_read(state: bytes) -> None:
     with pytest.raises(UnreadableRecord):
         loaded(Checkpoint(Position(0), (Section("", 1, {0: state}),)))
