@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from broker.config import WrongSettings, load_settings, unknown_variables, variable_of
@@ -84,3 +86,15 @@ def test_variables_in_small_letters_set_and_are_warned_of_as_those_in_capitals_a
     assert load_settings().http_port == 5399
     environment = ["partibus_http_port", "partibus_htpp_port", "Partibus_Host", "partibus_config", "home"]
     assert unknown_variables(environment) == ["partibus_config", "partibus_htpp_port"]
+
+
+def test_several_data_folders_are_separated_by_colons_or_follow_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c = Path("/disk1"), Path("/disk2"), Path("/disk3")
+    assert load_settings().data_dirs == (Path("data"),)
+    assert load_settings(data_dir=a, more_data_dirs=(b, c)).data_dirs == (a, b, c)
+    monkeypatch.setenv("PARTIBUS_DATA_DIR", "/disk1:/disk2:")
+    assert load_settings().data_dirs == (a, b)
+    monkeypatch.setenv("PARTIBUS_MORE_DATA_DIRS", '["/disk3"]')
+    assert load_settings().data_dirs == (a, b, c)
+    with pytest.raises(WrongSettings, match="named twice"):
+        load_settings(data_dir=c)
