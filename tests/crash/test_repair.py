@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusSubQueue
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageState, ServiceBusReceivedMessage, ServiceBusSubQueue
 
 from broker.check import check_folders
 from broker.clock import SystemClock
 from broker.entities import DEAD_LETTER, MAIN, QueueDescription
-from broker.operations import Send, Sent
+from broker.operations import MessageState, Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.salvage import Range
 from broker.partition.task import PartitionTask
@@ -46,12 +47,22 @@ BODY = re.compile(rb"<m\d+>")
 LOCAL = (1 << 48) - 1
 
 
+class Known(NamedTuple):
+    """A message as peeking shows it."""
+
+    subqueue: str
+    body: bytes
+    """What tells it from all others."""
+    is_deferred: bool
+    deliveries: int
+
+
 @dataclass
 class Ledger:
     """What the clients know."""
 
-    there: dict[int, tuple[str, bytes]] = field(default_factory=dict)
-    """By sequence number: the subqueue and what tells the body from all others."""
+    there: dict[int, Known] = field(default_factory=dict)
+    """By sequence number."""
     settled: set[int] = field(default_factory=set)
 
     def of(self, partition: int) -> set[int]:
@@ -97,15 +108,16 @@ def work(client: ServiceBusClient, ledger: Ledger) -> None:
     assert len(ledger.there) + len(ledger.settled) == number
 
 
-def peeked(client: ServiceBusClient) -> dict[int, tuple[str, bytes]]:
-    found: dict[int, tuple[str, bytes]] = {}
+def peeked(client: ServiceBusClient) -> dict[int, Known]:
+    found: dict[int, Known] = {}
     for name, subqueue in ((MAIN, None), (DEAD_LETTER, ServiceBusSubQueue.DEAD_LETTER)):
         with client.get_queue_receiver("orders", sub_queue=subqueue) as receiver:
             start = 1
             while page := receiver.peek_messages(max_message_count=100, sequence_number=start, timeout=20):
                 for message in page:
                     assert message.sequence_number is not None
-                    found[message.sequence_number] = (name, body_of(message))
+                    is_deferred = message.state is ServiceBusMessageState.DEFERRED
+                    found[message.sequence_number] = Known(name, body_of(message), is_deferred, message.delivery_count or 0)
                 start = max(message.sequence_number or 0 for message in page) + 1
     return found
 
@@ -124,6 +136,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
         broker.kill()
     [generation] = [path.name for path in (broker.data_dir / "logs").iterdir()]
     assert all(len(ledger.of(partition)) > 50 for partition in range(PARTITIONS))
+    assert {(each.subqueue, each.is_deferred) for each in ledger.there.values()} == {(MAIN, False), (MAIN, True), (DEAD_LETTER, False)}
+    assert {each.deliveries for each in ledger.there.values()} >= {0, 1}
     yield Written(broker.data_dir, ledger, generation)
 
 
@@ -203,9 +217,9 @@ DAMAGES: dict[str, Callable[[Written], None]] = {
 # --- what is there afterwards -------------------------------------------------------------------------------------------
 
 
-async def read_back(written: Written, second: Path | None = None) -> dict[int, tuple[str, bytes]]:
+async def read_back(written: Written, second: Path | None = None) -> dict[int, Known]:
     """What the broker's partitions find; each then takes one more message, whose number is one that was never given."""
-    found: dict[int, tuple[str, bytes]] = {}
+    found: dict[int, Known] = {}
     description = QueueDescription("orders", written.generation, PARTITIONS)
     for number in range(PARTITIONS):
         store = FileLogStore(second if second is not None and number == 1 else written.folder, reserve_bytes=0)
@@ -214,10 +228,11 @@ async def read_back(written: Written, second: Path | None = None) -> dict[int, t
         run = asyncio.create_task(task.run())
         for subqueue in (MAIN, DEAD_LETTER):
             async for page in pages(task, subqueue):
-                for sequence_number, message in zip(page.sequence_numbers, page.messages, strict=True):
+                columns = (page.sequence_numbers, page.messages, page.states, page.delivery_counts)
+                for sequence_number, message, state, deliveries in zip(*columns, strict=True):
                     body = BODY.search(message)
                     assert body is not None
-                    found[sequence_number] = (subqueue, body[0])
+                    found[sequence_number] = Known(subqueue, body[0], state is MessageState.DEFERRED, deliveries)
         sent = await ask(task, Send([b"new"], None))
         ever = {*written.ledger.of(number), *(each for each in written.ledger.settled if each >> 48 == number)}
         assert isinstance(sent, Sent) and sent.first > max(ever)
@@ -231,7 +246,7 @@ def is_gone(number: int, gone: list[Range]) -> bool:
     return any((each.first is None or each.first <= number) and (each.last is None or number <= each.last) for each in gone)
 
 
-def check_ledger(written: Written, found: dict[int, tuple[str, bytes]], plan: Plan) -> None:
+def check_ledger(written: Written, found: dict[int, Known], plan: Plan) -> None:
     """Exactly what the plan calls gone is gone; everything else is as it was; what comes again was settled in commits that are gone."""
     ledger = written.ledger
     by_partition = {log.partition: log for log in plan.logs}
@@ -244,7 +259,7 @@ def check_ledger(written: Written, found: dict[int, tuple[str, bytes]], plan: Pl
         forgets = log is not None and log.commits_gone != 0
         assert there - mine <= (ledger.settled if forgets else set())
         for number in mine & there:
-            assert found[number][1] == ledger.there[number][1]
+            assert found[number].body == ledger.there[number].body
             assert forgets or found[number] == ledger.there[number]
         named = {number for each in gone if each.first is not None and each.last is not None for number in range(each.first, each.last + 1)}
         assert named <= mine | ledger.settled
