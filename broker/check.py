@@ -17,6 +17,7 @@ from storage.catalogue import file_name_of
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
 from storage.disk import Disk, LocalDisk
 from storage.file_store import LOGS_DIRECTORY
+from storage.folders import FILE_NAME, WrongFolders, unnamed
 from storage.survey import Finding, LogFolder, Severity
 
 
@@ -69,6 +70,7 @@ def check_folders(roots: Sequence[Path], progress: Progress | None = None, disk:
     for root in roots:
         check_is_data_folder(disk, root)
     report = Report(roots, progress=progress or Progress())
+    report.findings += _check_identities(disk, roots)
     documents = check_documents(disk, roots, time.sleep, report.progress)
     report.findings += documents.findings
     described = _read_descriptions(disk, report, documents)
@@ -79,6 +81,15 @@ def check_folders(roots: Sequence[Path], progress: Progress | None = None, disk:
     names = {name for root in roots for name in disk.names(root / CATALOGUE_DIRECTORY)}
     report.findings += _without_entry(report, folders, described, names)
     return report
+
+
+def _check_identities(disk: Disk, roots: Sequence[Path]) -> list[Finding]:
+    """Data folders of the same broker that were not named, and damage to the files that say which there are."""
+    why = "this data folder of the broker was not named, so nothing in it was checked: give it as --data-dir, too"
+    try:
+        return [Finding(Severity.UNUSABLE, None, None, str(path), 0, 0, why) for path in unnamed(disk, roots)]
+    except WrongFolders as error:
+        return [Finding(Severity.UNUSABLE, None, None, str(roots[0] / FILE_NAME), 0, 0, str(error))]
 
 
 def check_is_data_folder(disk: Disk, root: Path) -> None:

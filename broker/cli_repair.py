@@ -96,7 +96,7 @@ def _print(plan: Plan) -> None:
         done = "was put together" if plan.done else "would be put together"
         console.print(f"{paths[0]}: the document {done} from the good parts of its two files, which {moved} {DAMAGED_DIRECTORY}/")
     for each in plan.hopeless:
-        console.print(f"{each.path}: {each.why}. This cannot be repaired: restore the file from a backup, or delete the queue.")
+        console.print(f"{each.path}: {each.why}. This command cannot repair it; docs/operations.md says what you can do.")
     if not plan.done:
         console.print("Nothing was changed. Run the command again with --yes to carry this out.")
 

@@ -82,6 +82,14 @@ def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
         raise disk_error(error, paths[0]) from error
 
 
+def unnamed(disk: Disk, paths: Sequence[Path]) -> list[Path]:
+    """Where the folders were that belong to the same broker and are not among these. Only looks. Raises WrongFolders, OSError."""
+    identities = [identity for identity in (_read(disk, path) for path in paths) if identity is not None]
+    known = max((identity.folders for identity in identities), key=len, default=())
+    named = {identity.id for identity in identities}
+    return [path for id_, path in known if id_ not in named]
+
+
 def _lock(disk: Disk, path: Path, locks: contextlib.ExitStack) -> None:
     try:
         fd = disk.lock(path / LOCK_NAME)

@@ -33,6 +33,7 @@ from storage.catalogue import file_name_of
 from storage.check import log_folders
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore
+from storage.folders import arrange
 from storage.log import Frame
 from storage.partition_index import INDEX_NAME
 from storage.segment import SEGMENT_HEADER_BYTES
@@ -401,6 +402,16 @@ async def test_with_several_data_folders_each_keeps_what_is_damaged_in_it(damage
     assert document.read_bytes() == copy.read_bytes() == whole
     assert Path(plan.logs[0].moved_to).parent == second / "damaged" and (first / "damaged").exists()
     check_ledger(damaged, await read_back(damaged, second), plan)
+
+
+async def test_a_data_folder_that_is_not_named_is_a_finding(tmp_path: Path) -> None:
+    both = [tmp_path / "first", tmp_path / "second"]
+    arrange(LocalDisk(), both)
+    for path in both:
+        (path / "logs").mkdir()
+    assert not check_folders(both).damaged
+    [finding] = check_folders(both[:1]).findings
+    assert finding.path == str(both[1]) and "was not named" in finding.why
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
