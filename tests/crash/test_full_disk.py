@@ -86,7 +86,7 @@ def fill_and_drain(broker: BrokerThread, body_bytes: int, window: int) -> None:
     assert counts[0] > 2 * PARTITIONS
 
 
-CASES = [(2 * MIB, 1_500, 1), (8 * MIB, 30_000, 10)]
+CASES = [(2 * MIB, 3_000, 1), (8 * MIB, 30_000, 10)]
 """The disk's bytes, a message's, and how many are received at a time."""
 
 
