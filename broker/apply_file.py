@@ -13,7 +13,7 @@ from dataclasses import replace
 import structlog
 
 from broker.config_file import QueueSpec
-from broker.entities import QueueDescription, QueueSettings, key_of
+from broker.entities import QueueDescription, QueueSettings
 from broker.errors import Refused
 from broker.namespace import Namespace
 
@@ -24,7 +24,7 @@ async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
     """Bring the namespace to what the file asks for. Raises Refused if a queue cannot be created."""
     for spec in queues:
         existing = namespace.find_queue(spec.name)
-        if existing is None and key_of(spec.name) in namespace.damaged:
+        if existing is None and namespace.may_be_damaged(spec.name):
             log.error("config.not_applied", entity=spec.name, reason=namespace.missing(spec.name).description)
             continue
         if existing is None:

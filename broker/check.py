@@ -74,7 +74,7 @@ def check_folders(roots: Sequence[Path], progress: Progress | None = None, disk:
     documents = check_documents(disk, roots, time.sleep, report.progress)
     report.findings += documents.findings
     described = _read_descriptions(disk, report, documents)
-    folders = [folder for root in roots for folder in log_folders(disk, root)]
+    folders = [folder for root in roots for folder in log_folders(disk, root, report.findings)]
     report.progress.logs = len(folders)
     for folder in folders:
         report.findings += check_log(disk, folder, time.sleep, report.progress)

@@ -1,7 +1,9 @@
 """The namespace: all entities of the broker, found by name, kept in the catalogue.
 
 *A damaged entry* (both of its files, or their content) puts only its own entity out of service. It is reported, and its logs are kept. If
-its name is still legible, clients are told to try again, not that the entity does not exist. Deleting the entity gives it up.
+its name is still legible, clients are told to try again, not that the entity does not exist. Deleting the entity gives it up. If the name
+is not legible, any name could be the entity's: until the files are readable again, or were moved away, no queue is created, because
+it could take the place of one that still has its messages.
 
 An entity exists on all its partitions or on none: its catalogue entry, written atomically, is the moment of its creation
 and of its end; its partitions' logs come to life when they are first used, and are deleted after the entry was. What a crash
@@ -118,6 +120,8 @@ class Namespace:
         self._checking: asyncio.Task[None] | None = None
         self._damaged: dict[str, str] = {}
         """The generations of damaged entries, by the entity's key where its name is legible."""
+        self._illegible: set[str] = set()
+        """The generations of damaged entries whose names are not known for certain."""
         self.rules_changed: Callable[[], None] = lambda: None
         """Called when an entity's authorization rules have changed, or were deleted with it. Set by `Services`."""
 
@@ -138,7 +142,7 @@ class Namespace:
             namesakes.setdefault(key_of(description.name), []).append(description)
         for key, found in namesakes.items():
             self._queues[key] = self._make_queue(found[0] if len(found) == 1 else await self._choose(found, with_logs))
-        damaged += [(each, "none of its files can be read") for each in self._catalogue.damaged]
+        damaged += [(each, "none of its files is whole") for each in self._catalogue.damaged]
         for each, why in damaged:
             known |= {each.name} if each.name is not None else set()
             self._note_damaged(each, why)
@@ -159,8 +163,8 @@ class Namespace:
         """Open the partitions whose logs are missing, in the background: each finds the damage, reports it, and stays down."""
         try:
             missing = await self._store.missing()
-        except StorageError as error:
-            log.warning("entity.logs_not_checked", error=str(error))
+        except StorageError as error:  # none of the folders can be listed
+            log.error("entity.logs_not_checked", error=str(error))
             return
         for queue in list(self._queues.values()):
             numbers = missing.get(queue.description.generation, ())
@@ -169,14 +173,22 @@ class Namespace:
                     await queue.opened([number for number in numbers if number < queue.description.partitions], self._opening)
 
     def _note_damaged(self, damaged: Damaged, why: str) -> None:
-        names = sorted({name for name in map(salvage_name, damaged.remains) if name})
+        found = list(map(salvage_name, damaged.remains))
+        names = sorted({name for name in found if name})
+        # A name from bytes whose checksum does not match counts only if both files have it.
+        is_certain = len(names) == 1 and None not in found and (len(found) > 1 or not damaged.files)
+        if damaged.name is not None and not is_certain:
+            self._illegible.add(damaged.name)
         log.error(
             "entity.damaged",
             entity=", ".join(names) or None,
             generation=damaged.name,
             files=[str(path) for path in damaged.files],
             why=why,
-            reason="It is out of service, and its logs are kept.",
+            reason="It is out of service, and its logs are kept."
+            if is_certain
+            else "It is out of service, and its logs are kept. Its name is not known, so no queue is created until the files are readable "
+            "again, were restored, or were moved out of the folder to give the queue up.",
         )
         for name in names:
             if damaged.name is not None and self.find(name) is None:
@@ -190,13 +202,20 @@ class Namespace:
         newest_last = sorted(found, key=lambda each: (each.generation in with_logs, each.created_at_ms, each.generation))
         chosen = newest_last.pop()
         for other in newest_last:
-            if other.generation in with_logs:
+            if other.generation in with_logs or not await self._is_without_logs(other.generation):
                 log.error("entity.name_taken_twice", entity=chosen.name, served=chosen.generation, kept_unserved=other.generation)
             else:
                 await self._catalogue.delete(other.generation)
                 await self._clear(other.generation)
                 log.warning("entity.entry_without_logs_deleted", entity=chosen.name, served=chosen.generation, deleted=other.generation)
         return chosen
+
+    async def _is_without_logs(self, generation: str) -> bool:
+        """Whether it is certain that an entity has no logs: its folders were looked at."""
+        try:
+            return not await self._store.partitions(generation)
+        except StorageError:
+            return False
 
     # --- looking up -------------------------------------------------------------------------------------------------
 
@@ -223,12 +242,21 @@ class Namespace:
                 Reason.NOT_IMPLEMENTED,
                 f"'{name}' belongs to a topic of the configuration file. This version of the broker does not serve topics yet.",
             )
+        if self._illegible:
+            return Refused(
+                Reason.PARTITION_UNAVAILABLE,
+                f"There is no '{name}', but the descriptions of {len(self._illegible)} queues cannot be read, and it may be one of them.",
+            )
         return Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))
 
     @property
     def damaged(self) -> Collection[str]:
-        """The names, in lower case, of queues that are out of service because their entries cannot be read."""
-        return self._damaged.keys()
+        """The queues that are out of service because their entries cannot be read: names in lower case, else generations."""
+        return [*self._damaged, *(self._illegible - set(self._damaged.values()))]
+
+    def may_be_damaged(self, name: str) -> bool:
+        """Whether a queue that is not served may exist all the same: its entry cannot be read, or one of which nobody knows the name."""
+        return bool(self._illegible) or key_of(name) in self._damaged
 
     def queues(self) -> Sequence[QueueDescription]:
         """All queues, by name."""
@@ -312,13 +340,13 @@ class Namespace:
             check_effect(settings)
         async with self._change(name):
             await self._settle(key_of(name))
-            if key_of(name) in self._damaged:
-                raise self.missing(name)
             if self.find(name) is not None:
                 raise Refused(
                     Reason.ENTITY_EXISTS,
                     f"Conflict. You're requesting an operation that isn't allowed: the entity '{name}' exists already.",
                 )
+            if self.may_be_damaged(name):
+                raise self.missing(name)
             if len(self._queues) >= self._entities_max:
                 raise Refused(
                     Reason.QUOTA_EXCEEDED, f"The namespace holds {len(self._queues)} entities; {self._entities_max} is the maximum."

@@ -159,7 +159,7 @@ class Catalogue:
             for directory in self._directories():
                 for file_name in sorted(self._names_in(directory, tolerant=True)):
                     if file_name.endswith(TEMPORARY_SUFFIX):
-                        self._disk.remove(directory / file_name)
+                        self._remove_unpublished(directory / file_name)
             for stem in _stems(names, _LIVE):
                 found = self._read_newest(stem, names)
                 if found is None:
@@ -180,6 +180,13 @@ class Catalogue:
         except OSError as error:
             raise disk_error(error, self._directory) from error
         return documents
+
+    def _remove_unpublished(self, path: Path) -> None:
+        """Nothing reads such a file, so one that cannot be removed, or is a folder, costs nothing."""
+        try:
+            self._disk.remove(path)
+        except OSError as error:
+            _log.warning("catalogue.not_removed", path=str(path), error=error.strerror)
 
     # --- where the files are ---
 
@@ -233,7 +240,7 @@ class Catalogue:
         return newest, others
 
     def _repair(self, broken: list[tuple[_Copy, list[Path]]]) -> None:
-        """Write the missing or older files of these documents again. If the disk refuses, the next load or put does it."""
+        """Write the missing or older files of these documents again. Where the disk refuses, the next load or put does it."""
         if broken and self._copies != self._directory:
             try:
                 self._admit()
@@ -242,15 +249,20 @@ class Catalogue:
             except (OSError, StorageError) as error:
                 _log.warning("document.not_repaired", documents=len(broken), error=str(error))
                 return
+        failed, failure = 0, ""
         for number, (copy, paths) in enumerate(broken):
             try:
                 for path in paths:
                     publish_together(self._disk, [path], _encode(copy.name, copy.number, copy.document), sync_directory=False)
+            except DiskFull as error:
+                failed, failure = failed + len(broken) - number, str(error)
+                break
             except StorageError as error:
-                _log.warning("document.not_repaired", documents=len(broken) - number, error=str(error))
-                return
-        if broken:
-            _log.info("document.repaired", documents=len(broken))
+                failed, failure = failed + 1, failure or str(error)
+        if failed:
+            _log.warning("document.not_repaired", documents=failed, error=failure)
+        if len(broken) > failed:
+            _log.info("document.repaired", documents=len(broken) - failed)
 
     def _remove_moved(self) -> None:
         """Remove copies from the documents' folder that have moved to a folder of their own since. Raises OSError."""
@@ -287,7 +299,7 @@ class Catalogue:
         except CorruptRecord as error:
             _log.error("document.damaged", path=error.path, why=error.why)
         except OSError as error:
-            _log.error("document.damaged", path=str(path), why=error.strerror)
+            _log.error("document.unreadable", path=str(path), why=error.strerror)
         return data
 
     def _read(self, path: Path) -> bytes:

@@ -56,14 +56,29 @@ class Documents:
     findings: list[Finding] = field(default_factory=list)
 
 
-def log_folders(disk: Disk, root: Path) -> list[LogFolder]:
-    """All logs of a data folder, and those that an extent says were there. Raises OSError."""
+def log_folders(disk: Disk, root: Path, findings: list[Finding] | None = None) -> list[LogFolder]:
+    """All logs of a data folder, and those that an extent says were there. Raises OSError if the folder of all logs cannot be listed.
+
+    `findings` gets what else cannot be listed.
+    """
+
+    def names_in(directory: Path) -> list[str]:
+        try:
+            return disk.names(directory)
+        except NotADirectoryError:
+            problem = Finding(Severity.NOTE, None, None, str(directory), 0, 0, "it is a file where only folders belong")
+        except OSError as error:
+            problem = Finding(Severity.UNUSABLE, None, None, str(directory), 0, 0, f"it cannot be listed: {error.strerror}")
+        if findings is not None:
+            findings.append(problem)
+        return []
+
     logs, extents = root / LOGS_DIRECTORY, root.joinpath(*EXTENTS_DIRECTORIES)
     in_logs = disk.names(logs)
     deleted = {name.removesuffix(DELETED_SUFFIX) for name in in_logs if name.endswith(DELETED_SUFFIX)}
     found: list[LogFolder] = []
-    for name in sorted({name for name in in_logs if not name.endswith(DELETED_SUFFIX)} | (set(disk.names(extents)) - deleted)):
-        names = [*disk.names(logs / name), *disk.names(extents / name)]
+    for name in sorted({name for name in in_logs if not name.endswith(DELETED_SUFFIX)} | (set(names_in(extents)) - deleted)):
+        names = [*names_in(logs / name), *names_in(extents / name)]
         partitions = sorted({int(match[1], 16) for match in map(_PARTITION.fullmatch, names) if match})
         found += [LogFolder(logs / name / f"{partition:04x}", extents, unquote(name), partition) for partition in partitions]
     return found

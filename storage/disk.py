@@ -321,5 +321,5 @@ def commit_error(error: OSError, path: Path) -> StorageError:
 
 
 def disk_error(error: OSError, path: Path) -> DiskFailed:
-    """What a failure of anything that is no commit means."""
-    return DiskFailed(f"{path}: {error.strerror}")
+    """What a failure of anything that is no commit means. `path`: what was at hand, where the error does not say itself."""
+    return DiskFailed(f"{error.filename or path}: {error.strerror}")

@@ -91,7 +91,6 @@ class ExtentFile:
         """The extent as it must become."""
         self._kept: Extent | None = None
         """The extent that is known to be on stable storage."""
-        self._exists = False
         self._is_sound = False
         """The file may be written to: both slots are whole, and no write to it has failed."""
 
@@ -117,13 +116,12 @@ class ExtentFile:
         Raises CorruptRecord if both slots are damaged; UnknownFormat, OSError.
         """
         with self._mutex:
-            self._exists = self._is_sound = False
+            self._is_sound = False
             self._extent = self._kept = None
             try:
                 data = self._read()
             except FileNotFoundError:
                 return None
-            self._exists = True
             slots = [self._decode(data[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES)]
             whole = [slot for slot in slots if slot is not None]
             if not whole:
@@ -180,7 +178,7 @@ class ExtentFile:
         except OSError as error:
             self._is_sound = False
             raise commit_error(error, self._path) from error
-        self._exists = self._is_sound = True
+        self._is_sound = True
         self._kept = extent
 
     def _write(self, slot: bytes) -> None:
@@ -195,8 +193,10 @@ class ExtentFile:
             close_quietly(self._disk, fd)
 
     def _publish(self, slot: bytes) -> None:
-        if not self._exists:
+        try:
             make_directories(self._disk, self._root, [self._path.parent.name])
+        except FileNotFoundError:  # somebody has removed the folder of all extents
+            make_directories(self._disk, self._root.parent, [self._root.name, self._path.parent.name])
         close_quietly(self._disk, publish(self._disk, self._path, [slot, slot]))
 
     def _read(self) -> bytes:

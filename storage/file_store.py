@@ -159,13 +159,22 @@ class FileLogStore:
     async def entities(self) -> list[str]:
         """The identifiers of all entities that have logs, or had before they were lost."""
         await self._prepare()
+        logs = await run_to_end(self._executor, lambda: self._names(self._shared.root))
+        extents: list[str] = []
         try:
-            logs, extents = await run_to_end(self._executor, lambda: [self._disk.names(each) for each in self._roots()])
-        except OSError as error:
-            raise disk_error(error, self._shared.root) from error
+            extents = await run_to_end(self._executor, lambda: self._names(self._shared.extents))
+        except DiskFailed as error:  # a partition without its extent does not open, and says so
+            _log.error("extents.unreadable", error=str(error), reason="A queue whose logs are lost would not be noticed.")
         deleted = {name.removesuffix(DELETED_SUFFIX) for name in logs if name.endswith(DELETED_SUFFIX)}
         with_logs = {name for name in logs if not name.endswith(DELETED_SUFFIX)}
         return sorted(unquote(name) for name in with_logs | (set(extents) - deleted))
+
+    def _names(self, directory: Path) -> list[str]:
+        """In a thread. Raises DiskFailed."""
+        try:
+            return self._disk.names(directory)
+        except OSError as error:
+            raise disk_error(error, directory) from error
 
     def _roots(self) -> tuple[Path, Path]:
         return self._shared.root, self._shared.extents
@@ -182,19 +191,30 @@ class FileLogStore:
     async def missing(self) -> dict[str, list[int]]:
         """See `LogStore.missing`: two listings of names for each entity, and no file is opened."""
         await self._prepare()
-        try:
-            found = await run_to_end(self._executor, self._missing)
-        except OSError as error:
-            raise disk_error(error, self._shared.extents) from error
+        found = await run_to_end(self._executor, self._missing)
         return {unquote(name): sorted(partitions) for name, partitions in found.items() if partitions}
 
     def _missing(self) -> dict[str, set[int]]:
-        def of(root: Path, name: str) -> set[int]:
-            return {int(found[1], 16) for found in map(_PARTITION.fullmatch, self._disk.names(root / name)) if found}
-
+        """In a thread. Raises DiskFailed."""
         logs, extents = self._roots()
-        deleted = {name.removesuffix(DELETED_SUFFIX) for name in self._disk.names(logs) if name.endswith(DELETED_SUFFIX)}
-        return {name: of(extents, name) - of(logs, name) for name in self._disk.names(extents) if name not in deleted}
+        deleted = {name.removesuffix(DELETED_SUFFIX) for name in self._names(logs) if name.endswith(DELETED_SUFFIX)}
+        return {name: self._missing_of(name) for name in self._names(extents) if name not in deleted}
+
+    def _missing_of(self, name: str) -> set[int]:
+        """The missing logs of one entity. A folder that cannot be listed costs no other entity its check."""
+        logs, extents = (self._partitions_in(root / name) for root in self._roots())
+        if extents is None:
+            return logs or set()  # opening them tells what is wrong; a stray file has none
+        return extents - (logs or set())
+
+    def _partitions_in(self, directory: Path) -> set[int] | None:
+        """The partitions that have something in a folder; None, and a report, if it cannot be listed."""
+        try:
+            names = self._disk.names(directory)
+        except OSError as error:
+            _log.warning("entity.logs_not_checked", path=str(directory), error=error.strerror)
+            return None
+        return {int(found[1], 16) for found in map(_PARTITION.fullmatch, names) if found}
 
     async def delete(self, entity: str) -> None:
         await self._prepare()
@@ -221,6 +241,14 @@ class FileLogStore:
         if name in self._disk.names(self._shared.extents):
             self._disk.remove_tree(self._shared.extents / name)
             self._disk.sync_directory(self._shared.extents)
+
+    def _finish_deletion(self, name: str) -> None:
+        """Remove what a deletion that was cut short has left in this folder of logs. If the disk refuses, the next start does it."""
+        try:
+            self._forget(name.removesuffix(DELETED_SUFFIX))
+            self._disk.remove_tree(self._shared.root / name)
+        except OSError as error:
+            _log.warning("store.not_cleared", path=error.filename or str(self._shared.root / name), error=error.strerror)
 
     async def close(self) -> None:
         for task in (self._syncing, self._holding, self._tidying, self._closing_idle):
@@ -260,8 +288,7 @@ class FileLogStore:
             fd = disk.lock(self._root / LOCK_NAME)
             for name in disk.names(self._shared.root):
                 if name.endswith(DELETED_SUFFIX):
-                    self._forget(name.removesuffix(DELETED_SUFFIX))
-                    disk.remove_tree(self._shared.root / name)
+                    self._finish_deletion(name)
         except BlockingIOError as error:
             raise FolderInUse(f"{self._root}: another process uses this folder") from error
         except OSError as error:

@@ -174,9 +174,14 @@ class PartitionIndex:
     def _load(self) -> _File | None:
         try:
             names = set(self._disk.names(self._directory))
-            files = [self._read(path) for path in self._paths if path.name in names]
         except OSError as error:
             raise disk_error(error, self._directory) from error
+        files: list[_File] = []
+        for path in self._paths:
+            try:
+                files += [self._read(path)] if path.name in names else []
+            except OSError as error:  # all that it says can be found anew
+                _log.error("index.unreadable", path=str(path), error=error.strerror)
         if not files:
             return None
         best = max(files, key=lambda file: (file.number, not file.is_torn))

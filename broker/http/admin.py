@@ -111,7 +111,7 @@ class Administration:
         queue = self._namespace.find_queue(name) if name else None
         if queue is None:
             why = self._namespace.missing(name)
-            if why.reason is not Reason.ENTITY_NOT_FOUND and claim.covers(name, MANAGE):
+            if name and why.reason is not Reason.ENTITY_NOT_FOUND and claim.covers(name, MANAGE):
                 raise why
             return await self._discover(request, claim, name)
         self._require(claim, queue.name, _READ)

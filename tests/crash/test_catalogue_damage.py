@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -123,4 +124,46 @@ async def test_a_whole_document_that_describes_no_queue_costs_nothing_else() -> 
     assert len([line for line in lines if line["event"] == "entity.damaged"]) == 3
     assert [queue.name for queue in life.namespace.queues()] == ["bystander", "orders"]
     assert life.namespace.missing("t").reason is Reason.PARTITION_UNAVAILABLE
+    await life.close()
+
+
+@pytest.mark.parametrize("how", ["unreadable", "emptied", "damaged in the name"])
+async def test_a_queue_whose_name_nobody_knows_is_not_replaced_by_an_empty_one(how: str) -> None:
+    disk, files = await made()
+    good = [bytes(disk.contents(path)) for path in files]
+    faulty = Life(disk)
+    for path in files:
+        if how == "unreadable":
+            faulty.disk.fail("open_read", errno.EACCES, path_part=path.name, times=1_000)
+        elif how == "emptied":
+            disk.contents(path).clear()
+    if how == "damaged in the name":
+        disk.contents(files[0])[:] = good[0].replace(b'"orders"', b'"arders"')
+        disk.remove(files[1])
+    with capture_logs() as lines:
+        await faulty.namespace.load()
+    [reported] = [line for line in lines if line["event"] == "entity.damaged"]
+    assert "no queue is created" in reported["reason"]
+    assert [line["event"] for line in lines if line["event"].startswith("document.")] == (
+        ["document.unreadable"] * 2 if how == "unreadable" else ["document.damaged"] * (2 if how == "emptied" else 1)
+    )
+    namespace = faulty.namespace
+    with capture_logs() as lines:
+        await apply_file([QueueSpec(name, NEW, None) for name in ("orders", "more", "bystander")], namespace)
+    assert [line["entity"] for line in lines if line["event"] == "config.not_applied"] == ["orders", "more"]
+    assert await refused(namespace.create_queue("orders", NEW)) is Reason.PARTITION_UNAVAILABLE
+    assert await refused(namespace.update_queue("orders", NEW)) is Reason.PARTITION_UNAVAILABLE
+    assert len(namespace.damaged) == 1
+    assert set(await faulty.messages("bystander")) == MESSAGES
+    await faulty.close()
+
+    for path, content in zip(files, good, strict=True):
+        disk.close(disk.create(path))
+        disk.contents(path)[:] = content
+    with capture_logs() as lines:
+        life = await restarted(disk)
+    await apply_file([QueueSpec(name, NEW, None) for name in ("orders", "more")], life.namespace)
+    assert not [line for line in lines if line["event"] == "entity.name_taken_twice"]
+    assert [queue.name for queue in life.namespace.queues()] == ["bystander", "more", "orders"]
+    assert set(await life.messages("orders")) == MESSAGES
     await life.close()
