@@ -5,6 +5,7 @@ outside that folder records which segments there are and up to which position ev
 - when a log is claimed or rolled, before the first commit in the new segment is acknowledged: a segment that the extent does not know
   holds nothing that was acknowledged;
 - after each checkpoint;
+- some seconds after commits, in the background (`end_record.py`);
 - before trimmed segments are removed.
 So after a crash at any moment the log holds at least what its extent says.
 
@@ -150,6 +151,17 @@ class ExtentFile:
         with self._mutex:
             extent = self._known()
             self._keep(extent._replace(checkpoint=position, durable=max(extent.durable, durable)))
+
+    @property
+    def durable(self) -> Position:
+        """The position up to which the file calls everything durable."""
+        return self._kept.durable if self._kept is not None else Position(0)
+
+    def reached(self, durable: Position) -> None:
+        """Everything below `durable` is on stable storage. Raises as `claimed`."""
+        with self._mutex:
+            extent = self._known()
+            self._keep(extent._replace(durable=max(extent.durable, durable)))
 
     def trimmed(self, start: Position) -> None:
         """The segments below `start` are to be removed. Raises as `claimed`: then they must stay."""

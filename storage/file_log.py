@@ -17,6 +17,7 @@ both takes `_housekeeping` first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
@@ -82,6 +83,8 @@ class Shared:
     found_full: Callable[[], None]
     """Called when a commit found no room."""
     making_room: asyncio.Lock
+    put_away: Callable[[FileLog], None]
+    """Called when a log's files were closed for now."""
     untidy: Callable[[FileLog], None]
     """Called when the disk would not remove a trimmed file: the log wants `tidy` to be called later."""
 
@@ -350,8 +353,22 @@ class FileLog:
 
                 await run_to_end(self._shared.executor, close, self._under_way)
                 self._recent.keep_only(opened.tail)
+                self._shared.put_away(self)
             finally:
                 self._mind_the_descriptor()
+
+    @property
+    def is_end_recorded(self) -> bool:
+        """Whether the extent knows all that is durable; True for a log that is not open."""
+        return self._state is not _State.OPEN or self._known().durable <= self._extent.durable
+
+    async def record_end(self) -> None:
+        """Have the extent know what is durable. A disk that refuses is tried again later, or fails what needs the extent."""
+        async with self._housekeeping:
+            if not self.is_end_recorded:
+                durable = self._known().durable
+                with contextlib.suppress(StorageError):
+                    await run_to_end(self._shared.executor, lambda: self._extent.reached(durable), self._under_way)
 
     async def _use_descriptor(self, opened: OpenLog) -> None:
         """Get a place for the active segment's descriptor. The caller holds the turn."""

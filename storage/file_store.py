@@ -15,14 +15,16 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import cast
 from urllib.parse import quote, unquote
 
 import structlog
 
 from storage.committer import Committer
 from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories
+from storage.end_record import INTERVAL_MS, EndRecord
 from storage.errors import DiskFailed
 from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
@@ -74,6 +76,7 @@ class FileLogStore:
     reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk, 0 for none, None for a size that suits the
     disk (`sizing.py`), and how often it is tried to take it again once it was given up.
     tidy_delay_ms: how soon to try again to remove trimmed files, after the disk refused.
+    end_record_ms: about how often the extents of logs in use are told how far they are durable (`end_record.py`).
     make_salt: 16 random bytes for each new log.
     identity: which folder it must be (`folders.py`), if the broker has several: then it is never made.
     failed: called when a background task has died. Commits may then stay unsynced, so the broker must stop.
@@ -95,6 +98,7 @@ class FileLogStore:
         reserve_bytes: int | None = None,
         reserve_retry_ms: int = 1_000,
         tidy_delay_ms: int = TIDY_DELAY_MS,
+        end_record_ms: int = INTERVAL_MS,
         make_salt: Callable[[], bytes] = lambda: os.urandom(SALT_BYTES),
         identity: str = "",
         failed: OwnerFailed = report_to_loop,
@@ -128,7 +132,9 @@ class FileLogStore:
             found_full=self._tell_of_full_disk,
             making_room=asyncio.Lock(),
             untidy=self._tidy_later,
+            put_away=lambda log: self._ends.put_away(log),
         )
+        self._ends = EndRecord(cast(Iterable[FileLog], self._shared.open_segments), end_record_ms)
         self._logs: dict[tuple[str, int], FileLog] = {}
         self._preparing = asyncio.Lock()
         self._lock_fd = -1
@@ -139,6 +145,7 @@ class FileLogStore:
         self._untidy: set[FileLog] = set()
         self._tidying: asyncio.Task[None] | None = None
         self._closing_idle: asyncio.Task[None] | None = None
+        self._recording: asyncio.Task[None] | None = None
 
     def log(self, entity: str, partition: int) -> FileLog:
         """See `LogStore.log`; the same object each time. Raises ValueError if the name is empty or too long to be stored."""
@@ -251,7 +258,7 @@ class FileLogStore:
             _log.warning("store.not_cleared", path=error.filename or str(self._shared.root / name), error=error.strerror)
 
     async def close(self) -> None:
-        for task in (self._syncing, self._holding, self._tidying, self._closing_idle):
+        for task in (self._syncing, self._holding, self._tidying, self._closing_idle, self._recording):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task], timeout=CLOSE_WITHIN_S)
@@ -338,9 +345,11 @@ class FileLogStore:
         self._holding = None
 
     def _close_idle_later(self) -> None:
-        """Close what nobody writes to, as long as something is open."""
+        """Close what nobody writes to, and record where it ends, as long as something is open."""
         if self._closing_idle is None or self._closing_idle.done():
             self._closing_idle = start_background(self._shared.open_segments.close_idle(), "storage-idle", self._failed)
+        if self._recording is None or self._recording.done():
+            self._recording = start_background(self._ends.keep(), "storage-ends", self._failed)
 
     def _tidy_later(self, log: FileLog) -> None:
         """Try to remove what the log has trimmed, until the disk permits it."""

@@ -1,0 +1,101 @@
+"""storage/end_record.py: what was committed some seconds ago is missed if the last segment loses its end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+
+from storage.disk import LocalDisk
+from storage.errors import RecordsMissing
+from storage.file_log import FileLog
+from storage.segment import SEGMENT_HEADER_BYTES
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.logs import append, contents, flat, small_store
+
+WAIT_S = 30
+
+
+async def recorded(log: FileLog) -> None:
+    """Wait until nothing is to be recorded any more, as it is after a commit until the background has got to it."""
+    assert not log.is_end_recorded
+    async with asyncio.timeout(WAIT_S):
+        while not log.is_end_recorded:  # noqa: ASYNC110 - nothing is told when it is
+            await asyncio.sleep(0.001)
+
+
+def last_segment(root: Path) -> Path:
+    return max(root.glob("logs/*/0000/*.segment"))
+
+
+@pytest.mark.parametrize("how", ["cut to the header", "cut behind a frame", "zeroed behind a frame"])
+@pytest.mark.parametrize("idle_ms", [60_000, 1], ids=["in use", "put away"])
+async def test_the_end_of_the_last_segment_is_missed(tmp_path: Path, how: str, idle_ms: int) -> None:
+    root, copy = tmp_path / "data", tmp_path / "copy"
+    store = small_store(root, end_record_ms=50, segment_idle_ms=idle_ms)
+    log = store.log("orders", 0)
+    await log.claim()
+    first = await append(log, b"one")
+    size = log.end - first
+    for _ in range(20):
+        await append(log, b"one")
+    await recorded(log)
+    shutil.copytree(root, copy)  # as a kill leaves it
+    await log.close()
+    await store.close()
+
+    segment = last_segment(copy)
+    content = segment.read_bytes()
+    kept = SEGMENT_HEADER_BYTES + (0 if how == "cut to the header" else 5 * size)
+    segment.write_bytes(content[:kept] + (bytes(len(content) - kept) if how.startswith("zeroed") else b""))
+    store = small_store(copy)
+    with pytest.raises(RecordsMissing) as missing:
+        await store.log("orders", 0).claim()
+    assert missing.value.path == str(segment) and missing.value.expected == first + 21 * size
+    await store.close()
+
+
+async def test_without_traffic_nothing_is_recorded_and_with_much_little(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    store = small_store(tmp_path, disk, end_record_ms=60_000)
+    log = store.log("orders", 0)
+    await log.claim()
+    before = disk.calls["open_write"]
+    for _ in range(100):
+        await append(log, b"one")
+    assert disk.calls["open_write"] == before and not log.is_end_recorded
+    await log.record_end()
+    await log.record_end()
+    assert disk.calls["open_write"] == before + 1 and log.is_end_recorded
+    await log.close()
+    await log.record_end()
+    assert log.is_end_recorded
+    await store.close()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+async def test_a_disk_that_refuses_is_asked_again_and_costs_the_log_nothing(tmp_path: Path, error: int) -> None:
+    disk = FaultyDisk(LocalDisk())
+    store = small_store(tmp_path, disk, end_record_ms=1)
+    log = store.log("orders", 0)
+    await log.claim()
+    disk.fail("write", error, path_part=".extent", times=2)
+    await append(log, b"one")
+    await recorded(log)
+    await append(log, b"two")
+    assert flat(await contents(log)) == [b"one", b"two"]
+    await log.close()
+    await store.close()
+
+
+async def test_what_is_not_synced_is_not_recorded(tmp_path: Path) -> None:
+    store = small_store(tmp_path, fsync="never", end_record_ms=1)
+    log = store.log("orders", 0)
+    await log.claim()
+    await append(log, b"one")
+    assert log.is_end_recorded, "the extent must not call durable what is not"
+    await log.close()
+    await store.close()
