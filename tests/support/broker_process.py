@@ -23,6 +23,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 """The emulator's key, which its documentation spells out: it protects nothing."""
 LOG_LINES_KEPT = 20_000
+PATIENT = {"PARTIBUS_DISK_TIMEOUT_MS": "30000"}
+"""A machine that is busy with tests may take longer than the default of 5 s for a sync; no disk of theirs hangs."""
 READY_WITHIN_S = 30.0
 STOPS_WITHIN_S = 15.0
 
@@ -135,7 +137,7 @@ class BrokerProcess:
         self._process = subprocess.Popen(
             command,
             cwd=REPOSITORY,
-            env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **PATIENT, **self._environment, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -100,7 +100,9 @@ async def test_a_step_of_the_wall_clock_is_reported_once_and_a_suspend_wakes_the
 
 @pytest.mark.usefixtures("collector")
 async def test_a_partition_that_has_lost_its_folder_or_its_last_segment_fails_at_the_start_and_the_others_serve(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0, segment_bytes=1 << 20)
+    settings = Settings(
+        data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0, segment_bytes=1 << 20, disk_timeout_ms=30_000
+    )
     broker = Broker(settings)
     running = asyncio.create_task(broker.run())
     await asyncio.wait_for(broker.ready.wait(), 30)
