@@ -113,8 +113,9 @@ class StoredCheckpoint:
 
 
 def checkpoint_paths(directory: Path, names: list[str]) -> list[Path]:
-    """The checkpoints among the names in a log's directory, newest first."""
-    return [directory / name for name in sorted(names, reverse=True) if name.endswith(CHECKPOINT_SUFFIX)]
+    """The checkpoints among the names in a log's directory, newest first: of two at one position the one of version 1 is the older."""
+    found = [name for name in names if name.endswith(CHECKPOINT_SUFFIX)]
+    return [directory / name for name in sorted(found, key=lambda name: name.removesuffix(CHECKPOINT_SUFFIX), reverse=True)]
 
 
 def serial_of(path: Path) -> int | None:

@@ -131,7 +131,8 @@ class Checkpoints:
     @property
     def base(self) -> StoredCheckpoint | None:
         """On which the next one builds; None if it has to be written as a whole."""
-        if len(self._kept) < CHECKPOINTS_KEPT or self._kept[-1].is_whole_state:
+        # From a whole state nobody can tell which blocks it had: neither may be one.
+        if len(self._kept) < CHECKPOINTS_KEPT or any(stored.is_whole_state for stored in self._kept):
             return None
         return self._kept[-1]
 

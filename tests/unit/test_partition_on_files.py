@@ -104,3 +104,31 @@ async def test_a_folder_of_the_release_before_blocks_opens_and_gets_two_new_chec
         assert not old.exists() and len(task._log.checkpoints) == 2 and task._log.checkpoint_base is not None
     async with partition(tmp_path) as task:
         assert await everything(task) == expected
+
+
+async def test_a_checkpoint_of_the_old_format_is_the_older_of_two_at_one_position(tmp_path: Path) -> None:
+    """A folder that is upgraded and restarted before the first message: what stands in blocks that nobody touches stays."""
+    async with partition(tmp_path) as task:
+        for _ in range(40):
+            await ask(task, Send([b"m" * 60] * 100, None))
+        locked = await ask(task, Demand(MAIN, 1_500))
+        assert isinstance(locked, Locked)
+        await ask(task, Complete(locked.tokens))
+        expected = await everything(task)
+        assert task._partition is not None and task._log.start > 0
+        state = state_of_version_1(task._partition.messages)
+        position = task._log.end
+    [directory] = (tmp_path / "logs" / QUEUE.generation).iterdir()
+    old = write_version_1(directory, position, state)
+    async with partition(tmp_path, crash=True) as task:
+        assert await everything(task) == expected
+        assert list(task._log.checkpoints) == [position, position], "a second one was saved at once, beside the old one"
+    for number in range(3):
+        async with partition(tmp_path) as task:
+            assert await everything(task) == expected
+            sent = await ask(task, Send([b"%d" % number], None))
+            assert isinstance(sent, Sent)
+            expected[sent.first] = b"%d" % number
+    assert not old.exists()
+    async with partition(tmp_path) as task:
+        assert await everything(task) == expected
