@@ -13,12 +13,16 @@ from typing import Any
 
 from broker.entities import QueueDescription
 from broker.entity_documents import decode_description, salvage_name
+from broker.partition.records import UnreadableRecord
+from broker.partition.salvage import Salvage
 from storage.catalogue import file_name_of
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
+from storage.checkpoints import read_blocks
 from storage.disk import Disk, LocalDisk
 from storage.file_store import LOGS_DIRECTORY
 from storage.folders import FILE_NAME, WrongFolders, unnamed
-from storage.survey import Finding, LogFolder, Severity
+from storage.log import Frame
+from storage.survey import Finding, LogFolder, Severity, frames, survey_files
 
 
 class NoDataFolder(Exception):
@@ -77,7 +81,10 @@ def check_folders(roots: Sequence[Path], progress: Progress | None = None, disk:
     folders = [folder for root in roots for folder in log_folders(disk, root, report.findings)]
     report.progress.logs = len(folders)
     for folder in folders:
-        report.findings += check_log(disk, folder, time.sleep, report.progress)
+        found = check_log(disk, folder, time.sleep, report.progress)
+        if all(finding.severity is not Severity.UNUSABLE for finding in found):
+            found += _messages_missing(disk, folder)
+        report.findings += found
     names = {name for root in roots for name in disk.names(root / CATALOGUE_DIRECTORY)}
     report.findings += _without_entry(report, folders, described, names)
     return report
@@ -90,6 +97,30 @@ def _check_identities(disk: Disk, roots: Sequence[Path]) -> list[Finding]:
         return [Finding(Severity.UNUSABLE, None, None, str(path), 0, 0, why) for path in unnamed(disk, roots)]
     except WrongFolders as error:
         return [Finding(Severity.UNUSABLE, None, None, str(roots[0] / FILE_NAME), 0, 0, str(error))]
+
+
+def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
+    """Whether messages stand before the first segment of a log that is whole otherwise.
+
+    The extent shows that, unless it is missing too, or was made anew since. The log is read a second time only if the checkpoint
+    speaks of such messages, which most likely were settled since.
+    """
+    try:
+        survey = survey_files(disk, folder)
+        if not survey.segments or survey.start == 0:
+            return []
+        salvage = Salvage(folder.partition)
+        salvage.begin(read_blocks(disk, folder.directory, survey.checkpoints), survey.start, is_start_known=False)
+        if not salvage.refers_below(survey.start):
+            return []
+        for each in frames(disk, survey):
+            if isinstance(each, Frame):
+                salvage.frame(each)
+        salvage.finish()
+    except (OSError, UnreadableRecord):
+        return []
+    why = f"the first segments are missing: the log begins at position {survey.start}, and messages stand before it"
+    return [Finding(Severity.UNUSABLE, folder.entity, folder.partition, str(folder.directory), 0, 0, why)] if salvage.gone else []
 
 
 def check_is_data_folder(disk: Disk, root: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from storage.errors import CorruptRecord
+from storage.errors import CorruptRecord, RecordsMissing
 from storage.log import FRAME_HEADER_BYTES, Frame, Position
 from storage.open_files import Reading
 from storage.record import FrameCodec, crc32c
@@ -48,7 +48,10 @@ def fetch_frames(
     `reading` lends a segment's descriptor.
     """
     wanted = sorted(set(positions))
-    assert wanted[0] >= segments[0].base and wanted[-1] < end, "only what is in the log is fetched"
+    assert wanted[-1] < end, "only what is in the log is fetched"
+    if wanted[0] < segments[0].base:
+        directory = segments[0].path.parent
+        raise RecordsMissing(str(directory), 0, "the first segments are missing", expected=wanted[0], found=segments[0].base)
     bases = [segment.base for segment in segments]
     found: dict[Position, Frame] = {}
     first = 0

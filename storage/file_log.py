@@ -498,6 +498,9 @@ class FileLog:
             limit = min(position, trim_limit)
             if limit >= opened.tail.position and opened.active.used >= DEAD_BYTES_MIN:
                 await self._roll(limit)
+            if len(opened.segments) > 1 and opened.segments[1].base <= limit and opened.durable < opened.tail.position:
+                await self.sync()  # a power cut must not undo the commits that made these segments needless
+                self._open()
             while len(opened.segments) > 1 and opened.segments[1].base <= limit:
                 trimmed = opened.segments.pop(0)
                 shared.files.forget(trimmed.path)

@@ -96,7 +96,7 @@ def claim_log(
     Raises CorruptRecord, Fenced, CommitFailed, DiskFull, UnknownFormat, OSError.
     """
     names = disk.names(directory)
-    segments = _live_segments(_read_segments(disk, directory, names, entity, partition), known.start if known else Position(0))
+    segments = _live_segments(_read_segments(disk, directory, names, entity, partition), known)
     if known is not None:
         _check_extent(directory, segments, known)
     checkpoints = checkpoint_paths(directory, names)
@@ -184,8 +184,9 @@ def _read_segments(disk: Disk, directory: Path, names: list[str], entity: str, p
     return found
 
 
-def _live_segments(found: list[tuple[Segment, int]], start: Position) -> list[Segment]:
-    """Those that hold a part of the log, in order, checked for gaps. What is below `start` was trimmed."""
+def _live_segments(found: list[tuple[Segment, int]], known: Extent | None) -> list[Segment]:
+    """Those that hold a part of the log, in order, checked for gaps. What the extent says was trimmed is left out."""
+    start = known.start if known is not None else Position(0)
     live: list[tuple[Segment, int]] = []
     for segment, size in sorted(found, key=lambda entry: (entry[0].header.epoch, entry[0].base)):
         while live and live[-1][0].base >= segment.base:
@@ -194,6 +195,11 @@ def _live_segments(found: list[tuple[Segment, int]], start: Position) -> list[Se
     live = [(segment, size) for segment, size in live if segment.base >= start]
     for (segment, size), (successor, _) in pairwise(live):
         if segment.offset_of(successor.base) > size:
+            if known is not None and sum(each.base <= known.base for each, _ in live) < known.segments:
+                # Most likely this one is whole, and the file that follows it is gone.
+                missing = segment.path.with_name(f"{segment.position_at(size):016x}-*{SEGMENT_SUFFIX}")
+                why = f"the segment between {segment.path.name} and {successor.path.name} is missing"
+                raise RecordsMissing(str(missing), 0, why, expected=segment.position_at(size), found=successor.base)
             raise CorruptRecord(str(segment.path), size, f"the segment ends before {successor.path.name} begins")
     return [segment for segment, _ in live]
 

@@ -186,8 +186,15 @@ class Salvage:
         self.gone = _joined(self.gone)
 
     def _is_trimmed(self, position: Position) -> bool:
-        """Whether the log was trimmed behind this place: only what was settled stands there. An older checkpoint may speak of it."""
-        return self.trimmed_to is not None and position < self.trimmed_to
+        """Whether the log was trimmed behind this place, and a gap holds the record that has settled what stands there.
+
+        Without a gap nothing has settled it: then the extent was made anew for a log whose first segments are missing.
+        """
+        return self.trimmed_to is not None and position < self.trimmed_to and bool(self.gaps)
+
+    def refers_below(self, position: Position) -> bool:
+        """Whether a message stands below this place of the log, as far as is known now."""
+        return any(each.frame.position < position for subqueue in self.messages.subqueues for each in subqueue.references.values())
 
     def _is_gone(self, position: Position) -> bool:
         if position < self.start:

@@ -77,6 +77,7 @@ log_output = structlog.get_logger("partition")
 
 REPLAYED_BYTES = 256 * 1024
 """So much of the log is read before it is replayed, in slices."""
+DAMAGED_ADVICE = "'partibus check' shows everything that is damaged; 'partibus repair' saves what can be read, with the broker stopped."
 _NOTHING = {name: SubqueueCounts() for name in SUBQUEUES}
 
 
@@ -482,6 +483,8 @@ class PartitionTask:
                     frames, size = [], 0
             await self._slices.run(messages.replay_steps(frames))
             await self._slices.run(messages.finish_steps(wall_ahead_ms(self._clock)))
+            if (needed := snapshot.needed_from()) is not None and needed < log.start:
+                await log.fetch([needed])  # raises RecordsMissing, which says what is not there
             messages.payloads.count_state(messages.state_bytes)
         except BaseException:
             self._dropped.append(messages)
@@ -600,7 +603,8 @@ class PartitionTask:
 
     def _fail(self, error: BaseException) -> None:
         """The partition stays down, loudly."""
-        self._output.error("partition.failed", error=str(error) or repr(error))
+        advice = {"advice": DAMAGED_ADVICE} if isinstance(error, CorruptRecord) else {}
+        self._output.error("partition.failed", error=str(error) or repr(error), **advice)
         self._become(Health.DAMAGED if isinstance(error, CorruptRecord) else Health.FAILED)
         self._start_anew()
         self._attached.clear()
