@@ -124,8 +124,12 @@ def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
 
 
 def check_is_data_folder(disk: Disk, root: Path) -> None:
-    """Raise NoDataFolder for a folder that no broker has used."""
-    if not {LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & set(disk.names(root)):
+    """Raise NoDataFolder for a folder that no broker has used, or that is no folder."""
+    try:
+        names = set(disk.names(root))
+    except NotADirectoryError as error:
+        raise NoDataFolder(f"{root}: this is a file, not a data folder") from error
+    if not {LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & names:
         raise NoDataFolder(
             f"{root}: there is no data folder of a broker here (it holds neither {LOGS_DIRECTORY}/ nor {CATALOGUE_DIRECTORY}/)"
         )

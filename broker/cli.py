@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from broker.cli_check import CHECK_EPILOG, check
+from broker.cli_check import CHECK_EPILOG, check, named_folders
 from broker.cli_repair import REPAIR_EPILOG, repair
 from broker.config import ENVIRONMENT_PREFIX, Settings, WrongSettings, load_settings, unknown_variables, variable_of
 from broker.config_file import ConfigFile, WrongConfigFile, load_config_file
@@ -79,6 +79,7 @@ def partibus(
 
 @app.command(epilog=_SERVE_EPILOG)
 def serve(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -133,8 +134,7 @@ def serve(
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C; open requests are finished first."""
     options = {
-        "data_dir": data_dir[0] if data_dir else None,
-        "more_data_dirs": tuple(data_dir[1:]) if data_dir and len(data_dir) > 1 else None,
+        "data_dir": named_folders(context, data_dir),
         "host": host,
         "amqp_port": amqp_port,
         "http_port": http_port,

@@ -16,7 +16,7 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
 from broker.check import NoDataFolder, Report, check_folders
-from broker.config import variable_of
+from broker.config import WrongSettings, load_settings, variable_of
 from storage.check import Progress
 from storage.survey import Severity
 
@@ -44,21 +44,33 @@ DataDir = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table, and no progress.")]
 
 
-def check(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def check(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Read every frame of a data folder and report what is damaged or missing, by partition, file and offset.
 
     It changes nothing, takes no lock, and may run beside the broker.
     """
     try:
         with shown(Progress(), hidden=as_json) as progress:
-            report = check_folders(data_dir or [Path("data")], progress)
-    except (NoDataFolder, OSError) as error:
+            report = check_folders(data_folders(context, data_dir), progress)
+    except (NoDataFolder, WrongSettings, OSError) as error:
         fail(error)
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=1))
     else:
         _print(report)
     raise typer.Exit(1 if report.damaged else 0)
+
+
+def named_folders(context: typer.Context, given: list[Path] | None) -> list[Path] | None:
+    """The data folders that the command line names. Those in variables are left to the settings, which pass over empty names."""
+    source = context.get_parameter_source("data_dir")
+    return given if given and source is not None and source.name == "COMMANDLINE" else None
+
+
+def data_folders(context: typer.Context, given: list[Path] | None) -> tuple[Path, ...]:
+    """The folders that `partibus serve` would use with the same options and variables. Raises WrongSettings."""
+    named = named_folders(context, given)
+    return (load_settings(data_dir=named) if named else load_settings()).data_dirs
 
 
 def fail(error: Exception) -> NoReturn:

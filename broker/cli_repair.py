@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from broker.check import NoDataFolder
-from broker.cli_check import AsJson, DataDir, fail, output, shown
+from broker.cli_check import AsJson, DataDir, data_folders, fail, output, shown
+from broker.config import WrongSettings
 from broker.logging import configure_logging
 from broker.partition.salvage import Range
 from broker.repair import DAMAGED_DIRECTORY, InUse, Plan, Rebuilding, Repair
@@ -42,15 +42,15 @@ Examples:
 Yes = Annotated[bool, typer.Option("--yes", help="Carry it out. Without this option the command only says what it would do.")]
 
 
-def repair(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -> None:
+def repair(context: typer.Context, data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -> None:
     """Say what can be saved of a damaged data folder and which messages are gone; with --yes, repair it.
 
     The broker must be stopped. Damaged files are moved aside, never deleted.
     """
     configure_logging("console", "warning")
-    work = Repair(data_dir or [Path("data")])
     plans: list[Plan] = []
     try:
+        work = Repair(data_folders(context, data_dir))
         with shown(Progress(), hidden=as_json) as progress:
             work.open()
             try:
@@ -62,7 +62,7 @@ def repair(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) 
                         work.carry_out(plans[1])
             finally:
                 work.close()
-    except (NoDataFolder, InUse, StorageError, OSError) as error:
+    except (NoDataFolder, WrongSettings, InUse, StorageError, OSError) as error:
         fail(error)
     if as_json:
         typer.echo(json.dumps([plan.as_json() for plan in plans][-1], indent=1))

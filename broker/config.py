@@ -157,7 +157,7 @@ class Settings(BaseSettings):
         description="Folder of the logs, the catalogue and the generated certificate. Several, separated by `:`, share the partitions.",
     )
     more_data_dirs: tuple[Path, ...] = Field(
-        (), description="The folders after the first one, as a JSON list: the same as naming them there."
+        (), description="More folders, as a JSON list: they come after those of `PARTIBUS_DATA_DIR` or `--data-dir`."
     )
     fsync: FsyncPolicy = Field(
         "always",
@@ -267,16 +267,19 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _data_dir_may_be_a_list(cls, given: object) -> object:
-        if isinstance(given, dict) and isinstance(folders := given.get("data_dir"), str) and os.pathsep in folders:
-            first, *more = [folder for folder in folders.split(os.pathsep) if folder] or ["data"]
-            return given | {"data_dir": first, "more_data_dirs": [*more, *given.get("more_data_dirs", ())]}
+        folders = given.get("data_dir") if isinstance(given, dict) else None
+        if isinstance(folders, str) and os.pathsep in folders:
+            folders = [folder for folder in folders.split(os.pathsep) if folder] or ["data"]
+        if isinstance(given, dict) and isinstance(folders, list | tuple) and folders:
+            first, *more = folders
+            return given | {"data_dir": first, "more_data_dirs": [*more, *(given.get("more_data_dirs") or ())]}
         return given
 
     @model_validator(mode="after")
     def _data_dirs_differ(self) -> Self:
         folders = [path.resolve() for path in self.data_dirs]
-        if len(set(folders)) < len(folders):
-            raise ValueError("a data folder is named twice")
+        if twice := [str(path) for path in folders if folders.count(path) > 1]:
+            raise ValueError(f"a data folder is named twice: {twice[0]}")
         return self
 
     @property
@@ -312,7 +315,7 @@ def load_settings(**given: object) -> Settings:
     except ValidationError as error:
         raise WrongSettings(_explain(error)) from error
     except SettingsError as error:
-        raise WrongSettings(f"{error}: a JSON value is expected there") from error
+        raise WrongSettings(_explain_json(error)) from error
 
 
 def _explain(error: ValidationError) -> str:
@@ -325,6 +328,11 @@ def _explain(error: ValidationError) -> str:
         shown = f" (got {met!r})" if path and "key" not in path[-1] and isinstance(met, str | int | float) else ""
         lines.append(f"{name}: {problem['msg'].removeprefix('Value error, ')}{shown}")
     return "\n".join(lines)
+
+
+def _explain_json(error: SettingsError) -> str:
+    field = re.search(r'field "(\w+)"', str(error))
+    return f"{variable_of(field[1])}: a JSON value is expected" if field else str(error)
 
 
 def unknown_variables(environment: Iterable[str] | None = None) -> list[str]:

@@ -85,6 +85,8 @@ def test_every_setting_is_listed_and_no_value_in_effect() -> None:
         (["--log-format", "colourful"], {}, "--log-format"),
         (["--amqp-port", "many"], {}, "--amqp-port"),
         (["--no-such-option"], {}, "--no-such-option"),
+        ([], {"PARTIBUS_DATA_DIR": "one::two:", "PARTIBUS_MORE_DATA_DIRS": '["two"]'}, "a data folder is named twice: "),
+        (["--data-dir", "one", "--data-dir", "two"], {"PARTIBUS_MORE_DATA_DIRS": '["two"]'}, "a data folder is named twice: "),
     ],
 )
 def test_wrong_settings_end_with_code_2_and_say_what_is_wrong(arguments: list[str], environment: dict[str, str], message: str) -> None:

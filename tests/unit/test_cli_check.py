@@ -38,6 +38,21 @@ def segment_in(root: Path) -> Path:
     return segment
 
 
+def test_the_commands_take_the_folders_of_the_settings_and_pass_over_empty_names(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "logs").mkdir(parents=True)
+    a, b, c = (str(tmp_path / name) for name in ("a", "b", "c"))
+    variables = {"PARTIBUS_DATA_DIR": f"{a}::{b}:", "PARTIBUS_MORE_DATA_DIRS": json.dumps([c])}
+    assert json.loads(check("check", "--json", **variables).stdout)["folders"] == [a, b, c]
+    assert json.loads(check("check", "--json", "--data-dir", b, **variables).stdout)["folders"] == [b, c]
+    assert json.loads(check("check", "--json", PARTIBUS_DATA_DIR=f"{a}:").stdout)["folders"] == [a]
+    done = check("repair", PARTIBUS_DATA_DIR=f"{a}:{b}")
+    assert done.exit_code == 0 and f"{a}, {b}: Nothing is damaged" in done.stdout.replace("\n", " ")
+    (tmp_path / "file").touch()
+    done = check("check", "--data-dir", str(tmp_path / "file"))
+    assert done.exit_code == 2 and "not a data folder" in done.stderr
+
+
 async def test_a_sound_folder_ends_with_0_and_a_damaged_one_with_1(tmp_path: Path) -> None:
     segment = await data_folder(tmp_path)
     done = check("check", "--data-dir", str(tmp_path))

@@ -96,5 +96,9 @@ def test_several_data_folders_are_separated_by_colons_or_follow_the_first_one(mo
     assert load_settings().data_dirs == (a, b)
     monkeypatch.setenv("PARTIBUS_MORE_DATA_DIRS", '["/disk3"]')
     assert load_settings().data_dirs == (a, b, c)
+    assert load_settings(data_dir=[b, a]).data_dirs == (b, a, c)
     with pytest.raises(WrongSettings, match="named twice"):
         load_settings(data_dir=c)
+    monkeypatch.setenv("PARTIBUS_MORE_DATA_DIRS", "/disk3")
+    with pytest.raises(WrongSettings, match=r"^PARTIBUS_MORE_DATA_DIRS: a JSON value is expected$"):
+        load_settings()
