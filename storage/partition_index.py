@@ -214,14 +214,18 @@ class PartitionIndex:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     async def opened(self, entity: str, partition: int) -> None:
-        """The partition is about to be opened: its note does not count any more. Durable when it returns, or the index is given up."""
+        """The partition is about to be opened: its note does not count any more. Durable when it returns, or the index is given up.
+
+        A caller that is cancelled leaves at once, also while the disk hangs. What it began goes on, and the next caller waits for that.
+        """
         rows = self._rows.setdefault(entity, {})
         row = rows.get(partition, _AT_REST)
-        if row[0]:
+        if not row[0]:
+            rows[partition] = _OPEN_MARK + row[1:]
+            self._enter(entity, partition, rows[partition])
+        elif self._entered == self._written:
             return
-        rows[partition] = _OPEN_MARK + row[1:]
-        self._enter(entity, partition, rows[partition])
-        await self._write()
+        await asyncio.shield(start_background(self._write(), "index-write", self._failed))
 
     def closed(self, entity: str, partition: int, note: bytes) -> None:
         """The partition's log was closed in good order, and this is what is to be known of it. On the disk some time later."""

@@ -87,6 +87,33 @@ async def test_a_note_is_written_without_anybody_who_waits_and_partitions_opened
     assert counting.calls["sync"] == before, "it is marked already"
 
 
+async def test_who_gives_up_waiting_leaves_at_once_and_the_next_one_waits_for_what_was_begun(disk: RecordingDisk) -> None:
+    import asyncio
+
+    hanging = FaultyDisk(disk)
+    index = await loaded(hanging)
+    for number in range(2):
+        await index.opened("a", number)
+        index.closed("a", number, b"note")
+    await index.close()
+    hanging.hang("sync", INDEX_NAME)
+    try:
+        waiting = [asyncio.create_task(index.opened("a", number)) for number in range(2)]
+        async with asyncio.timeout(20):
+            while not hanging.held:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+            for task in waiting:  # the second one waits for the first one's turn
+                task.cancel()
+            assert len(await asyncio.gather(*waiting, return_exceptions=True)) == 2
+        again = [asyncio.create_task(index.opened("a", number)) for number in range(2)]
+        assert not (await asyncio.wait(again, timeout=0.1))[0], "what is not on the disk passes for durable"
+    finally:
+        hanging.release()
+    async with asyncio.timeout(20):
+        await asyncio.gather(*again)
+    assert known(await loaded(disk)) == {("a", number): (True, b"note") for number in range(2)}
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_after_a_power_cut_nothing_that_is_open_passes_for_closed(seed: int) -> None:
     rng = random.Random(seed)
