@@ -189,7 +189,7 @@ class Resting:
     def closed(self, generation: str, number: int, summary: Summary) -> None:
         """See `Register.closed`."""
         self._index.closed(generation, number, summary.encode())
-        if summary.wake_at_ms is not None:
+        if summary.wake_at_ms is not None and generation in self._sleepers:  # a deleted queue's logs are closed after it has left
             self._appoint((generation, number), summary.wake_at_ms)
 
     # --- what is not known ------------------------------------------------------------------------------------------

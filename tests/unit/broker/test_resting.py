@@ -178,3 +178,13 @@ async def test_an_entity_that_is_deleted_is_waited_for_no_more_and_forgotten() -
     again = await World(await world.stop()).start({"b": 1})
     assert list(again.index.entities()) == ["b"]
     await again.stop()
+
+
+async def test_a_partition_that_is_closed_after_its_queue_was_deleted_has_no_appointment() -> None:
+    world = await World().start({"a": 1})
+    await world.resting.opening("a", 0)
+    world.resting.leave("a", world.queues["a"])
+    world.resting.closed("a", 0, holding(1, world.clock.now_ms() + 1_000_000))
+    world.resting.forget("a")
+    assert not world.resting._due and not world.resting._heap
+    await world.stop()
