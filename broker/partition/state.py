@@ -567,7 +567,8 @@ class Partition:
 
     def _expire_overdue(self) -> None:
         assert self._main.expiry is not None, "the messages were replayed"
-        self._overdue.add(self._main.expiry.expire(self._batch.now_ms))
+        if not self._overdue:
+            self._overdue.add(self._main.expiry.expire(self._batch.now_ms, self.bounds.expired_max))
         if self._overdue:
             overdue = self._overdue.take(self.bounds.expired_max)
             found = [reference for number in overdue if (reference := self._main.references.get(number)) is not None]

@@ -73,11 +73,15 @@ class TimerWheel:
         if bucket is not None:
             bucket.keys = array("Q", filter(self._is_live, bucket.keys))
 
-    def expire(self, now_ms: int) -> list[array[int]]:
-        """Take out whatever is due; earlier ticks first. Cancelled keys may be among it."""
+    def expire(self, now_ms: int, ticks_max: int = 1 << 62) -> list[array[int]]:
+        """Take out whatever is due; earlier ticks first. Cancelled keys may be among it.
+
+        Takes out `ticks_max` ticks at most: after a pause of hours there are hundreds of thousands. The others stay due.
+        """
         due: list[array[int]] = []
         last = now_ms // self._tick_ms
-        while self._ticks and self._ticks[0] <= last:
+        while self._ticks and self._ticks[0] <= last and ticks_max > 0:
+            ticks_max -= 1
             bucket = self._buckets.pop(heapq.heappop(self._ticks), None)
             if bucket is not None:
                 due.append(bucket.keys)

@@ -210,6 +210,22 @@ async def test_messages_that_expire_at_once_leave_in_batches_of_bounded_size() -
     assert sum(lapses.messages) == SOME and max(lapses.messages) == 1_000
 
 
+async def test_messages_that_expired_one_after_the_other_in_a_long_pause_leave_in_batches_of_bounded_size() -> None:
+    harness, lapses = Harness(limits=TaskLimits(bounds=Bounds(expired_max=100))), Lapses()
+    harness.task._meter = lapses
+    await harness.send(*[b"x"] * 1_000, ttl=list(range(20, 20_020, 20)))
+    harness.clock.advance(1_000_000)
+    partition = harness.task._partition
+    assert partition is not None
+    await harness.task.step()
+    ticks = partition._main.expiry._ticks  # type: ignore[union-attr]
+    assert len(ticks) == 900, "one batch goes through all the ticks of the pause"
+    while (due_ms := partition.next_due_ms()) is not None:
+        assert due_ms <= harness.clock.monotonic_ms(), "the timer fires at once"
+        await harness.settle()
+    assert sum(lapses.messages) == 1_000 and max(lapses.messages) == 100
+
+
 async def test_messages_are_handed_out_in_batches_of_bounded_size() -> None:
     harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=400)))
     await harness.send(*[b"x"] * SOME)

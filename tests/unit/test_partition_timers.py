@@ -77,3 +77,12 @@ def test_sifting_lets_a_cancelled_key_be_used_again() -> None:
     live.add(2)
     timers.add(100, 2)
     assert [list(keys) for keys in timers.expire(100)] == [[1, 2]]
+
+
+def test_many_ticks_that_are_due_come_out_a_few_at_a_time() -> None:
+    timers = wheel()
+    for key in range(10):
+        timers.add(key * TICK_MS, key)
+    assert [list(keys) for keys in timers.expire(1000, 4)] == [[0], [1], [2], [3]]
+    assert timers.next_due_ms() == 4 * TICK_MS
+    assert sum(len(timers.expire(1000, 4)) for _ in range(2)) == 6 and timers.next_due_ms() is None
