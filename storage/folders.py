@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,10 @@ class WrongFolders(StorageError):
     """The folders that were named cannot be those of one broker."""
 
 
+class DamagedIdentity(WrongFolders):
+    """A folder's file does not say any more which folder it is."""
+
+
 @dataclass(slots=True, frozen=True)
 class Folder:
     """One data folder. Its place in the list of all is its number."""
@@ -67,19 +71,51 @@ class _Identity:
 def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
     """All folders of a broker by number, found again in whatever order they are named; new ones get a number and are told so.
 
-    Raises WrongFolders, DiskFailed.
+    A folder whose identity is damaged or cannot be read counts as missing if the others name it. Raises WrongFolders, DiskFailed.
     """
+    found: dict[Path, _Identity | None] = {}
+    unreadable: dict[Path, DamagedIdentity | StorageError] = {}
+    for path in paths:
+        try:
+            found[path] = _read(disk, path)
+        except DamagedIdentity as error:
+            unreadable[path] = error
+        except OSError as error:
+            unreadable[path] = disk_error(error, path)
+    if unreadable:
+        _check_named(found, unreadable)
     try:
-        found = {path: _read(disk, path) for path in paths}
         if len(paths) == 1 and found[paths[0]] is None:
             return [Folder(paths[0])]
         with contextlib.ExitStack() as locks:
-            for path in paths:
-                if found[path] is not None or _has_data(disk, path):
+            for path, identity in found.items():
+                if identity is not None or _has_data(disk, path):
                     _lock(disk, path, locks)
             return _arrange(disk, found)
     except OSError as error:
         raise disk_error(error, paths[0]) from error
+
+
+def _check_named(found: Mapping[Path, _Identity | None], unreadable: Mapping[Path, DamagedIdentity | StorageError]) -> None:
+    """Raise what is wrong with a folder unless the others say that it is one of theirs: then it is missing, and they serve."""
+    latest = max((each for each in found.values() if each is not None), key=lambda each: len(each.folders), default=None)
+    lost = {} if latest is None else dict(latest.folders)
+    for each in found.values():
+        lost.pop(each.id if each is not None else "", None)
+    for path, error in unreadable.items():
+        ids = [id_ for id_, place in lost.items() if place.absolute() == path.absolute()]
+        if latest is None or not ids:
+            raise error
+        if isinstance(error, DamagedIdentity):
+            line = _line(_Identity(latest.set, ids[0], latest.folders)).decode().rstrip()
+            log.error(
+                "folder.damaged",
+                path=str(path / FILE_NAME),
+                advice="Its partitions are unavailable until the file has this line.",
+                line=line,
+            )
+        else:
+            log.error("folder.unreadable", path=str(path), error=str(error))
 
 
 def unnamed(disk: Disk, paths: Sequence[Path]) -> list[Path]:
@@ -148,6 +184,10 @@ def _make(disk: Disk, path: Path) -> None:
 
 
 def _write(disk: Disk, path: Path, identity: _Identity) -> None:
+    close_quietly(disk, publish(disk, path / FILE_NAME, [_line(identity)]))
+
+
+def _line(identity: _Identity) -> bytes:
     fields = {
         "version": _VERSION,
         "set": identity.set,
@@ -155,7 +195,7 @@ def _write(disk: Disk, path: Path, identity: _Identity) -> None:
         "folders": [{"id": id_, "path": str(each)} for id_, each in identity.folders],
     }
     content = json.dumps(fields).encode()
-    close_quietly(disk, publish(disk, path / FILE_NAME, [b"%08x " % crc32c(content), content, b"\n"]))
+    return b"%08x %s\n" % (crc32c(content), content)
 
 
 def _read(disk: Disk, path: Path) -> _Identity | None:
@@ -169,7 +209,7 @@ def _read(disk: Disk, path: Path) -> _Identity | None:
         disk.close(fd)
     crc, _, content = data.rstrip(b"\n").partition(b" ")
     if crc != b"%08x" % crc32c(content):
-        raise WrongFolders(f"{path / FILE_NAME} is damaged: copy it from another data folder and put this folder's own id in it")
+        raise DamagedIdentity(f"{path / FILE_NAME} is damaged, so this data folder does not say whose it is")
     fields: dict[str, Any] = json.loads(content)
     if fields["version"] != _VERSION:
         raise WrongFolders(f"{path / FILE_NAME} has version {fields['version']}; only {_VERSION} is known")
@@ -208,5 +248,7 @@ def check_identity(disk: Disk, path: Path, id_: str) -> None:
         identity = _read(disk, path)
     except OSError as error:
         raise disk_error(error, path) from error
+    except DamagedIdentity as error:
+        raise DiskFailed(str(error)) from error
     if identity is None or identity.id != id_:
         raise DiskFailed(f"{path}: the data folder is missing" + (", and another one is in its place" if identity else ""))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import structlog
 
+from storage.disk import close_quietly, publish
 from storage.errors import DiskFailed
 from storage.folders import FILE_NAME, Folder, WrongFolders, arrange, check_identity
 from tests.support.recording_disk import RecordingDisk
 
 A, B, C = Path("/a"), Path("/b"), Path("/c")
+
+
+def write(disk: RecordingDisk, path: Path, content: bytes) -> None:
+    close_quietly(disk, publish(disk, path, [content]))
 
 
 def paths(folders: Sequence[Folder]) -> list[Path]:
@@ -74,11 +81,43 @@ def test_without_both_folders_of_the_catalogue_the_broker_does_not_start() -> No
         arrange(disk, [A, B, C])
 
 
-def test_a_damaged_identity_is_not_guessed() -> None:
+def test_a_damaged_identity_is_not_guessed_and_costs_its_own_folder_only() -> None:
     disk = RecordingDisk()
-    arrange(disk, [A, B])
+    known = arrange(disk, [A, B])
     fd = disk.open_write(B / FILE_NAME)
     disk.write(fd, [b"x"], 20)
     disk.close(fd)
+    with structlog.testing.capture_logs() as lines:
+        assert arrange(disk, [A, B]) == [known[0], Folder(B, known[1].id, is_missing=True)]
+    with pytest.raises(DiskFailed, match="damaged"):
+        check_identity(disk, B, known[1].id)
     with pytest.raises(WrongFolders, match="damaged"):
-        arrange(disk, [A, B])
+        arrange(disk, [B])
+    with pytest.raises(WrongFolders, match="damaged"):
+        arrange(disk, [B, C])
+    [line] = [each["line"] for each in lines if each["event"] == "folder.damaged"]
+    write(disk, B / FILE_NAME, f"{line}\n".encode())
+    assert arrange(disk, [B, A]) == known
+
+
+class DeadDisk(RecordingDisk):
+    """One folder cannot be read."""
+
+    def names(self, path: Path) -> list[str]:
+        if path == B:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return super().names(path)
+
+
+def test_a_folder_whose_disk_cannot_be_read_counts_as_missing() -> None:
+    disk = DeadDisk()
+    identities = RecordingDisk()
+    known = arrange(identities, [A, B])
+    disk.make_directory(A)
+    fd = identities.open_read(A / FILE_NAME)
+    write(disk, A / FILE_NAME, identities.read(fd, identities.size(fd), 0))
+    assert arrange(disk, [A, B]) == [known[0], Folder(B, known[1].id, is_missing=True)]
+    with pytest.raises(DiskFailed):
+        arrange(disk, [B])
+    with pytest.raises(DiskFailed):
+        arrange(disk, [C, B])
