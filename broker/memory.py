@@ -2,8 +2,8 @@
 
 What counts is resident memory, for that is what the kernel looks at, with two corrections. Messages that were admitted and are not stored
 yet will take more, so each of them is added. And Python hardly ever returns the memory of small objects to the system: a broker that has
-delivered a million messages stays as large as it was, and uses that memory again before it grows. So what waiting messages gave back is
-subtracted, until other messages have taken it or the process has become smaller. This estimate is too high if something else has taken
+delivered a million messages stays as large as it was, and uses that memory again before it grows. So what waiting messages and connections
+gave back is subtracted, until others have taken it or the process has become smaller. This estimate is too high if something else has taken
 that memory. It is therefore limited to half of the mark: with the default mark, the process stays below nine tenths of the memory there is.
 
 Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration. Sends are accepted again when a
@@ -27,6 +27,8 @@ from broker.errors import Reason, Refused
 
 LOOK_S = 0.25
 """How often resident memory is read: some 20 microseconds each time. Near the mark it is read for each admission, too."""
+CONNECTION_BYTES = 24 * 1024
+"""What a connection that does nothing takes at least; one with a receiver takes some 40 KiB."""
 MIB = 1024 * 1024
 
 _PAGE_BYTES = resource.getpagesize()
@@ -46,6 +48,7 @@ class Memory:
         "_resident",
         "_resident_before",
         "_room",
+        "connections",
         "limited",
         "mark",
         "under_way",
@@ -66,10 +69,12 @@ class Memory:
         """Bytes in use, as of the last look."""
         self.under_way = 0
         """Messages that were admitted and have no outcome yet. Kept by the connections."""
+        self.connections = 0
+        """Connections that are open. Kept by the connections' owner."""
         self._resident, self._counted, self._changed = resident, counted, changed
         self._resident_before = self._counted_before = 0
         self._freed = 0
-        """What messages have given back and the process still has, as far as one can tell."""
+        """What messages and connections have given back and the process still has, as far as one can tell."""
         self._room = 0
 
     def admit(self, messages: int) -> None:
@@ -88,7 +93,8 @@ class Memory:
 
     def look(self) -> None:
         """Measure, and decide whether sends are refused from now on."""
-        resident, counted = self._resident(), self._counted()
+        resident, waiting = self._resident(), self._counted()
+        counted = waiting + CONNECTION_BYTES * self.connections
         returned = max(0, self._resident_before - resident)
         self._freed = min(max(0, self._freed + self._counted_before - counted - returned), self.mark)
         self._resident_before, self._counted_before = resident, counted
@@ -97,11 +103,11 @@ class Memory:
         if not self.limited and self._room < 0:
             self.limited = True
             self._changed(True)
-            log.warning("memory.limited", used_mib=self.used // MIB, mark_mib=self.mark // MIB, waiting_messages_mib=counted // MIB)
+            log.warning("memory.limited", used_mib=self.used // MIB, mark_mib=self.mark // MIB, waiting_messages_mib=waiting // MIB)
         elif self.limited and self._room >= self.mark // 20:
             self.limited = False
             self._changed(False)
-            log.info("memory.accepting", used_mib=self.used // MIB, mark_mib=self.mark // MIB, waiting_messages_mib=counted // MIB)
+            log.info("memory.accepting", used_mib=self.used // MIB, mark_mib=self.mark // MIB, waiting_messages_mib=waiting // MIB)
         if self.limited:
             self._room = -1  # so that `admit` needs no other comparison
 

@@ -71,12 +71,14 @@ class Services:
     def joined(self, connection: Connection) -> None:
         """A client has connected."""
         self.connections.add(connection)
+        self.memory.connections = len(self.connections)
         self._alone.clear()
         self.metrics.connections_opened.inc()
 
     def left(self, connection: Connection) -> None:
         """It is gone."""
         self.connections.discard(connection)
+        self.memory.connections = len(self.connections)
         self.inflight.forget(connection)
         self.output.forget(connection)
         self.metrics.connections_closed.inc()

@@ -102,6 +102,17 @@ def test_memory_taken_by_others_than_messages_limits_too() -> None:
     assert process.admits()
 
 
+def test_what_connections_have_given_back_is_used_again_too() -> None:
+    process = Process()
+    process.memory.connections = 2_000
+    process.resident += 60 * MIB
+    process.memory.look()
+    assert not process.admits()
+    process.memory.connections = 0
+    process.memory.look()
+    assert process.resident == 110 * MIB and process.admits()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_process_stays_below_one_and_a_half_times_the_mark_whatever_was_freed(seed: int) -> None:
     """Something else may take the memory that messages gave back, again and again; then messages take new memory."""
