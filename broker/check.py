@@ -1,4 +1,4 @@
-"""Checking a data folder with the names that people know: `partibus check`. Reads only; a broker may be at work in the folder.
+"""`partibus check`: checks a data folder and reports by queue name. Reads only; a broker may be at work in the folder.
 
 `storage/check.py` reads the files. Here queues get their names, and an entry of the catalogue that describes no queue is found.
 """

@@ -106,7 +106,7 @@ def size_text(size: int) -> str:
 
 
 def output() -> Console:
-    """Standard output. In a file or pipe nothing is wrapped: whoever searches for a file's name finds it in one piece."""
+    """Standard output. In a file or pipe nothing is wrapped, so that a search for a file's name finds it in one piece."""
     return Console(width=None if sys.stdout.isatty() else 400, highlight=False)
 
 

@@ -1,12 +1,12 @@
 """Partitions at rest: what they hold while nobody has opened them, and which of them must be opened on time although nobody asks.
 
-A broker may have a hundred thousand partitions, and a start opens almost none of them. What the others hold stands in the index
-(`storage/partition_index.py`), one note each (`broker/partition/summary.py`), which is exact: a partition enters it as open before its log
-is claimed, and with a new note after its log was closed in good order.
+A broker may have a hundred thousand partitions, and opens almost none of them at its start. The index (`storage/partition_index.py`)
+says what the others hold, in one note each (`broker/partition/summary.py`). The notes are exact, because a partition is entered as open
+before its log is claimed, and with a new note after its log was closed in good order.
 
 *After a crash* the index says which partitions were open. What these hold is not known until their logs were read. They are opened in the
 background, a few at a time, the ones first that have to act soonest. The broker serves meanwhile, and a client's own demand opens a
-partition at once. Whoever counts can wait until nothing is unknown (`all_known`), and leaves out what still is.
+partition at once. Callers that count can wait until nothing is unknown (`all_known`), and leave out what still is.
 
 *Waking*: a note says when something falls due in the partition (`Wake`). Then the partition is opened, and its own timer does the
 rest. The times are wall time, and the clock is looked at every second at least, so that a step of the clock or a suspend makes little

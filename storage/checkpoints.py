@@ -13,7 +13,7 @@ If the dead bytes exceed the live ones (and some slack), or there are many small
 of them, those with the most dead bytes first: at most as many bytes as it writes anyway, or COPIED_BYTES_MIN. Where dead bytes are
 half of the total, a copied byte frees another one, so copying at most doubles what is written.
 
-A damaged checkpoint does not count from the moment that is noticed. The next one replaces it, and is written as a whole.
+A damaged checkpoint stops counting as soon as the damage is noticed. The next one replaces it, and is written as a whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Survey of one log, damaged or not: which files it has, which frames are whole, and where something is damaged or missing.
 
-Reads only, and needs no lock, so it also looks at the log of a running broker: whoever asks repeats a survey that has found something, and
-believes what it finds twice (`check.py`). While `recovery.py` stops at the first damage, a survey goes on behind it: after a damaged
+Reads only, and needs no lock, so it also looks at the log of a running broker: the caller repeats a survey that has found something, and
+believes only what it finds twice (`check.py`). While `recovery.py` stops at the first damage, a survey goes on behind it: after a damaged
 place it looks for the next whole frame. A frame counts as whole if both of its checksums match and it says that it stands where it stands.
 No message can carry such a frame, because the checksum covers the log's salt (`record.py`).
 

@@ -1,7 +1,7 @@
 """A thread pool in which work that hangs does not hold up the rest.
 
-As long as work waits, the threads are looked at every LOOK_S: one that still does what it did at the last look is stuck, and
-another thread takes its place, up to STUCK_MAX times. The threads are daemons: a process that stops does not wait for a disk that
+While work waits, the pool looks at its threads every LOOK_S. A thread that still does what it did at the last look is stuck, and another
+thread takes its place, up to STUCK_MAX times. The threads are daemons: a process that stops does not wait for a disk that
 does not answer.
 """
 

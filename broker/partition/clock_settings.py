@@ -1,4 +1,4 @@
-"""How the wall clock stood, compared with monotonic time, when the messages of a partition were enqueued. Pure.
+"""How far wall time was ahead of monotonic time when the messages of a partition were enqueued. Pure.
 
 A stored expiry is wall time. A recovery reads the expiries back within the process that stored them, and monotonic time has gone on
 meanwhile, so the deadline that counted before the recovery can be computed again: the expiry less the setting of the clock at which the

@@ -1,14 +1,14 @@
-"""How much garbage a partition's log may hold: little at rest, and the more the more is being written. Pure.
+"""How much garbage a partition's log may hold: little at rest, more while much is being written. Pure.
 
-Giving room back costs a checkpoint and a few syncs, whatever it gives back. While much is written it waits for as much garbage as
-comes in in some seconds, so it costs the traffic next to nothing; and once the traffic ends it gives back all but a little. For that
-the log is looked at again some time after something was written to it, and until nothing was written between two looks.
+Giving disk space back costs a checkpoint and a few syncs, however much it frees. While much is written, the bound is the garbage of some
+seconds of traffic, so the cost hardly slows the traffic down. Once the traffic ends, the bound falls to a minimum. To notice that end,
+the partition looks at its log some time after each write, until nothing was written between two looks.
 """
 
 from __future__ import annotations
 
 PER_LOOK = 4
-"""The garbage that is let be, in what was written between two looks."""
+"""The garbage that is tolerated, as a multiple of what was written between two looks."""
 
 
 class GarbageBound:
@@ -23,7 +23,7 @@ class GarbageBound:
         self._every_ms = every_ms
         self._seen_end = end
         self.bytes = bytes_max
-        """So much garbage is let be."""
+        """Bytes of garbage that are tolerated."""
         self.due_ms: int | None = 0
         """When to look next, None while nothing is written. A log that was just opened is looked at, for it may come from a crash."""
 

@@ -1,8 +1,8 @@
 """The order of a subqueue: sequence numbers, ascending, in chunks. Pure; knows no messages.
 
-A number stays after its message has gone, until enough of its chunk is gone: then that chunk is sifted, and nothing else. So no call works
-on more than a few chunks, however many messages wait, and fewer than half of a chunk's numbers (and a few) have gone at any time: whoever
-walks along the order steps over few of them. 8 bytes for each message.
+A number stays after its message has gone, until about half of its chunk has gone; then that one chunk is rebuilt without them. So no
+call works on more than a few chunks, however many messages wait, and a walk along the order skips at most about one number for each
+that is present. Takes 8 bytes for each message.
 """
 
 from __future__ import annotations

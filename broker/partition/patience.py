@@ -1,11 +1,11 @@
 """How long a partition waits for its disk.
 
-A disk that fails says so; one that hangs says nothing, and whoever waits for it waits without end. So whatever a partition's task
-awaits of its log is awaited in a `with` block of its `Patience`. When the block has lasted too long, the owner is called, and decides:
-it can end the block (`give_up`), which then raises `Hung`, or wait on.
+A disk that fails reports an error; one that hangs reports nothing, and its callers wait for ever. So a partition's task waits for its
+log only in a `with` block of its `Patience`. When a block has lasted too long, `Patience` calls the owner, which decides: it can end
+the block (`give_up`), which then raises `Hung`, or wait on.
 
-The limit is looked at twice, a moment apart: after a process was suspended, answers that came meanwhile are heard first.
-One timer serves all blocks, for most of them end long before it.
+The timer looks twice, a moment apart, so that a process that was suspended first receives the answers that came meanwhile.
+One timer serves all blocks, because most of them end long before it fires.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECOND_LOOK_S = 0.05
 
 
 class Hung(StorageError):
-    """The disk has not answered in time. What becomes of what it was asked for is not known."""
+    """The disk has not answered in time. Whether it did or will do what it was asked for is not known."""
 
 
 class Patience:

@@ -3,7 +3,7 @@
 A *section* is one kind of durable state. It knows which of its blocks have changed since a position in the log (`changed_since`), brings
 blocks into bytes and back, and says from which position on it needs the log in any case (`needed_from`). The log is trimmed up to the
 lowest of these positions, and never above the older of two checkpoints. So the records of what a section keeps in its blocks may leave the
-log once two checkpoints hold it. Whoever adds durable state adds a section to `Snapshot`; nothing in `storage/` or `upkeep.py` changes.
+log once two checkpoints hold it. To add durable state, add a section to `Snapshot`; nothing in `storage/` or `upkeep.py` changes.
 
     section      blocks                                               needs the log from
     "counters"   one: next sequence number, latest enqueued time      nowhere

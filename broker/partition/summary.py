@@ -18,8 +18,8 @@ It is the note that the index of partitions keeps (`storage/partition_index.py`)
          1     8  when, in wall time
 
 *Something new that must happen on time* (a schedule, an idle entity's deletion, messages to forward) adds a member to `Wake` and gives its
-earliest time in `summary_of`. Nothing else need be done: whoever keeps the time (`broker/resting.py`) opens the partition then,
-and the partition's own timer does the rest. A release that does not know a reason opens the partition all the same.
+earliest time in `summary_of`. Nothing else is needed: `broker/resting.py` opens the partition at that time, and the partition's own
+timer does the rest. A release that does not know a reason opens the partition all the same.
 """
 
 from __future__ import annotations

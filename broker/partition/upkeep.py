@@ -84,7 +84,7 @@ class UpkeepLimits:
     relocated_frame_bytes_max: int = MIB
     """What a relocation writes in one commit; one message may exceed it."""
     garbage_bytes_on_full_disk: int = 4 * 1024
-    """Garbage that is let be on a full disk …"""
+    """Garbage that is tolerated on a full disk …"""
     live_per_garbage_on_full_disk: int = 4
     """… and the part of the live bytes that is, too."""
     pressed_ms: int = 5_000
