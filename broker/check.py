@@ -20,7 +20,7 @@ from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_docume
 from storage.checkpoints import read_blocks
 from storage.disk import Disk, LocalDisk
 from storage.file_store import LOGS_DIRECTORY
-from storage.folders import FILE_NAME, WrongFolders, unnamed
+from storage.folders import FILE_NAME, DamagedIdentity, WrongFolders, unnamed
 from storage.log import Frame
 from storage.survey import Finding, LogFolder, Severity, frames, survey_files
 
@@ -95,6 +95,9 @@ def _check_identities(disk: Disk, roots: Sequence[Path]) -> list[Finding]:
     why = "this data folder of the broker was not named, so nothing in it was checked: give it as --data-dir, too"
     try:
         return [Finding(Severity.UNUSABLE, None, None, str(path), 0, 0, why) for path in unnamed(disk, roots)]
+    except DamagedIdentity as error:
+        why = "it does not say which data folder this is; the broker's log has the line that belongs here (folder.damaged)"
+        return [Finding(Severity.UNUSABLE, None, None, str(error.path), 0, 0, why)]
     except WrongFolders as error:
         return [Finding(Severity.UNUSABLE, None, None, str(roots[0] / FILE_NAME), 0, 0, str(error))]
 

@@ -122,7 +122,7 @@ def _print(report: Report) -> None:
     for each in sorted(report.findings, key=lambda each: list(Severity).index(each.severity)):
         table.add_row(
             each.severity.value,
-            report.name_of(each.entity),
+            "" if each.entity is None else report.name_of(each.entity),
             "" if each.partition is None else str(each.partition),
             report.shorten(each.path),
             str(each.offset),

@@ -97,7 +97,9 @@ def _print(plan: Plan) -> None:
         console.print(f"{paths[0]}: the document {done} from the good parts of its two files, which {moved} {DAMAGED_DIRECTORY}/")
     for each in plan.hopeless:
         console.print(f"{each.path}: {each.why}. This command cannot repair it; docs/operations.md says what you can do.")
-    if not plan.done:
+    if not plan.can_help:
+        console.print("Nothing was changed: there is nothing here that this command can repair.")
+    elif not plan.done:
         console.print("Nothing was changed. Run the command again with --yes to carry this out.")
 
 

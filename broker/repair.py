@@ -112,6 +112,11 @@ class Plan:
         return not (self.logs or self.aside or self.merged or self.hopeless or self.finished)
 
     @property
+    def can_help(self) -> bool:
+        """Whether anything can be repaired."""
+        return bool(self.aside or self.merged or self.finished or any(not log.refused for log in self.logs))
+
+    @property
     def is_complete(self) -> bool:
         """Whether everything can be repaired."""
         return not self.hopeless and not any(log.refused for log in self.logs)

@@ -49,6 +49,10 @@ class WrongFolders(StorageError):
 class DamagedIdentity(WrongFolders):
     """A folder's file does not say any more which folder it is."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is damaged, so this data folder does not say whose it is")
+        self.path = path
+
 
 @dataclass(slots=True, frozen=True)
 class Folder:
@@ -209,7 +213,7 @@ def _read(disk: Disk, path: Path) -> _Identity | None:
         disk.close(fd)
     crc, _, content = data.rstrip(b"\n").partition(b" ")
     if crc != b"%08x" % crc32c(content):
-        raise DamagedIdentity(f"{path / FILE_NAME} is damaged, so this data folder does not say whose it is")
+        raise DamagedIdentity(path / FILE_NAME)
     fields: dict[str, Any] = json.loads(content)
     if fields["version"] != _VERSION:
         raise WrongFolders(f"{path / FILE_NAME} has version {fields['version']}; only {_VERSION} is known")

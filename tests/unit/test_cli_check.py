@@ -12,6 +12,7 @@ from broker.entities import QueueDescription
 from broker.entity_documents import encode_description
 from storage.catalogue import Catalogue, file_name_of
 from storage.disk import LocalDisk
+from storage.folders import arrange
 from storage.segment import SEGMENT_HEADER_BYTES
 from tests.support.logs import append, claimed, flip
 from tests.unit.test_cli import partibus
@@ -51,6 +52,19 @@ def test_the_commands_take_the_folders_of_the_settings_and_pass_over_empty_names
     (tmp_path / "file").touch()
     done = check("check", "--data-dir", str(tmp_path / "file"))
     assert done.exit_code == 2 and "not a data folder" in done.stderr
+
+
+def test_a_damaged_folder_file_is_named_and_repair_does_not_offer_what_it_cannot_do(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    arrange(LocalDisk(), folders)
+    for folder in folders:
+        (folder / "logs").mkdir()
+    flip(folders[1] / "folder", 25)
+    named = [argument for folder in folders for argument in ("--data-dir", str(folder))]
+    [finding] = json.loads(check("check", "--json", *named).stdout)["findings"]
+    assert finding["path"] == str(folders[1] / "folder") and "folder.damaged" in finding["why"]
+    for done in (check("repair", *named), check("repair", "--yes", *named)):
+        assert done.exit_code == 1 and "nothing here that this command can repair" in done.stdout and "again with --yes" not in done.stdout
 
 
 async def test_a_sound_folder_ends_with_0_and_a_damaged_one_with_1(tmp_path: Path) -> None:
