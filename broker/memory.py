@@ -7,13 +7,15 @@ gave back is subtracted, until others have taken it or the process has become sm
 that memory. It is therefore limited to half of the mark: with the default mark, the process stays below nine tenths of the memory there is.
 
 Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration. Sends are accepted again when a
-twentieth of the mark is free.
+twentieth of the mark is free. Until then, the C library is told now and then to return free pages to the system. It keeps those between
+blocks in use otherwise, and a broker without any messages could stay above its mark.
 
 `memory_of_the_machine` and `resident_bytes` ask the system; `Memory` is pure, apart from its log lines.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import sys
@@ -29,10 +31,14 @@ LOOK_S = 0.25
 """How often resident memory is read: some 20 microseconds each time. Near the mark it is read for each admission, too."""
 CONNECTION_BYTES = 24 * 1024
 """What a connection that does nothing takes at least; one with a receiver takes some 40 KiB."""
+RETURN_S = 2.0
+"""How often free pages are returned to the system while sends are refused."""
 MIB = 1024 * 1024
 
 _PAGE_BYTES = resource.getpagesize()
 _STATM = Path("/proc/self/statm")
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""glibc's own; other C libraries have none."""
 
 log = structlog.get_logger("server")
 
@@ -119,6 +125,12 @@ def resident_bytes() -> int:
     except OSError:
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return largest if sys.platform == "darwin" else largest * 1024
+
+
+def return_free_pages() -> None:
+    """Have the C library return to the system what it holds free between blocks in use. For a thread: it may take a few milliseconds."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def memory_of_the_machine(root: Path = Path("/")) -> int:

@@ -28,7 +28,7 @@ from broker.entity_meter import EntityMeter
 from broker.frontend.listener import StreamProtocol, serve_websocket
 from broker.frontend.services import Services
 from broker.http.server import HttpServer
-from broker.memory import LOOK_S, Memory, memory_of_the_machine, resident_bytes
+from broker.memory import LOOK_S, RETURN_S, Memory, memory_of_the_machine, resident_bytes, return_free_pages
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.partition.payloads import PayloadBudget
@@ -258,8 +258,13 @@ class Broker:
         self.metrics.memory_mark_bytes.set_function(lambda: memory.mark)
         self.metrics.memory_limited.set_function(lambda: memory.limited)
         log.info("memory.mark", mark_mib=memory.mark // MIB)
+        loop = asyncio.get_running_loop()
+        returned_at = -RETURN_S
         while True:
             memory.look()
+            if memory.limited and loop.time() - returned_at >= RETURN_S:
+                await asyncio.to_thread(return_free_pages)
+                returned_at = loop.time()
             await asyncio.sleep(LOOK_S)
 
     def _make_store(self, folder: Folder, disk: Disk, shares: Shares, folders: int) -> FileLogStore:

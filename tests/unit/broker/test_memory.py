@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from broker.entities import MESSAGE_OVERHEAD_BYTES
 from broker.errors import Reason, Refused
-from broker.memory import Memory, memory_of_the_machine, resident_bytes
+from broker.memory import Memory, memory_of_the_machine, resident_bytes, return_free_pages
 
 MIB = 1 << 20
 MARK = 100 * MIB
@@ -179,3 +179,12 @@ V2, V1 = "0::/box/inner\n", "11:memory,hugetlb:/docker/0123\n4:cpu:/docker/0123\
 )
 def test_the_limit_of_the_container_is_found(tmp_path: Path, contents: Sequence[tuple[str, str]], expected: int) -> None:
     assert memory_of_the_machine(files(tmp_path, contents)) == expected
+
+
+def test_free_pages_between_blocks_in_use_are_returned_to_the_system() -> None:
+    blocks = [b"x" * (60_000 + number % 2) for number in range(2_000)]
+    full = resident_bytes()
+    kept = blocks[::50] + blocks[-1:]
+    blocks.clear()
+    return_free_pages()
+    assert len(kept) == 41 and resident_bytes() < full - 60 * MIB
