@@ -29,7 +29,7 @@ file is out of date, both are replaced.
 
 *Damage costs time, not truth.* Of the two files the one with more whole frames counts. What ends in a torn frame was never acknowledged.
 If there is no whole file, or a damaged frame stands in front of others, `load` gives False: the owner tells which partitions there
-are, and all of them count as open. So it is with a folder that has no index yet. When the index cannot be written (a full disk, a
+are, and all of them count as open. The same holds for a folder that has no index yet. When the index cannot be written (a full disk, a
 failing one), its files are removed rather than left to say what is wrong, and a partition is opened all the same; the index is written
 anew as soon as the disk takes it.
 """
@@ -228,7 +228,7 @@ class PartitionIndex:
         await asyncio.shield(start_background(self._write(), "index-write", self._failed))
 
     def closed(self, entity: str, partition: int, note: bytes) -> None:
-        """The partition's log was closed in good order, and this is what is to be known of it. On the disk some time later."""
+        """The partition's log was closed in good order, and this is its note. It reaches the disk some time later."""
         assert len(note) <= NOTE_BYTES_MAX
         self._rows.setdefault(entity, {})[partition] = row = _AT_REST + note
         self._enter(entity, partition, row)

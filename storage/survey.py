@@ -181,7 +181,7 @@ def _read_extent(survey: Survey, extents: ExtentFile, slots: list[tuple[int, Ext
 
 
 def _choose_segments(survey: Survey, headers: dict[str, tuple[SegmentHeader | None, int]], salt: bytes | None) -> None:
-    """The segments that hold the log, as `recovery.py` chooses them, but by their names, so that a damaged header is no hindrance."""
+    """The segments that hold the log, as `recovery.py` chooses them, but by their names, so that it does not need the headers."""
     live: list[tuple[Segment, int]] = []
     by_epoch = sorted(headers, key=lambda name: (int(name[17:25], 16), int(name[:16], 16)))
     for name in by_epoch:

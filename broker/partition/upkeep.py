@@ -14,13 +14,13 @@ messages needs neither the trimmed part (see `messages.py`) nor a checkpoint.
 first. A reference points to the new place only once that commit is durable; a crash before that, or half-way, leaves some messages
 where they were.
 
-*When*: a log at rest is looked at by a timer, and keeps about a MiB of garbage at most; under load the garbage that is let be grows
-with what is written (`garbage.py`).
+*When*: a timer looks at a log after its traffic, and leaves about a MiB of garbage at most. Under load, upkeep tolerates more garbage
+the more is written (`garbage.py`).
 
-*A full disk* (durability rule 6) makes all of it urgent: whatever can be freed is, trimming first, then one segment after the other,
-one partition at a time. What is written for that must fit into what the disk has left, so a segment waits until enough of it
-was drained. A timer goes on with it when nothing comes in. Its garbage is let be up to a quarter of the live bytes, so four bytes at most
-are written for one that is freed.
+*A full disk* (durability rule 6) makes all of it urgent. One partition at a time trims first, and then compacts one segment after the
+other, until nothing more can be freed. The disk must have room for what a compaction writes, so a segment waits until enough of it was
+drained. A timer continues this when nothing comes in. Garbage of up to a quarter of the live bytes stays, so freeing a byte writes at
+most four.
 
 *Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of at most
 `relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read and do not fit wait for the next commit;
