@@ -258,6 +258,10 @@ class Broker:
         self.metrics.memory_mark_bytes.set_function(lambda: memory.mark)
         self.metrics.memory_limited.set_function(lambda: memory.limited)
         log.info("memory.mark", mark_mib=memory.mark // MIB)
+        memory.look()
+        if memory.limited:  # no message has been read yet, so receivers cannot make room
+            advice = "The broker itself uses more than the mark, so it accepts no messages. Give it more memory or raise the mark."
+            log.error("memory.mark_too_low", used_mib=memory.used // MIB, mark_mib=memory.mark // MIB, advice=advice)
         loop = asyncio.get_running_loop()
         returned_at = -RETURN_S
         while True:

@@ -136,3 +136,17 @@ async def test_a_partition_that_has_lost_its_folder_or_its_last_segment_fails_at
     assert set(failed) == {1, 2}
     assert str(tmp_path / "logs" / generation / "0001") in failed[1] and "was expected" in failed[1]
     assert str(lost) in failed[2] and "was expected" in failed[2]
+
+
+@pytest.mark.usefixtures("collector")
+async def test_a_memory_mark_below_what_the_broker_itself_needs_is_reported_at_the_start(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0, memory_bytes_max=1 << 20)
+    broker = Broker(settings)
+    with capture_logs() as lines:
+        running = asyncio.create_task(broker.run())
+        await asyncio.wait_for(broker.ready.wait(), 30)
+        async with asyncio.timeout(30):
+            while not any(line["event"] == "memory.mark_too_low" for line in lines):  # noqa: ASYNC110 - it has no event of its own
+                await asyncio.sleep(0.01)
+        broker.stop()
+        await asyncio.wait_for(running, 30)
