@@ -7,21 +7,28 @@ the partition looks at its log some time after each write, until nothing was wri
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 PER_LOOK = 4
-"""The garbage that is tolerated, as a multiple of what was written between two looks."""
+"""The garbage that is tolerated, as a multiple of what was written, and of what was removed, between two looks."""
 
 
 class GarbageBound:
     """The bound for one log, and when to look at it next. In milliseconds of monotonic time and positions of the log."""
 
-    __slots__ = ("_bytes_max", "_bytes_min", "_every_ms", "_seen_end", "bytes", "due_ms")
+    __slots__ = ("_bytes_max", "_bytes_min", "_every_ms", "_live_bytes", "_seen_end", "_seen_live", "bytes", "due_ms")
 
-    def __init__(self, bytes_min: int, bytes_max: int, every_ms: int, end: int) -> None:
-        """`bytes_min` and `bytes_max` bound the garbage at rest and under any load; a log is looked at `every_ms`. `end` is the log's."""
+    def __init__(self, bytes_min: int, bytes_max: int, every_ms: int, end: int, live_bytes: Callable[[], int]) -> None:
+        """`bytes_min` and `bytes_max` bound the garbage at rest and under any load; a log is looked at `every_ms`. `end` is the log's.
+
+        `live_bytes` tells how much of the log is live: consumers that empty a queue write little, and make much garbage.
+        """
         self._bytes_min = min(bytes_min, bytes_max)
         self._bytes_max = bytes_max
         self._every_ms = every_ms
         self._seen_end = end
+        self._live_bytes = live_bytes
+        self._seen_live = live_bytes()
         self.bytes = bytes_max
         """Bytes of garbage that are tolerated."""
         self.due_ms: int | None = 0
@@ -39,7 +46,9 @@ class GarbageBound:
             self.due_ms = now_ms + self._every_ms
             return False
         written, self._seen_end = end - self._seen_end, end
-        self.bytes = min(max(PER_LOOK * written, self._bytes_min), self._bytes_max)
+        live_bytes = self._live_bytes()
+        removed, self._seen_live = max(written + self._seen_live - live_bytes, 0), live_bytes
+        self.bytes = min(max(PER_LOOK * max(written, removed), self._bytes_min), self._bytes_max)
         self.due_ms = now_ms + self._every_ms if written else None
         return True
 

@@ -112,7 +112,9 @@ class Upkeep:
         self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_min) // LOOKS_PER_DUE
         self._look_at: int = log.end
         """When the log ends here, it is looked at again."""
-        self._bound = GarbageBound(limits.garbage_bytes_at_rest, limits.garbage_bytes_min, limits.look_ms, log.end)
+        self._bound = GarbageBound(
+            limits.garbage_bytes_at_rest, limits.garbage_bytes_min, limits.look_ms, log.end, lambda: messages.relocatable_bytes
+        )
 
     @property
     def due_ms(self) -> int | None:
