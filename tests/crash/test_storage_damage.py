@@ -106,7 +106,7 @@ async def test_a_missing_segment_in_the_middle_is_refused(missing: int) -> None:
     disk = RecordingDisk()
     await written(disk, segment_bytes_max=400)
     disk.remove(segments(disk)[missing])
-    with pytest.raises(CorruptRecord, match="the segment between .* is missing"):
+    with pytest.raises(CorruptRecord, match=r"the segment between .* is missing"):
         await read(disk)
 
 

@@ -14,6 +14,7 @@ from storage.catalogue import Catalogue, file_name_of
 from storage.disk import LocalDisk
 from storage.folders import arrange
 from storage.segment import SEGMENT_HEADER_BYTES
+from tests.support.logging_kept import logging_kept
 from tests.support.logs import append, claimed, flip
 from tests.unit.test_cli import partibus
 
@@ -31,7 +32,8 @@ async def data_folder(root: Path) -> Path:
 
 def check(*arguments: str, **environment: str) -> Result:
     """In this process: to start one takes a second."""
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", "PARTIBUS_DATA_DIR": None, **environment})
+    with logging_kept():
+        return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", "PARTIBUS_DATA_DIR": None, **environment})
 
 
 def segment_in(root: Path) -> Path:

@@ -12,16 +12,13 @@ from structlog.testing import capture_logs
 
 from broker.config import load_settings
 from broker.logging import configure_logging, is_loopback, warn_development_key
+from tests.support.logging_kept import logging_kept
 
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
+    with logging_kept():
+        yield
 
 
 def test_json_lines_have_a_fixed_event_name_and_its_values(capsys: pytest.CaptureFixture[str]) -> None:
