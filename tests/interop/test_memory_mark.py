@@ -52,6 +52,15 @@ async def health(broker: BrokerProcess) -> dict[str, Any]:
         return memory
 
 
+async def stays_limited(broker: BrokerProcess) -> bool:
+    """Whether messages are refused, and still are after free pages have been given back to the system."""
+    for _ in range(30):
+        if (await health(broker))["state"] != "limited":
+            return False
+        await asyncio.sleep(0.1)
+    return True
+
+
 async def metric(broker: BrokerProcess, name: str) -> float:
     async with aiohttp.ClientSession() as session, session.get(f"{broker.addresses.http_url}/metrics") as response:
         lines = (await response.text()).splitlines()
@@ -67,11 +76,12 @@ async def test_tiny_messages_fill_the_broker_up_to_its_mark_and_receiving_makes_
             for _ in range(BATCH):
                 batch.add_message(ServiceBusMessage(b"x"))
             sent = 0
-            with pytest.raises(ServiceBusServerBusyError, match="memory"):
-                while True:
-                    await sender.send_messages(batch)
-                    sent += BATCH
-                    assert sent * 100 < ROOM, "a message takes more than 100 bytes"
+            while not await stays_limited(broker):  # free pages go back to the system meanwhile, and may make room once more
+                with pytest.raises(ServiceBusServerBusyError, match="memory"):
+                    while True:
+                        await sender.send_messages(batch)
+                        sent += BATCH
+                        assert sent * 100 < ROOM, "a message takes more than 100 bytes"
             assert resident(broker) < mark + BEYOND
             assert (await health(broker))["state"] == "limited" and await metric(broker, "partibus_memory_limited") == 1
 
@@ -80,7 +90,8 @@ async def test_tiny_messages_fill_the_broker_up_to_its_mark_and_receiving_makes_
                 received = 0
                 while (await health(broker))["state"] == "limited":
                     received += len(await receiver.receive_messages(max_message_count=2_000, max_wait_time=20))
-                assert 0 < received < sent
+                assert 0 < received <= sent
             await sender.send_messages(ServiceBusMessage(b"again"))
         assert await metric(broker, "partibus_memory_limited") == 0
-    assert events(broker) == ["memory.limited", "memory.accepting"]
+    found = events(broker)
+    assert found == ["memory.limited", "memory.accepting"] * (len(found) // 2), "each change is told once"
