@@ -24,7 +24,7 @@ SAMPLE_EVERY_S = 1.0
 MIB = 1 << 20
 MEMORY_GROWTH, MEMORY_SLACK_MIB = 0.1, 16.0
 """How much more memory the broker may take at the end than in a like moment at the beginning: a tenth, and this."""
-DESCRIPTORS_SLACK = 8
+DESCRIPTORS_SLACK = 24
 STALL_GROWTH, STALL_SLACK_MS = 3.0, 50.0
 
 
