@@ -22,7 +22,9 @@ from tests.support.broker_process import BrokerProcess
 
 CONNECTIONS = 8
 REPETITIONS = 1_000
-WITHIN_MS = 50.0
+WITHIN_MS = 1_000.0
+"""Far above what a wait takes (0.3 ms, at most 10, on an idle machine; 4 and 40 beside other work), and below what a message takes that is
+given to nobody until something ends: a lock, or a client's time-out."""
 
 
 @pytest.fixture
