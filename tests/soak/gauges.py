@@ -25,7 +25,7 @@ MIB = 1 << 20
 MEMORY_GROWTH, MEMORY_SLACK_MIB = 0.1, 16.0
 """How much more memory the broker may take at the end than in a like moment at the beginning: a tenth, and this."""
 DESCRIPTORS_SLACK = 24
-STALL_GROWTH, STALL_SLACK_MS = 3.0, 50.0
+STALL_GROWTH, STALL_SLACK_MS = 3.0, 250.0
 
 
 @dataclass(slots=True, frozen=True)
