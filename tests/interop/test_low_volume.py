@@ -22,9 +22,9 @@ from tests.support.broker_process import BrokerProcess
 
 CONNECTIONS = 8
 REPETITIONS = 1_000
-WITHIN_MS = 1_000.0
-"""Far above what a wait takes (0.3 ms, at most 10, on an idle machine; 4 and 40 beside other work), and below what a message takes that is
-given to nobody until something ends: a lock, or a client's time-out."""
+WITHIN_MS, LATE_PER_CENT, NEVER_MS = 50.0, 1, 1_000.0
+"""A wait takes 0.3 ms, at most 10, on an idle machine, and 4 and 40 beside other work. So one in a hundred may last longer than 50 ms,
+and none as long as a message waits that is given to nobody until something ends: a lock, or a client's time-out."""
 
 
 @pytest.fixture
@@ -35,13 +35,15 @@ def connections(broker: BrokerProcess) -> Iterator[list[BlockingConnection]]:
 
 
 def report(waits_ms: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    """Print the percentiles, and fail if any wait was too long."""
+    """Print the percentiles, and fail if too many waits were long, or one was very long."""
     ordered = sorted(waits_ms)
     shares = {f"p{share}": round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 2) for share in (50, 90, 99)}
     with capsys.disabled():
         print(f" {len(ordered)} waits, ms: {shares}, max {ordered[-1]:.2f} ", end="")
     late = [wait for wait in ordered if wait > WITHIN_MS]
-    assert not late, f"{len(late)} of {len(ordered)} waits took over {WITHIN_MS} ms, the longest {ordered[-1]:.1f} ms; {shares}"
+    assert len(late) * 100 <= len(ordered) * LATE_PER_CENT and ordered[-1] <= NEVER_MS, (
+        f"{len(late)} of {len(ordered)} waits took over {WITHIN_MS} ms, the longest {ordered[-1]:.1f} ms; {shares}"
+    )
 
 
 def metric(broker: BrokerProcess, name: str, queue: str) -> float:
