@@ -177,7 +177,7 @@ def health(
 ) -> None:
     """Ask a running broker how it is: exit code 0 when it serves, 1 when not. For container health checks."""
     try:
-        address = url or _own_url(load_settings())
+        address = url or own_url(load_settings())
     except WrongSettings as wrong:
         _fail(wrong, 2)
     # Nobody asks a broker of this machine by way of a proxy, though a container may have one set.
@@ -213,7 +213,7 @@ def default_text(value: object) -> str:
     return str(value)
 
 
-def _own_url(settings: Settings) -> str:
+def own_url(settings: Settings) -> str:
     """The HTTP port of a broker on this machine that has the same settings. Raises WrongSettings."""
     if settings.http_port == 0:
         raise WrongSettings(
