@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import mmap
-import resource
 import signal
 import struct
 import sys
@@ -19,6 +18,7 @@ from random import Random
 
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets import TARGETS, describe
+from tests.support.memory_use import resident_kib
 
 CORPUS = Path(__file__).parent / "corpus"
 CASE_TIMEOUT_S = 10.0
@@ -62,12 +62,6 @@ def run_cases(target: str, seed: int, first: int, count: int, seconds: float, pr
     signal.setitimer(signal.ITIMER_REAL, 0)
     grown_kib = resident_kib() - begin_kib if begin_kib else 0
     return {"cases": number + 1 - first, "next": number + 1, "grown_kib": grown_kib}
-
-
-def resident_kib() -> int:
-    """The memory of this process that is in use now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() // 1024
 
 
 def main() -> None:

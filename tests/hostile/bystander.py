@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import resource
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import DATA, message, sections
+from tests.support.memory_use import resident_kib
 from tests.support.raw_amqp import ConnectionEnded, Frame, RawConnection
 
 ENDS_WITHIN_S = 5.0
@@ -77,5 +76,4 @@ def part_politely(connection: RawConnection, within_s: float = ENDS_WITHIN_S) ->
 
 def resident_mib(pid: int) -> float:
     """Memory of a process that is in use now."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+    return resident_kib(pid) / 1024

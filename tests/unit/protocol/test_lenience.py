@@ -19,8 +19,8 @@ from protocol.lenience import Lenience
 from protocol.runs import BYTES_MAX
 from tests.support import plain_frames
 from tests.support import raw_amqp as raw
+from tests.support.engine_frames import detach, payloads, transfer
 from tests.support.engine_peer import EnginePeer, frames_of, message, of, only
-from tests.unit.protocol.test_engine import detach, payloads, transfer
 
 NATIVE = Path(__file__).parents[3] / "protocol" / "native"
 TOP = 2**32 - 1
@@ -33,11 +33,6 @@ SEQUENCES = [
     [TOP, TOP, 0, 2, 1, 1],
     [5, 300, 5, 70_000, 5, 0],
 ]
-
-
-@pytest.fixture
-def peer() -> EnginePeer:
-    return EnginePeer().open()
 
 
 def deliveries(events: list[Event]) -> list[Delivery]:

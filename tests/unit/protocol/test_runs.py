@@ -11,15 +11,11 @@ import pytest
 from protocol import runs
 from protocol.events import DeliveriesUpdated, ErrorCondition, Event, MessagesReceived, Outcome
 from tests.support import raw_amqp as raw
+from tests.support.engine_frames import detach, disposition, payloads, tags, transfer
 from tests.support.engine_peer import EnginePeer, message, of, only
-from tests.unit.protocol.test_engine import detach, disposition, payloads, resident_kib, tags, transfer
+from tests.support.memory_use import resident_kib
 
 NATIVE = Path(__file__).parents[3] / "protocol" / "native"
-
-
-@pytest.fixture
-def peer() -> EnginePeer:
-    return EnginePeer().open()
 
 
 def whole(number: int, size: int) -> bytes:

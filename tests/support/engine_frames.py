@@ -1,0 +1,49 @@
+"""Frames that tests of the engine say to it, and what they look for in its answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.codec import Described, UInt
+from protocol.events import ErrorCondition, Event, MessagesReceived
+from tests.support import raw_amqp as raw
+from tests.support.engine_peer import of
+
+REFUSAL = ErrorCondition("amqp:not-found", "The messaging entity 'queue' could not be found.")
+
+
+def transfer(handle: int, number: int, payload: bytes = b"x", *, channel: int = 0, **given: Any) -> bytes:
+    """One frame of a message."""
+    return raw.frame(raw.TRANSFER, raw.transfer_fields(handle, number, **given), payload, channel)
+
+
+def disposition(first: int, last: int, outcome: object, *, settled: bool = False) -> bytes:
+    """The outcome that the peer, as receiver, gives deliveries."""
+    return raw.frame(raw.DISPOSITION, raw.disposition_fields(True, first, last, settled, outcome))
+
+
+def detach(handle: int, *, closed: bool = True) -> bytes:
+    """The end of a link, for good unless it is not `closed`."""
+    return raw.frame(raw.DETACH, [UInt(handle), closed])
+
+
+def payloads(events: list[Event]) -> list[bytes]:
+    """What the messages among events hold, in their order."""
+    return [payload for event in of(events, MessagesReceived) for payload in event.payloads]
+
+
+def error_fields(value: Any) -> list[Any]:
+    """Condition, description and info of an error."""
+    assert isinstance(value, Described) and value.descriptor == raw.ERROR
+    return list(value.value)
+
+
+def assert_has_three_fields(value: Any, condition: str) -> None:
+    """The error has this condition, and neither its description nor its info is empty (AMQP contract 0.4, rule 7)."""
+    fields = error_fields(value)
+    assert len(fields) == 3 and fields[0] == condition and fields[1] and fields[2], fields
+
+
+def tags(*numbers: int) -> list[bytes]:
+    """Delivery tags of 16 bytes."""
+    return [number.to_bytes(16, "big") for number in numbers]

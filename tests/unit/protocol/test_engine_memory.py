@@ -1,0 +1,145 @@
+"""The engine keeps nothing of messages, links and connections that have ended, and frees much of it a part at a time."""
+
+from __future__ import annotations
+
+import gc
+
+from protocol.codec import UInt
+from protocol.events import (
+    DeliveriesUpdated,
+    LinkAttached,
+    MessagesReceived,
+)
+from tests.support import raw_amqp as raw
+from tests.support.engine_frames import REFUSAL, detach, disposition, tags, transfer
+from tests.support.engine_peer import EnginePeer, message, of, only
+from tests.support.memory_use import resident_kib
+
+
+def test_what_is_sent_on_a_link_that_we_have_closed_is_thrown_away(peer: EnginePeer) -> None:
+    link = peer.sender()
+    peer.engine.close_link(link, REFUSAL)
+    before = resident_kib()
+    for number in range(0, 2000, 50):
+        assert peer.say(*(transfer(0, number + each, b"x" * 20_000) for each in range(50))) == []
+        peer.hear()
+    assert resident_kib() - before < 20_000, "40 MB were sent"
+
+
+def busy_connection() -> EnginePeer:
+    """A connection with everything outstanding: unsettled both ways, partial, a batch begun, credit, links half gone."""
+    peer = EnginePeer(idle_timeout_ms=10_000).open()
+    sender, receiver, refused = peer.sender(0), peer.receiver(1), peer.sender(2)
+    peer.say(*(transfer(0, number, b"x" * 1000) for number in range(10)), transfer(0, 10, b"half", batch=True, more=True))
+    peer.engine.send(receiver, tags(*range(10)), [message(b"x" * 1000)] * 10, False)
+    peer.engine.close_link(refused, REFUSAL)
+    peer.say(disposition(0, 3, raw.outcome(raw.ACCEPTED)), raw.frame(raw.ATTACH, raw.sender_attach(3, "queue")), detach(0))
+    assert not sender.gone
+    return peer
+
+
+def test_messages_and_links_of_every_fate_leave_no_memory_behind(peer: EnginePeer) -> None:
+    def live(number: int) -> None:
+        """One link that is sent a settled message too large, then detached by the peer; one that we close, and the peer answers."""
+        peer.attach(raw.sender_attach(0, "queue"), max_message_bytes=10)
+        peer.say(transfer(0, number, b"x" * 1_000, settled=True))
+        peer.release(peer.say(detach(0)))
+        closed = peer.attach(raw.sender_attach(1, "queue"))
+        peer.engine.close_link(closed, REFUSAL)
+        peer.hear()
+        peer.say(detach(1))
+        peer.hear()
+
+    for number in range(200):
+        live(number)
+    before = resident_kib()
+    for number in range(200, 5_000):
+        live(number)
+    assert resident_kib() - before < 2_000
+
+
+def test_settled_messages_that_are_too_large_leave_no_memory_behind(peer: EnginePeer) -> None:
+    peer.sender(max_message_bytes=10)
+
+    def refuse(first: int, count: int) -> None:
+        for number in range(first, first + count):
+            peer.say(transfer(0, number, b"x" * 20, settled=True))
+            peer.hear()
+
+    refuse(0, 2_000)
+    before = resident_kib()
+    refuse(2_000, 18_000)
+    assert resident_kib() - before < 2_000
+
+
+def test_freeing_with_everything_outstanding_ends_the_links_and_can_be_done_twice() -> None:
+    peer = busy_connection()
+    links = peer.engine.links()
+    peer.engine.free()
+    peer.engine.free()
+    assert links and all(link.gone for link in links) and peer.engine.links() == [] and peer.engine.finished
+
+
+def test_thousands_of_connections_leave_no_memory_behind() -> None:
+    def make(count: int) -> None:
+        for _ in range(count):
+            busy_connection().engine.free()
+
+    make(300)  # pools and arenas fill up first
+    gc.collect()
+    before = resident_kib()
+    make(2000)
+    gc.collect()
+    assert resident_kib() - before < 6_000, "2000 connections kept more than 3 KiB each"
+
+
+def test_messages_in_and_out_leave_no_memory_behind(peer: EnginePeer) -> None:
+    incoming, outgoing = peer.sender(0), peer.receiver(1, credit=0)
+
+    def exchange(first: int, count: int) -> None:
+        for number in range(first, first + count, 10):
+            events = peer.say(*(transfer(0, number + each, b"x" * 500) for each in range(10)))
+            peer.engine.accept(of(events, MessagesReceived)[0].deliveries)
+            peer.engine.grant(incoming, 10)
+            peer.say(raw.frame(raw.FLOW, raw.flow_fields(1, number, 10)))
+            peer.engine.send(outgoing, tags(*range(number, number + 10)), [message(b"x" * 500)] * 10, False)
+            peer.hear()
+            event = only(peer.say(disposition(number, number + 9, raw.outcome(raw.ACCEPTED))), DeliveriesUpdated)
+            peer.engine.settle(event.deliveries, event.outcome)
+            peer.hear()
+
+    exchange(0, 3000)
+    before = resident_kib()
+    exchange(3000, 10_000)
+    assert resident_kib() - before < 3_000
+
+
+def test_the_memory_of_many_links_is_given_back_a_part_at_a_time() -> None:
+    peer = EnginePeer().open()
+    attaches = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "queue")) for handle in range(600)]
+    for event in of(peer.say(*attaches), LinkAttached):
+        peer.engine.accept_link(event.link)
+    peer.hear()
+    peer.release(peer.say(*[raw.frame(raw.DETACH, [UInt(handle), True]) for handle in range(600)]))
+    writes = 0
+    while peer.engine.has_leftovers:
+        peer.engine.output()
+        writes += 1
+        assert writes < 10
+    assert writes == 3 and peer.engine.link_count == 0
+
+
+def test_the_memory_of_a_session_with_many_links_is_given_back_a_part_at_a_time() -> None:
+    peer = EnginePeer().open()
+    attaches = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "queue")) for handle in range(600)]
+    for event in of(peer.say(*attaches), LinkAttached):
+        peer.engine.accept_link(event.link)
+    peer.hear()
+    peer.release(peer.say(raw.frame(raw.END, [])))
+    assert raw.END in [frame.code for frame in peer.hear()]
+    writes = 1
+    while peer.engine.has_leftovers:
+        peer.engine.output()
+        writes += 1
+        assert writes < 10
+    assert writes == 3 and peer.engine.link_count == 0
