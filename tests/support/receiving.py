@@ -1,0 +1,46 @@
+"""A client that receives over a `LinkStack`, and what partitions are asked for on its behalf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.operations import Demand, Locked, Withdraw, Withdrawn
+from tests.support.link_stack import Client, LinkStack, Part
+from tests.support.locked import locked
+
+LONG_MS = 60_000
+"""A lock that does not run out while a test lasts."""
+
+
+def give(stack: LinkStack, number: int, count: int, **given: Any) -> Locked:
+    """The partition answers its oldest demand with so many messages."""
+    messages = locked(number, count, until_ms=stack.clock.monotonic_ms() + LONG_MS, **given)
+    part = stack.parts[number]
+    part.answer(Demand, lambda demand: messages)
+    return messages
+
+
+def confirm(part: Part) -> None:
+    """The partition answers all withdrawals."""
+    while part.has(Withdraw):
+        part.answer(Withdraw, lambda withdraw: Withdrawn(part.number, withdraw.subqueue))
+
+
+def demands(stack: LinkStack) -> dict[int, int]:
+    """What was asked for and waits to be answered, by partition; all of it is taken out."""
+    asked = {part.number: sum(demand.count for demand in part.take_all(Demand)) for part in stack.parts}
+    return {number: count for number, count in asked.items() if count}
+
+
+def waiting(stack: LinkStack) -> dict[int, int]:
+    """What was asked for and waits to be answered, by partition; it stays there."""
+    asked = {part.number: sum(operation.count for operation, _, _ in part.posted if isinstance(operation, Demand)) for part in stack.parts}
+    return {number: count for number, count in asked.items() if count}
+
+
+async def receiving(credit: int, *, settled: bool = False, partitions: int = 4, **given: Any) -> tuple[LinkStack, Client]:
+    """A broker, and a client with one link, handle 0, on which it has given so much credit."""
+    stack = LinkStack(partitions, **given)
+    client = await stack.connect()
+    await client.receiver(0, credit=credit, settled=settled)
+    return stack, client
