@@ -18,7 +18,7 @@ from broker.partition.salvage import Salvage
 from storage.catalogue import file_name_of
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
 from storage.checkpoints import read_blocks
-from storage.disk import Disk, LocalDisk
+from storage.disk import Disk, LocalDisk, read_file
 from storage.file_store import LOGS_DIRECTORY
 from storage.folders import FILE_NAME, DamagedIdentity, WrongFolders, unnamed
 from storage.log import Frame
@@ -162,15 +162,9 @@ def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict
 
 def _read(disk: Disk, path: Path) -> bytes:
     try:
-        fd = disk.open_read(path)
+        return read_file(disk, path)
     except OSError:
         return b""
-    try:
-        return disk.read(fd, disk.size(fd), 0)
-    except OSError:
-        return b""
-    finally:
-        disk.close(fd)
 
 
 def _without_entry(

@@ -34,7 +34,7 @@ from broker.partition.snapshot import Snapshot
 from storage.catalogue import merge_files
 from storage.check import CATALOGUE_DIRECTORY, Progress, log_folders
 from storage.checkpoints import read_blocks
-from storage.disk import Disk, LocalDisk, close_quietly, make_directories, publish, publish_together
+from storage.disk import Disk, LocalDisk, close_quietly, make_directories, publish, publish_together, read_file
 from storage.errors import StorageError
 from storage.extent import EXTENT_SUFFIX
 from storage.file_store import EXTENTS_DIRECTORIES, LOGS_DIRECTORY, FileLogStore
@@ -194,7 +194,7 @@ class Repair:
             if finding.size and finding.entity is not None:
                 damaged.setdefault(Path(finding.path).stem, []).append(Path(finding.path))
         for paths in damaged.values():
-            merged = merge_files([self._read(path) for path in paths], paths[0]) if len(paths) == 2 else None
+            merged = merge_files([read_file(self._disk, path) for path in paths], paths[0]) if len(paths) == 2 else None
             if merged is not None:
                 plan.merged.append((paths, merged))
                 plan.hopeless = [finding for finding in plan.hopeless if Path(finding.path) not in paths]
@@ -248,17 +248,10 @@ class Repair:
 
     def _read_report(self, directory: Path) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(self._read(directory / REPORT_NAME))
+            found: dict[str, Any] = json.loads(read_file(self._disk, directory / REPORT_NAME))
         except (OSError, ValueError):
             return {}
         return found
-
-    def _read(self, path: Path) -> bytes:
-        fd = self._disk.open_read(path)
-        try:
-            return self._disk.read(fd, self._disk.size(fd), 0)
-        finally:
-            self._disk.close(fd)
 
     # --- carrying it out --------------------------------------------------------------------------------------------
 

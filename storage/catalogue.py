@@ -43,7 +43,7 @@ from pathlib import Path
 
 import structlog
 
-from storage.disk import TEMPORARY_SUFFIX, Disk, disk_error, make_directories, publish_together
+from storage.disk import TEMPORARY_SUFFIX, Disk, disk_error, make_directories, publish_together, read_file
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError, UnknownFormat
 from storage.folders import check_identity
 from storage.record import crc32c
@@ -294,20 +294,13 @@ class Catalogue:
         """The document in a file; if the file is damaged, which is reported, its bytes. Raises UnknownFormat."""
         data = b""
         try:
-            data = self._read(path)
+            data = read_file(self._disk, path)
             return decode_document(data, path)
         except CorruptRecord as error:
             _log.error("document.damaged", path=error.path, why=error.why)
         except OSError as error:
             _log.error("document.unreadable", path=str(path), why=error.strerror)
         return data
-
-    def _read(self, path: Path) -> bytes:
-        fd = self._disk.open_read(path)
-        try:
-            return self._disk.read(fd, self._disk.size(fd), 0)
-        finally:
-            self._disk.close(fd)
 
     def _put(self, name: str, document: bytes) -> None:
         try:

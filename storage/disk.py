@@ -2,7 +2,7 @@
 
 `LocalDisk` is one system call per method, so that a test's disk can refuse each of them, or remember what was synced
 (`tests/support/faulty_disk.py`, `tests/support/recording_disk.py`). What they make together is below the classes:
-`write_all`, and `publish`, the only way in which a file appears under its final name.
+`read_file`, `write_all`, and `publish`, the only way in which a file appears under its final name.
 
 Rules of the Linux file systems that everything here stands on:
 - data is durable once `sync` returned, not before, and not at all if it failed: a failed sync marks the pages clean, so
@@ -240,6 +240,15 @@ def _write_some(disk: Disk, fd: int, buffers: Sequence[bytes], offset: int) -> N
         if more <= 0:
             raise OSError(errno.EIO, "a write took no bytes")
         written += more
+
+
+def read_file(disk: Disk, path: Path) -> bytes:
+    """The whole content of a file. Raises OSError."""
+    fd = disk.open_read(path)
+    try:
+        return disk.read(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
 
 
 def publish(disk: Disk, path: Path, buffers: Sequence[bytes]) -> int:

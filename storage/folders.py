@@ -29,7 +29,7 @@ from typing import Any
 
 import structlog
 
-from storage.disk import Disk, close_quietly, disk_error, publish
+from storage.disk import Disk, close_quietly, disk_error, publish, read_file
 from storage.errors import DiskFailed, StorageError
 from storage.partition_index import COPY_NAME, INDEX_NAME
 from storage.record import crc32c
@@ -206,12 +206,7 @@ def _read(disk: Disk, path: Path) -> _Identity | None:
     """What a folder says it is; None if it is not there, or says nothing. Raises WrongFolders, OSError."""
     if FILE_NAME not in disk.names(path):
         return None
-    fd = disk.open_read(path / FILE_NAME)
-    try:
-        data = disk.read(fd, disk.size(fd), 0)
-    finally:
-        disk.close(fd)
-    crc, _, content = data.rstrip(b"\n").partition(b" ")
+    crc, _, content = read_file(disk, path / FILE_NAME).rstrip(b"\n").partition(b" ")
     if crc != b"%08x" % crc32c(content):
         raise DamagedIdentity(path / FILE_NAME)
     fields: dict[str, Any] = json.loads(content)

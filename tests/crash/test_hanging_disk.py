@@ -20,6 +20,7 @@ from tests.crash.test_broker_disk_faults import (
     SERVER_BUSY,
     VICTIM,
     VICTIM_FOLDER,
+    Client,
     check_nothing_lost,
     client_of,
     commit_failures,
@@ -40,6 +41,12 @@ def broker_on(disk: FaultyDisk, folder: Path, **settings: Any) -> BrokerThread:
     return BrokerThread(folder, [queue("orders")], disk, disk_timeout_ms=TIMEOUT_MS, **settings)
 
 
+def send_to_each(client: Client) -> None:
+    """One message to every partition, each accepted."""
+    for number in range(PARTITIONS):
+        assert client.send(number) is None
+
+
 def connection_string(broker: BrokerThread) -> str:
     return (
         f"Endpoint=sb://127.0.0.1:{broker.addresses.amqp_port};SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;"
@@ -50,8 +57,7 @@ def connection_string(broker: BrokerThread) -> str:
 def test_a_partition_whose_commit_hangs_is_down_until_the_disk_answers_and_nothing_comes_twice(tmp_path: Path) -> None:
     disk = FaultyDisk(LocalDisk())
     with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as client:
-        for number in range(PARTITIONS):
-            assert client.send(number) is None
+        send_to_each(client)
         disk.hang("sync", VICTIM_FOLDER)
         began = time.monotonic()
         assert client.send(VICTIM) == SERVER_BUSY, "the client is told to try again, and does not know what became of the message"
@@ -75,8 +81,7 @@ def test_a_partition_whose_commit_hangs_is_down_until_the_disk_answers_and_nothi
 def test_unkeyed_messages_whose_own_commit_hangs_are_taken_by_another_partition_exactly_once(tmp_path: Path) -> None:
     disk = FaultyDisk(LocalDisk())
     with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as client:
-        for number in range(PARTITIONS):
-            assert client.send(number) is None
+        send_to_each(client)
         disk.hang("sync", VICTIM_FOLDER)
         began = time.monotonic()
         for _ in range(PARTITIONS):
@@ -92,8 +97,7 @@ def test_unkeyed_messages_whose_own_commit_hangs_are_taken_by_another_partition_
 def test_what_hangs_while_a_partition_opens_holds_up_no_client(operation: str, tmp_path: Path) -> None:
     disk = FaultyDisk(LocalDisk())
     with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as client:
-        for number in range(PARTITIONS):
-            assert client.send(number) is None
+        send_to_each(client)
     with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as other:
         other.ledger.sent(list(client.ledger.acknowledged))
         disk.hang(operation, VICTIM_FOLDER)
@@ -126,8 +130,7 @@ def test_a_peek_waits_for_no_partition_that_has_something_undecided(tmp_path: Pa
         client_of(broker.addresses) as sender,
         client_of(broker.addresses) as other,
     ):
-        for number in range(PARTITIONS):
-            assert sender.send(number) is None
+        send_to_each(sender)
         disk.hang("sync", VICTIM_FOLDER)
         undecided = threading.Thread(target=other.send, args=(VICTIM,))
         undecided.start()
@@ -151,8 +154,7 @@ def test_a_read_that_hangs_holds_up_its_own_partition_alone(tmp_path: Path) -> N
         client_of(broker.addresses) as sender,
     ):
         broker.broker._payloads.reserve_bytes = 0
-        for number in range(PARTITIONS):
-            assert sender.send(number) is None
+        send_to_each(sender)
         disk.fail("read_cached", errno.EAGAIN, times=1 << 30)  # nothing is in the system's memory either
         disk.hang("read", VICTIM_FOLDER)
         seen: set[int] = set()
@@ -182,8 +184,7 @@ def test_the_official_client_sends_peeks_receives_and_settles_while_a_disk_hangs
         client.get_queue_receiver("orders", max_wait_time=3) as receiver,
         client_of(broker.addresses) as raw,
     ):
-        for number in range(PARTITIONS):
-            assert raw.send(number) is None
+        send_to_each(raw)
         disk.hang("sync", VICTIM_FOLDER)
         assert raw.send(VICTIM) == SERVER_BUSY
         began = time.monotonic()

@@ -175,7 +175,11 @@ class Preparer:
         return made, lambda: self.remove(name, given)
 
     def create(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        self.create_entity(name, given)
         return {self.parameter_name: Resource(name)}
+
+    def create_entity(self, name: str, given: dict[str, Any]) -> None:
+        """Make in the broker what the resource stands for, if it stands for anything there."""
 
     def remove(self, name: str, given: dict[str, Any]) -> None:
         pass
@@ -201,10 +205,9 @@ class NamespacePreparer(Preparer):
 class QueuePreparer(Preparer):
     default_parameter = "servicebus_queue"
 
-    def create(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    def create_entity(self, name: str, given: dict[str, Any]) -> None:
         wanted = {"lock_duration": LOCK_DURATION, "enable_partitioning": False, **self.options}
         _administration().create_queue(name, **wanted)
-        return {self.parameter_name: Resource(name)}
 
     def remove(self, name: str, given: dict[str, Any]) -> None:
         _administration().delete_queue(name)
@@ -213,9 +216,8 @@ class QueuePreparer(Preparer):
 class TopicPreparer(Preparer):
     default_parameter = "servicebus_topic"
 
-    def create(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    def create_entity(self, name: str, given: dict[str, Any]) -> None:
         _administration().create_topic(name)
-        return {self.parameter_name: Resource(name)}
 
     def remove(self, name: str, given: dict[str, Any]) -> None:
         _administration().delete_topic(name)
@@ -224,10 +226,9 @@ class TopicPreparer(Preparer):
 class SubscriptionPreparer(Preparer):
     default_parameter = "servicebus_subscription"
 
-    def create(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    def create_entity(self, name: str, given: dict[str, Any]) -> None:
         wanted = {"lock_duration": LOCK_DURATION, **self.options}
         _administration().create_subscription(given["servicebus_topic"].name, name, **wanted)
-        return {self.parameter_name: Resource(name)}
 
     def remove(self, name: str, given: dict[str, Any]) -> None:
         _administration().delete_subscription(given["servicebus_topic"].name, name)

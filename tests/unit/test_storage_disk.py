@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.disk import LocalDisk, make_directories, publish, write_all
+from storage.disk import LocalDisk, make_directories, publish, read_file, write_all
 from storage.errors import CommitFailed, DiskFull
 from storage.kernel_sync import open_sync_queue
 from tests.support.faulty_disk import FaultyDisk
@@ -43,6 +43,20 @@ def test_a_file_is_written_read_cut_off_and_removed(tmp_path: Path) -> None:
     DISK.remove(path)
     with pytest.raises(FileNotFoundError):
         DISK.open_write(path)
+
+
+def test_a_file_is_read_as_a_whole_and_its_descriptor_closed_whether_that_goes_well_or_not(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100_000)
+    open_before = len(os.listdir("/proc/self/fd"))
+    assert read_file(DISK, path) == b"x" * 100_000
+    faulty = FaultyDisk(DISK)
+    faulty.fail("read")
+    with pytest.raises(OSError):
+        read_file(faulty, path)
+    with pytest.raises(FileNotFoundError):
+        read_file(DISK, tmp_path / "nowhere")
+    assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 def test_directories_are_made_listed_renamed_and_removed(tmp_path: Path) -> None:
