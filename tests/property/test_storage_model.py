@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tests.support.logs import ENTITY, append, checkpoint_of, contents, small_st
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
+
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "150"))
 
 bodies = st.lists(st.integers(0, 300).map(lambda size: b"%03d" % (size % 1000) * size), min_size=1, max_size=4)
 steps = st.one_of(
@@ -117,7 +120,7 @@ class Run:
         assert list(self.log.trim_points) == sorted(set(self.log.trim_points))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(steps, max_size=25), st.booleans(), st.sampled_from([400, 3_000, 1_000_000]))
 def test_a_log_is_the_list_of_the_commits_it_acknowledged(plan: list[tuple[str, object]], queued: bool, segment_bytes_max: int) -> None:
     async def run() -> None:
