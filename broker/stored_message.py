@@ -17,7 +17,7 @@ All numbers big endian. The header ends here; a delivery gets its own (`frontend
 annotations that only the broker may set, so a sender's are dropped. Few senders set delivery-annotations, so most
 messages have version 1. The bare message is never decoded
 and encoded again. One thing is added to it: a message without message-id is given one, since the official JS client
-cannot settle a message that has none (AMQP contract, gotcha 20). Sections are put into the order of the specification.
+cannot settle a message that has none (AMQP contract 12.20). Sections are put into the order of the specification.
 
 What a message may not be is refused here, before anything is stored: nothing malformed that this broker would later
 have to read, no keys over their limits, no more metadata than the service takes (AMQP contract 10.1).

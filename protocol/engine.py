@@ -333,7 +333,7 @@ class Engine:
     def accept_link(
         self, link: Link, *, max_message_bytes: int = 0, properties: dict[Any, Any] | None = None, source_filter: bytes = b""
     ) -> None:
-        """Answer the peer's attach with source, target and both settle modes as they were sent (contract, rule 5).
+        """Answer the peer's attach with source, target and both settle modes as they were sent (AMQP contract 0.4.5).
 
         `max_message_bytes` is announced, and held, on incoming links; `source_filter` (an encoded map) replaces the echo.
         """
@@ -351,7 +351,7 @@ class Engine:
         lib.pn_link_open(pn)
 
     def refuse_link(self, link: Link, error: ErrorCondition) -> None:
-        """Answer with an attach without source and target, and at once a closing detach (§2.6.3; contract, rule 6)."""
+        """Answer with an attach without source and target, and at once a closing detach (§2.6.3; AMQP contract 0.4.6)."""
         lib.pn_terminus_set_type(lib.pn_link_source(link.pn), lib.PN_UNSPECIFIED)
         lib.pn_terminus_set_type(lib.pn_link_target(link.pn), lib.PN_UNSPECIFIED)
         lib.pn_link_set_snd_settle_mode(link.pn, link.snd_settle_mode)
@@ -407,7 +407,7 @@ class Engine:
         runs.settle(deliveries, _ACCEPTED)
 
     def reject(self, deliveries: Sequence[Delivery], error: ErrorCondition | None) -> None:
-        """Settle deliveries as rejected (§3.4.3), with all three fields of the error (contract, rule 7), or bare."""
+        """Settle deliveries as rejected (§3.4.3), with all three fields of the error (AMQP contract 0.4.7), or bare."""
         for delivery in deliveries:
             if error is not None:
                 set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
@@ -445,7 +445,7 @@ class Engine:
         return runs.send(link.pn, tags, fronts, settled, rests, skipped) if tags else []
 
     def settle(self, deliveries: Sequence[Delivery], outcome: int, *, failed: bool = False, undeliverable_here: bool = False) -> None:
-        """Settle outgoing deliveries with an outcome: an answer to the peer's own (contract, rule 10)."""
+        """Settle outgoing deliveries with an outcome: an answer to the peer's own (AMQP contract 0.4.10)."""
         if outcome == _MODIFIED:
             for delivery in deliveries:
                 local = lib.pn_delivery_local(delivery)

@@ -25,7 +25,7 @@ from protocol.sections import elements
 from protocol.values import skip
 
 BATCH_MESSAGE_FORMAT = b"\x80\x01\x37\x00"
-"""0x80013700 (AMQP contract, appendix B)."""
+"""0x80013700 (AMQP contract B)."""
 
 _LOOK_BYTES = 128
 """From the begin of a frame, where the format may stand: behind 8 bytes of header, descriptor, list head, handle, delivery-id

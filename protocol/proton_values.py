@@ -126,7 +126,7 @@ _DEFAULT_INFO = codec.encode({codec.Symbol("product"): PRODUCT})
 
 
 def set_condition(pn: Any, error: ErrorCondition) -> None:
-    """All three fields: an error of two hangs the Python SDK, and proton drops an empty map (contract, rule 7)."""
+    """All three fields: an error of two hangs the Python SDK, and proton drops an empty map (AMQP contract 0.4.7)."""
     lib.pn_condition_set_name(pn, error.condition.encode())
     lib.pn_condition_set_description(pn, error.description.encode() or b" ")
     put(lib.pn_condition_info(pn), error.info or _DEFAULT_INFO)

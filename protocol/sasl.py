@@ -7,7 +7,7 @@ Proton's own server offers ANONYMOUS and EXTERNAL only; the official clients wan
 mechanism but PLAIN leaves the client without rights until it puts a token (`$cbs`), so none of them is verified here.
 
 EXTERNAL stands for a client certificate (§5.3.3). The broker asks for none, so it does not offer EXTERNAL: Qpid Proton takes it
-before PLAIN wherever it finds it in the list, and keeps its user name and password to itself (AMQP contract, rule 1).
+before PLAIN wherever it finds it in the list, and keeps its user name and password to itself (AMQP contract 0.4.1).
 What follows sasl-init belongs to the AMQP layer and is handed on: clients that pipeline send their open at once. A client
 that skips SASL is taken as anonymous; one that asks for another protocol is told ours and refused (§2.2).
 

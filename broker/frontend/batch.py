@@ -17,7 +17,7 @@ from protocol.sections import DATA, PROPERTIES, annotation, data_sections, field
 BATCH_MESSAGE_FORMAT = 0x80013700
 
 BATCH_BYTES_MAX = 1024 * 1024
-"""Of a batch as a whole, also where the entity takes larger messages (AMQP contract 4.5). The official Python client makes none larger."""
+"""Of a batch as a whole, also where the entity takes larger messages (AMQP contract 4.5)."""
 
 _GROUP_ID = 10  # place in the properties (§3.2.4)
 

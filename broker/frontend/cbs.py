@@ -40,7 +40,7 @@ class CbsNode:
         return False
 
     async def respond(self, request: Request) -> Response:
-        """Answer put-token with 202, or with what is wrong; dashed keys, and the status an int (contract, rule 2)."""
+        """Answer put-token with 202, or with what is wrong; dashed keys, and the status an int (AMQP contract 0.4.2)."""
         try:
             self._put_token(request)
         except Refused as why:

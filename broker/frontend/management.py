@@ -3,7 +3,7 @@
 A request about several partitions asks all of them, and one that is down or refuses takes nothing from the others: what they did
 counts, and the response tells the first refusal.
 
-Responses carry camel-case keys, the status an int, the condition a symbol (contract, rule 3). Every request gets a response, also
+Responses carry camel-case keys, the status an int, the condition a symbol (AMQP contract 0.4.3). Every request gets a response, also
 one that nobody foresaw, for the official clients wait without end.
 """
 

@@ -1,8 +1,8 @@
 """Request/response over a pair of links: the pattern of `$cbs` and `$management` (AMQP contract 2.1, 7.1).
 
 A node is shared by the links of one AMQP session that name the same address. A response goes to the link whose target
-address is the request's reply-to, else to the link of that name, else to the only one there is (contract, rule 4). The
-correlation-id repeats the request's message-id with its type (rule 2), for anything else leaves the official clients waiting.
+address is the request's reply-to, else to the link of that name, else to the only one there is (AMQP contract 0.4.4). The
+correlation-id repeats the request's message-id with its type (AMQP contract 0.4.2); otherwise the official clients wait in vain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 REQUEST_CREDIT = 100
 REQUESTS_UNDER_WAY_MAX = 10 * REQUEST_CREDIT
-"""The Python client minds no credit (contract, rule 12): what comes beyond this is refused."""
+"""The Python client minds no credit (AMQP contract 0.4.12): what comes beyond this is refused."""
 QUEUED_BYTES_FREE = 128 * 1024
 """Requests for pages that a connection may always keep in the queue, in bytes, however many wait in the others."""
 UNSETTLED_BYTES_MAX = 256 * 1024

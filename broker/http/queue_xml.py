@@ -98,7 +98,7 @@ def read_queue(description: Description, defaults: QueueDefaults, previous: Queu
 def unknown_elements(description: Description) -> list[str]:
     """Names that nothing in a queue's description has, as they stand there: a later version's, or misspelt.
 
-    They are passed over, as in the service (HTTP contract 7, number 12).
+    They are passed over, as in the service (HTTP contract 7.12).
     """
     return sorted(description.values.keys() - _SETTINGS - _READ_ONLY)
 

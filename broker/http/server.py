@@ -261,7 +261,7 @@ class HttpServer:
 
     @web.middleware
     async def _answer(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-        """Every way to fail becomes an answer in the contract's shape; every answer is counted."""
+        """Every way to fail becomes an answer in the service's shape (HTTP contract 2.9); every answer is counted."""
         connection = _connection_of(request)
         connection.begin(request)
         try:

@@ -28,7 +28,7 @@ def token_for(audience: str, valid_s: int, *, key_name: str = KEY_NAME, key: str
 
 
 def rejected_with(found: Frame) -> str:
-    """The condition of a rejected outcome, which has all three fields (AMQP contract, rule 7)."""
+    """The condition of a rejected outcome, which has all three fields (AMQP contract 0.4.7)."""
     state = found.field(4)
     assert found.field(3) and state.descriptor == raw.REJECTED, f"not rejected: {found}"
     error = state.value[0].value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tests.support.broker_process import queue
 
 LOCK_SHORT_S = 5
-"""The shortest lock that the service allows (HTTP contract 5.4)."""
+"""The shortest lock that the emulator allows (HTTP contract 5.4)."""
 
 ROUND_TRIP: dict[str, dict[str, object]] = {
     "send-one": {},

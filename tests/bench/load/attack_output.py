@@ -109,7 +109,7 @@ def attacker(port: int, queue: str, credit: int) -> RawConnection:
 
 
 class Peeker:
-    """Looks at the first messages of a queue over `$management` (AMQP contract 7.3.1), and reads all of the answer."""
+    """Looks at the first messages of a queue over `$management` (AMQP contract 7.3.3), and reads all of the answer."""
 
     def __init__(self, port: int, queue: str) -> None:
         self._connection = opened(port)

@@ -30,7 +30,7 @@ async def put(node: CbsNode, token: Any, name: Any = AUDIENCE, **given: Any) -> 
 
 
 def status(response: Response) -> int:
-    """The status of a response, which has dashed keys and is an int on the wire (contract, rule 2)."""
+    """The status of a response, which has dashed keys and is an int on the wire (AMQP contract 0.4.2)."""
     code = response.properties["status-code"]
     assert isinstance(code, Int) and response.properties["status-description"] and response.body is None
     assert code == 202 or isinstance(response.properties["error-condition"], Symbol)

@@ -335,7 +335,7 @@ async def test_a_bad_token_is_answered_with_dashed_keys_and_opens_nothing(token:
     assert not client.connection.claims
 
 
-# --- rule 4: request and response links -------------------------------------------------------------------------------------
+# --- request and response links (AMQP contract 0.4.4) -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

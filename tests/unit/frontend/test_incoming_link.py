@@ -57,7 +57,7 @@ async def outcomes(client: Client) -> dict[int, Any]:
 def error_of(outcome: Any) -> tuple[str, str]:
     assert outcome.descriptor == raw.REJECTED
     condition, description, info = outcome.value[0].value
-    assert description and info, "rule 7: three fields"
+    assert description and info, "AMQP contract 0.4.7: three fields"
     return str(condition), description
 
 

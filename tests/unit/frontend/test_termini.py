@@ -34,7 +34,7 @@ def with_filter(fields: list[Any], name: str, value: Any) -> list[Any]:
 
 
 async def refusal(fields: list[Any]) -> tuple[str, str]:
-    """The condition and the sentence of a refused attach (AMQP contract, rule 6)."""
+    """The condition and the sentence of a refused attach (AMQP contract 0.4.6)."""
     client = await LinkStack().connect()
     attach, detach = await client.attach(fields)
     assert (attach.code, detach.code) == (raw.ATTACH, raw.DETACH)

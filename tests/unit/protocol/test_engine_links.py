@@ -21,7 +21,7 @@ from tests.support import raw_amqp as raw
 from tests.support.engine_frames import REFUSAL, assert_has_three_fields, detach, disposition, error_fields, payloads, tags, transfer
 from tests.support.engine_peer import EnginePeer, message, of, only
 
-# --- rule 5: attach ---------------------------------------------------------------------------------------------------------
+# --- attach (AMQP contract 0.4.5) -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("snd_settle_mode", [0, 1, 2])
@@ -89,7 +89,7 @@ def test_attach_properties_are_given_with_text_keys(peer: EnginePeer) -> None:
     assert peer.engine.link_properties(link) == {"com.microsoft:timeout": 60_000}
 
 
-# --- rules 6 and 7: refusals ------------------------------------------------------------------------------------------------
+# --- refusals (AMQP contract 0.4.6, 0.4.7) ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fields", [raw.sender_attach(4, "queue"), raw.receiver_attach(4, "queue")], ids=["sender", "receiver"])
