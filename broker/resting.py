@@ -51,8 +51,8 @@ class Sleeper(Protocol):
         """Open a partition, if it is not; return once it is open or cannot be."""
 
 
-class Register:
-    """Where one partition is entered. See `PartitionTask`."""
+class PartitionRegister:
+    """Where one partition is entered: the `Register` (`broker/partition/rest.py`) that its task is given."""
 
     __slots__ = ("_generation", "_number", "_resting")
 
@@ -177,17 +177,17 @@ class Resting:
         """What the partitions of an entity hold together that are at rest, but for some."""
         return total_of(self._index.notes(generation, leave_out))
 
-    def register(self, generation: str, number: int) -> Register:
+    def register(self, generation: str, number: int) -> PartitionRegister:
         """For the task of one partition."""
-        return Register(self, generation, number)
+        return PartitionRegister(self, generation, number)
 
     async def opening(self, generation: str, number: int) -> None:
-        """See `Register.opening`."""
+        """See `PartitionRegister.opening`."""
         self._due.pop((generation, number), None)
         await self._index.opened(generation, number)
 
     def closed(self, generation: str, number: int, summary: Summary) -> None:
-        """See `Register.closed`."""
+        """See `PartitionRegister.closed`."""
         self._index.closed(generation, number, summary.encode())
         if summary.wake_at_ms is not None and generation in self._sleepers:  # a deleted queue's logs are closed after it has left
             self._appoint((generation, number), summary.wake_at_ms)

@@ -64,11 +64,11 @@ from broker.partition.patience import Hung, Patience, PatientLog
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
 from broker.partition.rest import Register, Rest
+from broker.partition.signals import Once, Signal
 from broker.partition.snapshot import Snapshot
 from broker.partition.state import MIB, Bounds, Partition
 from broker.partition.summary import summary_of
 from broker.partition.upkeep import Upkeep, UpkeepLimits
-from broker.partition.wake import Once, Wake
 from broker.slices import Slices
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Commit, Frame, Log
@@ -182,7 +182,7 @@ class PartitionTask:
         """Outlives the state: a recovery goes on with the deadlines that counted before it."""
         self._upkeep: Upkeep | None = None
         self._epoch = 0
-        self._wake = Wake()
+        self._wake = Signal()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._retry_at_ms = 0

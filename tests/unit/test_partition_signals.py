@@ -1,41 +1,41 @@
-"""What a partition's task sleeps on."""
+"""What a partition's task waits for."""
 
 from __future__ import annotations
 
 import asyncio
 
-from broker.partition.wake import Once, Wake
+from broker.partition.signals import Once, Signal
 
 
 async def test_work_that_came_before_the_wait_ends_it_at_once() -> None:
-    wake = Wake()
-    wake.set()
-    await asyncio.wait_for(wake.wait(), 1)
+    signal = Signal()
+    signal.set()
+    await asyncio.wait_for(signal.wait(), 1)
 
 
 async def test_work_that_comes_during_the_wait_ends_it_once_however_often_it_is_told() -> None:
-    wake = Wake()
-    waiter = asyncio.create_task(wake.wait())
+    signal = Signal()
+    waiter = asyncio.create_task(signal.wait())
     await asyncio.sleep(0)
-    wake.set()
-    wake.set()
+    signal.set()
+    signal.set()
     await asyncio.wait_for(waiter, 1)
-    wake.clear()
-    again = asyncio.create_task(wake.wait())
+    signal.clear()
+    again = asyncio.create_task(signal.wait())
     await asyncio.sleep(0)
     assert not again.done()
-    wake.set()
+    signal.set()
     await asyncio.wait_for(again, 1)
 
 
 async def test_a_wait_that_is_cancelled_leaves_nothing_behind() -> None:
-    wake = Wake()
-    waiter = asyncio.create_task(wake.wait())
+    signal = Signal()
+    waiter = asyncio.create_task(signal.wait())
     await asyncio.sleep(0)
     waiter.cancel()
     await asyncio.wait([waiter])
-    wake.set()
-    await asyncio.wait_for(wake.wait(), 1)
+    signal.set()
+    await asyncio.wait_for(signal.wait(), 1)
 
 
 async def test_what_has_happened_once_ends_every_wait_for_it_before_and_after() -> None:

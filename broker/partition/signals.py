@@ -1,11 +1,11 @@
-"""What a partition's task sleeps on, and what others wait for in it. Like asyncio.Event, whose queue alone takes 760 bytes each."""
+"""What a partition's task waits for (`Signal`), and what others wait for in it (`Once`). The queue of an asyncio.Event takes 760 bytes."""
 
 from __future__ import annotations
 
 import asyncio
 
 
-class Wake:
+class Signal:
     """Set by whoever has work; waited for by the one task that does it. Lives in one event loop."""
 
     __slots__ = ("_is_set", "_waiter")
