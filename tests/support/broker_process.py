@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,11 @@ LOG_LINES_KEPT = 20_000
 PATIENT = {"PARTIBUS_DISK_TIMEOUT_MS": "30000"}
 """A machine that is busy with tests may take longer than the default of 5 s for a sync; no disk of theirs hangs."""
 READY_WITHIN_S = 30.0
+LOOKS_EVERY_S = 0.05
+"""How often a start looks whether the broker still lives."""
 STOPS_WITHIN_S = 15.0
+LOG_ENDS_WITHIN_S = 2.0
+"""A broker that has ended has written everything; only a process of its own that outlives it keeps its log open."""
 
 
 class BrokerDied(Exception):
@@ -93,8 +98,7 @@ class BrokerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._ready = threading.Event()
-        """It listens, or its log has ended."""
-        self._listens = False
+        """It listens."""
         self._log: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self._host = host
         self._addresses = addresses
@@ -133,7 +137,6 @@ class BrokerProcess:
         if self._files_max is not None:
             command = ["sh", "-c", f'ulimit -n {self._files_max}; exec "$@"', "sh", *command]
         self._ready.clear()
-        self._listens = False
         self._process = subprocess.Popen(
             command,
             cwd=REPOSITORY,
@@ -146,11 +149,20 @@ class BrokerProcess:
         )
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), name="broker-log", daemon=True)
         self._reader.start()
-        if not (self._ready.wait(READY_WITHIN_S) and self._listens):
-            status = self._process.poll()
-            self.kill()
-            raise BrokerDied(f"the broker was not ready within {READY_WITHIN_S} s (exit status {status}):\n{self.log_tail()}")
-        return self.addresses
+        status = self._wait_until_ready(self._process)
+        if self._ready.is_set():
+            return self.addresses
+        self.kill()
+        why = f"was not ready within {READY_WITHIN_S} s" if status is None else f"ended with status {status} before it was ready"
+        raise BrokerDied(f"the broker {why}:\n{self.log_tail()}")
+
+    def _wait_until_ready(self, process: subprocess.Popen[str]) -> int | None:
+        """Wait until the broker listens or has ended, and no longer than `READY_WITHIN_S`. Gives the exit status of one that has ended."""
+        gives_up = time.monotonic() + READY_WITHIN_S
+        while not self._ready.wait(LOOKS_EVERY_S) and time.monotonic() < gives_up:
+            if (status := process.poll()) is not None:
+                return status
+        return None
 
     def restart(self) -> Addresses:
         """Kill the broker if it still runs, and start it on the same data and ports."""
@@ -184,19 +196,17 @@ class BrokerProcess:
             raise BrokerDied(f"the broker did not stop within {STOPS_WITHIN_S} s:\n{self.log_tail()}") from None
         finally:
             if self._reader is not None:
-                self._reader.join(STOPS_WITHIN_S)
-            if process.stdout is not None:
-                process.stdout.close()
+                self._reader.join(LOG_ENDS_WITHIN_S)
         return status
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
-        """Keep the log and look for the line that names the ports; at its end wake whoever waits."""
+        """Keep the log and look for the line that names the ports."""
         assert process.stdout is not None
-        for line in process.stdout:
-            self._log.append(line.rstrip())
-            if "server.ready" in line:
-                self._note_addresses(line)
-        self._ready.set()
+        with process.stdout as log:
+            for line in log:
+                self._log.append(line.rstrip())
+                if "server.ready" in line:
+                    self._note_addresses(line)
 
     def _note_addresses(self, line: str) -> None:
         try:
@@ -205,7 +215,6 @@ class BrokerProcess:
             return
         if entry.get("event") == "server.ready":
             self._addresses = Addresses(*(port_of(str(entry.get(name, ""))) for name in ("amqp", "amqps", "http")))
-            self._listens = True
             self._ready.set()
 
     def __enter__(self) -> BrokerProcess:
