@@ -42,7 +42,7 @@ from broker.partition.subqueue import DEFERRED, READY
 from broker.partition.task import Health, PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore
-from tests.support.partition_asking import WAIT_S, ask, pages
+from tests.support.partition_asking import WAIT_S, ask, pages, receive
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -102,9 +102,7 @@ async def work(task: PartitionTask, ledger: Ledger, rng: random.Random) -> None:
         ledger.attempted.update(bodies)
         assert isinstance(await ask(task, Send(bodies, None)), Sent)
         ledger.acknowledged.update(bodies)
-        locked = await ask(task, Demand(MAIN, rng.randrange(1, 4)))
-        assert isinstance(locked, Locked)
-        for token, body in zip(locked.tokens, locked.messages, strict=True):
+        for token, body in await received(task, rng.randrange(1, 4)):
             choice = rng.random()
             if choice < 0.6:
                 ledger.leaving.add(body)
@@ -117,6 +115,11 @@ async def work(task: PartitionTask, ledger: Ledger, rng: random.Random) -> None:
             else:
                 assert isinstance(await ask(task, Abandon([token])), Settled)
                 ledger.failed_deliveries[body] = ledger.failed_deliveries.get(body, 0) + 1
+
+
+async def received(task: PartitionTask, count: int) -> list[tuple[LockToken, bytes]]:
+    """So many messages of the main subqueue at the most, at least one, with their tokens."""
+    return [held for answer in await receive(task, MAIN, count) for held in zip(answer.tokens, answer.messages, strict=True)]
 
 
 async def content(task: PartitionTask, subqueue: str) -> dict[bytes, int]:

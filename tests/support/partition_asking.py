@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from broker.operations import Answer, ClientId, Operation, Peek, Peeked
+from broker.operations import Answer, ClientId, Demand, Locked, Operation, Peek, Peeked, Withdraw, Withdrawn
 from broker.partition.task import PartitionTask
 
 CLIENT = ClientId(1)
@@ -17,6 +17,23 @@ async def ask(task: PartitionTask, operation: Operation) -> Answer:
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     task.post(operation, CLIENT, lambda answer: None if answered.done() else answered.set_result(answer))
     return await asyncio.wait_for(answered, WAIT_S)
+
+
+async def receive(task: PartitionTask, subqueue: str, count: int) -> list[Locked]:
+    """Wait for messages, so many at the most, and withdraw the rest of the demand. A demand may be answered several times."""
+    answers: list[Locked] = []
+    arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def take(answer: Answer) -> None:
+        assert isinstance(answer, Locked)
+        answers.append(answer)
+        if not arrived.done():
+            arrived.set_result(None)
+
+    task.post(Demand(subqueue, count), CLIENT, take)
+    await asyncio.wait_for(arrived, WAIT_S)
+    assert isinstance(await ask(task, Withdraw(subqueue)), Withdrawn)
+    return answers
 
 
 async def pages(task: PartitionTask, subqueue: str, count: int = 100) -> AsyncIterator[Peeked]:
