@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import urllib.parse
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -19,6 +20,7 @@ from broker.clock import Clock
 from broker.config import Settings
 from broker.entities import QueueDescription, QueueSettings, key_of
 from broker.errors import Reason, Refused
+from broker.http.answer_portions import send_portions
 from broker.http.atom import (
     ENTRY_TYPE,
     FEED_TYPE,
@@ -82,7 +84,7 @@ class Administration:
         self._started_ms = clock.now_ms()
         self._entries = EntryTexts(namespace.name)
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         """Any path that nothing else serves. Raises HttpRefusal and Refused."""
         claim = self._authenticate(request)
         address = read_address(request.rel_url.raw_path)
@@ -95,7 +97,7 @@ class Administration:
                 return await self._list_queues(request, claim)
             case "$resources/topics":
                 self._demand_namespace(request, claim, address.entity)
-                return self._list(request, "Topics", [], None)
+                return await self._list(request, "Topics", [], None)
         match request.method:
             case "GET" | "HEAD":
                 return await self._get(request, claim, address.entity)
@@ -107,7 +109,7 @@ class Administration:
 
     # --- operations --------------------------------------------------------------------------------------------------
 
-    async def _get(self, request: web.Request, claim: Claim, name: str) -> web.Response:
+    async def _get(self, request: web.Request, claim: Claim, name: str) -> web.StreamResponse:
         queue = self._namespace.find_queue(name) if name else None
         if queue is None:
             why = self._namespace.missing(name)
@@ -117,7 +119,7 @@ class Administration:
         self._require(claim, queue.name, _READ)
         return await self._entry_response(request, queue, 200)
 
-    async def _discover(self, request: web.Request, claim: Claim, path: str) -> web.Response:
+    async def _discover(self, request: web.Request, claim: Claim, path: str) -> web.StreamResponse:
         """What lies directly below a path where no entity is (HTTP contract 2.8), as far as the caller may manage it.
 
         Open to whoever has a token at all: who may manage nothing there finds nothing there.
@@ -141,8 +143,7 @@ class Administration:
         shown = sorted(paths)[skip : skip + count]
         children = (Child(_url(request, paths[key]), paths[key], updated_ms[key]) for key in shown)
         next_url = _next_url(request, path, skip, count, len(paths))
-        pieces = write_discovery(_url(request, path), next_url, self._clock.now_ms(), children)
-        return _xml(b"".join([piece async for some in self._slices.of(pieces) for piece in some]), FEED_TYPE)
+        return await self._stream(request, write_discovery(_url(request, path), next_url, self._clock.now_ms(), children))
 
     async def _put(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         updating = "If-Match" in request.headers
@@ -170,7 +171,7 @@ class Administration:
         await self._namespace.delete_queue(name)
         return web.Response(status=200)  # Python takes no other
 
-    async def _list_queues(self, request: web.Request, claim: Claim) -> web.Response:
+    async def _list_queues(self, request: web.Request, claim: Claim) -> web.StreamResponse:
         self._demand_namespace(request, claim, "$Resources/queues")
         skip, count = _page(request)
         await self._namespace.counted()
@@ -179,15 +180,14 @@ class Administration:
             if queue.unknown:  # it has not been counted in time: this one is waited for
                 with contextlib.suppress(Refused):
                     await self._namespace.runtime(queue.name)
-        start, end = _url_parts(request)
+        host, (start, end) = request.host, _url_parts(request)
+        write, runtime_now = self._entries.entry, self._namespace.runtime_now
 
         def entry(queue: Queue) -> bytes:
-            if queue.gone is not None:
-                return b""  # deleted since
-            return self._entries.entry(queue.description, self._namespace.runtime_now(queue), request.host, start, end)
+            return write(queue.description, runtime_now(queue), host, start, end) if queue.gone is None else b""  # deleted since
 
-        entries = [piece async for some in self._slices.of(map(entry, queues)) for piece in some]
-        return self._list(request, "Queues", entries, _next_url(request, "$Resources/queues", skip, count, self._namespace.queue_count))
+        next_url = _next_url(request, "$Resources/queues", skip, count, self._namespace.queue_count)
+        return await self._list(request, "Queues", map(entry, queues), next_url)
 
     def _namespace_info(self, request: web.Request, claim: Claim) -> web.Response:
         self._demand_namespace(request, claim, "$namespaceinfo")
@@ -293,8 +293,19 @@ class Administration:
         description = write_queue(queue, await self._namespace.runtime(queue.name), request.host)
         return Entry(_url(request, queue.name), queue.name, self._namespace.name, queue.created_at_ms, queue.updated_at_ms, description)
 
-    def _list(self, request: web.Request, title: str, entries: list[bytes], next_url: str | None) -> web.Response:
-        return _xml(write_feed(title, _url(request, f"$Resources/{title.lower()}"), next_url, self._clock.now_ms(), entries), FEED_TYPE)
+    async def _list(self, request: web.Request, title: str, entries: Iterable[bytes], next_url: str | None) -> web.StreamResponse:
+        url = _url(request, f"$Resources/{title.lower()}")
+        return await self._stream(request, write_feed(title, url, next_url, self._clock.now_ms(), entries))
+
+    async def _stream(self, request: web.Request, pieces: Iterable[bytes]) -> web.StreamResponse:
+        """Send a feed as it is written: a page of a thousand queues has 2 MB, which are never in memory together."""
+        response = web.StreamResponse(headers={"Content-Type": FEED_TYPE})
+        await response.prepare(request)
+        if request.method != "HEAD":
+            async for some in self._slices.of(pieces):
+                await send_portions(response, some)
+        await response.write_eof()
+        return response
 
 
 def _url(request: web.Request, path: str) -> str:

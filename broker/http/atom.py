@@ -9,6 +9,7 @@ then `next` as the only links. What stands inside a description is `queue_xml.py
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -119,8 +120,12 @@ def timestamp(time_ms: int | None) -> str:
     """A moment as ATOM spells it; `NEVER` for None."""
     if time_ms is None:
         return NEVER
-    moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time_ms % 1000:03d}Z"
+    return f"{_second(time_ms // 1000)}.{time_ms % 1000:03d}Z"
+
+
+@functools.lru_cache(1024)  # queues that are created or used together share their seconds
+def _second(time_s: int) -> str:
+    return datetime.datetime.fromtimestamp(time_s, datetime.UTC).isoformat().removesuffix("+00:00")
 
 
 def write_entry(entry: Entry) -> bytes:
@@ -128,8 +133,8 @@ def write_entry(entry: Entry) -> bytes:
     return etree.tostring(_entry_element(entry))
 
 
-def write_feed(title: str, url: str, next_url: str | None, now_ms: int, entries: Iterable[bytes]) -> bytes:
-    """A list of entries as `write_entry` gives them.
+def write_feed(title: str, url: str, next_url: str | None, now_ms: int, entries: Iterable[bytes]) -> Iterator[bytes]:
+    """A list of entries as `write_entry` gives them, in pieces.
 
     `next_url`, absolute, only where more follow: the second and last `link`, where Python looks for it.
     """
@@ -140,7 +145,7 @@ def write_feed(title: str, url: str, next_url: str | None, now_ms: int, entries:
     _link(feed, "self", url)
     if next_url is not None:
         _link(feed, "next", next_url)
-    return b"".join(_pieces(feed, entries))
+    return _pieces(feed, entries)
 
 
 def write_discovery(url: str, next_url: str | None, now_ms: int, children: Iterable[Child]) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from broker.entity_counters import exposition, heading, label_of
+from broker.http.answer_portions import send_portions
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.queue import Queue
@@ -50,7 +51,7 @@ class MetricsHandler:
         if request.method != "HEAD":
             await self._namespace.counted()
             async for texts in self._slices.of(self._texts()):
-                await response.write("".join(texts).encode())
+                await send_portions(response, map(str.encode, texts))
         await response.write_eof()
         return response
 

@@ -25,8 +25,9 @@ timer does the rest. A release that does not know a reason opens the partition a
 from __future__ import annotations
 
 import enum
+import functools
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from broker.clock import Clock, wall_ahead_ms
@@ -99,12 +100,17 @@ def add_counts(total: dict[str, SubqueueCounts], note: bytes) -> None:
         sum_.bytes += size
 
 
-def total_of(notes: Iterable[bytes]) -> dict[str, SubqueueCounts]:
+def total_of(notes: Sequence[bytes]) -> dict[str, SubqueueCounts]:
     """What several notes say together; notes that are not readable say nothing."""
+    if len(notes) > 1 and _holds_main_only(notes[0]) and len(set(map(len, notes))) == 1:
+        fields = _several(len(notes), len(notes[0])).unpack(b"".join(notes))  # takes half as long as one by one
+        heads = fields[::5]
+        if heads.count(heads[0]) == len(notes):
+            return {SUBQUEUES[0]: SubqueueCounts(sum(fields[1::5]), 0, sum(fields[2::5]), sum(fields[3::5]), sum(fields[4::5]))}
     total: dict[str, SubqueueCounts] = {}
     active = deferred = scheduled = size = 0
     for note in notes:
-        if note[:2] == _ONE_SUBQUEUE and note[4:5] == _MAIN and len(note) == _ONE_BYTES + _TIME.size * note[2]:  # as most of them are
+        if _holds_main_only(note):  # as most of them do
             of_note = _COUNTS.unpack_from(note, _HEAD.size + 1)
             active += of_note[0]
             deferred += of_note[1]
@@ -119,6 +125,17 @@ def total_of(notes: Iterable[bytes]) -> dict[str, SubqueueCounts]:
         main.scheduled += scheduled
         main.bytes += size
     return total
+
+
+def _holds_main_only(note: bytes) -> bool:
+    """Whether it is readable, and only the main subqueue holds something."""
+    return note[:2] == _ONE_SUBQUEUE and note[4:5] == _MAIN and len(note) == _ONE_BYTES + _TIME.size * note[2]
+
+
+@functools.lru_cache(256)
+def _several(count: int, length: int) -> struct.Struct:
+    """Several notes of one length, each with one subqueue: for each its head and the subqueue's number, and the four counts."""
+    return struct.Struct("<" + f"{_HEAD.size + 1}sQQQQ{length - _ONE_BYTES}x" * count)
 
 
 def decode(note: bytes) -> Summary | None:

@@ -15,10 +15,12 @@ from lxml import etree
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.entities import QueueSettings
+from broker.http.answer_portions import PORTION_BYTES
 from broker.http.metrics import ENTITY_GAUGES
 from broker.operations import SubqueueCounts
 from tests.support.http_stack import HttpStack, http_stack
 from tests.support.many_queues import write_queues
+from tests.support.sas import sas_token
 
 QUEUES = 2_000
 
@@ -56,6 +58,18 @@ class Ticker:
             await asyncio.sleep(0)
 
 
+async def _chunks(port: int, path: str, headers: str = "") -> list[bytes]:
+    """The chunks of an answer, as the broker has handed them to the socket."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Connection: close\r\n\r\n".encode())
+    assert b"chunked" in (await reader.readuntil(b"\r\n\r\n")).lower()
+    chunks: list[bytes] = []
+    while size := int(await reader.readline(), 16):
+        chunks.append((await reader.readexactly(size + 2))[:-2])
+    writer.close()
+    return chunks
+
+
 async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_the_loop_to_others(stack: HttpStack) -> None:
     for meter in stack.metrics.entities.values():
         meter.incoming_messages += 7
@@ -86,6 +100,14 @@ async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_th
     titles = [title.text for title in feed.findall("{*}entry/{*}title")]
     assert titles == sorted(names)[1500:] and len(feed.findall("{*}link")) == 1
     assert ticker.turns > 3
+
+    for path, authorization, end in (
+        ("/$Resources/queues?$top=1000", f"Authorization: {sas_token('http://localhost/')}\r\n", b"</feed>"),
+        ("/metrics", "", b"\n"),
+    ):
+        chunks = await _chunks(stack.port, path, authorization)
+        assert len(chunks) > 5 and b"".join(chunks).endswith(end)
+        assert max(map(len, chunks)) <= 3 * PORTION_BYTES, "a portion, and the piece that fills it"
 
     _, text, _ = await stack.ask("GET", "/?$top=1000")
     feed = etree.fromstring(text.encode())
