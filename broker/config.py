@@ -147,7 +147,7 @@ class Settings(BaseSettings):
         60_000,
         ge=0,
         le=3_600_000,
-        description="How long an expired token is still taken over HTTP: the Python client re-uses its own that long.",
+        description="How long an expired token is still accepted over HTTP, because the Python client re-uses its own that long.",
     )
 
     # --- what it keeps -----------------------------------------------------------------------------------------------
@@ -183,10 +183,11 @@ class Settings(BaseSettings):
         5_000,
         ge=100,
         le=60_000,
-        description="A partition whose disk has not answered for so long is unavailable until it has. Messages without a key go elsewhere.",
+        description="How long a partition waits for its disk. Then it is unavailable until the disk answers; messages without a key "
+        "go elsewhere.",
     )
     payload_memory_bytes: int = Field(
-        32 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; the others are read from the log."
+        32 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; others are read from the log."
     )
     memory_percent_max: int = Field(
         60,
@@ -195,12 +196,12 @@ class Settings(BaseSettings):
         description="Share of the memory that the container, or else the machine, has. If the process uses more, sends are refused until "
         "receivers have made room.",
     )
-    memory_bytes_max: int | None = Field(None, ge=MIB, description="The same in bytes; if given, it holds in place of the share.")
+    memory_bytes_max: int | None = Field(None, ge=MIB, description="The same in bytes; overrides the share.")
 
     # --- entities ----------------------------------------------------------------------------------------------------
 
     partitions_default: int = Field(
-        PARTITIONS_DEFAULT, ge=1, le=PARTITIONS_MAX, description="Partitions of an entity that does not say how many."
+        PARTITIONS_DEFAULT, ge=1, le=PARTITIONS_MAX, description="Partitions of an entity whose description does not give a number."
     )
     partitioned_by_default: bool = Field(True, description="Whether an entity created without EnablePartitioning is partitioned.")
     entities_max: int = Field(10_000, ge=1, description="Entities in the namespace.")
@@ -211,7 +212,7 @@ class Settings(BaseSettings):
     connections_max: int = Field(10_000, ge=1, description="AMQP connections at a time, over all ports.")
     connection_open_timeout_ms: int = Field(60_000, ge=100, description="Time a new connection has to finish its TLS, SASL and open.")
     unclaimed_timeout_ms: int = Field(
-        20_000, ge=0, description="Time a connection may stay open without a valid token or login; 0 for as long as it likes."
+        20_000, ge=0, description="Time a connection may stay open without a valid token or login; 0 for no limit."
     )
     sessions_per_connection_max: int = Field(256, ge=1, le=65_535, description="AMQP sessions per connection.")
     links_per_connection_max: int = Field(5_000, ge=1, description="Links per connection.")
