@@ -7,10 +7,12 @@ number. Messages with the same partition key share a partition and keep their or
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.exceptions import ServiceBusConnectionError
 from rich.console import Console
 from rich.table import Table
 
@@ -18,21 +20,30 @@ CONNECTION_STRING = (
     "Endpoint=sb://localhost;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;"
 )
 PARTITION_SHIFT = 48
+NOT_REACHED = """\
+The broker cannot be reached. {error}
+Start it with `make run`. If it listens on other ports, pass the connection string that it printed:
+    make demo ARGS='--connection-string "Endpoint=sb://localhost:..."'"""
 KEYS = ("red", "green", "blue", None)
 
 
-def main() -> None:
-    """Send, receive, complete, and print a table."""
+def main() -> int:
+    """Send, receive, complete, and print a table; 1 if no broker can be reached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--connection-string", default=CONNECTION_STRING)
-    parser.add_argument("--queue", default="queue.1")
-    parser.add_argument("--count", type=int, default=24)
+    parser.add_argument("--connection-string", default=CONNECTION_STRING, help="as the broker prints it (default: the standard port)")
+    parser.add_argument("--queue", default="queue.1", help="default: %(default)s")
+    parser.add_argument("--count", type=int, default=24, help="how many messages (default: %(default)s)")
     arguments = parser.parse_args()
-    with ServiceBusClient.from_connection_string(arguments.connection_string) as client:
-        run_id = f"demo-{time.time_ns()}"
-        sent_in = send(client, arguments.queue, run_id, arguments.count)
-        received, received_in = receive(client, arguments.queue, run_id, arguments.count)
+    try:
+        with ServiceBusClient.from_connection_string(arguments.connection_string, retry_total=0) as client:
+            run_id = f"demo-{time.time_ns()}"
+            sent_in = send(client, arguments.queue, run_id, arguments.count)
+            received, received_in = receive(client, arguments.queue, run_id, arguments.count)
+    except ServiceBusConnectionError as error:
+        print(NOT_REACHED.format(error=error), file=sys.stderr)
+        return 1
     show(received, arguments.queue, sent_in, received_in)
+    return 0
 
 
 def send(client: ServiceBusClient, queue: str, run_id: str, count: int) -> float:
@@ -74,4 +85,4 @@ def show(messages: list[ServiceBusReceivedMessage], queue: str, sent_in: float, 
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -148,6 +148,9 @@ LOCK_RENEWED_S = 12
 LOGINS = ["logins"]
 """The queue of `test_logins.py`."""
 
+DEMO = "demo"
+"""The queue of `test_demo.py`."""
+
 
 def queue_name(client: str, scenario: str) -> str:
     """The queue that is this client's alone for this scenario. `unknown-queue` has none."""
@@ -162,5 +165,5 @@ def all_queues() -> list[dict[str, object]]:
         for scenario, properties in scenarios.items()
         if scenario != "unknown-queue"
     ]
-    others = [queue(name, PartitionCount=16) for name in [*LOW_VOLUME, *LOGINS]]
+    others = [queue(name, PartitionCount=16) for name in [*LOW_VOLUME, *LOGINS, DEMO]]
     return of_scenarios + others + [queue(name, PartitionCount=4, LockDuration=f"PT{LOCK_RENEWED_S}S") for name in CONCURRENT.values()]
