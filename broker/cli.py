@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import http.client
 import importlib.metadata
 import ipaddress
@@ -45,6 +46,8 @@ Then connect any Service Bus SDK with
 
 Every other setting is a `PARTIBUS_...` variable too: `partibus settings` lists them.
 """
+
+PORTS_ADVICE = "Another program listens there. Choose other ports with --amqp-port, --amqps-port and --http-port; 0 takes a free one."
 
 app = typer.Typer(
     name="partibus",
@@ -166,7 +169,8 @@ def serve(
         cause = _cause(error)
         if cause is None:
             raise
-        _fail(cause, 2 if isinstance(cause, WrongCertificate) else 1)
+        reason = f"{cause.strerror}\n{PORTS_ADVICE}" if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE else cause
+        _fail(reason, 2 if isinstance(cause, WrongCertificate) else 1)
 
 
 @app.command()

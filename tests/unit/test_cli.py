@@ -187,12 +187,12 @@ def test_asking_for_the_health_of_a_broker_that_is_not_there_ends_with_code_1() 
     assert done.stderr.startswith("partibus: http://127.0.0.1:1: ")
 
 
-def test_a_port_that_is_taken_ends_with_code_1_and_says_so(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_ends_with_code_1_and_says_how_to_choose_another(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = partibus("serve", "--data-dir", str(tmp_path), "--amqp-port", "0", "--amqps-port", "none", "--http-port", port)
     assert done.returncode == 1
-    assert "partibus: " in done.stderr and "in use" in done.stderr
+    assert f"partibus: 127.0.0.1:{port}: Address already in use\n" in done.stderr and "--http-port" in done.stderr
     assert "Traceback" not in done.stderr
 
 
