@@ -38,9 +38,9 @@ from broker.operations import SubqueueCounts
 from broker.queue import Queue
 from broker.resting import Resting
 from storage.catalogue import Catalogue, Damaged
-from storage.errors import DiskFull, StorageError
+from storage.errors import DiskFull, DiskHangs, StorageError
 from storage.log import LogStore
-from storage.threads import OwnerFailed, report_to_loop, start_background
+from storage.threads import OwnerFailed, report_to_loop, start_background, within
 
 log = structlog.get_logger("namespace")
 
@@ -87,6 +87,7 @@ class Namespace:
         folders: int = 1,
         unserved_topics: Iterable[str] = (),
         settle_retry_ms: int = 1_000,
+        disk_timeout_ms: int = 5_000,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
         """`unserved_topics`: topics of the configuration file, which this version reads and does not serve.
@@ -94,6 +95,8 @@ class Namespace:
         `folders`: over how many data folders the partitions of new entities are spread.
 
         `settle_retry_ms`: how often to try again to settle the outcome of a failed change.
+
+        `disk_timeout_ms`: how long a change waits for a disk that does not answer while it removes what a deleted queue has left.
 
         `failed` is called if a background task dies. The namespace can then not be relied on.
         """
@@ -108,6 +111,7 @@ class Namespace:
         self._folders = folders
         self._unserved_topics = frozenset(map(key_of, unserved_topics))
         self._settle_retry_ms = settle_retry_ms
+        self._disk_timeout_s = disk_timeout_ms / 1_000
         self._failed = failed
         self._unsettled: dict[str, str] = {}
         """By key: the generation whose entry may not be what is served."""
@@ -404,9 +408,13 @@ class Namespace:
             await self._clear(queue.description.generation)
 
     async def _clear(self, generation: str) -> None:
-        """Remove what a deleted entity has left. If the disk refuses, the next start does it."""
+        """Remove what a deleted entity has left. If the disk refuses, the next start does it; nobody waits for a disk that hangs."""
+        self._resting.forget(generation)
+        with contextlib.suppress(TimeoutError):
+            await within(self._disk_timeout_s, self._remove(generation))
+
+    async def _remove(self, generation: str) -> None:
         try:
-            self._resting.forget(generation)
             await self._store.delete(generation)
             await self._catalogue.forget(generation)
             log.info("entity.cleared", generation=generation)
@@ -418,11 +426,11 @@ class Namespace:
         for task in (self._settling, self._checking):
             if task is not None:
                 task.cancel()
-                await asyncio.wait([task])
+                await asyncio.wait([task], timeout=self._disk_timeout_s)
         await self._resting.stop()
         await self._settle_each()
         await asyncio.gather(*(queue.stop() for queue in self._queues.values()))
-        await self._resting.close()
+        await asyncio.gather(self._resting.close(), self._catalogue.close())
 
     async def _keep(self, description: QueueDescription) -> None:
         entry = self._catalogue.put(description.generation, encode_description(description))
@@ -438,12 +446,18 @@ class Namespace:
     async def _on_disk(self, key: str, generation: str, change: Awaitable[None]) -> None:
         """Carry out a change of the catalogue. If it fails, or is cancelled and so goes on unheard, the name is unsettled.
 
-        Raises Refused: DISK_FULL (nothing happened), PARTITION_UNAVAILABLE.
+        Raises Refused: DISK_FULL (nothing happened), PARTITION_UNAVAILABLE, whose text says whether anything happened.
         """
         try:
             await change
         except DiskFull as error:
             raise Refused(Reason.DISK_FULL, "The disk is full: the entity was left as it is.") from error
+        except DiskHangs as error:
+            if key in self._unsettled:
+                raise _unsettled(key) from error
+            raise Refused(
+                Reason.PARTITION_UNAVAILABLE, "The catalogue's disk does not answer: the entity was left as it is. Please try again."
+            ) from error
         except BaseException as error:
             self._unsettled[key] = generation
             if self._settling is None:
@@ -514,7 +528,9 @@ class Namespace:
 def _unsettled(name: str) -> Refused:
     """Retried by every client: it is settled as soon as the disk takes it."""
     return Refused(
-        Reason.PARTITION_UNAVAILABLE, f"The catalogue could not be written: the last change of '{name}' is being undone. Please try again."
+        Reason.PARTITION_UNAVAILABLE,
+        f"The catalogue could not be written, and whether the last change of '{name}' reached the disk is not known: it is being undone. "
+        "Please try again.",
     )
 
 

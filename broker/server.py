@@ -13,6 +13,7 @@ import gc
 import signal
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import structlog
@@ -101,7 +102,7 @@ class Broker:
         folders = arrange(disk, settings.data_dirs)
         unknown = Folder(settings.data_dir / "unknown", "unknown", is_missing=True)
         stores = [self._make_store(folder, disk, shares, len(folders)) for folder in (*folders, unknown)]
-        self.store = SpreadStore(stores[:-1], stores[-1])
+        self.store = SpreadStore(stores[:-1], stores[-1], timeout_ms=settings.disk_timeout_ms)
         self._opening = Slices()
         """The turns in which partitions are opened, recovered and forgotten."""
         self._payloads = payloads = PayloadBudget(settings.payload_memory_bytes)
@@ -114,11 +115,18 @@ class Broker:
         )
         home = home_of(disk, folders)
         self.settings = settings.model_copy(update={"data_dir": home})
-        index = PartitionIndex(home / CATALOGUE_DIRECTORY, disk, failed=self._part_failed)
+        lanes = stores[0].lanes
+        index = PartitionIndex(
+            home / CATALOGUE_DIRECTORY,
+            disk,
+            close_within_ms=settings.disk_timeout_ms,
+            executor=lanes.index,
+            failed=self._part_failed,
+        )
         self._resting = Resting(index, self.clock, failed=self._part_failed)
         self.namespace = Namespace(
             settings.namespace,
-            catalogue=_catalogue(folders, disk),
+            catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, lanes.catalogue),
             folders=len(folders),
             store=self.store,
             clock=self.clock,
@@ -126,6 +134,7 @@ class Broker:
             resting=self._resting,
             partitions_default=settings.partitions_default,
             entities_max=settings.entities_max,
+            disk_timeout_ms=settings.disk_timeout_ms,
             failed=self._part_failed,
             unserved_topics=[topic.name for topic in file.topics] if file else (),
         )
@@ -316,12 +325,12 @@ class Broker:
         return task
 
 
-def _catalogue(folders: Sequence[Folder], disk: Disk) -> Catalogue:
+def _catalogue(folders: Sequence[Folder], disk: Disk, timeout_ms: int, executor: Executor) -> Catalogue:
     """The documents are in the first folder, their copies in the second one if there are two."""
     directories = [folder.path / CATALOGUE_DIRECTORY for folder in folders[:2]]
-    if len(folders) == 1:
-        return Catalogue(directories[0], disk)
-    return Catalogue(directories[0], disk, directories[1], (folders[0].id, folders[1].id))
+    copies = directories[1] if len(folders) > 1 else None
+    identities = (folders[0].id, folders[1].id) if len(folders) > 1 else ("", "")
+    return Catalogue(directories[0], disk, copies, identities, timeout_ms=timeout_ms, executor=executor)
 
 
 def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -29,6 +29,9 @@ short.
 
 *An unknown outcome.* When the folder cannot be synced, its last change may be on the disk or not. It is made known by making it
 anew: the next sync then has something to write, and is no mere repetition of the one that failed (durability rule 4).
+
+*A disk that hangs.* A change that takes longer than the timeout has an unknown outcome, too. It keeps its turn until the disk has
+answered. Meanwhile every other change is refused at once, without being begun (DiskHangs).
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ import asyncio
 import re
 import struct
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -44,10 +48,10 @@ from pathlib import Path
 import structlog
 
 from storage.disk import TEMPORARY_SUFFIX, Disk, disk_error, make_directories, publish_together, read_file
-from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError, UnknownFormat
+from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, DiskHangs, StorageError, UnknownFormat
 from storage.folders import check_identity
 from storage.record import crc32c
-from storage.threads import run_to_end
+from storage.threads import UnderWay, run_to_end, take_note, within
 
 FORMAT_VERSION = 2
 DOCUMENT_SUFFIX = ".document"
@@ -55,6 +59,8 @@ COPY_SUFFIX = ".copy"
 DELETED_SUFFIX = ".deleted"
 COPY_DELETED_SUFFIX = ".copy-deleted"
 NAME_BYTES_MAX = 65_535
+TIMEOUT_MS = 5_000
+"""How long a change may take."""
 ATTEMPTS = 3
 """How often a change is made whose outcome is not known, before the caller hears of it."""
 MERGED_PLACES_MAX = 12
@@ -98,13 +104,30 @@ class _Copy:
 class Catalogue:
     """The documents in one folder, whose parent exists. One caller at a time; the others wait."""
 
-    def __init__(self, directory: Path, disk: Disk, copies: Path | None = None, identities: tuple[str, str] = ("", "")) -> None:
-        """`copies`: the folder of the copies, if it is another one; then each folder's parent must be the one with this identity."""
+    def __init__(
+        self,
+        directory: Path,
+        disk: Disk,
+        copies: Path | None = None,
+        identities: tuple[str, str] = ("", ""),
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+        executor: Executor | None = None,
+    ) -> None:
+        """`copies`: the folder of the copies, if it is another one; then each folder's parent must be the one with this identity.
+
+        `executor`: whose threads do the work; the event loop's own unless given.
+        """
         self._directory = directory
         self._copies = copies or directory
         self._identities = identities
         self._disk = disk
+        self._timeout_s = timeout_ms / 1_000
+        self._executor = executor
         self._turn = asyncio.Lock()
+        self._under_way = UnderWay()
+        self._is_late = False
+        """The change that has its turn has not ended in time."""
         self._unknown: set[str] = set()
         """Documents whose last change has an outcome that is not known."""
         self._numbers: dict[str, int] = {}
@@ -120,34 +143,72 @@ class Catalogue:
         Documents that cannot be read are in `damaged` afterwards. Raises UnknownFormat, DiskFailed.
         """
         async with self._turn:
-            return await run_to_end(None, self._load_all)
+            return await run_to_end(self._executor, self._load_all, self._under_way)
 
     async def load_deleted(self) -> list[str]:
         """The names of the documents that were deleted and not forgotten yet. Raises as `load_all`, which comes first."""
         async with self._turn:
-            return await run_to_end(None, self._load_deleted)
+            return await run_to_end(self._executor, self._load_deleted, self._under_way)
 
     async def put(self, name: str, document: bytes) -> None:
         """Keep the document in place of the one of that name; durable when it returns.
 
-        Raises DiskFull (nothing happened), CommitFailed: the outcome is not known, now and after a restart there may be the old
-        one or the new one, until a `put` or `delete` of that name has returned.
+        Raises DiskFull and DiskHangs (nothing happened), CommitFailed: the outcome is not known, now and after a restart there may be
+        the old one or the new one, until a `put` or `delete` of that name has returned.
         """
-        async with self._turn:
-            await run_to_end(None, lambda: self._until_known(name, lambda: self._put(name, document)))
+        await self._change(lambda: self._until_known(name, lambda: self._put(name, document)))
 
     async def delete(self, name: str) -> None:
         """Delete the document, if there is one, and remember that it was deleted; durable when it returns.
 
-        Raises CommitFailed: the outcome is not known, as with `put`.
+        Raises DiskHangs (nothing happened), CommitFailed: the outcome is not known, as with `put`.
         """
-        async with self._turn:
-            await run_to_end(None, lambda: self._until_known(name, lambda: self._delete(name)))
+        await self._change(lambda: self._until_known(name, lambda: self._delete(name)))
 
     async def forget(self, name: str) -> None:
-        """A deleted document need not be remembered any longer. After a crash it may still be. Raises DiskFailed."""
-        async with self._turn:
-            await run_to_end(None, lambda: self._forget(name))
+        """A deleted document need not be remembered any longer. After a crash it may still be. Raises DiskFailed, CommitFailed."""
+        await self._change(lambda: self._forget(name))
+
+    async def close(self) -> None:
+        """Wait for the change that is under way, but not for a disk that hangs: then the process may end without it."""
+        try:
+            if not self._is_late:
+                await within(self._timeout_s, self._under_way.ended())
+        except TimeoutError:
+            self._is_late = True
+        if self._under_way.let_go():
+            _log.error("catalogue.left", path=str(self._directory), reason="The disk does not answer: the last change may be lost.")
+
+    async def _change(self, change: Callable[[], None]) -> None:
+        """Make a change in its turn, in a thread. Raises what it raises; DiskHangs, CommitFailed if it is late."""
+        if self._is_late:
+            raise DiskHangs(f"{self._directory}: the disk has not answered an earlier change yet")
+        has_turn = False
+
+        async def in_turn() -> None:
+            nonlocal has_turn
+            async with self._turn:
+                has_turn = True
+                try:
+                    await run_to_end(self._executor, change, self._under_way)
+                finally:
+                    self._is_late = False
+
+        task = asyncio.create_task(in_turn(), name="catalogue-change")
+        task.add_done_callback(take_note)
+        try:
+            await asyncio.wait([task], timeout=self._timeout_s)
+        finally:
+            if not has_turn:
+                task.cancel()
+        if task.done():
+            task.result()
+        elif has_turn:
+            self._is_late = True
+            _log.error("catalogue.hangs", path=str(self._directory), reason="Nothing can be changed until the disk answers.")
+            raise CommitFailed(f"{self._directory}: the disk has not answered within {self._timeout_s:g} s")
+        else:
+            raise DiskHangs(f"{self._directory}: the disk has not answered earlier changes in time")
 
     def _load_all(self) -> dict[str, bytes]:
         documents: dict[str, bytes] = {}

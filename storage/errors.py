@@ -22,6 +22,10 @@ class DiskFailed(StorageError):
     """The disk refused something that is no commit: to list, to open, to read. What is stored is as it was."""
 
 
+class DiskHangs(DiskFailed):
+    """The disk has not answered what it was asked before, so this was not begun. What is stored is as it was."""
+
+
 class UnknownFormat(StorageError):
     """A file was written by a version of the format that this program does not know; it was not touched."""
 

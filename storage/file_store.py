@@ -35,7 +35,7 @@ from storage.open_segments import OpenSegments
 from storage.reserve import Reserves
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.sizing import RESERVE_BYTES_MAX, reserve_bytes_of
-from storage.threads import OwnerFailed, report_to_loop, run_to_end, start_background
+from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background
 
 LOGS_DIRECTORY = "logs"
 EXTENTS_DIRECTORIES = ("catalogue", "logs")
@@ -103,7 +103,8 @@ class FileLogStore:
         identity: str = "",
         failed: OwnerFailed = report_to_loop,
     ) -> None:
-        self._root = root
+        self.root = root
+        """The folder."""
         self._identity = identity
         self._disk: Disk = LocalDisk() if disk is None else disk
         self._fsync_interval_ms = fsync_interval_ms
@@ -111,15 +112,17 @@ class FileLogStore:
         self._tidy_delay_ms = tidy_delay_ms
         self._failed = failed
         self._reserve_suits_disk = reserve_bytes is None
-        self._lanes = Lanes(worker_threads)
-        self._executor = self._lanes.work
+        self.lanes = Lanes(worker_threads)
+        """Its threads."""
+        self._executor = self.lanes.work
+        self._under_way = UnderWay()
         self._shared = Shared(
             root=root / LOGS_DIRECTORY,
             extents=root.joinpath(*EXTENTS_DIRECTORIES),
             disk=self._disk,
             committer=Committer(self._disk, committer_threads),
             executor=self._executor,
-            lanes=self._lanes,
+            lanes=self.lanes,
             files=OpenFiles(self._disk, open_files_max),
             open_segments=OpenSegments(open_segments_max, segment_idle_ms, self._close_idle_later),
             reserve=Reserves(self._disk, root, RESERVE_BYTES_MAX if reserve_bytes is None else reserve_bytes),
@@ -166,10 +169,10 @@ class FileLogStore:
     async def entities(self) -> list[str]:
         """The identifiers of all entities that have logs, or had before they were lost."""
         await self._prepare()
-        logs = await run_to_end(self._executor, lambda: self._names(self._shared.root))
+        logs = await run_to_end(self._executor, lambda: self._names(self._shared.root), self._under_way)
         extents: list[str] = []
         try:
-            extents = await run_to_end(self._executor, lambda: self._names(self._shared.extents))
+            extents = await run_to_end(self._executor, lambda: self._names(self._shared.extents), self._under_way)
         except DiskFailed as error:  # a partition without its extent does not open, and says so
             _log.error("extents.unreadable", error=str(error), reason="A queue whose logs are lost would not be noticed.")
         deleted = {name.removesuffix(DELETED_SUFFIX) for name in logs if name.endswith(DELETED_SUFFIX)}
@@ -190,7 +193,8 @@ class FileLogStore:
         """The partitions that have a log, or had before it was lost."""
         name = self._directory(entity).name
         try:
-            names = await run_to_end(self._executor, lambda: [each for root in self._roots() for each in self._disk.names(root / name)])
+            paths = [root / name for root in self._roots()]
+            names = await run_to_end(self._executor, lambda: [each for path in paths for each in self._disk.names(path)], self._under_way)
         except OSError as error:
             raise disk_error(error, self._shared.root / name) from error
         return sorted({int(found[1], 16) for found in map(_PARTITION.fullmatch, names) if found})
@@ -198,7 +202,7 @@ class FileLogStore:
     async def missing(self) -> dict[str, list[int]]:
         """See `LogStore.missing`: two listings of names for each entity, and no file is opened."""
         await self._prepare()
-        found = await run_to_end(self._executor, self._missing)
+        found = await run_to_end(self._executor, self._missing, self._under_way)
         return {unquote(name): sorted(partitions) for name, partitions in found.items() if partitions}
 
     def _missing(self) -> dict[str, set[int]]:
@@ -228,7 +232,7 @@ class FileLogStore:
         for key in [key for key in self._logs if key[0] == entity]:
             del self._logs[key]
         directory = self._directory(entity)
-        await run_to_end(self._lanes.deletions, lambda: self._delete(directory))
+        await run_to_end(self.lanes.deletions, lambda: self._delete(directory), self._under_way)
 
     def _delete(self, directory: Path) -> None:
         """Rename the entity's folder, durably, and then take the time to remove it."""
@@ -263,10 +267,11 @@ class FileLogStore:
                 task.cancel()
                 await asyncio.wait([task], timeout=CLOSE_WITHIN_S)
         answered = await self._shared.committer.close()
-        self._lanes.shutdown(cancel_futures=not answered)
-        if not self._lanes.join(CLOSE_WITHIN_S) or not answered:
+        self.lanes.shutdown(cancel_futures=not answered)
+        if not self.lanes.join(CLOSE_WITHIN_S) or not answered:
             # The lock stays until the process has ended: nobody else may use the folder while writes are under way.
-            _log.warning("store.left_open", path=str(self._root))
+            _log.warning("store.left_open", path=str(self.root))
+            self._under_way.let_go()
             return
         self._shared.files.close()
         close_quietly(self._disk, self._lock_fd)
@@ -280,30 +285,30 @@ class FileLogStore:
             return
         async with self._preparing:
             if self._lock_fd < 0:
-                await run_to_end(self._executor, self._prepare_folder)
+                await run_to_end(self._executor, self._prepare_folder, self._under_way)
                 if not self._shared.reserve.held:
                     self._hold_reserve_later()
 
     def _prepare_folder(self) -> None:
         disk, fd = self._disk, -1
-        check_identity(disk, self._root, self._identity)
+        check_identity(disk, self.root, self._identity)
         try:
             if not self._identity:
-                _make_root(disk, self._root)
-            make_directories(disk, self._root, [LOGS_DIRECTORY])
-            make_directories(disk, self._root, EXTENTS_DIRECTORIES)
-            fd = disk.lock(self._root / LOCK_NAME)
+                _make_root(disk, self.root)
+            make_directories(disk, self.root, [LOGS_DIRECTORY])
+            make_directories(disk, self.root, EXTENTS_DIRECTORIES)
+            fd = disk.lock(self.root / LOCK_NAME)
             for name in disk.names(self._shared.root):
                 if name.endswith(DELETED_SUFFIX):
                     self._finish_deletion(name)
         except BlockingIOError as error:
-            raise FolderInUse(f"{self._root}: another process uses this folder") from error
+            raise FolderInUse(f"{self.root}: another process uses this folder") from error
         except OSError as error:
             close_quietly(disk, fd)
-            raise disk_error(error, self._root) from error
+            raise disk_error(error, self.root) from error
         if self._reserve_suits_disk:
             with contextlib.suppress(OSError):
-                self._shared.reserve.resize(reserve_bytes_of(disk.space(self._root).total))
+                self._shared.reserve.resize(reserve_bytes_of(disk.space(self.root).total))
         self._shared.reserve.hold()
         self._lock_fd = fd
 
@@ -341,7 +346,7 @@ class FileLogStore:
     async def _hold_reserve(self) -> None:
         while not self._shared.reserve.held:
             await asyncio.sleep(self._reserve_retry_ms / 1_000)
-            await run_to_end(self._executor, self._shared.reserve.hold)
+            await run_to_end(self._executor, self._shared.reserve.hold, self._under_way)
         self._holding = None
 
     def _close_idle_later(self) -> None:

@@ -1,7 +1,8 @@
 """The threads of a store, in lanes: work of one kind never waits behind work of another.
 
 Commits have the committer's threads. As for the rest: to remove a large log, to write a checkpoint or to read what is not in memory may
-each take seconds on a slow disk, and there may be many of them at a time.
+each take seconds on a slow disk, and there may be many of them at a time. The catalogue and the index have a thread each, which nothing
+else in the process shares: when their disk hangs, whatever does not need it goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ class Lanes:
         """Checkpoints, and removing what was trimmed."""
         self.deletions = Workers(DELETION_THREADS, "storage-delete")
         """The logs of deleted entities."""
-        self._all = (self.work, self.reads, self.upkeep, self.deletions)
+        self.catalogue = Workers(1, "storage-catalogue")
+        """The entities' documents, if they are in this folder."""
+        self.index = Workers(1, "storage-index")
+        """The index of partitions."""
+        self._all = (self.work, self.reads, self.upkeep, self.deletions, self.catalogue, self.index)
 
     def shutdown(self, *, cancel_futures: bool) -> None:
         """Release the threads as they end."""

@@ -39,16 +39,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 
 from storage.disk import Disk, close_quietly, disk_error, make_directories, publish_together, write_all
 from storage.errors import StorageError, UnknownFormat
 from storage.record import crc32c
-from storage.threads import OwnerFailed, report_to_loop, run_to_end, start_background
+from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background, within
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 INDEX_NAME = "partitions.index"
@@ -56,6 +59,8 @@ COPY_NAME = "partitions.index-copy"
 NOTE_BYTES_MAX = 65_535
 WRITE_DELAY_MS = 1_000
 """How long a note that nobody waits for may wait for others."""
+CLOSE_WITHIN_MS = 5_000
+"""How long the disk has for what is not written yet, when the index is closed."""
 RETRY_DELAY_S = 10.0
 """How soon it is tried again to write an index that the disk refused."""
 STALE_BYTES_MIN = 1 << 20
@@ -94,12 +99,29 @@ class _File(NamedTuple):
 class PartitionIndex:
     """The index in one folder. Used from one event loop."""
 
-    def __init__(self, directory: Path, disk: Disk, *, write_delay_ms: int = WRITE_DELAY_MS, failed: OwnerFailed = report_to_loop) -> None:
-        """`failed`: called when the task that writes in the background has died."""
+    def __init__(
+        self,
+        directory: Path,
+        disk: Disk,
+        *,
+        write_delay_ms: int = WRITE_DELAY_MS,
+        close_within_ms: int = CLOSE_WITHIN_MS,
+        executor: Executor | None = None,
+        failed: OwnerFailed = report_to_loop,
+    ) -> None:
+        """`executor`: whose threads do the work, the event loop's own unless given.
+
+        `failed`: called when the task that writes in the background has died.
+        """
         self._directory, self._disk = directory, disk
         self._paths = (directory / INDEX_NAME, directory / COPY_NAME)
         self._write_delay_ms = write_delay_ms
+        self._close_within_s = close_within_ms / 1_000
+        self._executor = executor
         self._failed = failed
+        self._under_way = UnderWay()
+        self._is_left = False
+        """The disk hung when the index was closed: nothing is written any more."""
         self._rows: _Rows = {}
         self._number = 0
         self._size = 0
@@ -137,7 +159,7 @@ class PartitionIndex:
 
     async def load(self) -> bool:
         """Read the index; False if there is none, or it is damaged: then `rebuild` has to follow. Raises UnknownFormat, DiskFailed."""
-        found = await run_to_end(None, self._load)
+        found = await self._in_thread(self._load)
         if found is None:
             return False
         self._rows, self._number = found.rows, found.number
@@ -241,11 +263,23 @@ class PartitionIndex:
             self._write_later()
 
     async def close(self) -> None:
-        """Write what is not written."""
+        """Write what is not written, but do not wait for a disk that hangs."""
+        self._retry_at_s = 0.0
+        try:
+            await within(self._close_within_s, self._write_all())
+        except TimeoutError:
+            _log.error(
+                "index.not_closed",
+                path=str(self._paths[0]),
+                entries=self._entered - self._written,
+                reason="The disk does not answer. What was not written counts as open at the next start.",
+            )
+            self._is_left = True
         if self._writing is not None:
             self._writing.cancel()
-            await asyncio.wait([self._writing])
-        self._retry_at_s = 0.0
+        self._under_way.let_go()
+
+    async def _write_all(self) -> None:
         if self._is_behind:
             await self._write()
 
@@ -270,13 +304,13 @@ class PartitionIndex:
         """Write all entries that were made before. They wait for each other: what gathers meanwhile is written at once."""
         entered = self._entered
         async with self._turn:
-            if self._written >= entered and self._size:
+            if (self._written >= entered and self._size) or self._is_left:
                 return
             pending, self._pending = self._pending, []
             entered = self._entered
             try:
                 is_new = not self._size or self._size > 2 * self._all_bytes + STALE_BYTES_MIN
-                if not is_new and not await run_to_end(None, lambda: self._append(pending)):
+                if not is_new and not await self._in_thread(lambda: self._append(pending)):
                     is_new, self._retry_at_s = True, 0.0
                 if is_new:
                     await self._write_anew()
@@ -291,8 +325,11 @@ class PartitionIndex:
         if now_s < self._retry_at_s:
             return
         rows = [(entity, dict(partitions)) for entity, partitions in self._rows.items()]
-        if not await run_to_end(None, lambda: self._publish(rows)):
+        if not await self._in_thread(lambda: self._publish(rows)):
             self._retry_at_s = now_s + RETRY_DELAY_S
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await run_to_end(self._executor, work, self._under_way)
 
     def _append(self, entries: list[bytes]) -> bool:
         frame = _encode_frame(self._number + 1, entries, is_all=False)

@@ -10,17 +10,21 @@ as long as one answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 from zlib import crc32
 
 import structlog
 
-from storage.errors import StorageError
+from storage.errors import DiskHangs, StorageError
 from storage.file_log import FileLog
 from storage.file_store import FileLogStore, FolderInUse
+from storage.threads import within
 
 T = TypeVar("T")
+
+TIMEOUT_MS = 5_000
+"""How long a folder may take to say which partitions of an entity it has."""
 
 _log = structlog.get_logger("folders")
 
@@ -36,8 +40,9 @@ def place(entity: str, partition: int, folders: int) -> int:
 class SpreadStore:
     """See `storage.log.LogStore`."""
 
-    def __init__(self, stores: Sequence[FileLogStore], unknown: FileLogStore) -> None:
+    def __init__(self, stores: Sequence[FileLogStore], unknown: FileLogStore, *, timeout_ms: int = TIMEOUT_MS) -> None:
         """One store for each folder, by number; `unknown` stands for folders that nobody knows any more, and has none of its own."""
+        self._timeout_s = timeout_ms / 1_000
         self._stores = stores
         self._unknown = unknown
         self._reported: set[int] = set()
@@ -53,7 +58,15 @@ class SpreadStore:
         return sorted({entity for entities in await self._of_all(lambda store: store.entities()) for entity in entities})
 
     async def partitions(self, entity: str) -> list[int]:
-        return sorted({number for numbers in await self._of_all(lambda store: store.partitions(entity)) for number in numbers})
+        """See `LogStore.partitions`. A folder that does not answer in time counts as failed."""
+
+        async def ask(store: FileLogStore) -> list[int]:
+            try:
+                return await within(self._timeout_s, store.partitions(entity))
+            except TimeoutError as error:
+                raise DiskHangs(f"{store.root}: {error}") from None
+
+        return sorted({number for numbers in await self._of_all(ask) for number in numbers})
 
     async def missing(self) -> dict[str, list[int]]:
         missing: dict[str, set[int]] = {}
@@ -72,21 +85,20 @@ class SpreadStore:
     async def close(self) -> None:
         await asyncio.gather(*(store.close() for store in (*self._stores, self._unknown)))
 
-    async def _of_all(self, ask: Callable[[FileLogStore], Awaitable[T]]) -> list[T]:
+    async def _of_all(self, ask: Callable[[FileLogStore], Coroutine[Any, Any, T]]) -> list[T]:
         """What the folders answer, but for those that fail. Raises FolderInUse, or what they raise if all fail."""
         answers: list[T] = []
         errors: list[StorageError] = []
-        for number, store in enumerate(self._stores):
-            try:
-                answers.append(await ask(store))
-            except FolderInUse:
-                raise
-            except StorageError as error:
-                errors.append(error)
+        for number, answer in enumerate(await asyncio.gather(*map(ask, self._stores), return_exceptions=True)):
+            if isinstance(answer, FolderInUse) or (isinstance(answer, BaseException) and not isinstance(answer, StorageError)):
+                raise answer
+            if isinstance(answer, StorageError):
+                errors.append(answer)
                 if number not in self._reported and len(self._stores) > 1:
                     self._reported.add(number)
-                    _log.error("folder.failed", number=number, error=str(error))
+                    _log.error("folder.failed", number=number, error=str(answer))
             else:
+                answers.append(answer)
                 self._reported.discard(number)
         if not answers:
             raise errors[0]

@@ -80,10 +80,24 @@ async def run_to_end(executor: Executor | None, function: Callable[[], T], under
         raise
 
 
+async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
+    """What the work gives. If it takes longer, or the caller is cancelled, it goes on unheard. Raises TimeoutError."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(take_note)
+    if not (await asyncio.wait([task], timeout=limit_s))[0]:
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    return task.result()
+
+
+def take_note(future: asyncio.Future[Any]) -> None:
+    """A callback for what may raise when nobody listens any more."""
+    if not future.cancelled():
+        future.exception()
+
+
 def _note_end(future: asyncio.Future[T], under_way: UnderWay) -> None:
     under_way.end()
-    if not future.cancelled():
-        future.exception()  # nobody may be left to hear of it
+    take_note(future)
 
 
 def start_background(work: Coroutine[Any, Any, None], name: str, failed: OwnerFailed) -> asyncio.Task[None]:
