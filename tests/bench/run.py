@@ -38,7 +38,7 @@ from tests.bench.load import (
 )
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
-from tests.bench.load.machine import commit, describe_machine
+from tests.bench.load.machine import StolenTime, commit, describe_machine
 from tests.bench.load.profiling import Profiler
 from tests.bench.load.traffic import Target
 
@@ -82,6 +82,7 @@ class Run:
     folder: Path
     profiler: Profiler | None
     results: dict[str, Result] = field(default_factory=dict)
+    stolen: StolenTime = field(default_factory=StolenTime)
 
     def wants(self, group: Sequence[Figure]) -> bool:
         return any(figure.name in self.wanted for figure in group)
@@ -90,9 +91,13 @@ class Run:
         """Keep one round's value for a figure, or for what it is held against."""
         if figure.name not in self.wanted:
             return
+        stolen = self.stolen.percent()
         result = self.results.setdefault(figure.name, Result(figure, settings))
         (result.reference_rounds if reference else result.rounds).append(value)
-        progress.print(f"  {figure.name:26} {'reference' if reference else 'measured':9} {value:12,.2f} {figure.unit}")
+        if not reference:
+            result.stolen_percent.append(stolen)
+        kind = "reference" if reference else "measured"
+        progress.print(f"  {figure.name:26} {kind:9} {value:12,.2f} {figure.unit:10} [dim]{stolen:3.0f} % stolen[/dim]")
 
 
 def main(

@@ -62,6 +62,8 @@ class Result:
     settings: Mapping[str, object]
     rounds: list[float] = field(default_factory=list)
     reference_rounds: list[float] = field(default_factory=list)
+    stolen_percent: list[float] = field(default_factory=list)
+    """For each round: how much of the processors' time the host gave to others meanwhile."""
 
     @property
     def value(self) -> float:
@@ -88,6 +90,7 @@ class Result:
             "value": _rounded(self.value),
             "unit": figure.unit,
             "rounds": [_rounded(value) for value in self.rounds],
+            "stolen_percent": [_rounded(value) for value in self.stolen_percent],
             "held_against": figure.reference.value if figure.reference else None,
             "reference": _rounded(self.reference),
             "reference_rounds": [_rounded(value) for value in self.reference_rounds],

@@ -42,6 +42,23 @@ def commit(repository: Path) -> str:
     return found.stdout.strip() or "unknown"
 
 
+class StolenTime:
+    """How much of the processors' time the host gave to other guests: steal in proc(5), 0 on a machine of one's own."""
+
+    def __init__(self) -> None:
+        self._since = _stolen_and_all_ticks()
+        self._percent = 0.0
+
+    def percent(self) -> float:
+        """In percent, since the last call. A call right after another one answers for the same time (one
+        measurement, several figures)."""
+        now = _stolen_and_all_ticks()
+        stolen, passed = (new - old for new, old in zip(now, self._since, strict=True))
+        if passed > _TICKS_PER_S:
+            self._percent, self._since = 100 * stolen / passed, now
+        return self._percent
+
+
 def resident_mib(pid: int) -> float:
     """Resident memory of a process and its children, in MiB (pages of files that it maps count as well)."""
     return sum(_resident_kb(each) for each in _family(pid)) / 1024
@@ -79,6 +96,11 @@ def _resident_kb(pid: int) -> int:
 def _cpu_ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])  # utime, stime: proc(5)
+
+
+def _stolen_and_all_ticks() -> tuple[int, int]:
+    ticks = [int(field) for field in _lines("/proc/stat")[0].split()[1:9]]
+    return ticks[7], sum(ticks)
 
 
 def _lines(path: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from tests.bench.load.figures import Reference, Result
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-COLUMNS = ("figure", "value", "held against", "ratio", "floor", "goal", "stands")
+COLUMNS = ("figure", "value", "held against", "ratio", "floor", "goal", "stands", "stolen")
 
 
 def terminal_table(results: Sequence[Result]) -> Table:
@@ -57,6 +58,7 @@ def _row(result: Result) -> tuple[str, ...]:
         f"{figure.floor:g}{times}" if figure.floor is not None else "",
         f"{figure.goal:g}{times}" if figure.goal is not None else "",
         result.verdict.value,
+        f"{statistics.median(result.stolen_percent):.0f} %",
     )
 
 
