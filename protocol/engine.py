@@ -41,7 +41,6 @@ from protocol.links import Link, Session
 from protocol.proton_values import (
     condition_of,
     echo_terminus,
-    encoded_of,
     ffi,
     fields_of,
     lib,
@@ -51,6 +50,8 @@ from protocol.proton_values import (
     set_condition,
     symbols_of,
     text_of,
+    update_of,
+    written_by,
 )
 
 Delivery = NewType("Delivery", object)
@@ -120,6 +121,8 @@ class Engine:
         self._written_off: list[tuple[Callable[[Any], None], Any]] = []
         """Links and sessions to be freed once their detach or end is written. Freeing settles what is unsettled, without an outcome:
         before the detach, some clients would take that for success."""
+        self._untrimmed: list[Delivery] = []
+        """Deliveries of which some are large and not written yet: proton would keep the room of each."""
         self._events: list[Event] = []
         self._open_reported = False
         self._tail_ended = False
@@ -210,15 +213,9 @@ class Engine:
 
     def output(self) -> list[bytes]:
         """What is to be written to the peer now, in order; empty when there is nothing."""
-        transport = self._transport
-        chunks, left = runs.output(transport)
-        while left > 0:
-            buffer = ffi.new("char[]", left)
-            count = lib.pn_transport_peek(transport, buffer, left)
-            chunks.append(ffi.unpack(buffer, count))
-            lib.pn_transport_pop(transport, count)
-            left = lib.pn_transport_pending(transport)
-        self._output_ended = left < 0
+        chunks, self._output_ended = written_by(self._transport)
+        if self._untrimmed:
+            self._untrimmed = runs.trim_all(self._untrimmed)
         if self._written_off:
             for give_back, pn in self._written_off[:FREED_AT_ONCE]:
                 give_back(pn)
@@ -442,7 +439,12 @@ class Engine:
 
         A message is what `fronts` has of it, and then the part of its one of `rests`, if there are any, behind `skipped` bytes.
         """
-        return runs.send(link.pn, tags, fronts, settled, rests, skipped) if tags else []
+        if not tags:
+            return []
+        deliveries, any_large = runs.send(link.pn, tags, fronts, settled, rests, skipped)
+        if any_large:
+            self._untrimmed += deliveries
+        return [] if settled else deliveries
 
     def settle(self, deliveries: Sequence[Delivery], outcome: int, *, failed: bool = False, undeliverable_here: bool = False) -> None:
         """Settle outgoing deliveries with an outcome: an answer to the peer's own (AMQP contract 0.4.10)."""
@@ -480,6 +482,7 @@ class Engine:
                         self._on_disposition(link, delivery)
                 elif link.incoming:  # we have closed it, and the peer sends on: proton would keep all of it
                     lib.pn_delivery_settle(delivery)
+                runs.forget(delivery)
             elif handler := handlers.get(_event_type(event)):
                 handler(event)
             _collector_pop(collector)
@@ -586,14 +589,7 @@ class Engine:
             return
         if outcome in _NOT_TERMINAL and not settled:
             return
-        update = DeliveriesUpdated(link, [delivery], outcome, settled)
-        if outcome == _REJECTED:
-            update.error = condition_of(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
-        elif outcome == _MODIFIED:
-            remote = lib.pn_delivery_remote(delivery)
-            update.failed = bool(lib.pn_disposition_is_failed(remote))
-            update.undeliverable_here = bool(lib.pn_disposition_is_undeliverable(remote))
-            update.annotations = encoded_of(lib.pn_disposition_annotations(remote))
+        update = update_of(link, delivery, outcome, settled)
         if type(last) is DeliveriesUpdated and same_update(last, update):
             last.deliveries.append(Delivery(delivery))
         else:

@@ -9,8 +9,8 @@ from typing import Any
 
 from cproton_ffi import ffi, lib
 
-from protocol import codec
-from protocol.events import ErrorCondition
+from protocol import codec, runs
+from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
 from protocol.links import Link, Session
 from protocol.values import decode_bounded
 
@@ -27,9 +27,13 @@ __all__ = [
     "set_condition",
     "symbols_of",
     "text_of",
+    "update_of",
+    "written_by",
 ]
 
 PRODUCT = "partibus"
+# Plain numbers: comparing with an enum's members costs more than the calls around it.
+_REJECTED, _MODIFIED = int(Outcome.REJECTED), int(Outcome.MODIFIED)
 
 
 def link_of(pn: Any, session: Session) -> Link:
@@ -47,6 +51,31 @@ def link_of(pn: Any, session: Session) -> Link:
         rcv_settle_mode=int(lib.pn_link_remote_rcv_settle_mode(pn)),
         copies=lib.pn_terminus_get_distribution_mode(source) == lib.PN_DIST_MODE_COPY,
     )
+
+
+def update_of(link: Link, delivery: Any, outcome: int, settled: bool) -> DeliveriesUpdated:
+    """What the peer says of one delivery. `runs.forget` frees proton's own copy."""
+    update = DeliveriesUpdated(link, [delivery], outcome, settled)
+    if outcome == _REJECTED:
+        update.error = condition_of(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
+    elif outcome == _MODIFIED:
+        remote = lib.pn_delivery_remote(delivery)
+        update.failed = bool(lib.pn_disposition_is_failed(remote))
+        update.undeliverable_here = bool(lib.pn_disposition_is_undeliverable(remote))
+        update.annotations = encoded_of(lib.pn_disposition_annotations(remote))
+    return update
+
+
+def written_by(transport: Any) -> tuple[list[bytes], bool]:
+    """All that is to be written now, in order; and whether nothing will ever follow."""
+    chunks, left = runs.output(transport)
+    while left > 0:
+        buffer = ffi.new("char[]", left)
+        count = lib.pn_transport_peek(transport, buffer, left)
+        chunks.append(ffi.unpack(buffer, count))
+        lib.pn_transport_pop(transport, count)
+        left = lib.pn_transport_pending(transport)
+    return chunks, left < 0
 
 
 def text_of(value: Any) -> str | None:

@@ -18,6 +18,9 @@ BYTES_MAX = 256 * 1024
 """Taken at once, at most; what does not fit comes with the next call, and a larger message is not plain."""
 
 _take, _send, _settle, _push, _output = lib.runs_take, lib.runs_send, lib.runs_settle, lib.runs_push, lib.runs_output
+_trim_all = lib.deliveries_trim_all
+forget = lib.deliveries_forget
+"""Give back what proton keeps of the peer's state of a delivery, and the room of its payload if nothing of it is left."""
 _new, _unpack, _from_buffer = ffi.new, ffi.unpack, ffi.from_buffer
 _run = _new("run_t *")
 _messages = _new("messages_t *")
@@ -35,6 +38,26 @@ def bind(proton_ffi: Any, proton: Any) -> None:
         addresses.append(int(proton_ffi.cast("uintptr_t", address)))
     attached = proton.PN_LOCAL_ACTIVE | proton.PN_REMOTE_ACTIVE
     lib.runs_bind(_new("uintptr_t[]", addresses), proton.PN_TRANSPORT, attached, proton.PN_ACCEPTED)
+    decref = proton_ffi.addressof(proton, "pn_decref")
+    lib.deliveries_bind(int(proton_ffi.cast("uintptr_t", decref)))
+    if not _deliveries_are_known(proton_ffi, proton):
+        raise ImportError("python-qpid-proton is not the version that this broker was built for: its deliveries have another layout")
+
+
+def _deliveries_are_known(proton_ffi: Any, proton: Any) -> bool:
+    """Try a delivery of a connection of its own."""
+    connection = proton.pn_connection()
+    link = proton.pn_sender(proton.pn_session(connection), b"link")
+    tag = proton_ffi.new("pn_bytes_t *", {"size": 0, "start": proton_ffi.NULL})
+    delivery = proton.pn_delivery(link, tag[0])
+    proton.pn_link_send(link, b"message", 7)
+    remote = proton.pn_delivery_remote(delivery)
+    info = proton.pn_condition_info(proton.pn_disposition_condition(remote))
+    parts = info, proton.pn_disposition_data(remote), proton.pn_disposition_annotations(remote), proton.pn_delivery_attachments(delivery)
+    known: bool = lib.deliveries_are_known(delivery, remote, *parts, proton.pn_delivery_pending(delivery))
+    proton.pn_connection_release(connection)
+    proton.pn_decref(connection)
+    return known and all(parts)
 
 
 def take(collector: Any) -> Any:
@@ -64,8 +87,13 @@ def payloads() -> list[bytes]:
     return found
 
 
-def send(link: Any, tags: Sequence[bytes], fronts: Sequence[bytes], settled: bool, rests: Sequence[bytes], skipped: int) -> list[Any]:
-    """Send messages; gives their deliveries, none when settled. See `Engine.send`."""
+def send(
+    link: Any, tags: Sequence[bytes], fronts: Sequence[bytes], settled: bool, rests: Sequence[bytes], skipped: int
+) -> tuple[list[Any], bool]:
+    """Send messages; gives their deliveries, and whether any is large: then all are to be given to `trim_all` once they are written.
+
+    Deliveries that were sent settled are good for nothing else. See `Engine.send`.
+    """
     count, tag_size = len(tags), len(tags[0])
     parts = [b"".join(tags), b"".join(fronts), b"".join(rests)]
     if len(fronts) != count or len(rests) not in (0, count) or len(parts[0]) != count * tag_size:
@@ -76,14 +104,23 @@ def send(link: Any, tags: Sequence[bytes], fronts: Sequence[bytes], settled: boo
     front_sizes = messages.front_sizes = _new("uint32_t[]", list(map(len, fronts)))
     rest_sizes = messages.rest_sizes = _new("uint32_t[]", list(map(len, rests))) if rests else ffi.NULL
     sent = _new("void *[]", count)
-    _send(link, messages, settled, sent)
+    any_large = _send(link, messages, settled, sent)
     del pointers, front_sizes, rest_sizes  # to here `messages` has pointed at them
-    return [] if settled else _unpack(sent, count)
+    return _unpack(sent, count) if any_large or not settled else [], any_large
 
 
 def settle(deliveries: Sequence[Any], outcome: int) -> None:
     """Settle deliveries, with an outcome unless it is 0."""
     _settle(_new("void *[]", deliveries), len(deliveries), outcome)
+
+
+def trim_all(deliveries: Sequence[Any]) -> list[Any]:
+    """Give back the room of large messages that have been written; gives the deliveries of those that have not.
+
+    Their connection must not have been freed.
+    """
+    each = _new("void *[]", deliveries)
+    return _unpack(each, left) if (left := _trim_all(each, len(deliveries))) else []
 
 
 def push(transport: Any, data: bytes, begin: int, end: int) -> int:

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "deliveries.h"
 #include "runs.h"
 
 typedef struct {
@@ -75,6 +76,7 @@ static bool take_message(run_t *run, void *link, void *delivery, char *bytes, si
     if (size == 1 && pn.delivery_aborted(delivery)) return false; /* proton shows it with a byte that there is not */
     if (size && pn.link_recv(link, bytes, size) != (ssize_t)size) return false;
     pn.link_advance(link);
+    if (size > LARGE_BYTES) deliveries_trim(delivery);
     if (settled) pn.delivery_settle(delivery);
     run->settled = settled;
     run->bytes += size;
@@ -120,25 +122,29 @@ void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, 
     }
 }
 
-void runs_send(void *link, const messages_t *messages, bool settled, void **deliveries) {
+bool runs_send(void *link, const messages_t *messages, bool settled, void **deliveries) {
     const char *front = messages->fronts, *rest = messages->rests;
     size_t skipped = messages->skipped;
+    bool any_large = false;
     for (size_t i = 0; i < messages->count; i++) {
         void *delivery = pn.delivery(link, (bytes_t){messages->tag_size, messages->tags + i * messages->tag_size});
-        pn.link_send(link, front, messages->front_sizes[i]);
-        front += messages->front_sizes[i];
+        size_t sent = messages->front_sizes[i];
+        pn.link_send(link, front, sent);
+        front += sent;
         if (messages->rest_sizes) {
             size_t size = messages->rest_sizes[i];
-            if (size > skipped) pn.link_send(link, rest + skipped, size - skipped);
+            if (size > skipped) {
+                pn.link_send(link, rest + skipped, size - skipped);
+                sent += size - skipped;
+            }
             rest += size;
         }
         pn.link_advance(link);
-        if (settled) {
-            pn.delivery_settle(delivery);
-        } else {
-            deliveries[i] = delivery;
-        }
+        if (settled) pn.delivery_settle(delivery);
+        deliveries[i] = delivery;
+        any_large |= sent > LARGE_BYTES;
     }
+    return any_large;
 }
 
 void runs_settle(void *const *deliveries, size_t count, uint64_t outcome) {

@@ -27,8 +27,8 @@ typedef struct {
     const uint32_t *front_sizes, *rest_sizes; /* rest_sizes may be null: there are fronts only */
 } messages_t;
 
-/* Send them; gives their deliveries, or none when settled. */
-void runs_send(void *link, const messages_t *messages, bool settled, void **deliveries);
+/* Send them; gives their deliveries, of which settled ones are only good for `deliveries_trim`. True if any message is large. */
+bool runs_send(void *link, const messages_t *messages, bool settled, void **deliveries);
 
 /* Settle deliveries, with an outcome unless it is 0. */
 void runs_settle(void *const *deliveries, size_t count, uint64_t outcome);

@@ -1,0 +1,108 @@
+/* Gives back memory that proton keeps for its deliveries (python-qpid-proton 0.40.0).
+
+   Proton copies a message into a buffer of its delivery, and what a peer says of a delivery (properties to modify, an error) into lists of
+   values there. It keeps the room of both when they are empty, and the delivery itself, in a pool of its connection: a client that holds
+   5,000 messages of 1 MiB unsettled costs 5 GiB until it hangs up. No function of proton's returns that memory while the connection lasts,
+   so this file knows the layout of a delivery. `deliveries_are_known` compares it with what proton says, at the start of each process.
+
+   A delivery is a valid argument as long as its connection is. A settled one is in the pool, or in use for another message. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/types.h>
+
+#include "deliveries.h"
+
+typedef struct {
+    size_t size;
+    char *start;
+} raw_t; /* pn_bytes_t */
+
+typedef struct {
+    raw_t info_raw;
+    void *name, *description, *info;
+} condition_t; /* pn_condition_t */
+
+typedef struct {
+    condition_t condition;
+    uint64_t type;
+    void *data;
+    raw_t data_raw;
+    void *annotations;
+    raw_t annotations_raw;
+    uint64_t section_offset;
+    uint32_t section_number;
+    bool failed, undeliverable, settled;
+} disposition_t; /* pn_disposition_t */
+
+typedef struct {
+    char *bytes;
+    uint32_t capacity, start, size;
+} buffer_t; /* pn_buffer_t */
+
+typedef struct {
+    disposition_t local, remote;
+    raw_t tag;
+    void *link, *unsettled_next, *unsettled_prev, *work_next, *work_prev, *tpwork_next, *tpwork_prev;
+    struct {
+        int32_t id;
+        bool sending, sent, init;
+    } state;
+    buffer_t *bytes;
+    void *context;
+} delivery_t; /* pn_delivery_t */
+
+static int (*pn_decref)(void *);
+
+void deliveries_bind(uintptr_t decref) { pn_decref = (int (*)(void *))decref; }
+
+bool deliveries_are_known(void *delivery, void *remote, void *info, void *data, void *annotations, void *attachments, size_t pending) {
+    delivery_t *known = delivery;
+    if ((void *)&known->remote != remote || known->context != attachments) return false;
+    const disposition_t *state = &known->remote;
+    if (state->condition.info != info || state->data != data || state->annotations != annotations) return false;
+    const buffer_t *bytes = known->bytes;
+    return bytes && bytes->size == pending && bytes->capacity >= pending && !bytes->start;
+}
+
+static void release(void **object) {
+    if (*object) pn_decref(*object);
+    *object = NULL;
+}
+
+static void release_raw(raw_t *raw) {
+    free(raw->start);
+    *raw = (raw_t){0};
+}
+
+bool deliveries_trim(void *delivery) {
+    buffer_t *bytes = ((delivery_t *)delivery)->bytes;
+    if (bytes->size) return false;
+    if (bytes->capacity > LARGE_BYTES) {
+        free(bytes->bytes);
+        *bytes = (buffer_t){0};
+    }
+    return true;
+}
+
+void deliveries_forget(void *delivery) {
+    disposition_t *state = &((delivery_t *)delivery)->remote;
+    release_raw(&state->condition.info_raw);
+    release(&state->condition.name);
+    release(&state->condition.description);
+    release(&state->condition.info);
+    release(&state->data);
+    release_raw(&state->data_raw);
+    release(&state->annotations);
+    release_raw(&state->annotations_raw);
+    deliveries_trim(delivery);
+}
+
+size_t deliveries_trim_all(void **deliveries, size_t count) {
+    size_t left = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!deliveries_trim(deliveries[i])) deliveries[left++] = deliveries[i];
+    return left;
+}
