@@ -68,7 +68,7 @@ simulate: $(DEV) ## the property tests from a new seed, with twenty times the ex
 soak: $(DEV) ## half an hour of mixed clients and restarts: nothing is lost, nothing grows; plots in build/soak
 	PARTIBUS_SOAK_MINUTES=30 $(BIN)/python -m pytest -s tests/soak $(ARGS)
 
-interop: $(LIVE) ## unchanged clients of other makers against the broker, and the official SDKs' own live suites (needs root; half an hour)
+interop: $(LIVE) ## unchanged clients of other makers against the broker, and the live suite of azure-servicebus (needs root; half an hour)
 	$(BIN)/python -m pytest tests/interop $(ARGS)
 	$(BIN)/python -m tests.live.python_suite
 

@@ -105,6 +105,11 @@ def size_text(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.2f} GiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def output() -> Console:
     """Standard output. In a file or pipe nothing is wrapped, so that a search for a file's name finds it in one piece."""
     return Console(width=None if sys.stdout.isatty() else 400, highlight=False)
@@ -113,8 +118,8 @@ def output() -> Console:
 def _print(report: Report) -> None:
     console = output()
     progress = report.progress
-    read = f"{progress.logs_read} partitions ({size_text(progress.bytes_read)}) and {progress.files} files of the catalogue"
-    console.print(f"{', '.join(map(str, report.roots))}: {read} were read.")
+    read = f"{counted(progress.logs_read, 'partition')} ({size_text(progress.bytes_read)}) and {counted(progress.files, 'catalogue file')}"
+    console.print(f"{', '.join(map(str, report.roots))}: read {read}.")
     if not report.findings:
         console.print("Nothing is damaged, and nothing is missing.")
         return

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from broker.check import NoDataFolder
-from broker.cli_check import AsJson, DataDir, data_folders, fail, output, shown
+from broker.cli_check import AsJson, DataDir, counted, data_folders, fail, output, shown
 from broker.config import WrongSettings
 from broker.logging import configure_logging
 from broker.partition.salvage import Range
@@ -24,7 +24,7 @@ Without `--yes` nothing is changed: the command says what it would do, and which
 
 With `--yes`:
 
-* A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are forgotten: such messages come again.
+* A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are lost: such messages come again.
 * A damaged file whose copy serves is set aside, and the broker makes a new one.
 * Nothing is deleted: what is replaced moves to the folder `damaged`, with a report. Remove that folder once you do not need it any more.
 
@@ -84,7 +84,7 @@ def _print(plan: Plan) -> None:
     if plan.logs:
         table = Table("Queue", "Partition", "Kept", "Sequence numbers gone", "Settlements", "Damage", show_lines=True)
         for log in plan.logs:
-            table.add_row(log.queue, str(log.partition), *_row(log), "\n".join(log.why))
+            table.add_row(log.queue, str(log.partition), *outcome_texts(log), "\n".join(log.why))
         console.print(table)
     moved = "moved to" if plan.done else "would be moved to"
     for log in plan.logs:
@@ -103,16 +103,16 @@ def _print(plan: Plan) -> None:
         console.print("Nothing was changed. Run the command again with --yes to carry this out.")
 
 
-def _row(log: Rebuilding) -> tuple[str, str, str]:
-    """Messages kept, sequence numbers gone, settlements forgotten."""
+def outcome_texts(log: Rebuilding) -> tuple[str, str, str]:
+    """Three columns: messages kept, sequence numbers gone, and settlements lost."""
     if log.refused:
         return "", f"not repaired: {log.refused}", ""
     if log.commits_gone == 0:
-        forgotten = "all are there"
+        settlements = "all kept"
     else:
-        count = "an unknown number of" if log.commits_gone is None else f"{log.commits_gone}"
-        forgotten = f"those in {count} commits are forgotten: such messages come again"
-    return f"{log.kept} messages", "\n".join(map(range_text, log.gone)) or "none", forgotten
+        commits = "an unknown number of commits" if log.commits_gone is None else counted(log.commits_gone, "commit")
+        settlements = f"those in {commits} are lost: receivers get these messages again"
+    return counted(log.kept, "message"), "\n".join(map(range_text, log.gone)) or "none", settlements
 
 
 def range_text(gone: Range) -> str:
@@ -122,4 +122,4 @@ def range_text(gone: Range) -> str:
         return "all" if first is None else f"from {first} on (how many is not known, perhaps none)"
     if first is None:
         return f"up to {last} (how many is not known)"
-    return str(first) if first == last else f"{first} to {last} ({last - first + 1} messages)"
+    return str(first) if first == last else f"{first} to {last} ({counted(last - first + 1, 'message')})"

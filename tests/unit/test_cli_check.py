@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from broker.cli import app
+from broker.cli_repair import outcome_texts
 from broker.entities import QueueDescription
 from broker.entity_documents import encode_description
+from broker.partition.salvage import Range
+from broker.repair import Rebuilding
 from storage.catalogue import Catalogue, file_name_of
 from storage.disk import LocalDisk
 from storage.folders import arrange
@@ -72,7 +76,7 @@ def test_a_damaged_folder_file_is_named_and_repair_does_not_offer_what_it_cannot
 async def test_a_sound_folder_ends_with_0_and_a_damaged_one_with_1(tmp_path: Path) -> None:
     segment = await data_folder(tmp_path)
     done = check("check", "--data-dir", str(tmp_path))
-    assert done.exit_code == 0 and "Nothing is damaged" in done.stdout and "1 partitions" in done.stdout, done
+    assert done.exit_code == 0 and "Nothing is damaged" in done.stdout and ": read 1 partition (" in done.stdout, done
     flip(segment, SEGMENT_HEADER_BYTES + 70)
     done = check("check", PARTIBUS_DATA_DIR=str(tmp_path))
     assert done.exit_code == 1, done
@@ -126,6 +130,21 @@ async def test_repair_says_what_is_gone_and_acts_only_when_asked(tmp_path: Path)
     assert done.returncode == 1 and "Run the command again with --yes" in done.stdout, done
     [row] = [line for line in done.stdout.splitlines() if "orders" in line]
     assert f"from {3 << 48 | 1} on" in row and "0 messages" in row
+
+
+@pytest.mark.parametrize(
+    ("gone", "commits_gone", "texts"),
+    [
+        ([], 0, ("1 message", "none", "all kept")),
+        ([Range(7, 7)], 1, ("1 message", "7", "those in 1 commit are lost: receivers get these messages again")),
+        ([Range(7, 8)], 2, ("1 message", "7 to 8 (2 messages)", "those in 2 commits are lost: receivers get these messages again")),
+        ([], None, ("1 message", "none", "those in an unknown number of commits are lost: receivers get these messages again")),
+    ],
+    ids=["nothing", "one", "several", "unknown"],
+)
+def test_repair_counts_in_words_that_fit(gone: list[Range], commits_gone: int | None, texts: tuple[str, str, str]) -> None:
+    log = Rebuilding(GENERATION, 0, "orders", [], gone, kept=1, commits_gone=commits_gone, next_sequence_number=9)
+    assert outcome_texts(log) == texts
 
 
 def test_help_of_repair_says_that_the_broker_must_be_stopped_and_what_is_moved_where() -> None:
