@@ -1,3 +1,6 @@
-from typing import Any
+from typing import Any, TypeVar
+
+_Class = TypeVar("_Class", bound=type)
 
 def untrack(objects: list[Any]) -> None: ...
+def keep_untracked(type: _Class) -> _Class: ...

@@ -69,6 +69,7 @@ class Messages:
         self._by_name = {subqueue.name: subqueue for subqueue in self.subqueues}
         self._clock_settings = clock_settings or ClockSettings()
         self._frames: deque[StoredFrame] = deque()
+        untrack([self._frames])
         self._first_replayed: int | None = None
 
     def find(self, name: str) -> Subqueue:

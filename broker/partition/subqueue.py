@@ -4,8 +4,9 @@ A *reference* is what a subqueue knows of a message; the bytes stand once in the
 moves a reference from one subqueue to another. (With topics several subqueues will refer to one stored message: then
 `StoredFrame.live` counts references already, and a frame is given up when the last one goes.)
 
-The cyclic garbage collector does not look at references and frames (`_untracked`): to look at a million of them takes hundreds of
-milliseconds. A reference is part of a cycle only while a lease holds it, and whoever ends a lease or drops the state breaks it.
+The cyclic garbage collector does not look at references and frames, nor at the containers that hold all of them (`_untracked`): to look
+at a million of them takes up to 100 ms. A reference is part of a cycle only while a lease holds it, and whoever ends a lease or drops the
+state breaks it.
 
 A million waiting messages should fit in memory, so a reference is one object with slots and no container; numbers that many
 messages share (times, sizes, the frame) are one object for all; the order is an array of sequence numbers, 8 bytes each.
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from broker.changed_properties import merge_changes
 from broker.entities import MESSAGE_OVERHEAD_BYTES
-from broker.partition._untracked import untrack
+from broker.partition._untracked import keep_untracked, untrack
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.order import Order
 from broker.partition.timers import TimerWheel
@@ -51,6 +52,7 @@ UPCOMING_MAX = 4096
 """Entries of the order that `upcoming` looks at."""
 
 
+@keep_untracked
 class StoredFrame:
     """A frame of the log in which messages stand that are still referred to."""
 
@@ -81,6 +83,7 @@ class Lease:
         """How many it still holds."""
 
 
+@keep_untracked
 class Reference:
     """What a subqueue knows of a message."""
 

@@ -15,16 +15,20 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from broker.partition._untracked import keep_untracked, untrack
+
 _SLACK = 64
 """Below this many entries nothing is worth tidying."""
 
 
+@keep_untracked  # messages that come one by one have a bucket each
 class _Bucket:
     __slots__ = ("keys", "live")
 
     def __init__(self) -> None:
         self.keys: array[int] = array("Q")
         self.live = 0
+        untrack([self, self.keys])
 
 
 class TimerWheel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -318,6 +319,26 @@ async def test_what_a_stopped_partition_held_is_forgotten() -> None:
     assert messages.count == 0 and not harness.task._dropped and harness.budget.used == 0
 
 
+def _tracked(objects: Iterable[object]) -> set[int]:
+    """The identities of those that the garbage collector looks at. (`gc.is_tracked` answers by the type alone.)"""
+    return set(map(id, objects)) & set(map(id, gc.get_objects()))
+
+
+async def test_a_collection_takes_no_longer_because_messages_wait() -> None:
+    harness = Harness()
+    await harness.send(b"x")
+    assert harness.task._partition is not None
+    messages = harness.task._partition.messages
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(400):
+        await harness.send(b"x", b"y", ttl=[60_000 + 50 * number, None])
+    gc.collect()
+    assert messages.count == 801 and len(gc.get_objects()) - before < 200, "nothing for each message, frame or expiry"
+    assert messages.main.expiry is not None
+    assert not _tracked([messages.main.references, messages._frames, messages.main.expiry._buckets])
+
+
 async def test_the_garbage_collector_does_not_look_at_waiting_messages_and_nothing_of_them_is_left() -> None:
     harness = Harness(QueueSettings(max_delivery_count=1))
     await harness.send(*[b"x"] * 200, ttl=[None, 60_000] * 100)
@@ -325,13 +346,13 @@ async def test_the_garbage_collector_does_not_look_at_waiting_messages_and_nothi
     await harness.do(1, Complete(locked.tokens[:50]), Defer(locked.tokens[50:100]))
     assert harness.task._partition is not None
     before = list(harness.task._partition.messages.main.references.values())
-    assert not any(map(gc.is_tracked, [*before, *(each.frame for each in before)]))
+    assert not _tracked([*before, *(each.frame for each in before)])
     await harness.restart(clean=True)  # with locks held: they end with the state
     assert all(each.lease is None for each in before)
     await harness.receive(1, 10)
     assert harness.task._partition is not None
     after = list(harness.task._partition.messages.main.references.values())
-    assert len(after) == 150 and not any(map(gc.is_tracked, after))
+    assert len(after) == 150 and not _tracked(after)
     await harness.task.stop()
     assert all(each.lease is None for each in after)
 
