@@ -5,12 +5,13 @@ Answers for samples over time, for the verdict that they are flat, and for the p
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -24,8 +25,8 @@ SAMPLE_EVERY_S = 1.0
 MIB = 1 << 20
 MEMORY_GROWTH, MEMORY_SLACK_MIB = 0.1, 16.0
 """How much more memory the broker may take at the end than in a like moment at the beginning: a tenth, and this."""
-DESCRIPTORS_SLACK = 24
-STALL_GROWTH, STALL_SLACK_MS = 3.0, 250.0
+DESCRIPTORS_SLACK = 8
+STALL_GROWTH, STALL_SLACK_MS = 3.0, 50.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +36,8 @@ class Sample:
     at_s: float
     memory_mib: float
     descriptors: int
+    open_log_files: int
+    """Descriptors of partitions' files, in `descriptors` too."""
     disk_mib: float
 
 
@@ -46,7 +49,7 @@ class Stretch:
     rested: Sample
     """At the end of the rest."""
     stalls_ms: list[float]
-    """What another client waited, each time it asked."""
+    """What another client waited for the broker, each time it asked."""
 
     @property
     def stall_ms(self) -> float:
@@ -71,9 +74,11 @@ class Record:
 
     def look(self) -> Sample:
         """Read what the broker takes now. Raises OSError while it is down."""
-        pid = self.broker.pid
-        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
-        return Sample(self.now_s(), resident_mib(pid), descriptors, allocated_bytes(self.broker.data_dir) / MIB)
+        pid, logs = self.broker.pid, str(self.broker.data_dir / "logs")
+        open_files = list(_open_files(pid))
+        open_log_files = sum(name.startswith(logs) for name in open_files)
+        disk_mib = allocated_bytes(self.broker.data_dir) / MIB
+        return Sample(self.now_s(), resident_mib(pid), len(open_files), open_log_files, disk_mib)
 
     def keep_looking(self) -> threading.Thread:
         """Take samples in a thread, until `stop`."""
@@ -107,6 +112,7 @@ class Record:
                 found.append(f"memory at rest went from {was.memory_mib:.0f} to {now.memory_mib:.0f} MiB")
             if now.descriptors > was.descriptors + DESCRIPTORS_SLACK:
                 found.append(f"descriptors at rest went from {was.descriptors} to {now.descriptors}")
+        found += [f"{each.rested.open_log_files} files of logs are open at rest" for each in self.stretches if each.rested.open_log_files]
         early_ms, late_ms = (statistics.median(each.stall_ms for each in part) for part in (self.stretches[:half], self.stretches[-half:]))
         if late_ms > early_ms * STALL_GROWTH + STALL_SLACK_MS:
             found.append(f"the 99th percentile of another client's wait went from {early_ms:.0f} to {late_ms:.0f} ms")
@@ -154,3 +160,10 @@ class Record:
                 axes.axvline(restart_s, color="grey", linestyle=":", linewidth=1)
         figure.suptitle("What the broker takes under mixed load (dotted: restarts)")
         figure.savefig(folder / "soak.png", dpi=100)
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    """What each descriptor of a process stands for; nothing for those that are closed meanwhile. Raises OSError when it is gone."""
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            yield os.readlink(f"/proc/{pid}/fd/{name}")

@@ -18,6 +18,7 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from tests.crash.clients import Client, Place, ReceiveAndDelete, Receiver, Sender, drain
 from tests.crash.ledger import QueueLedger
+from tests.soak.stalls import StallMeter
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import Addresses, queue
 from tests.support.raw_amqp import RawConnection
@@ -112,24 +113,6 @@ class Official(Client):
                         receiver.complete_message(message)
 
 
-class StallMeter(Client):
-    """Asks for an answer that needs nothing but the event loop, again and again: to begin and to end a session (§2.5)."""
-
-    EVERY_S = 0.02
-
-    def __init__(self, place: Place) -> None:
-        super().__init__(place, "stalls", "", QueueLedger(), 0)
-        self.took_ms: list[float] = []
-
-    def serve(self, connection: RawConnection, life: int) -> None:
-        while not self.stop_asked.is_set():
-            began = time.perf_counter()
-            connection.send(raw.frame(raw.BEGIN, raw.begin_fields(), channel=1), raw.frame(raw.END, [], channel=1))
-            connection.read_until(raw.END)
-            self.took_ms.append((time.perf_counter() - began) * 1e3)
-            self.stop_asked.wait(self.EVERY_S)
-
-
 class Load:
     """One stretch of load: made, run with `with`, then `settle`d."""
 
@@ -138,7 +121,9 @@ class Load:
         self.place = place
         self._addresses = addresses
         self.work, self.fading, self.fleeting = QueueLedger(), QueueLedger(), QueueLedger()
-        self.stalls = StallMeter(place)
+        self.stalls_ms: list[float] = []
+        """What another client waited for the broker, once the load has ended."""
+        self._meters: list[StallMeter] = []
         self._official = Official(place, "official", seed, addresses)
         self._clients: list[Client] = [
             Sender(place, "bursts", WORK, self.work, seed, burst=40, pause_s=0.05),
@@ -151,8 +136,11 @@ class Load:
             ReceiveAndDelete(place, "deletes", FLEETING, self.fleeting, seed),
             Visitors(place, "visitors", addresses),
             self._official,
-            self.stalls,
         ]
+
+    def measure_stalls(self, pid: int) -> None:
+        """Measure what another client waits for the broker, in this life of it."""
+        self._meters.append(StallMeter(self.place.port, pid))
 
     def __enter__(self) -> Load:
         for client in self._clients:
@@ -161,6 +149,7 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         self.place.stop.set()
+        self.stalls_ms = [wait_ms for meter in self._meters for wait_ms in meter.end()]
         for client in self._clients:
             client.join(STOPS_WITHIN_S)
             assert not client.is_alive(), f"{client.name} does not end"

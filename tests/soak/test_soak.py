@@ -26,8 +26,6 @@ stretch's time."""
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "soak"
 PARTITIONS = 16 * len(QUEUES)
 AT_REST_BYTES = 2 * MIB * PARTITIONS
-DESCRIPTORS_AT_REST = 64
-"""What the broker needs of its own; the files of idle logs are closed."""
 IDLE_WITHIN_S = 60.0
 
 
@@ -65,17 +63,19 @@ def stretch(broker: BrokerProcess, place: Place, record: Record, number: int, lo
     """Load, in every second stretch with a restart in its middle, by `kill -9` and in order in turns; then a rest."""
     began_s, restarts = record.now_s(), 0
     with Load(place, str(number), lambda: broker.addresses) as load:
+        load.measure_stalls(broker.pid)
         go_on(load, load_s / 2)
         if number % 2:
             restart(broker, place, record, kill=number % 4 == 1)
+            load.measure_stalls(broker.pid)
             restarts = 1
         go_on(load, load_s / 2)
     load.settle(restarts)
     wait_until_small(broker.data_dir / "logs", AT_REST_BYTES, IDLE_WITHIN_S)
     ends = time.monotonic() + IDLE_WITHIN_S
-    while record.look().descriptors > DESCRIPTORS_AT_REST and time.monotonic() < ends:
+    while (rested := record.look()).open_log_files and time.monotonic() < ends:  # idle logs close their files
         time.sleep(0.1)
-    return Stretch(began_s, record.look(), load.stalls.took_ms)
+    return Stretch(began_s, rested, load.stalls_ms)
 
 
 def go_on(load: Load, seconds: float) -> None:

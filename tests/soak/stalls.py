@@ -1,0 +1,85 @@
+"""How long another client waits for an answer that needs nothing but the broker's event loop, without what the machine adds to it.
+
+Answers for the meter, a process of its own: the clients of the load share an interpreter and would make it wait for them. It begins
+and ends a session again and again (§2.5). From each wait it takes what is not the broker's: the time for which the event loop's thread or
+the meter stood ready while others had the processors, and what the machine's host took of them. What is left is the loop's own work and
+what it waits for. `python -m tests.soak.stalls AMQP_PORT THREAD` measures until the broker or its standard input ends, and then prints
+the waits in ms as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support import raw_amqp as raw
+from tests.support.broker_process import REPOSITORY
+from tests.support.raw_amqp import ConnectionEnded, RawConnection
+
+EVERY_S = 0.02
+ENDS_WITHIN_S = 30.0
+_PROCESSORS = os.cpu_count() or 1
+_TICKS_PER_MS = os.sysconf("SC_CLK_TCK") / 1000
+
+
+class StallMeter:
+    """The process, for one life of the broker. It ends with the broker, or when it is told to."""
+
+    def __init__(self, port: int, thread: int) -> None:
+        """Measures from now on. thread: the system's number of the one that runs the event loop; in a broker's process it is the process's.
+
+        Raises AssertionError when the broker does not let it in.
+        """
+        command = [sys.executable, "-m", __name__, str(port), str(thread)]
+        self._process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            self.end()
+
+    def end(self) -> list[float]:
+        """The waits in ms. Raises AssertionError when the meter failed."""
+        try:
+            output, _ = self._process.communicate(timeout=ENDS_WITHIN_S)
+        finally:
+            self._process.kill()
+        assert self._process.returncode == 0, "the stall meter failed"
+        waits: list[float] = json.loads(output)
+        return waits
+
+
+def main(port: int, thread: int) -> None:
+    """Measure. Raises TimeoutError if the broker does not answer."""
+    took_ms: list[float] = []
+    question = raw.frame(raw.BEGIN, raw.begin_fields(), channel=1) + raw.frame(raw.END, [], channel=1)
+    with RawConnection(port) as connection:
+        connection.open()
+        connection.begin()
+        print("measuring", flush=True)
+        try:
+            while not select.select([sys.stdin], [], [], EVERY_S)[0]:
+                began, before = time.perf_counter(), _elsewhere_ms(thread)
+                connection.send(question)
+                connection.read_until(raw.END)
+                wait_ms = (time.perf_counter() - began) * 1e3
+                took_ms.append(max(0.0, wait_ms - (_elsewhere_ms(thread) - before)))
+        except TimeoutError:
+            raise
+        except (ConnectionEnded, OSError):
+            pass  # the broker is gone, and with it this meter's work
+    print(json.dumps(took_ms))
+
+
+def _elsewhere_ms(thread: int) -> float:
+    """For how long, so far, the event loop and the meter stood ready without a processor, and the host had one of ours; in ms."""
+    ready_ns = sum(int(Path(f"/proc/{each}/task/{each}/schedstat").read_text().split()[1]) for each in (thread, os.getpid()))
+    stolen_ticks = int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / _PROCESSORS
+    return ready_ns / 1e6 + stolen_ticks / _TICKS_PER_MS
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
