@@ -105,3 +105,9 @@ def test_a_citation_that_leads_nowhere_is_noticed(text: str, wrong: list[str]) -
 def test_no_number_stands_twice_on_a_page(page: str) -> None:
     numbers = list(_numbers_in(PAGES[page].read_text(encoding="utf-8").splitlines()))
     assert sorted(numbers) == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("page", ["README.md", "amqp.md", "http.md"])
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(r"`((?:broker|protocol|storage|tests)/[\w/.*-]+)`", (ROOT / "docs" / "contract" / page).read_text(encoding="utf-8"))
+    assert named and [path for path in named if not any(ROOT.glob(path))] == []
