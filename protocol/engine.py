@@ -43,6 +43,8 @@ from protocol.proton_values import (
     echo_terminus,
     ffi,
     fields_of,
+    free_if_settled,
+    free_link,
     lib,
     link_of,
     map_of,
@@ -217,8 +219,8 @@ class Engine:
         if self._untrimmed:
             self._untrimmed = runs.trim_all(self._untrimmed)
         if self._written_off:
-            for give_back, pn in self._written_off[:FREED_AT_ONCE]:
-                give_back(pn)
+            for give_back, ended in self._written_off[:FREED_AT_ONCE]:
+                give_back(ended)
             del self._written_off[:FREED_AT_ONCE]
         if self._lenience.watches:
             return self._lenience.outgoing(chunks, all_is_served=not (self._intake.has_more or self._leaving))
@@ -364,6 +366,7 @@ class Engine:
         lib.pn_link_close(link.pn)
         self._forget_partial(link)
         link.gone = True
+        self._written_off.append((free_if_settled, link))  # the peer may attach another link of this name before it answers
 
     def release_link(self, link: Link) -> None:
         """To be called with each `LinkDetached`, after what came before it: answers the detach and gives the link's memory back.
@@ -386,7 +389,7 @@ class Engine:
                 lib.pn_link_close(link.pn)
             else:
                 lib.pn_link_detach(link.pn)
-        self._written_off.append((lib.pn_link_free, link.pn))
+        self._written_off.append((free_link, link))
 
     # --- incoming links ---------------------------------------------------------------------------------------------
 
@@ -624,7 +627,7 @@ class Engine:
             return
         if link.gone:  # the peer's answer to our own detach
             self._forget_partial(link)
-            lib.pn_link_free(pn)
+            free_link(link)
             return
         self._leave(link, closed, condition_of(lib.pn_link_remote_condition(pn)))
 
@@ -641,8 +644,9 @@ class Engine:
         session = self._session(pn)
         del self._sessions[pn]
         session.ended = True
-        session.ended_links = [link_pn for link_pn, link in self._links.items() if link.session is session]
-        for link in map(self._links.pop, session.ended_links):
+        session.ended_links = [link for link in self._links.values() if link.session is session]
+        for link in session.ended_links:
+            del self._links[link.pn]
             if link.gone:
                 self._forget_partial(link)
             else:
@@ -653,7 +657,7 @@ class Engine:
     def _free_session(self, session: Session) -> None:
         lib.pn_session_close(session.pn)
         # A session with thousands of links takes long to be freed, so the links are, before it.
-        self._written_off += [*((lib.pn_link_free, pn) for pn in session.ended_links), (lib.pn_session_free, session.pn)]
+        self._written_off += [*((free_link, link) for link in session.ended_links), (lib.pn_session_free, session.pn)]
 
     def _on_open(self, event: Any) -> None:
         connection = self._connection

@@ -18,8 +18,8 @@ class Session:
     leaving: int = 0
     """Links whose `LinkDetached` was not consumed yet: until then they, and so the session, are kept."""
     ended: bool = False
-    ended_links: Sequence[Any] = ()
-    """The proton links that it had when it ended."""
+    ended_links: Sequence[Link] = ()
+    """The links that it had when it ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,5 +47,7 @@ class Link:
     """Once detached: the peer has closed the link, not just detached it."""
     gone: bool = False
     """Neither the link nor its deliveries may be touched any more."""
+    freed: bool = False
+    """Proton's link was given back."""
     context: Any = None
     """Belongs to whoever serves the link."""

@@ -20,6 +20,8 @@ __all__ = [
     "encoded_of",
     "ffi",
     "fields_of",
+    "free_if_settled",
+    "free_link",
     "lib",
     "link_of",
     "map_of",
@@ -51,6 +53,19 @@ def link_of(pn: Any, session: Session) -> Link:
         rcv_settle_mode=int(lib.pn_link_remote_rcv_settle_mode(pn)),
         copies=lib.pn_terminus_get_distribution_mode(source) == lib.PN_DIST_MODE_COPY,
     )
+
+
+def free_link(link: Link) -> None:
+    """Free a link that is gone, unless that was done before. Freeing settles its deliveries, without an outcome."""
+    if not link.freed:
+        link.freed = True
+        lib.pn_link_free(link.pn)
+
+
+def free_if_settled(link: Link) -> None:
+    """Free a link that we have closed, although the peer's detach is still to come: proton then forgets its name, and keeps its handle."""
+    if not link.freed and not lib.pn_link_unsettled(link.pn):
+        free_link(link)
 
 
 def update_of(link: Link, delivery: Any, outcome: int, settled: bool) -> DeliveriesUpdated:

@@ -75,6 +75,53 @@ class Exchange(MessagingHandler):
         self._connection.close()
 
 
+class Persistent(MessagingHandler):
+    """Attach a sender to a queue that does not exist; when told so, attach one of the same name to one that does, and send a message."""
+
+    def __init__(self, addresses: Addresses, queue: str) -> None:
+        super().__init__()
+        self._addresses, self._queue = addresses, queue
+        self._connection: Any = None
+        self.seen: list[str] = []
+
+    def on_start(self, event: Any) -> None:
+        self._connection = event.container.connect(self._addresses.amqp_url, reconnect=False, **PLAIN)
+        event.container.create_sender(self._connection, "no-such-queue", name="persistent")
+        self._timer = event.container.schedule(WITHIN_S, self)
+
+    def on_link_error(self, event: Any) -> None:
+        self.seen.append(event.link.remote_condition.name)
+        if len(self.seen) == 1:
+            event.container.create_sender(self._connection, self._queue, name="persistent")
+
+    def on_sendable(self, event: Any) -> None:
+        if len(self.seen) == 1:
+            self.seen.append("sendable")
+            event.sender.send(Message(body="at last"))
+
+    def on_accepted(self, event: Any) -> None:
+        self.seen.append("accepted")
+        self._end()
+
+    def on_transport_error(self, event: Any) -> None:
+        self.seen.append(str(event.transport.condition))
+        self._end()
+
+    def on_timer_task(self, event: Any) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        self._connection.close()
+
+
+def test_a_refused_sender_tries_again_under_the_same_name(broker: BrokerProcess) -> None:
+    """Proton writes the second attach before its answer to the refusal."""
+    client = Persistent(broker.addresses, queue_name("proton-reactor", "both-ways-at-once"))
+    Container(client).run()
+    assert client.seen == ["amqp:not-found", "sendable", "accepted"]
+
+
 def test_a_thousand_messages_go_both_ways_at_once(broker: BrokerProcess) -> None:
     """As the client's own examples do it: prefetch, and messages accepted and settled for the application."""
     exchange = Exchange(broker.addresses, queue_name("proton-reactor", "both-ways-at-once"), 1000).run()

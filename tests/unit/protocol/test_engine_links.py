@@ -113,6 +113,41 @@ def test_the_peers_answer_to_a_refusal_is_no_event_and_gets_no_answer(peer: Engi
     assert peer.engine.links() == []
 
 
+@pytest.mark.parametrize("handle", [0, 1], ids=["same handle", "another handle"])
+@pytest.mark.parametrize("sends", [True, False], ids=["sender", "receiver"])
+def test_a_refused_name_may_be_attached_again_before_the_peer_answers_the_refusal(peer: EnginePeer, sends: bool, handle: int) -> None:
+    fields_of = raw.sender_attach if sends else raw.receiver_attach
+    refused = only(peer.say(raw.frame(raw.ATTACH, fields_of(0, "queue", "name"))), LinkAttached).link
+    peer.engine.refuse_link(refused, REFUSAL)
+    peer.hear()
+    link = only(peer.say(raw.frame(raw.ATTACH, fields_of(handle, "queue", "name"))), LinkAttached).link
+    peer.engine.accept_link(link)
+    (attach,) = peer.hear()
+    assert attach.code == raw.ATTACH and attach.field(0) == "name"
+    if handle == 1:  # the late answer belongs to the refused link
+        assert peer.say(detach(0)) == [] and peer.hear() == [] and peer.engine.links() == [link]
+    if sends:
+        assert only(peer.say(transfer(handle, 0, b"x")), MessagesReceived).link is link
+    assert only(peer.say(detach(handle)), LinkDetached).link is link
+
+
+def test_a_name_that_we_closed_may_be_attached_again_unless_its_outcomes_are_missing(peer: EnginePeer) -> None:
+    attach, first = raw.frame(raw.ATTACH, raw.sender_attach(1, "queue", "sender-0")), peer.sender(0)
+    peer.say(transfer(0, 0))
+    peer.engine.close_link(first, REFUSAL)
+    (closing,) = peer.hear()
+    assert closing.code == raw.DETACH, "a settlement without an outcome could be taken for success"
+    assert peer.say(detach(0)) == []
+    second = only(peer.say(attach), LinkAttached).link
+    peer.engine.accept_link(second)
+    peer.engine.close_link(second, REFUSAL)
+    peer.hear()
+    third = only(peer.say(raw.frame(raw.ATTACH, raw.sender_attach(2, "queue", "sender-0"))), LinkAttached).link
+    assert peer.say(raw.frame(raw.TRANSFER, raw.transfer_fields(1, 1), b"late")) == [], "what is sent before the answer is thrown away"
+    assert peer.engine.links() == [second, third]
+    assert peer.say(detach(1)) == [] and peer.engine.links() == [third]
+
+
 def test_rule_7_a_rejected_outcome_carries_an_error_of_three_fields(peer: EnginePeer) -> None:
     peer.sender()
     received = only(peer.say(transfer(0, 0)), MessagesReceived)
