@@ -13,6 +13,8 @@ class Bounds:
 
     work_max: int = 4096
     """Messages that operations send, settle or look at: the operation that reaches it is the batch's last."""
+    settled_max: int = 2048
+    """Messages that one operation settles, or whose locks it renews; with more, it takes several batches."""
     granted_bytes_max: int = 4 * MIB
     """Messages handed out, from each subqueue; also of one answer to `ReceiveDeferred`, with their changed properties."""
     granted_max: int = 4096

@@ -28,12 +28,13 @@ counts if it arrived before its lock ended, however long the disk has kept it wa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import assert_never
 
 from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes, merge_changes
-from broker.entities import MESSAGE_OVERHEAD_BYTES, QueueDescription
+from broker.entities import QueueDescription
 from broker.errors import Reason, Refused
 from broker.operations import (
     Abandon,
@@ -72,11 +73,12 @@ from broker.partition.batch import Batch, Grant, fill_locked, peeked
 from broker.partition.bounds import MIB as MIB
 from broker.partition.bounds import Bounds as Bounds
 from broker.partition.demand import DemandBook, Waiter
-from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages
-from broker.partition.quotas import check_changes, check_size
-from broker.partition.records import Enqueued, Mark
+from broker.partition.parts import Divisible, Parts
+from broker.partition.quotas import check_changes
+from broker.partition.records import Mark
+from broker.partition.sending import Sending
 from broker.partition.subqueue import DEFERRED, Lease, Reference, Subqueue
 from broker.partition.timers import DueKeys
 from storage.log import Commit, Frame, Position
@@ -129,8 +131,10 @@ class Partition:
         """Clients to be told when something arrives, with the subqueue's number."""
         self._telling: dict[tuple[ClientId, int], None] = {}
         """Watches for which something has arrived, in the order in which their clients are told."""
-        self._enqueued_times = EnqueuedTimes()
+        self._sending = Sending(number, messages, self.bounds.work_max)
         self._batch = _NO_BATCH
+        self._parts: Parts | None = None
+        """A long settlement or renewal: the first operation of the next batch goes on with it."""
         self._arrived_ms = 0
         """When the operation in hand came into the mailbox. It may have waited there for the disk since, which ends no lock."""
 
@@ -163,6 +167,10 @@ class Partition:
             self._batch.answers.append((client, Failed(refused.reason, refused.description, getattr(operation, "cookie", None))))
             return True
 
+    def go_on(self) -> Iterator[None]:
+        """What the last operation of the batch has left to do, in steps. `finish` does what is left of it."""
+        return self._sending.go_on()
+
     @property
     def is_full(self) -> bool:
         """The batch has done as much as one may do: whatever else waits is for the next one."""
@@ -171,6 +179,7 @@ class Partition:
     def finish(self, waiting_since_ms: int | None = None) -> Batch:
         """Hand out what there is, and end the batch. `waiting_since_ms`: when the oldest operation arrived that waits for the next one."""
         batch = self._batch
+        deque(self.go_on(), maxlen=0)
         self._run_out_locks(batch.now_ms if waiting_since_ms is None else waiting_since_ms)
         for subqueue, book in zip(self._subqueues, self._books, strict=True):
             if book.is_idle:
@@ -254,7 +263,10 @@ class Partition:
         """False if it is not done."""
         match operation:
             case Send():
-                self._send(client, operation)
+                first = self._sending.send(self._batch, self._description, operation)
+                self._batch.answers.append((client, Sent(first, operation.cookie)))
+            case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() if len(operation.tokens) > self.bounds.settled_max:
+                return self._carry_out_part(client, operation)
             case Complete():
                 self._settle(client, operation, self._remove)
             case Demand():
@@ -296,38 +308,6 @@ class Partition:
             case _:
                 assert_never(operation)
         return None
-
-    # --- sending ----------------------------------------------------------------------------------------------------
-
-    def _send(self, client: ClientId, send: Send) -> None:
-        messages = send.messages
-        first = self.messages.next_number
-        if messages:
-            sizes = list(map(len, messages))
-            check_size(self._description, self.number, self._subqueues, sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes))
-            if min(sizes) == max(sizes):
-                sizes = [sizes[0]] * len(sizes)  # one number object for all
-            now_ms = self._batch.now_ms
-            enqueued_ms = self._enqueued_times.stamp(self.messages.latest_enqueued_ms, now_ms, self._batch.wall_ms)
-            expiries = self._expiries(send.time_to_live_ms, len(sizes), enqueued_ms)
-            offset = records.add_enqueued(self._batch.commit, first, enqueued_ms, sizes, expiries, messages)
-            enqueued = Enqueued(first, enqueued_ms, sizes, expiries, offset)
-            if not self.messages.apply_enqueued(self._batch.commit.start, enqueued, messages, now_ms):
-                self._batch.passing += map(self._main.references.__getitem__, range(first, first + len(sizes)))
-            self._batch.has_sent = True
-            self._batch.work += len(sizes)
-        self._batch.answers.append((client, Sent(first, send.cookie)))
-
-    def _expiries(self, times_to_live_ms: Sequence[int | None] | None, count: int, enqueued_ms: int) -> list[int] | None:
-        """When each message expires, 0 for never; None if none does. The entity's default caps the message's own."""
-        default = self._description.settings.default_time_to_live_ms
-        if times_to_live_ms is None:
-            return None if default is None else [enqueued_ms + max(1, default)] * count
-        shared: dict[int | None, int] = {}
-        for own in set(times_to_live_ms):
-            limits = [each for each in (own, default) if each is not None]
-            shared[own] = enqueued_ms + max(1, min(limits)) if limits else 0
-        return list(map(shared.__getitem__, times_to_live_ms)) if any(shared.values()) else None
 
     # --- demand and handing out -------------------------------------------------------------------------------------
 
@@ -432,7 +412,7 @@ class Partition:
         room = self.bounds.granted_bytes_max
         for place, reference in enumerate(found):
             room -= reference.size + len(reference.changed or b"") + _ANSWER_BYTES
-            if room < 0 and place:
+            if (room < 0 and place) or place >= self.bounds.granted_max:
                 del found[place:]
                 break
         lease = self._new_lease(subqueue)
@@ -493,6 +473,26 @@ class Partition:
         for subqueue, references in self._locks.unlock(operation.tokens, self._arrived_ms, failures):
             settle(subqueue, references)
         self._batch.answers.append((client, Settled(operation.cookie, failures)))
+
+    def _carry_out_part(self, client: ClientId, operation: Divisible) -> bool:
+        """As much of a long operation as one batch may do; False until it was the last part."""
+        if self._parts is None or self._parts.operation is not operation:
+            self._parts = Parts(operation)
+        parts = self._parts
+        part = parts.next(self.bounds.settled_max)
+        try:
+            self._carry_out(client, part)
+        except Refused as refused:
+            if not parts.done:
+                raise
+            parts.refuse_rest(refused.reason)
+        else:
+            parts.add(part, self._batch.answers.pop()[1])
+        if not parts.is_done:
+            return False
+        self._parts = None
+        self._batch.answers.append((client, parts.answer()))
+        return True
 
     def _check_changes(self, operation: Abandon | Defer | DeadLetter) -> None:
         """Raises Refused; the locks go on."""

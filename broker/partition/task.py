@@ -319,6 +319,8 @@ class PartitionTask:
             is_done = partition.handle(client, operation, arrived_ms)
             if not is_done or partition.is_full:  # the rest of the loop's turn is for others
                 self._put_back(waiting, place + is_done)
+                for _ in partition.go_on():
+                    await asyncio.sleep(0)
                 break
         batch = partition.finish(self._mailbox[0][3] if self._mailbox else None)
         try:

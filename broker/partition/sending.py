@@ -1,0 +1,72 @@
+"""Sends of a partition: messages get their sequence numbers and times, and become records and references. Pure.
+
+A batch that a client sends as one is stored in one commit, so that all of it is there or nothing. A long one is enqueued in steps, between
+which the task lets others have the event loop; the commit begins after the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from broker.entities import MESSAGE_OVERHEAD_BYTES, QueueDescription
+from broker.operations import Send
+from broker.partition import records
+from broker.partition.batch import Batch
+from broker.partition.enqueued_times import EnqueuedTimes, expiries
+from broker.partition.messages import Messages
+from broker.partition.quotas import check_size
+from broker.partition.records import Enqueued
+
+
+class Sending:
+    """Enqueues what is sent. Owned by the state machine."""
+
+    __slots__ = ("_at_once", "_messages", "_number", "_rest", "_times")
+
+    def __init__(self, number: int, messages: Messages, at_once: int) -> None:
+        """`number`: the partition's. `at_once`: how many messages one step enqueues."""
+        self._number, self._messages, self._at_once = number, messages, at_once
+        self._times = EnqueuedTimes()
+        self._rest: Iterator[None] | None = None
+        """What is left to do of a long `Send`."""
+
+    def send(self, batch: Batch, description: QueueDescription, send: Send) -> int:
+        """Enqueue messages, or the first ones of many: `go_on` has to follow. Gives the first sequence number. Raises Refused."""
+        messages, first = send.messages, self._messages.next_number
+        if not messages:
+            return first
+        sizes = list(map(len, messages))
+        check_size(description, self._number, self._messages.subqueues, sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes))
+        if min(sizes) == max(sizes):
+            sizes = [sizes[0]] * len(sizes)  # one number object for all
+        enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, batch.now_ms, batch.wall_ms)
+        expire = expiries(send.time_to_live_ms, description.settings.default_time_to_live_ms, len(sizes), enqueued_ms)
+        batch.has_sent = True
+        batch.work += len(sizes)
+        if len(sizes) <= self._at_once:
+            self._enqueue(batch, enqueued_ms, sizes, expire, messages)
+        else:
+            self._rest = self._enqueue_many(batch, enqueued_ms, sizes, expire, messages)
+            next(self._rest)
+        return first
+
+    def go_on(self) -> Iterator[None]:
+        """The rest of a long `Send`, in steps. Nothing else may be carried out before the last of them."""
+        if self._rest is not None:
+            yield from self._rest
+            self._rest = None
+
+    def _enqueue_many(
+        self, batch: Batch, enqueued_ms: int, sizes: list[int], expire: list[int] | None, messages: Sequence[bytes]
+    ) -> Iterator[None]:
+        for start in range(0, len(sizes), self._at_once):
+            here = slice(start, start + self._at_once)
+            self._enqueue(batch, enqueued_ms, sizes[here], None if expire is None else expire[here], messages[here])
+            yield
+
+    def _enqueue(self, batch: Batch, enqueued_ms: int, sizes: list[int], expire: list[int] | None, messages: Sequence[bytes]) -> None:
+        first = self._messages.next_number
+        offset = records.add_enqueued(batch.commit, first, enqueued_ms, sizes, expire, messages)
+        enqueued = Enqueued(first, enqueued_ms, sizes, expire, offset)
+        if not self._messages.apply_enqueued(batch.commit.start, enqueued, messages, batch.now_ms):
+            batch.passing += map(self._messages.main.references.__getitem__, range(first, first + len(sizes)))
