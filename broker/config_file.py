@@ -286,7 +286,9 @@ def load_config_file(path: Path, defaults: Settings) -> ConfigFile:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise WrongConfigFile(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise WrongConfigFile(f"{path}: cannot be read: {error}") from error
     try:
         content = json.loads(without_comments(text), object_pairs_hook=_no_duplicates)

@@ -134,6 +134,14 @@ class Authorizer:
         yield from (("", rule) for rule in self._namespace_rules if rule.key_name == key_name)
 
 
+def key_name_of(token: object) -> str | None:
+    """The name of the key that a token says it was signed with, for log lines; None if it does not say so."""
+    try:
+        return _token_parts(token)[3] if isinstance(token, str) else None
+    except Refused:
+        return None
+
+
 def reaches(claimed: str, path: str) -> bool:
     """Whether an entity path, in any case, is a claimed one (case folded; "" is the whole namespace), or lies below it."""
     path = path.strip("/").casefold()

@@ -14,6 +14,7 @@ from broker.errors import Reason, Refused
 from broker.frontend.addresses import audience_path
 from broker.frontend.answers import status_of
 from broker.frontend.request_node import Request, Response
+from broker.security import key_name_of
 from protocol.codec import Int, Symbol
 
 if TYPE_CHECKING:
@@ -45,7 +46,15 @@ class CbsNode:
             self._put_token(request)
         except Refused as why:
             status, condition = status_of(why.reason)
-            self._connection.services.sparing.info(log, "cbs.refused", peer=self._connection.peer, reason=why.description)
+            audience = request.properties.get("name")
+            self._connection.services.sparing.info(
+                log,
+                "cbs.refused",
+                peer=self._connection.peer,
+                audience=audience if isinstance(audience, str) else None,
+                key=key_name_of(request.body),
+                reason=why.description,
+            )
             return Response(
                 {"status-code": Int(status), "status-description": why.description, "error-condition": Symbol(condition)},
             )

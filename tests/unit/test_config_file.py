@@ -239,5 +239,5 @@ def test_a_file_that_is_none_is_refused_with_the_place(tmp_path: Path, content: 
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(WrongConfigFile, match=r"nowhere\.json: cannot be read"):
+    with pytest.raises(WrongConfigFile, match=r"nowhere\.json: cannot be read: No such file or directory$"):
         load_config_file(tmp_path / "nowhere.json", load_settings())

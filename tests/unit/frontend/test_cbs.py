@@ -117,6 +117,24 @@ async def test_a_connection_keeps_so_many_tokens_and_may_still_renew_them() -> N
     assert status(await put(node, token, "sb://test/queue-7")) == 202 and len(client.connection.claims) == 1_000
 
 
+@pytest.mark.parametrize(
+    ("token", "name", "key", "audience"),
+    [
+        (sas_token(AUDIENCE, key_name="Nobody"), AUDIENCE, "Nobody", AUDIENCE),
+        ("a bad token", AUDIENCE, None, AUDIENCE),
+        (b"bytes", 7, None, None),
+    ],
+    ids=["unknown key", "no token", "no text"],
+)
+async def test_the_log_says_which_key_was_refused_and_for_what(token: Any, name: Any, key: str | None, audience: str | None) -> None:
+    """The client does not learn whether the key's name or its value is wrong. The operator finds the key in the log."""
+    _, _, node = await bench()
+    with capture_logs() as lines:
+        await put(node, token, name)
+    [line] = lines
+    assert (line["event"], line["key"], line["audience"]) == ("cbs.refused", key, audience)
+
+
 async def test_many_bad_tokens_write_few_lines_and_the_next_one_counts_the_rest() -> None:
     stack, _, node = await bench()
     now_s = 1.0
