@@ -173,7 +173,7 @@ class Engine:
         return self._intake.has_more
 
     def restrict(self) -> None:
-        """Let the peer send no more than it needs to present credentials (`protocol/limits.py`). To be called before its first bytes."""
+        """From here on, let the peer send no more than it needs to present credentials (`protocol/limits.py`)."""
         self._intake.restrict()
 
     def lift_restriction(self) -> None:

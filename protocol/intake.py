@@ -22,8 +22,11 @@ class Intake:
         self._kept: list[Piece] = []
 
     def restrict(self) -> None:
-        """Let through no more than a peer needs to present credentials. To be called before its first bytes."""
-        self._allowance = Allowance()
+        """From here on, let through no more than a peer needs to present credentials."""
+        if self._allowance is None:
+            self._allowance = Allowance(*self._lenience.take_back())
+        elif self._allowance.is_lifted:
+            self._allowance = Allowance(self._allowance.rest, 0)
 
     def lift_restriction(self) -> None:
         """The peer has presented credentials: let everything through."""

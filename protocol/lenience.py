@@ -142,6 +142,11 @@ class Lenience:
         self._missing = offset - size
         return data
 
+    def take_back(self) -> tuple[bytes, int]:
+        """Where the incoming stream stands: what was kept back of a frame, to be given again, or how much is missing of one handed on."""
+        head, self._head = self._head, b""
+        return head, 0 if head else self._missing
+
     def _decide(self, data: bytes, offset: int) -> bytes:
         """As `incoming`, from the frame at `offset` on, which is not plain."""
         changed: list[bytes] = []

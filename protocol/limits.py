@@ -6,7 +6,7 @@ several KiB, and a map of a million nulls a node for each. So these bounds are c
 *Always* (`oversized`): a performative is small. Only the payload of a transfer may fill a frame.
 
 *Before a token* (`Allowance`): a client without credentials needs an open, a session, a pair of links and a request or two. It may send
-several times as much, in bytes, frames, values, sessions and links. The bounds are on the total since it connected.
+several times as much, in bytes, frames, values, sessions and links. The bounds are on the total since it connected, or lost its last token.
 """
 
 from __future__ import annotations
@@ -84,15 +84,16 @@ def oversized(frame: bytes, frame_bytes: int) -> ErrorCondition | None:
 
 
 class Allowance:
-    """What one connection may still send before its first token. Hands on whole frames only, so that proton keeps no parts."""
+    """What one connection may still send before it puts a token. Hands on whole frames only, so that proton keeps no parts."""
 
-    def __init__(self) -> None:
-        self.rest = b""
+    def __init__(self, rest: bytes = b"", missing: int = _HEADER_BYTES) -> None:
+        """`rest` as below; `missing` bytes belong to a frame that was begun before, at first to the protocol header."""
+        self._missing = missing
+        self.rest = rest
         """The begin of a frame whose end has not come."""
         self._bytes = BYTES_BEFORE_TOKEN
         self._frames, self._values = FRAMES_BEFORE_TOKEN, VALUES_BEFORE_TOKEN
         self._sessions, self._links = SESSIONS_BEFORE_TOKEN, LINKS_BEFORE_TOKEN
-        self._at_start = True
         self.is_lifted = False
 
     def lift(self) -> None:
@@ -104,6 +105,11 @@ class Allowance:
         if self.is_lifted:
             data, self.rest = self.rest + data, b""
             return data, None
+        if self._missing:
+            begun, data = data[: self._missing], data[self._missing :]
+            self._missing -= len(begun)
+            data, refused = self.take(data) if data else (b"", None)
+            return begun + data, refused
         if data == _SIGN_OF_LIFE and not self.rest:
             return data, None  # an empty frame costs nothing, and a client may wait for its token as long as the settings permit
         self._bytes -= len(data)
@@ -111,9 +117,7 @@ class Allowance:
         offset, size = 0, len(data)
         while size - offset >= _HEADER_BYTES:
             frame_bytes = _U32.unpack_from(data, offset)[0]
-            if self._at_start and data.startswith(b"AMQP"):
-                frame_bytes = _HEADER_BYTES
-            elif frame_bytes < _HEADER_BYTES:
+            if frame_bytes < _HEADER_BYTES:
                 self.rest = b""
                 return data, None  # no AMQP: proton refuses it
             end = offset + frame_bytes
@@ -126,14 +130,11 @@ class Allowance:
                 return data[:offset], refused
             if missing:
                 break
-            self._at_start = False
             offset = end
         self.rest = data[offset:]
         return data[:offset], None
 
     def _refusal(self, frame: bytes, frame_bytes: int) -> ErrorCondition | None:
-        if self._at_start:
-            return None  # the protocol header
         self._frames -= 1
         if self._frames < 0:
             return _beyond(f"{FRAMES_BEFORE_TOKEN} frames")

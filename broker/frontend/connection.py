@@ -58,6 +58,8 @@ NO_CREDENTIALS = (
 )
 CLOSE_TIMEOUT_S = 5.0
 """How long a client may take to read our last words."""
+STOPS_SENDING_WITHIN_S = 2.0
+"""How long messages may still come in that a client had sent before it heard that its links are closed."""
 EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
 """About how many events are taken from the engine in one turn, and how many are dispatched between two looks at the clock. An attach costs
 0.1 ms in either place."""
@@ -557,6 +559,13 @@ class Connection:
                 self.close_link(link, Refused(Reason.UNAUTHORIZED, why))
         self._watch_claims()
         self._watch_unclaimed()
+        if not self.claims:
+            self._loop.call_later(STOPS_SENDING_WITHIN_S, self._restrict)
+
+    def _restrict(self) -> None:
+        """Without a claim, the bounds hold again that held before the first one."""
+        if not self.claims:
+            self.engine.restrict()
 
     def _may_stay(self, link: IncomingLink | OutgoingLink | BrowseLink | RequestLink | ResponseLink, ended: list[str]) -> bool:
         """Whether a link is still permitted after the claims of these audiences have ended.

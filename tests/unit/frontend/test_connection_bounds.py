@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
+
+from broker.frontend import connection
 from broker.frontend.cbs import AUDIENCE_CHARACTERS_MAX
 from broker.frontend.request_node import VALUE_BYTES
 from broker.operations import Send, Sent
@@ -13,7 +17,7 @@ from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import APPLICATION, VALUE, section, sections
 from tests.support.link_stack import Client, LinkStack, turn, until
 from tests.support.sas import sas_token
-from tests.unit.frontend.test_connection import put_token, request, responders
+from tests.unit.frontend.test_connection import put_token, request, responders, responses
 
 RESOURCE_LIMIT = "amqp:resource-limit-exceeded"
 KIB, MIB = 1024, 1024 * 1024
@@ -60,6 +64,40 @@ async def test_a_token_lifts_the_bound_and_a_refused_one_does_not() -> None:
         client.transfer(5, number, section(VALUE, bytes(16_000)))
     assert await closed_with(client) is None
     assert stack.services.inflight.bytes > 18 * 16_000
+
+
+async def test_the_bound_holds_again_once_the_last_token_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STOPS_SENDING_WITHIN_S", 0.01)
+    stack = LinkStack()
+    client = await stack.connect(raw.sasl_anonymous())
+    await responders(client)
+    client.transfer(0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2)))
+    await responses(client)
+    for _ in range(2):
+        client.transfer(0, 1, bytes(60_000), more=True)
+    stack.clock.advance(5_000)
+    client.connection._claims_ran_out()
+    await until(lambda: client.connection.engine._intake._allowance)
+    client.transfer(0, 1, bytes(60_000), more=True)
+    assert await closed_with(client) is None
+    client.transfer(0, 1, bytes(60_000), more=True)
+    assert await closed_with(client) == RESOURCE_LIMIT
+
+
+async def test_a_token_put_in_time_leaves_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STOPS_SENDING_WITHIN_S", 0.01)
+    stack = LinkStack()
+    client = await stack.connect(raw.sasl_anonymous())
+    await responders(client)
+    for number in range(2):
+        client.transfer(0, number, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2)))
+        await responses(client)
+        stack.clock.advance(5_000 * (1 - number))
+        client.connection._claims_ran_out()
+    elapsed = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, elapsed.set)
+    await elapsed.wait()
+    assert client.connection.claims and client.connection.engine._intake._allowance is None
 
 
 async def test_a_login_counts_as_a_token() -> None:

@@ -140,6 +140,23 @@ def test_once_lifted_everything_may_come_and_nothing_was_lost() -> None:
         only(peer.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(bytes(30_000)))), MessagesReceived)
 
 
+def test_a_restriction_may_begin_in_the_middle_of_any_frame_and_hold_from_the_next_one() -> None:
+    transfers = [raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(bytes(60))) for number in range(3)]
+    for cut in range(len(transfers[0]) + 1):
+        peer = EnginePeer().open()
+        peer.sender()
+        events = peer.say(transfers[0][:cut])
+        peer.engine.restrict()
+        events += peer.say(transfers[0][cut:] + transfers[1][:cut])
+        peer.engine.lift_restriction()
+        peer.engine.restrict()
+        events += peer.say(transfers[1][cut:], transfers[2])
+        received = [payload for event in of(events, MessagesReceived) for payload in event.payloads]
+        assert received == [message(bytes(60))] * 3
+        (closed,) = of(peer.say(TOO_MUCH["frames"]), ConnectionClosed)
+        assert closed.error is not None and "frames" in closed.error.description
+
+
 # --- always -------------------------------------------------------------------------------------------------------------------
 
 OVERSIZED = {
