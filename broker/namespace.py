@@ -296,7 +296,7 @@ class Namespace:
 
     async def counted(self, within_s: float = COUNTED_WITHIN_S) -> None:
         """Return once `runtime_now` is exact for all queues, or the time is over: then it is not for those with `Queue.unknown`."""
-        if self._checking is not None:
+        if self._checking is not None and not self._checking.done():
             await asyncio.wait([self._checking], timeout=within_s)
         await self._resting.all_known(within_s)
 

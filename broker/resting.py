@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import structlog
 
 from broker.clock import Clock
 from broker.operations import SubqueueCounts
-from broker.partition.summary import Summary, decode, is_readable, total_of, wake_at_ms
+from broker.partition.summary import Summary, decode, is_readable, survey, total_of, wake_at_ms
 from storage.errors import StorageError
 from storage.log import LogStore
 from storage.partition_index import PartitionIndex
@@ -79,6 +79,8 @@ class Resting:
         """`failed`: called if the task that wakes partitions has died: then nothing acts on time any more."""
         self._index, self._clock, self._look_s, self._failed = index, clock, look_s, failed
         self._unknown: dict[str, set[int]] = {}
+        self._totals: dict[str, dict[str, SubqueueCounts]] = {}
+        """What the partitions at rest hold, by entity: added up while their notes are read at the start, until somebody asks."""
         self._due: dict[_Key, int] = {}
         """When each partition at rest has to be opened, in wall time."""
         self._heap: list[tuple[int, _Key]] = []
@@ -116,7 +118,8 @@ class Resting:
         """Begin to open what is unknown, and to wake what falls due, of all queues that are served."""
         self._is_started = True
         for generation in self._sleepers:
-            self._take_up(generation)
+            self._due.update(self._take_up(generation))
+        self._make_heap()
         if self._waiting:
             log.info(
                 "partitions.unknown", partitions=len(self._waiting), reason="They were open when the broker ended: they are opened now."
@@ -141,28 +144,40 @@ class Resting:
         """A queue of this generation is served."""
         self._sleepers[generation] = sleeper
         if self._is_started:
-            self._take_up(generation)
+            for key, at_ms in self._take_up(generation):
+                self._appoint(key, at_ms)
 
     def leave(self, generation: str, sleeper: Sleeper) -> None:
         """It is not served any more."""
         if self._sleepers.get(generation) is sleeper:
             del self._sleepers[generation]
+            self._totals.pop(generation, None)
             self._unknown.pop(generation, None)
             for number, *_ in self._index.partitions(generation):
                 self._due.pop((generation, number), None)
             self._look_whether_all_known()
 
-    def _take_up(self, generation: str) -> None:
-        """Note what is unknown of a queue, and when it has to be woken."""
+    def _take_up(self, generation: str) -> list[tuple[_Key, int]]:
+        """Note what a queue holds and what is unknown of it; gives when its partitions have to be woken."""
+        numbers: list[int] = []
+        notes: list[bytes] = []
+        unknown: list[int] = []
         for number, is_open, note in self._index.partitions(generation):
-            if is_open or not is_readable(note):
-                self._unknown.setdefault(generation, set()).add(number)
-                self._waiting.append((generation, number))
-            elif (at_ms := wake_at_ms(note)) is not None:
-                self._appoint((generation, number), at_ms)
-        if generation in self._unknown:
+            if is_open:
+                unknown.append(number)
+            else:
+                numbers.append(number)
+                notes.append(note)
+        total, wakes, unreadable = survey(notes)
+        if notes:
+            self._totals[generation] = total
+        unknown += [numbers[place] for place in unreadable]
+        if unknown:
+            self._unknown.setdefault(generation, set()).update(unknown)
+            self._waiting += [(generation, number) for number in unknown]
             self._all_known.clear()
             self._changed.set()
+        return [((generation, number), at_ms) for number, at_ms in zip(numbers, wakes, strict=True) if at_ms is not None]
 
     def forget(self, generation: str) -> None:
         """The entity was deleted with all its logs."""
@@ -173,8 +188,10 @@ class Resting:
         note = self._index.note(generation, number)
         return None if note is None else decode(note)
 
-    def counts(self, generation: str, leave_out: Container[int]) -> dict[str, SubqueueCounts]:
+    def counts(self, generation: str, leave_out: Collection[int]) -> dict[str, SubqueueCounts]:
         """What the partitions of an entity hold together that are at rest, but for some."""
+        if not leave_out and (total := self._totals.pop(generation, None)) is not None:
+            return total
         return total_of(self._index.notes(generation, leave_out))
 
     def register(self, generation: str, number: int) -> PartitionRegister:
@@ -184,11 +201,13 @@ class Resting:
     async def opening(self, generation: str, number: int) -> None:
         """See `PartitionRegister.opening`."""
         self._due.pop((generation, number), None)
+        self._totals.pop(generation, None)
         await self._index.opened(generation, number)
 
     def closed(self, generation: str, number: int, summary: Summary) -> None:
         """See `PartitionRegister.closed`."""
         self._index.closed(generation, number, summary.encode())
+        self._totals.pop(generation, None)
         if summary.wake_at_ms is not None and generation in self._sleepers:  # a deleted queue's logs are closed after it has left
             self._appoint((generation, number), summary.wake_at_ms)
 
@@ -205,6 +224,8 @@ class Resting:
 
     async def all_known(self, within_s: float) -> bool:
         """Wait until no partition is unknown; False if some still are when the time is over."""
+        if self._all_known.is_set():
+            return True
         try:
             async with asyncio.timeout(within_s):
                 await self._all_known.wait()
@@ -263,9 +284,12 @@ class Resting:
         self._due[key] = at_ms
         heapq.heappush(self._heap, (at_ms, key))
         if len(self._heap) > _SLACK + 2 * len(self._due):
-            self._heap = [(at_ms, key) for key, at_ms in self._due.items()]
-            heapq.heapify(self._heap)
+            self._make_heap()
         self._changed.set()
+
+    def _make_heap(self) -> None:
+        self._heap = [(at_ms, key) for key, at_ms in self._due.items()]
+        heapq.heapify(self._heap)
 
     def _next_due(self) -> _Key | None:
         """A partition at rest that is due now, taken out; None if there is none."""

@@ -20,7 +20,7 @@ from broker.clock import Clock
 from broker.config import Settings
 from broker.entities import QueueDescription, QueueSettings, key_of
 from broker.errors import Reason, Refused
-from broker.http.answer_portions import send_portions
+from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import (
     ENTRY_TYPE,
     FEED_TYPE,
@@ -38,6 +38,7 @@ from broker.http.atom import (
     write_feed,
 )
 from broker.http.bodies import Bodies
+from broker.http.entry_text import Address as EntryAddress
 from broker.http.entry_text import EntryTexts
 from broker.http.queue_xml import QueueDefaults, read_queue, unknown_elements, write_queue
 from broker.http.refusals import HttpRefusal
@@ -180,11 +181,11 @@ class Administration:
             if queue.unknown:  # it has not been counted in time: this one is waited for
                 with contextlib.suppress(Refused):
                     await self._namespace.runtime(queue.name)
-        host, (start, end) = request.host, _url_parts(request)
+        address = EntryAddress(request.host, *_url_parts(request))
         write, runtime_now = self._entries.entry, self._namespace.runtime_now
 
         def entry(queue: Queue) -> bytes:
-            return write(queue.description, runtime_now(queue), host, start, end) if queue.gone is None else b""  # deleted since
+            return write(queue.description, runtime_now(queue), address) if queue.gone is None else b""  # deleted since
 
         next_url = _next_url(request, "$Resources/queues", skip, count, self._namespace.queue_count)
         return await self._list(request, "Queues", map(entry, queues), next_url)
@@ -298,14 +299,7 @@ class Administration:
         return await self._stream(request, write_feed(title, url, next_url, self._clock.now_ms(), entries))
 
     async def _stream(self, request: web.Request, pieces: Iterable[bytes]) -> web.StreamResponse:
-        """Send a feed as it is written: a page of a thousand queues has 2 MB, which are never in memory together."""
-        response = web.StreamResponse(headers={"Content-Type": FEED_TYPE})
-        await response.prepare(request)
-        if request.method != "HEAD":
-            async for some in self._slices.of(pieces):
-                await send_portions(response, some)
-        await response.write_eof()
-        return response
+        return await answer_in_slices(request, self._slices, pieces, FEED_TYPE)
 
 
 def _url(request: web.Request, path: str) -> str:

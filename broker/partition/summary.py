@@ -39,7 +39,6 @@ VERSION = 1
 _HEAD = struct.Struct("<BBBB")
 _SUBQUEUE = struct.Struct("<BQQQQ")
 _TIME = struct.Struct("<BQ")
-_COUNTS = struct.Struct("<QQQQ")
 _ONE_SUBQUEUE, _MAIN = bytes([VERSION, 1]), b"\0"
 _ONE_BYTES = _HEAD.size + _SUBQUEUE.size
 
@@ -102,40 +101,51 @@ def add_counts(total: dict[str, SubqueueCounts], note: bytes) -> None:
 
 def total_of(notes: Sequence[bytes]) -> dict[str, SubqueueCounts]:
     """What several notes say together; notes that are not readable say nothing."""
-    if len(notes) > 1 and _holds_main_only(notes[0]) and len(set(map(len, notes))) == 1:
-        fields = _several(len(notes), len(notes[0])).unpack(b"".join(notes))  # takes half as long as one by one
-        heads = fields[::5]
-        if heads.count(heads[0]) == len(notes):
-            return {SUBQUEUES[0]: SubqueueCounts(sum(fields[1::5]), 0, sum(fields[2::5]), sum(fields[3::5]), sum(fields[4::5]))}
+    alike = _alike(notes)
+    if alike is not None:
+        return alike[0]
     total: dict[str, SubqueueCounts] = {}
-    active = deferred = scheduled = size = 0
     for note in notes:
-        if _holds_main_only(note):  # as most of them do
-            of_note = _COUNTS.unpack_from(note, _HEAD.size + 1)
-            active += of_note[0]
-            deferred += of_note[1]
-            scheduled += of_note[2]
-            size += of_note[3]
-        elif note != EMPTY_NOTE and is_readable(note):
+        if note != EMPTY_NOTE and is_readable(note):
             add_counts(total, note)
-    if active or deferred or scheduled or size:
-        main = total.setdefault(SUBQUEUES[0], SubqueueCounts())
-        main.active += active
-        main.deferred += deferred
-        main.scheduled += scheduled
-        main.bytes += size
     return total
 
 
-def _holds_main_only(note: bytes) -> bool:
-    """Whether it is readable, and only the main subqueue holds something."""
-    return note[:2] == _ONE_SUBQUEUE and note[4:5] == _MAIN and len(note) == _ONE_BYTES + _TIME.size * note[2]
+def survey(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[int | None], Sequence[int]]:
+    """Read the notes of an entity: what they say together, `wake_at_ms` of each, and the places of those that are not readable."""
+    alike = _alike(notes)
+    if alike is not None:
+        return *alike, ()
+    unreadable = [place for place, note in enumerate(notes) if not is_readable(note)]
+    passed_over = set(unreadable)
+    return total_of(notes), [None if place in passed_over else wake_at_ms(note) for place, note in enumerate(notes)], unreadable
+
+
+def _alike(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[int | None]] | None:
+    """What notes say that all hold nothing, or all hold something in the main subqueue alone, with as many times; None for others.
+
+    Most entities' notes are so. Reading them together takes a third of the time: a broker may start with 160,000.
+    """
+    count = len(notes)
+    first = notes[0] if notes else EMPTY_NOTE
+    if first == EMPTY_NOTE:
+        return ({}, [None] * count) if notes.count(first) == count else None
+    if first[:2] != _ONE_SUBQUEUE or first[2] > 1 or len(first) != _ONE_BYTES + _TIME.size * first[2]:
+        return None
+    if count > 1 and set(map(len, notes)) != {len(first)}:
+        return None
+    fields = _together(count, first[2]).unpack(b"".join(notes))
+    step = 5 + 2 * first[2]
+    if first[4:5] != _MAIN or fields[::step].count(first[: _HEAD.size + 1]) != count:
+        return None
+    total = SubqueueCounts(sum(fields[1::step]), 0, sum(fields[2::step]), sum(fields[3::step]), sum(fields[4::step]))
+    return {SUBQUEUES[0]: total}, fields[6::step] if first[2] else [None] * count
 
 
 @functools.lru_cache(256)
-def _several(count: int, length: int) -> struct.Struct:
-    """Several notes of one length, each with one subqueue: for each its head and the subqueue's number, and the four counts."""
-    return struct.Struct("<" + f"{_HEAD.size + 1}sQQQQ{length - _ONE_BYTES}x" * count)
+def _together(notes: int, times: int) -> struct.Struct:
+    """Notes with one subqueue and no time or one: for each its head with the subqueue's number, the four counts, the time's two fields."""
+    return struct.Struct("<" + (f"{_HEAD.size + 1}sQQQQ" + "BQ" * times) * notes)
 
 
 def decode(note: bytes) -> Summary | None:

@@ -109,6 +109,11 @@ async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_th
         assert len(chunks) > 5 and b"".join(chunks).endswith(end)
         assert max(map(len, chunks)) <= 3 * PORTION_BYTES, "a portion, and the piece that fills it"
 
+    _, text, headers = await stack.ask("GET", "/$Resources/queues")
+    assert int(headers["Content-Length"]) == len(text), "a page as the official clients ask for it comes in one piece"
+    for page in ("$top=100", "$top=1000"):
+        assert (await stack.ask("HEAD", f"/$Resources/queues?{page}"))[:2] == (200, "")
+
     _, text, _ = await stack.ask("GET", "/?$top=1000")
     feed = etree.fromstring(text.encode())
     assert [title.text for title in feed.findall("{*}entry/{*}title")] == sorted(names)[:1000]

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from broker.clock import ManualClock
 from broker.entities import DEAD_LETTER, MAIN
 from broker.operations import SubqueueCounts
-from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, total_of
+from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of
 from broker.resting import OPENING_MAX, Resting
 from storage.errors import DiskFailed
 from storage.log import LogStore
@@ -75,6 +78,15 @@ def holding(active: int, wake_at_ms: int | None = None) -> Summary:
     return Summary({MAIN: SubqueueCounts(active=active, bytes=10 * active)}, {} if wake_at_ms is None else {Wake.EXPIRY: wake_at_ms})
 
 
+NOTHING = SubqueueCounts()
+NOTES = st.one_of(
+    st.sampled_from([EMPTY_NOTE, b"", b"\2 of a later release", EMPTY_NOTE[:1] + b"\1\0\0" + b"\1" + bytes(32)]),
+    st.builds(lambda active, at_ms: holding(active, at_ms).encode(), st.integers(1, 1 << 40), st.sampled_from([None, 1, 1 << 41])),
+    st.builds(lambda name: Summary({name: SubqueueCounts(active=5, bytes=7)}, {}).encode(), st.sampled_from([MAIN, DEAD_LETTER])),
+    st.just(Summary({MAIN: SubqueueCounts(active=1)}, {Wake.EXPIRY: 9, Wake.GARBAGE: 4}).encode()),
+)
+
+
 def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none() -> None:
     summary = Summary(
         {MAIN: SubqueueCounts(active=3, deferred=1, scheduled=2, bytes=99), DEAD_LETTER: SubqueueCounts(active=1, bytes=5)},
@@ -101,6 +113,36 @@ def test_the_total_of_many_notes_is_the_sum_of_what_each_says() -> None:
         DEAD_LETTER: SubqueueCounts(active=6, bytes=51),
     }
     assert total_of([EMPTY_NOTE, b""]) == {}
+
+
+@given(st.lists(NOTES, max_size=4), st.integers(0, 3))
+def test_notes_that_are_read_together_say_what_each_says_alone(some: list[bytes], times: int) -> None:
+    notes = some + some[-1:] * times
+    total, wakes, unreadable = survey(notes)
+    assert [place for place, note in enumerate(notes) if decode(note) is None] == list(unreadable)
+    summaries = [decode(note) or EMPTY for note in notes]
+    assert list(wakes) == [summary.wake_at_ms for summary in summaries]
+    assert {name: sum(each.counts.get(name, NOTHING).active for each in summaries) for name in total} == {
+        name: counts.active for name, counts in total.items()
+    }
+    assert total == total_of(notes) and sum(counts.bytes for counts in total.values()) == sum(
+        counts.bytes for each in summaries for counts in each.counts.values()
+    )
+
+
+async def test_what_was_added_up_at_the_start_is_not_told_once_a_partition_was_opened_or_closed() -> None:
+    world = await World().start({"a": 3})
+    for number in range(3):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, holding(1))
+    world = await World(await world.stop()).start({"a": 3})
+    assert world.resting.counts("a", ())[MAIN].active == 3 and world.resting.counts("a", (1,))[MAIN].active == 2
+    world = await World(await world.stop()).start({"a": 3})
+    await world.resting.opening("a", 0)
+    assert world.resting.counts("a", ())[MAIN].active == 2
+    world.resting.closed("a", 0, holding(5))
+    assert world.resting.counts("a", ())[MAIN].active == 7
+    await world.stop()
 
 
 async def test_what_falls_due_is_opened_then_and_not_before_and_what_was_opened_since_is_left_alone() -> None:
