@@ -10,8 +10,8 @@ and of its end; its partitions' logs come to life when they are first used, and 
 leaves in between is cleared at the next start, but only logs whose entry is known to be deleted: others may be somebody's messages.
 
 *An unknown outcome* (durability rule 3). A change of the catalogue that fails may be on the disk or not. The catalogue has then tried
-more than once; the client hears that it may try again, and until the entry is known again to be what is served, in the
-background or before the next change of that name, the name is *unsettled*:
+more than once, and the client hears that it may try again. Until the entry is known to match the queue that is served, the name is
+*unconfirmed*. It is confirmed in the background, or before the next change of that name:
 
     create failed    nobody is served under the name; what may have been written is deleted
     update failed    the queue is served as it was, and its entry written as it was
@@ -86,7 +86,7 @@ class Namespace:
         entities_max: int,
         folders: int = 1,
         unserved_topics: Iterable[str] = (),
-        settle_retry_ms: int = 1_000,
+        confirm_retry_ms: int = 1_000,
         disk_timeout_ms: int = 5_000,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
@@ -94,7 +94,7 @@ class Namespace:
 
         `folders`: over how many data folders the partitions of new entities are spread.
 
-        `settle_retry_ms`: how often to try again to settle the outcome of a failed change.
+        `confirm_retry_ms`: how often to try again to confirm a name whose change failed.
 
         `disk_timeout_ms`: how long a change waits for a disk that does not answer while it removes what a deleted queue has left.
 
@@ -110,12 +110,12 @@ class Namespace:
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self._folders = folders
         self._unserved_topics = frozenset(map(key_of, unserved_topics))
-        self._settle_retry_ms = settle_retry_ms
+        self._confirm_retry_ms = confirm_retry_ms
         self._disk_timeout_s = disk_timeout_ms / 1_000
         self._failed = failed
-        self._unsettled: dict[str, str] = {}
+        self._unconfirmed: dict[str, str] = {}
         """By key: the generation whose entry may not be what is served."""
-        self._settling: asyncio.Task[None] | None = None
+        self._confirming: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._damaged: dict[str, str] = {}
         """The generations of damaged entries, by the entity's key where its name is legible."""
@@ -336,7 +336,7 @@ class Namespace:
         if file_settings is None:
             check_effect(settings)
         async with self._change(name):
-            await self._settle(key_of(name))
+            await self._confirm(key_of(name))
             if self.find(name) is not None:
                 raise Refused(
                     Reason.ENTITY_EXISTS,
@@ -364,7 +364,7 @@ class Namespace:
         Raises Refused: ENTITY_NOT_FOUND, ARGUMENT, NOT_IMPLEMENTED, and as `_on_disk`.
         """
         async with self._change(name):
-            await self._settle(key_of(name))
+            await self._confirm(key_of(name))
             queue = self._existing(name)
             rules = queue.description.settings.authorization_rules
             settings = check_update(queue.description.name, queue.description.settings, settings)
@@ -386,7 +386,7 @@ class Namespace:
         key = key_of(name)
         async with self._change(name):
             if key not in self._queues:
-                await self._settle(key)
+                await self._confirm(key)
                 if (generation := self._damaged.pop(key, None)) is not None:
                     await self._on_disk(key, generation, self._catalogue.delete(generation))
                     log.warning("entity.deleted", entity=name, generation=generation, reason="Its entry was damaged.")
@@ -396,8 +396,8 @@ class Namespace:
             try:
                 await self._on_disk(key, queue.description.generation, self._catalogue.delete(queue.description.generation))
             except BaseException:
-                if key in self._unsettled:
-                    await queue.end(_unsettled(queue.description.name))
+                if key in self._unconfirmed:
+                    await queue.end(_unconfirmed(queue.description.name))
                 raise
             del self._queues[key]
             self._keys = None
@@ -423,12 +423,12 @@ class Namespace:
 
     async def close(self) -> None:
         """Stop all partitions; each finishes what it has begun."""
-        for task in (self._settling, self._checking):
+        for task in (self._confirming, self._checking):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task], timeout=self._disk_timeout_s)
         await self._resting.stop()
-        await self._settle_each()
+        await self._confirm_each()
         await asyncio.gather(*(queue.stop() for queue in self._queues.values()))
         await asyncio.gather(self._resting.close(), self._catalogue.close())
 
@@ -439,12 +439,12 @@ class Namespace:
     # --- what the disk refuses --------------------------------------------------------------------------------------
 
     @property
-    def unsettled(self) -> Collection[str]:
+    def unconfirmed(self) -> Collection[str]:
         """The keys of the names whose last change failed, and may be on the disk all the same."""
-        return self._unsettled.keys()
+        return self._unconfirmed.keys()
 
     async def _on_disk(self, key: str, generation: str, change: Awaitable[None]) -> None:
-        """Carry out a change of the catalogue. If it fails, or is cancelled and so goes on unheard, the name is unsettled.
+        """Carry out a change of the catalogue. If it fails, or is cancelled and so goes on unheard, the name is unconfirmed.
 
         Raises Refused: DISK_FULL (nothing happened), PARTITION_UNAVAILABLE, whose text says whether anything happened.
         """
@@ -453,24 +453,24 @@ class Namespace:
         except DiskFull as error:
             raise Refused(Reason.DISK_FULL, "The disk is full: the entity was left as it is.") from error
         except DiskHangs as error:
-            if key in self._unsettled:
-                raise _unsettled(key) from error
+            if key in self._unconfirmed:
+                raise _unconfirmed(key) from error
             raise Refused(
                 Reason.PARTITION_UNAVAILABLE, "The catalogue's disk does not answer: the entity was left as it is. Please try again."
             ) from error
         except BaseException as error:
-            self._unsettled[key] = generation
-            if self._settling is None:
-                self._settling = start_background(self._settle_all(), "namespace-settle", self._failed)
+            self._unconfirmed[key] = generation
+            if self._confirming is None:
+                self._confirming = start_background(self._confirm_all(), "namespace-confirm", self._failed)
             if not isinstance(error, StorageError):
                 raise
             log.error("catalogue.failed", entity=key, error=str(error))
-            raise _unsettled(key) from error
-        self._unsettled.pop(key, None)
+            raise _unconfirmed(key) from error
+        self._unconfirmed.pop(key, None)
 
-    async def _settle(self, key: str) -> None:
-        """Make the entry of an unsettled name what is served under it. The caller has the name's turn. Raises Refused."""
-        generation = self._unsettled.get(key)
+    async def _confirm(self, key: str) -> None:
+        """Make the entry of an unconfirmed name match the queue being served. The caller holds the lock of the name. Raises Refused."""
+        generation = self._unconfirmed.get(key)
         if generation is None:
             return
         queue = self._queues.get(key)
@@ -480,8 +480,8 @@ class Namespace:
             else:
                 await self._catalogue.put(generation, encode_description(queue.description))
         except StorageError as error:
-            log.warning("catalogue.unsettled", entity=key, error=str(error))
-            raise _unsettled(key) from error
+            log.warning("catalogue.unconfirmed", entity=key, error=str(error))
+            raise _unconfirmed(key) from error
         if queue is None:
             await self._clear(generation)
         elif queue.gone is not None:
@@ -489,23 +489,23 @@ class Namespace:
             self._queues[key] = self._make_queue(queue.description)
             for watcher in list(queue.watchers):
                 watcher.queue_ended(queue.gone)
-        del self._unsettled[key]
-        log.info("catalogue.settled", entity=key)
+        del self._unconfirmed[key]
+        log.info("catalogue.confirmed", entity=key)
 
-    async def _settle_all(self) -> None:
-        """Try until nothing is unsettled."""
+    async def _confirm_all(self) -> None:
+        """Try until nothing is unconfirmed."""
         try:
-            while self._unsettled:
-                await asyncio.sleep(self._settle_retry_ms / 1_000)
-                await self._settle_each()
+            while self._unconfirmed:
+                await asyncio.sleep(self._confirm_retry_ms / 1_000)
+                await self._confirm_each()
         finally:
-            self._settling = None
+            self._confirming = None
 
-    async def _settle_each(self) -> None:
-        for key in list(self._unsettled):
+    async def _confirm_each(self) -> None:
+        for key in list(self._unconfirmed):
             async with self._change(key):
                 with contextlib.suppress(Refused):
-                    await self._settle(key)
+                    await self._confirm(key)
 
     # --- within -----------------------------------------------------------------------------------------------------
 
@@ -525,8 +525,8 @@ class Namespace:
         return lock
 
 
-def _unsettled(name: str) -> Refused:
-    """Retried by every client: it is settled as soon as the disk takes it."""
+def _unconfirmed(name: str) -> Refused:
+    """Every client retries this: the name is confirmed as soon as the disk permits."""
     return Refused(
         Reason.PARTITION_UNAVAILABLE,
         f"The catalogue could not be written, and whether the last change of '{name}' reached the disk is not known: it is being undone. "

@@ -113,7 +113,7 @@ def test_administration_is_answered_while_the_catalogues_disk_hangs_and_nobody_e
             assert admin.queues().keys() == served.keys() - in_doubt, "a queue that may be gone after a restart is out of service"
         finally:
             disk.release()
-        wait_until(lambda: not broker.broker.namespace.unsettled, "it is known what is on the disk", BACK_WITHIN_S)
+        wait_until(lambda: not broker.broker.namespace.unconfirmed, "it is known what is on the disk", BACK_WITHIN_S)
         assert admin.queues() == served, "what was refused has not happened"
         assert asyncio.run(on_disk(broker)) == served, "memory and disk agree"
         assert admin.create("new")[0] == 201 and admin.update("orders", 3)[0] == admin.delete("other")[0] == 200

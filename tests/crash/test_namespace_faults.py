@@ -1,7 +1,7 @@
 """Every disk call that a change of the namespace makes fails once, a few times, or from then on, and then the broker restarts.
 
-Whatever the change was answered: no acknowledged message is lost, no refused change is there once it is settled, and what is not
-settled is the one or the other as a whole. (What a partition does when its own log fails has tests of its own.)
+Whatever the change was answered: no acknowledged message is lost, no refused change is there once it is confirmed, and what is not
+confirmed is the one or the other as a whole. (What a partition does when its own log fails has tests of its own.)
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Life:
             resting=self.resting,
             partitions_default=2,
             entities_max=10,
-            settle_retry_ms=1,
+            confirm_retry_ms=1,
         )
 
     def _lose(self, path: Path) -> None:
@@ -107,10 +107,10 @@ class Life:
                 found.update(bytes(message) for message in page.messages)
         return found
 
-    async def settled(self) -> None:
+    async def confirmed(self) -> None:
         """Wait until it is known what is on the disk, and all partitions are back."""
         async with asyncio.timeout(WAIT_S):
-            while self.namespace.unsettled or not all(queue.available for queue in self.namespace.live_queues()):
+            while self.namespace.unconfirmed or not all(queue.available for queue in self.namespace.live_queues()):
                 self.clock.advance(1_000)
                 for task in self.tasks:
                     task.wake()
@@ -143,7 +143,7 @@ class Expected:
     settings: QueueSettings | None
     """As acknowledged; None is no queue."""
     possible: list[QueueSettings | None] = field(default_factory=list)
-    """What else may be after a restart, for the last change was not acknowledged and is not settled."""
+    """What else may be after a restart, for the last change was not acknowledged and is not confirmed."""
     acknowledged: set[bytes] = field(default_factory=set)
 
     def has(self, body: bytes) -> bool:
@@ -248,7 +248,7 @@ async def test_a_change_that_the_disk_fails_loses_nothing_acknowledged_and_shows
     what: str, retry: str, restart: str
 ) -> None:
     rng = random.Random(7)
-    unsettled = 0
+    unconfirmed = 0
     faults = await faults_of(what)
     assert {"rename", "sync_directory"} <= {operation for operation, _ in faults}
     for operation, nth, times, error in cases(faults, retry, restart):
@@ -264,11 +264,11 @@ async def test_a_change_that_the_disk_fails_loses_nothing_acknowledged_and_shows
             life.disk.heal()
             if retry == "once the disk is whole" and not acknowledged:
                 assert await tell(life, what, expected), "the retry succeeds"
-            await life.settled()
+            await life.confirmed()
             await post(life, expected, b"after all")
             assert expected.settings is None or expected.has(b"after all")
-        if life.namespace.unsettled:
-            unsettled += 1
+        if life.namespace.unconfirmed:
+            unconfirmed += 1
             expected.possible = [None if what == "delete" else NEW]
             assert what != "delete" or not any(message.startswith(b"after") for message in expected.acknowledged)
         left = await life.end(restart, rng)
@@ -284,7 +284,7 @@ async def test_a_change_that_the_disk_fails_loses_nothing_acknowledged_and_shows
             await post(life, expected, further)
             assert expected.has(further)
             left = await life.end("power cut", rng)
-    assert unsettled > 0 or retry != "none", "some outcomes were not known"
+    assert unconfirmed > 0 or retry != "none", "some outcomes were not known"
 
 
 async def test_over_many_changes_failures_and_restarts_each_queue_is_as_it_was_last_acknowledged() -> None:
@@ -311,6 +311,6 @@ async def test_over_many_changes_failures_and_restarts_each_queue_is_as_it_was_l
             except Refused as why:
                 assert why.reason is Reason.PARTITION_UNAVAILABLE
         life.disk.heal()
-        await life.settled()
+        await life.confirmed()
         assert {each.name: each for each in life.namespace.queues()} == described
         inner = await life.end(rng.choice(["stop", "kill", "power cut"]), rng)

@@ -75,7 +75,7 @@ class Part:
 class World:
     """A namespace on a folder, and the partitions that it made."""
 
-    def __init__(self, folder: Path, entities_max: int = 100, settle_retry_ms: int = 60_000) -> None:
+    def __init__(self, folder: Path, entities_max: int = 100, confirm_retry_ms: int = 60_000) -> None:
         self.disk = FaultyDisk(LocalDisk())
         self.folder, self.clock, self.metrics = folder, ManualClock(), Metrics()
         self.parts: dict[tuple[str, int], Part] = {}
@@ -92,7 +92,7 @@ class World:
             resting=self.resting,
             partitions_default=4,
             entities_max=entities_max,
-            settle_retry_ms=settle_retry_ms,
+            confirm_retry_ms=confirm_retry_ms,
         )
 
     def _make_queue(self, description: QueueDescription) -> Queue:
@@ -368,34 +368,34 @@ async def test_a_creation_of_unknown_outcome_is_undone_before_the_name_is_used_a
     world.disk.fail("sync_directory", path_part="catalogue", times=2 * ATTEMPTS)
     for _ in range(2):
         why = await refused_change(world.namespace.create_queue("orders", QueueSettings()))
-        assert why.reason is Reason.PARTITION_UNAVAILABLE and list(world.namespace.unsettled) == ["orders"]
+        assert why.reason is Reason.PARTITION_UNAVAILABLE and list(world.namespace.unconfirmed) == ["orders"]
         assert world.namespace.find("orders") is None
     created = await world.namespace.create_queue("orders", QueueSettings())
-    assert await entries(world) == [created] and not world.namespace.unsettled
+    assert await entries(world) == [created] and not world.namespace.unconfirmed
 
 
 async def test_who_deletes_what_may_have_been_created_hears_that_it_is_not_there_once_that_is_so(world: World) -> None:
     world.disk.fail("sync_directory", path_part="catalogue", times=ATTEMPTS)
     await refused_change(world.namespace.create_queue("orders", QueueSettings()))
     assert (await refused_change(world.namespace.delete_queue("orders"))).reason is Reason.ENTITY_NOT_FOUND
-    assert await entries(world) == [] and not world.namespace.unsettled
+    assert await entries(world) == [] and not world.namespace.unconfirmed
 
 
 async def test_an_update_of_unknown_outcome_leaves_the_queue_as_it_was_in_service_and_soon_on_the_disk(tmp_path: Path) -> None:
-    world = World(tmp_path, settle_retry_ms=1)
+    world = World(tmp_path, confirm_retry_ms=1)
     await world.namespace.load()
     created = await world.namespace.create_queue("orders", QueueSettings())
     world.disk.fail("sync_directory", path_part="catalogue", times=ATTEMPTS)
     await refused_change(world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)))
     assert world.namespace.find_queue("orders") is created
-    await until(lambda: not world.namespace.unsettled)
+    await until(lambda: not world.namespace.unconfirmed)
     assert await entries(world) == [created]
     await world.namespace.close()
     await world.store.close()
 
 
 async def test_a_queue_whose_deletion_has_an_unknown_outcome_is_out_of_service_until_its_entry_is_back(tmp_path: Path) -> None:
-    world = World(tmp_path, settle_retry_ms=1)
+    world = World(tmp_path, confirm_retry_ms=1)
     await world.namespace.load()
     created = await world.namespace.create_queue("orders", QueueSettings())
     queue, attached, later = world.queue("orders"), Watcher(), Watcher()
@@ -410,7 +410,7 @@ async def test_a_queue_whose_deletion_has_an_unknown_outcome_is_out_of_service_u
     assert why.reason is Reason.PARTITION_UNAVAILABLE and list(world.parts) == [("orders", 1)]
     assert (await refused_change(world.namespace.runtime("orders"))).reason is Reason.PARTITION_UNAVAILABLE
     world.disk.heal()
-    await until(lambda: not world.namespace.unsettled)
+    await until(lambda: not world.namespace.unconfirmed)
     again_served = world.queue("orders")
     assert again_served is not queue and again_served.description == created and again_served.available
     assert later.ended, "who has attached meanwhile is to attach anew"
@@ -427,7 +427,7 @@ async def test_a_deletion_that_is_tried_again_succeeds_when_the_disk_does(world:
     for _ in range(2):
         await refused_change(world.namespace.delete_queue("orders"))
     await world.namespace.delete_queue("orders")
-    assert (await entries(world), await world.store.entities()) == ([], []) and not world.namespace.unsettled
+    assert (await entries(world), await world.store.entities()) == ([], []) and not world.namespace.unconfirmed
 
 
 async def test_a_change_that_is_cancelled_while_the_disk_works_leaves_no_second_entry_and_no_queue_that_may_vanish(world: World) -> None:
@@ -463,7 +463,7 @@ async def test_a_change_that_is_cancelled_while_the_disk_works_leaves_no_second_
     assert await entries(world) == [updated] and world.queue("orders").available
 
 
-async def test_what_is_unsettled_is_tried_once_more_when_the_broker_stops(world: World) -> None:
+async def test_what_is_unconfirmed_is_tried_once_more_when_the_broker_stops(world: World) -> None:
     created = await world.namespace.create_queue("orders", QueueSettings())
     world.disk.fail("sync_directory", path_part="catalogue", times=ATTEMPTS)
     await refused_change(world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)))
@@ -480,7 +480,7 @@ async def test_a_full_disk_refuses_a_change_for_certain_and_lets_queues_be_delet
         world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)),
     ):
         assert (await refused_change(change)).reason is Reason.DISK_FULL
-    assert not world.namespace.unsettled and await entries(world) == [created]
+    assert not world.namespace.unconfirmed and await entries(world) == [created]
     await world.namespace.delete_queue("orders")
     assert await entries(world) == []
 
