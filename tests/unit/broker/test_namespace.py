@@ -431,19 +431,18 @@ async def test_a_deletion_that_is_tried_again_succeeds_when_the_disk_does(world:
 
 
 async def test_a_change_that_is_cancelled_while_the_disk_works_leaves_no_second_entry_and_no_queue_that_may_vanish(world: World) -> None:
-    loop, reached, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-
-    sync_directory = world.disk.sync_directory
-
-    def hold(path: Path) -> None:
-        if path.name == "catalogue":
-            loop.call_soon_threadsafe(reached.set)
-            assert go_on.wait(20)
-        sync_directory(path)
+    loop, sync_directory = asyncio.get_running_loop(), world.disk.sync_directory
 
     async def cancelled(change: Coroutine[Any, Any, object]) -> None:
-        reached.clear()
-        go_on.clear()
+        # Events of its own: the thread of the change before may not have noticed yet that it can go on.
+        reached, go_on = asyncio.Event(), threading.Event()
+
+        def hold(path: Path) -> None:
+            if path.name == "catalogue":
+                loop.call_soon_threadsafe(reached.set)
+                assert go_on.wait(20)
+            sync_directory(path)
+
         world.disk.sync_directory = hold  # type: ignore[method-assign]
         task = asyncio.create_task(change)
         await asyncio.wait_for(reached.wait(), 20)
