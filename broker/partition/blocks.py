@@ -10,9 +10,10 @@ The dictionary is kept in the order of these positions: the changed blocks are a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from broker.operations import PARTITION_SHIFT
+from broker.partition.gradual import sort_gradually
 from storage.log import Position
 
 BLOCK_SHIFT = 10
@@ -77,12 +78,14 @@ class Blocks:
         """How many they are."""
         return len(self._changed_at) if base is None else len(self.changed_since(base))
 
-    def adopt(self, taken: Mapping[int, Position]) -> None:
-        """These blocks come from a checkpoint; each was written for one at this position, and has not changed since."""
+    def adopt(self, taken: Mapping[int, Position]) -> Iterator[None]:
+        """These blocks come from a checkpoint; each was written for one at this position, and has not changed since. In steps."""
         assert not self._changed_at
-        for block in sorted(taken, key=taken.__getitem__):
-            # Some frame below that position was the one.
-            self._changed_at[block] = Position(taken[block] - 1)
+        for part in sort_gradually(taken, taken.__getitem__):
+            for block in part:
+                # Some frame below that position was the one.
+                self._changed_at[block] = Position(taken[block] - 1)
+            yield
 
     def forget(self, blocks: Sequence[int]) -> None:
         """These are gone, and a checkpoint says so."""

@@ -147,8 +147,7 @@ class Messages:
         return [frame for frame in self._frames if frame.live]
 
     def adopt_frames(self, frames: Iterable[StoredFrame]) -> None:
-        """The frames of a checkpoint, in the order of the log."""
-        assert not self._frames
+        """Some of a checkpoint's frames, in the order of the log: nothing but earlier ones came before."""
         self._frames.extend(frames)
 
     # --- what records do --------------------------------------------------------------------------------------------

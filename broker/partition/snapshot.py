@@ -36,12 +36,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import islice, repeat
+from operator import attrgetter
 from typing import Protocol
 
 from broker.partition import snapshot_v1
 from broker.partition._untracked import untrack
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
+from broker.partition.gradual import sort_gradually
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table, table
 from broker.partition.subqueue import Reference, StoredFrame
@@ -73,8 +75,11 @@ class Section(Protocol):
     def decode(self, block: int, data: bytes) -> None:
         """Bring a block back. Raises UnreadableRecord."""
 
-    def decoded(self, taken: Mapping[int, Position]) -> None:
-        """All blocks are back; each was written for a checkpoint at this position, and had not changed when this one was taken."""
+    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
+        """All blocks are back; each was written for a checkpoint at this position, and had not changed when this one was taken.
+
+        Done in steps of a millisecond at most.
+        """
 
     def saved(self, gone: Sequence[int]) -> None:
         """A checkpoint is durable in which these blocks are no more."""
@@ -132,7 +137,10 @@ class Snapshot:
         return min((needed for section in self._sections if (needed := section.needed_from()) is not None), default=None)
 
     def load_steps(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Bring the state back into fresh `Messages`, a block with each step; `finish_replay` has to follow. Raises UnreadableRecord."""
+        """Bring the state back into fresh `Messages`, a block at most in each step; `finish_replay` has to follow.
+
+        Raises UnreadableRecord.
+        """
         if [section.name for section in checkpoint.sections] == [""]:
             yield from self._load_v1(checkpoint)
             return
@@ -144,14 +152,16 @@ class Snapshot:
             for block in sorted(stored.blocks):
                 section.decode(block, stored.blocks[block])
                 yield
-            section.decoded(stored.taken)
+            yield from section.decoded(stored.taken)
 
     def _load_v1(self, checkpoint: Checkpoint) -> Iterator[None]:
         messages = self._messages
-        snapshot_v1.load(messages, checkpoint.sections[0].blocks[0])
-        yield
+        yield from snapshot_v1.load(messages, checkpoint.sections[0].blocks[0])
         for subqueue in messages.subqueues:
-            messages.blocks.touch(subqueue.number, subqueue.references, Position(0))
+            numbers = iter(subqueue.references)
+            while part := list(islice(numbers, BLOCK_MESSAGES)):
+                messages.blocks.touch(subqueue.number, part, Position(0))
+                yield
 
 
 class _CountersSection:
@@ -174,8 +184,8 @@ class _CountersSection:
             raise UnreadableRecord(f"a checkpoint's counters have {len(data)} bytes in block {block}")
         self._messages.next_number, self._messages.latest_enqueued_ms = _COUNTERS.unpack(data)
 
-    def decoded(self, taken: Mapping[int, Position]) -> None:
-        pass
+    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
+        return iter(())
 
     def saved(self, gone: Sequence[int]) -> None:
         pass
@@ -287,10 +297,15 @@ class _MessagesSection:
             frame = self._frames[position] = StoredFrame(Position(position))
         return frame
 
-    def decoded(self, taken: Mapping[int, Position]) -> None:
-        self._messages.adopt_frames(sorted(self._frames.values(), key=lambda frame: frame.position))
-        self._frames.clear()
-        self._blocks.adopt(taken)
+    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
+        for part in sort_gradually(self._frames.values(), attrgetter("position")):
+            self._messages.adopt_frames(part)
+            yield
+        while self._frames:
+            for _ in range(min(len(self._frames), BLOCK_MESSAGES)):
+                self._frames.popitem()
+            yield
+        yield from self._blocks.adopt(taken)
 
     def saved(self, gone: Sequence[int]) -> None:
         self._blocks.forget(gone)

@@ -29,8 +29,10 @@ Releases before blocks (`snapshot.py`) wrote it, and it is read so that their da
 from __future__ import annotations
 
 import struct
-from itertools import repeat
+from collections.abc import Generator, Iterator
 
+from broker.partition._untracked import untrack
+from broker.partition.gradual import AT_ONCE
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table
 from broker.partition.subqueue import Reference, StoredFrame, Subqueue
@@ -41,8 +43,8 @@ _HEAD = struct.Struct("<4sIQQII")
 _SUBQUEUE = struct.Struct("<II")
 
 
-def load(messages: Messages, state: bytes) -> None:
-    """Bring back the durable state into fresh `Messages`; `finish_replay` has to follow. Raises UnreadableRecord."""
+def load(messages: Messages, state: bytes) -> Iterator[None]:
+    """Bring back the durable state into fresh `Messages`, in steps; `finish_replay` has to follow. Raises UnreadableRecord."""
     view = memoryview(state)
     if len(view) < _HEAD.size or view[:4] != _MAGIC:
         raise UnreadableRecord("a checkpoint does not begin as one of this release")
@@ -50,15 +52,22 @@ def load(messages: Messages, state: bytes) -> None:
     if subqueue_count > len(messages.subqueues):
         raise UnreadableRecord(f"a checkpoint holds {subqueue_count} subqueues, this release knows {len(messages.subqueues)}")
     positions, end = read_table("Q", view, _HEAD.size, frame_count)
-    frames = [StoredFrame(Position(position)) for position in positions]
+    frames: list[StoredFrame] = []
+    for start in range(0, frame_count, AT_ONCE):
+        part = [StoredFrame(Position(position)) for position in positions[start : start + AT_ONCE]]
+        untrack(part)
+        frames += part
+        yield
     for subqueue in messages.subqueues[:subqueue_count]:
-        end = _load_subqueue(subqueue, frames, view, end)
+        end = yield from _load_subqueue(subqueue, frames, view, end)
     if end != len(view):
         raise UnreadableRecord(f"a checkpoint has {len(view)} bytes, its tables speak of {end}")
-    messages.adopt_frames(frames)
+    for start in range(0, frame_count, AT_ONCE):
+        messages.adopt_frames(frames[start : start + AT_ONCE])
+        yield
 
 
-def _load_subqueue(subqueue: Subqueue, frames: list[StoredFrame], view: memoryview, end: int) -> int:
+def _load_subqueue(subqueue: Subqueue, frames: list[StoredFrame], view: memoryview, end: int) -> Generator[None, None, int]:
     if end + _SUBQUEUE.size > len(view):
         raise UnreadableRecord(f"a checkpoint ends at byte {len(view)}, before its subqueue {subqueue.number}")
     count, changed_count = _SUBQUEUE.unpack_from(view, end)
@@ -72,31 +81,36 @@ def _load_subqueue(subqueue: Subqueue, frames: list[StoredFrame], view: memoryvi
     states, end = read_table("H", view, end, count)
     changed_places, end = read_table("I", view, end, changed_count)
     changed_sizes, end = read_table("I", view, end, changed_count)
-    # Equal times and sizes become one object each: a table makes one per message.
-    shared: dict[int, int] = {}
-    share = shared.setdefault
-    expiry_column = [share(each, each) or None for each in expiries] if any(expiries) else repeat(None, count)
-    references = list(
-        map(
-            Reference,
-            numbers,
-            map(frames.__getitem__, places),
-            offsets,
-            map(share, sizes, sizes),
-            map(share, enqueued, enqueued),
-            expiry_column,
+    yield
+    for start in range(0, count, AT_ONCE):
+        here = slice(start, start + AT_ONCE)
+        # Equal times and sizes become one object each: a table makes one per message.
+        shared: dict[int, int] = {}
+        share = shared.setdefault
+        part_numbers, part_places, part_sizes, part_enqueued = numbers[here], places[here], sizes[here], enqueued[here]
+        references = list(
+            map(
+                Reference,
+                part_numbers,
+                map(frames.__getitem__, part_places),
+                offsets[here],
+                map(share, part_sizes, part_sizes),
+                map(share, part_enqueued, part_enqueued),
+                [share(each, each) or None for each in expiries[here]],
+            )
         )
-    )
-    for place in places:
-        frames[place].live += 1
-    for place, delivery_count in enumerate(deliveries):
-        if delivery_count:
-            references[place].delivery_count = delivery_count
-    for place, state in enumerate(states):
-        if state:
-            references[place].state = state
-    for place, size in zip(changed_places, changed_sizes, strict=True):
-        references[place].changed = bytes(view[end : end + size])
+        untrack(references)
+        for reference, delivery_count, state in zip(references, deliveries[here], states[here], strict=True):
+            reference.frame.live += 1
+            if delivery_count:
+                reference.delivery_count = delivery_count
+            if state:
+                reference.state = state
+        subqueue.references.update((reference.sequence_number, reference) for reference in references)
+        yield
+    for at, (place, size) in enumerate(zip(changed_places, changed_sizes, strict=True), 1):
+        subqueue.references[numbers[place]].changed = bytes(view[end : end + size])
         end += size
-    subqueue.references.update((reference.sequence_number, reference) for reference in references)
+        if not at % AT_ONCE:
+            yield
     return end

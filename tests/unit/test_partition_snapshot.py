@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from broker.partition import records
+from broker.partition import gradual, records
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks
+from broker.partition.gradual import AT_ONCE
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
-from broker.partition.records import Enqueued, Mark, UnreadableRecord
+from broker.partition.records import Enqueued, Mark, Relocated, UnreadableRecord
 from broker.partition.snapshot import Snapshot
 from storage.log import Checkpoint, Position, Section
 from tests.support.old_checkpoint import state_of_version_1
@@ -143,13 +147,62 @@ def test_a_block_without_a_message_is_said_to_be_gone_and_then_forgotten() -> No
 
 def test_what_comes_from_a_checkpoint_counts_as_changed_just_below_the_one_for_which_it_was_written() -> None:
     blocks = Blocks()
-    blocks.adopt({1: Position(500), 2: Position(300), 3: Position(500)})
+    deque(blocks.adopt({1: Position(500), 2: Position(300), 3: Position(500)}), maxlen=0)
     assert sorted(blocks.changed_since(Position(500))) == []
     assert sorted(blocks.changed_since(Position(400))) == [1, 3]
     assert sorted(blocks.changed_since(Position(300))) == [1, 3], "the block of 300 was changed by a frame below 300"
     assert sorted(blocks.changed_since(Position(299))) == [1, 2, 3]
     blocks.touch_run(0, 2 * BLOCK_MESSAGES, 1, Position(700))
     assert blocks.changed_since(Position(600)) == [2]
+
+
+def with_many_frames() -> Messages:
+    """Thousands of messages, each in a frame of its own; some were moved to later frames."""
+    messages = new_messages()
+    for position in range(100, 100 + 5 * AT_ONCE):
+        send(messages, position, 1)
+    first = messages.first_number | 1
+    for number in range(first, first + 2 * AT_ONCE, 2):
+        moved = Relocated([number], [1000], [0], [10], [0], [0], [0], [None], 64)
+        messages.apply_relocated(Position(1_000_000 + number - first), moved)
+    mark(messages, 1_100_100, Mark(records.RETURNED, 0, range(first, first + 3_000), b"\xc1\x01\x00"))
+    return messages
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_step_of_bringing_back_a_checkpoint_touches_more_than_a_block_of_messages_or_frames(version: int) -> None:
+    messages = with_many_frames()
+    if version == 1:
+        checkpoint = Checkpoint(Position(1_100_200), (Section("", 1, {0: state_of_version_1(messages)}),))
+    else:
+        checkpoint = taken(Snapshot(messages), Position(1_100_200), None)
+        sections = [replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position)) for section in checkpoint.sections]
+        checkpoint = replace(checkpoint, sections=tuple(sections))
+    again = fresh()
+
+    def sizes() -> list[int]:
+        return [again.count, len(again._frames), len(again.blocks)]
+
+    before = sizes()
+    most = 0
+    for _ in Snapshot(again).load_steps(checkpoint):
+        now = sizes()
+        most = max(most, *(after - earlier for after, earlier in zip(now, before, strict=True)))
+        before = now
+    assert 0 < most <= BLOCK_MESSAGES
+    again.finish_replay(0)
+    again.check()
+    assert contents(again) == contents(messages)
+    assert [frame.position for frame in again.live_frames()] == sorted(frame.position for frame in messages.live_frames())
+
+
+@given(st.lists(st.integers(0, 20)), st.integers(1, 5))
+def test_what_is_sorted_in_steps_is_sorted(items: list[int], at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradual, "AT_ONCE", at_once)
+        parts = list(gradual.sort_gradually(items, lambda each: each))
+    assert [each for part in parts for each in part] == sorted(items)
+    assert all(len(part) <= at_once for part in parts)
 
 
 def test_the_state_of_an_earlier_release_is_read_and_taken_as_a_whole() -> None:
