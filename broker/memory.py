@@ -97,6 +97,12 @@ class Memory:
                     "were received or deleted. Please wait 2 seconds and try again.",
                 )
 
+    def expect(self, size: int) -> None:
+        """So many bytes come in and may stay, beside messages: is there room for them? `limited` tells."""
+        self._room -= size
+        if self._room < 0 and not self.limited:
+            self.look()
+
     def look(self) -> None:
         """Measure, and decide whether sends are refused from now on."""
         resident, waiting = self._resident(), self._counted()

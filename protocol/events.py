@@ -126,6 +126,12 @@ class DeliveriesUpdated:
     annotations: bytes = b""
     """With MODIFIED: message-annotations, an encoded AMQP map, or empty."""
 
+    @property
+    def bytes(self) -> int:
+        """What `error` and `annotations` take."""
+        error = self.error
+        return len(self.annotations) + (len(error.description) + len(error.info) if error is not None else 0)
+
 
 Event = (
     ConnectionOpened | ConnectionClosed | LinkAttached | LinkDetached | CreditGranted | MessagesReceived | MessageTooLarge

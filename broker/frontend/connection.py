@@ -347,8 +347,13 @@ class Connection:
         if self._inflight_bytes + self._partial_bytes > self.services.settings.connection_inflight_bytes_max:
             self.hold_reading("connection")
 
+    def took_changes(self, size: int) -> None:
+        """Properties of `size` bytes that a settlement changes wait for it from now on, and stay in memory if it succeeds."""
+        self.services.memory.expect(size)
+        self.took(size, 0)
+
     def finished_with(self, size: int, messages: int) -> None:
-        """Messages of `size` bytes have their outcome."""
+        """Messages of `size` bytes have their outcome, or settlements."""
         self._inflight_bytes -= size
         self.services.inflight.remove(size)
         self.services.pace.remove(self, size, messages)

@@ -372,6 +372,8 @@ class OutgoingLink:
             self._engine.settle(deliveries, Outcome.RELEASED)
             return
         self._settling[cookie] = (deliveries, event)
+        if event.annotations or event.error is not None:
+            self._connection.took_changes(event.bytes)
         self._handles[number].post(operation, self._client, self._answered)
 
     def _operation(self, event: DeliveriesUpdated, tokens: list[LockToken], cookie: int) -> Complete | Abandon | Defer | DeadLetter | None:
@@ -402,7 +404,7 @@ class OutgoingLink:
         if removed is not None:
             self._removed(settled, removed)
             return
-        deliveries, event = self._settling.pop(settled.cookie)
+        deliveries, event = self._take_settling(settled.cookie)
         if self.link.gone or not deliveries:
             return
         if settled.failures:
@@ -414,6 +416,12 @@ class OutgoingLink:
         self._engine.settle(deliveries, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here)
         self._connection.flush_soon()
 
+    def _take_settling(self, cookie: int) -> tuple[Sequence[Delivery], DeliveriesUpdated]:
+        deliveries, event = self._settling.pop(cookie)
+        if event.annotations or event.error is not None:
+            self._connection.finished_with(event.bytes, 0)
+        return deliveries, event
+
     def _failed(self, failed: Failed) -> None:
         if not isinstance(failed.cookie, int):
             return
@@ -422,7 +430,7 @@ class OutgoingLink:
             self._removing_count -= len(removed.tokens)
             self.credit_granted()
             return
-        deliveries, _ = self._settling.pop(failed.cookie)
+        deliveries, _ = self._take_settling(failed.cookie)
         if not self.link.gone:
             self._engine.reject(deliveries, error_of(Refused(failed.reason, failed.description)))
             self._connection.flush_soon()

@@ -10,7 +10,7 @@ import pytest
 from tests.hostile.bystander import Bystander, resident_mib
 from tests.support.broker_process import BrokerProcess, queue
 
-QUEUES = ("bystander", "target", "backlog", "bulk", "twice")
+QUEUES = ("bystander", "target", "backlog", "bulk", "changed", "twice")
 OPEN_TIMEOUT_S = 2.0
 """What a client has for SASL and open here; the default is longer than a test should take."""
 HEADER_TIMEOUT_S = 1.0

@@ -345,6 +345,21 @@ def test_changes_without_end_are_refused_before_they_fill_the_memory(broker: Bro
         assert rejected_with(connection.read_until(raw.DISPOSITION)).startswith(("amqp:", "com.microsoft:argument-error"))
 
 
+def test_large_settlements_in_masses_are_forgotten_once_they_are_answered(broker: BrokerProcess) -> None:
+    fill(broker.addresses.amqp_port, "changed", 1_000, 10)
+    with opened(broker.addresses.amqp_port) as connection:
+        connection.attach_receiver(1, "changed")
+        connection.send_frame(raw.FLOW, raw.flow_fields(1, 0, 1_000))
+        numbers = [connection.read_until(raw.TRANSFER).field(1) for _ in range(1_000)]
+        before = resident_mib(broker.pid)
+        for number in numbers:
+            state = raw.outcome(raw.MODIFIED, [True, True, {Symbol("note"): f"{number:060000}"}])
+            connection.send_frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, state))
+            assert rejected_with(connection.read_until(raw.DISPOSITION)) == "com.microsoft:argument-error"
+        assert resident_mib(broker.pid) - before < 20, "60 MB were sent"
+        assert part_politely(connection) is None
+
+
 def test_a_settlement_said_twice_in_one_breath_counts_once(broker: BrokerProcess) -> None:
     fill(broker.addresses.amqp_port, "twice", 4, 10)
     with opened(broker.addresses.amqp_port) as connection:

@@ -49,6 +49,19 @@ class Process:
         self.memory.look()
 
 
+def test_what_comes_in_between_two_looks_is_noticed_where_the_mark_is_near() -> None:
+    process = Process(MARK - 2 * MIB)
+    process.memory.look()
+    looks = process.looks
+    process.memory.expect(MIB)
+    assert process.looks == looks and not process.memory.limited
+    process.resident += 3 * MIB
+    process.memory.expect(2 * MIB)
+    assert process.looks == looks + 1 and process.memory.limited
+    process.memory.expect(MIB)
+    assert process.looks == looks + 1, "it is known already"
+
+
 def test_above_the_mark_messages_are_refused_and_each_change_is_logged_once() -> None:
     process = Process()
     with capture_logs() as lines:

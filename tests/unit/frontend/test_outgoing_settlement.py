@@ -213,3 +213,40 @@ async def test_a_removal_that_fails_sends_nothing_and_asks_again() -> None:
     give(stack, 0, 1)
     stack.parts[0].answer(Complete, lambda operation: Failed(Reason.DISK_FULL, "full", operation.cookie))
     assert tags_of(await client.hear()) == [] and demands(stack) == {0: 1}
+
+
+# --- properties to change -----------------------------------------------------------------------------------------------------
+
+LARGE = {Symbol("note"): "x" * 30_000}
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+async def test_a_client_whose_settlements_wait_with_many_properties_is_not_read_until_they_have_an_outcome(succeeds: bool) -> None:
+    stack, client = await receiving(8, connection_inflight_bytes_max=100_000)
+    give(stack, 1, 4)
+    await client.hear()
+    for number in range(4):
+        assert client.wire.reading
+        client.dispose(number, number, raw.outcome(raw.MODIFIED, [True, True, LARGE | {Symbol("number"): number}]))
+    assert not client.wire.reading and stack.services.inflight.bytes > 120_000
+    for _ in range(4):
+        stack.parts[1].answer(Defer, lambda each: Settled(each.cookie) if succeeds else Failed(Reason.SERVER_BUSY, "later", each.cookie))
+    assert client.wire.reading and stack.services.inflight.bytes == 0
+    answers = await client.heard(raw.DISPOSITION)
+    assert sum((answer.field(2) or answer.field(1)) - answer.field(1) + 1 for answer in answers) == 4
+    assert {answer.field(4).descriptor for answer in answers} == {raw.MODIFIED if succeeds else raw.REJECTED}
+
+
+async def test_what_settlements_change_counts_until_it_has_an_outcome_also_when_its_client_is_gone() -> None:
+    stack, client = await receiving(8)
+    give(stack, 1, 2)
+    await client.hear()
+    client.dispose(0, 0, raw.outcome(raw.ACCEPTED))
+    assert stack.services.inflight.bytes == 0
+    error = Described(ULong(raw.ERROR), [Symbol("a:b"), "y" * 1_000, LARGE])
+    client.dispose(1, 1, raw.outcome(raw.REJECTED, [error]))
+    assert stack.services.inflight.bytes > 31_000
+    client.connection.connection_lost()
+    stack.parts[1].answer(Complete, lambda each: Settled(each.cookie))
+    stack.parts[1].answer(DeadLetter, lambda each: Settled(each.cookie))
+    assert stack.services.inflight.bytes == 0
