@@ -25,14 +25,14 @@ _TIMES_MAX = 1024
 """Commits' times kept, at most, until they are put into their histogram."""
 
 
-class _Settler(Collector):
-    """Has no metrics of its own: asked first, it settles what the others are about to show."""
+class _Flusher(Collector):
+    """Has no metrics of its own: asked first, it flushes what the others are about to show."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        self._metrics.settle()
+        self._metrics.flush()
         return ()
 
 
@@ -46,7 +46,7 @@ class Metrics:
         """By name: the counters of every entity that there is."""
         self._commit_times: list[float] = []
         self._commit_bytes = self._commit_records = 0
-        self.registry.register(_Settler(self))
+        self.registry.register(_Flusher(self))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
@@ -96,9 +96,9 @@ class Metrics:
         self._commit_bytes += size
         self._commit_times.append(seconds)
         if len(self._commit_times) >= _TIMES_MAX:
-            self.settle()
+            self.flush()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Move what was added into the counters."""
         times, self._commit_times = self._commit_times, []
         size, self._commit_bytes = self._commit_bytes, 0
