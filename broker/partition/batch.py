@@ -109,7 +109,7 @@ _DELIVERY_COUNT, _EXPIRES_AT_MS = attrgetter("delivery_count"), attrgetter("expi
 _CHANGED, _PAYLOAD = attrgetter("changed"), attrgetter("payload")
 
 
-def fill_locked(answer: Locked, lease: Lease) -> None:
+def write_locked(answer: Locked, lease: Lease) -> None:
     """Write the columns of a `Locked` answer, once per batch; messages that are not in memory are empty."""
     references = lease.references
     nonce = lease.nonce.to_bytes(8, "big")

@@ -58,6 +58,7 @@ from broker.operations import (
     Withdrawn,
 )
 from broker.partition.batch import Batch
+from broker.partition.bounds import MIB, Bounds
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.messages import SUBQUEUES, Messages
 from broker.partition.patience import Hung, Patience, PatientLog
@@ -66,7 +67,7 @@ from broker.partition.records import UnreadableRecord
 from broker.partition.rest import Register, Rest
 from broker.partition.signals import Once, Signal
 from broker.partition.snapshot import Snapshot
-from broker.partition.state import MIB, Bounds, Partition
+from broker.partition.state import Partition
 from broker.partition.summary import summary_of
 from broker.partition.upkeep import Upkeep, UpkeepLimits
 from broker.slices import Slices

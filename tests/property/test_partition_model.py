@@ -60,8 +60,8 @@ from broker.operations import (
     Withdrawn,
     partition_of,
 )
+from broker.partition.bounds import Bounds
 from broker.partition.clock_settings import TOLERANCE_MS
-from broker.partition.state import Bounds
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from protocol.codec import decode

@@ -6,7 +6,7 @@ import asyncio
 
 from broker.entities import DEAD_LETTER, MAIN, QueueSettings
 from broker.operations import Arrived, ClientId, Complete, DeadLetter, Detach, Peek, Peeked, Send, Sent, Unavailable, Watch
-from broker.partition.state import Bounds
+from broker.partition.bounds import Bounds
 from storage.errors import CommitFailed
 from tests.support.partition_harness import NUMBER, Harness, one
 

@@ -7,9 +7,9 @@ import pytest
 from broker.entities import DEAD_LETTER, MAIN, QueueSettings
 from broker.errors import Reason
 from broker.operations import Complete, Demand, Failed, Locked, Renewed, RenewLocks, Send, Settled
+from broker.partition.bounds import Bounds
 from broker.partition.clock_settings import SETTINGS_MAX, ClockSettings
 from broker.partition.enqueued_times import EnqueuedTimes
-from broker.partition.state import Bounds
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one
 

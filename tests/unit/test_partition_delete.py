@@ -19,7 +19,7 @@ from broker.operations import (
     Sent,
     Settled,
 )
-from broker.partition.state import Bounds
+from broker.partition.bounds import Bounds
 from broker.partition.task import TaskLimits
 from tests.support.partition_harness import Harness, one
 

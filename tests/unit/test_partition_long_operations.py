@@ -27,7 +27,7 @@ from broker.operations import (
     Withdraw,
 )
 from broker.partition.parts import Divisible
-from broker.partition.state import Bounds
+from broker.partition.bounds import Bounds
 from broker.partition.task import TaskLimits
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one

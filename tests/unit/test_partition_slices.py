@@ -13,11 +13,11 @@ import pytest
 from broker.entities import MAIN, QueueSettings
 from broker.operations import Complete, Defer, Demand, Locked, Peeked, Release, Send, Sent, Settled, Watch, Withdraw, Withdrawn
 from broker.partition import messages as messages_module
+from broker.partition.bounds import Bounds
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.messages import DROPPED_AT_ONCE, RELOCATED_AT_ONCE, REPLAYED_AT_ONCE, Messages
 from broker.partition.order import CHUNK, Order
 from broker.partition.payloads import PayloadBudget
-from broker.partition.state import Bounds
 from broker.partition.subqueue import REBUILT_AT_ONCE, Lease, Reference, StoredFrame, Subqueue
 from broker.partition.task import TaskLimits
 from storage.log import Position
@@ -219,7 +219,7 @@ async def test_messages_that_expired_one_after_the_other_in_a_long_pause_leave_i
     partition = harness.task._partition
     assert partition is not None
     await harness.task.step()
-    ticks = partition._main.expiry._ticks  # type: ignore[union-attr]
+    ticks = partition.messages.main.expiry._ticks  # type: ignore[union-attr]
     assert len(ticks) == 900, "one batch goes through all the ticks of the pause"
     while (due_ms := partition.next_due_ms()) is not None:
         assert due_ms <= harness.clock.monotonic_ms(), "the timer fires at once"

@@ -38,8 +38,8 @@ from broker.operations import (
     sequence_of_token,
 )
 from broker.partition import records
+from broker.partition.bounds import Bounds
 from broker.partition.records import Mark
-from broker.partition.state import Bounds
 from broker.partition.task import TaskLimits
 from protocol.codec import decode
 from tests.support.partition_harness import NUMBER, Harness, one

@@ -1,0 +1,135 @@
+"""Looking at messages without locking them: peek, watch for arrivals, and delete in bulk. Pure.
+
+Messages that the batch in hand has sent are not shown, for they may still be refused (durability rule 3). Nor are those
+whose time to live is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from broker.operations import Arrived, ClientId, Delete, Deleted, Peek, Watch
+from broker.partition import records
+from broker.partition.batch import peeked
+from broker.partition.dead_lettering import DEAD_LETTER
+from broker.partition.records import Mark
+from broker.partition.subqueue import DEFERRED, Reference, Subqueue
+from broker.partition.time_to_live import TimeToLive
+from broker.partition.workspace import Workspace
+
+
+class Browsing:
+    """Shows the messages of one partition."""
+
+    __slots__ = ("_space", "_telling", "_time_to_live", "_watches")
+
+    def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
+        self._space, self._time_to_live = space, time_to_live
+        self._watches: set[tuple[ClientId, int]] = set()
+        """Clients to be told when something arrives, with the subqueue's number."""
+        self._telling: dict[tuple[ClientId, int], None] = {}
+        """Watches for which something has arrived, in the order in which their clients are told."""
+
+    @property
+    def has_more(self) -> bool:
+        """Some clients are still to be told."""
+        return bool(self._telling)
+
+    def peek(self, client: ClientId, peek: Peek) -> bool:
+        """Show messages. False if so many were passed over that the batch ends."""
+        space = self._space
+        subqueue = space.messages.find(peek.subqueue)
+        found: list[Reference] = []
+        room, more = space.bounds.peeked_bytes_max, False
+        if peek.bytes_max is not None:
+            room = max(min(room, peek.bytes_max), 1)
+        for number, reference in self._visible(subqueue, peek.from_sequence_number):
+            if len(found) >= peek.count:
+                break
+            if reference is None and not found:
+                peek.from_sequence_number = number
+                return False
+            if reference is None or room <= 0:
+                more = True
+                break
+            found.append(reference)
+            room -= reference.size
+        space.batch.work += len(found)
+        answer = peeked(found, peek.cookie, more)
+        if b"" in answer.messages:
+            space.batch.holes.append((answer.messages, found))
+        space.answer(client, answer)
+        return True
+
+    def watch(self, client: ClientId, watch: Watch) -> bool:
+        """Tell the client when there is something to see from a number on. False as for `peek`."""
+        space = self._space
+        subqueue = space.messages.find(watch.subqueue)
+        number, reference = next(self._visible(subqueue, watch.from_sequence_number), (None, None))
+        if number is None:
+            self._watches.add((client, subqueue.number))
+        elif reference is None:
+            watch.from_sequence_number = number
+            return False
+        else:
+            space.answer(client, Arrived(space.number, subqueue.name))
+        return True
+
+    def tell_watchers(self) -> None:
+        """The answers leave with the batch, so a client that then peeks is shown what this batch has brought."""
+        space = self._space
+        arrived = {space.main.number: space.batch.has_sent, DEAD_LETTER: space.batch.dead_lettered > 0}
+        for watch in [watch for watch in self._watches if arrived.get(watch[1])] if any(arrived.values()) else ():
+            self._watches.remove(watch)
+            self._telling[watch] = None
+        for client, number in list(islice(self._telling, space.bounds.told_max)):
+            del self._telling[client, number]
+            space.answer(client, Arrived(space.number, space.subqueues[number].name))
+
+    def forget(self, client: ClientId) -> None:
+        """The client has gone: it watches nothing."""
+        for subqueue in self._space.subqueues if self._watches or self._telling else ():
+            self._watches.discard((client, subqueue.number))
+            self._telling.pop((client, subqueue.number), None)
+
+    def delete(self, client: ClientId, delete: Delete) -> None:
+        """Messages that this batch has sent stay: they may still be refused (durability rule 3). Overdue messages expire by themselves."""
+        space, batch = self._space, self._space.batch
+        subqueue = space.messages.find(delete.subqueue)
+        numbers: list[int] = []
+        next_number: int | None = None
+        looked_at = 0
+        for looked_at, reference in enumerate(subqueue.browse(max(delete.from_sequence_number, 0))):
+            number = reference.sequence_number
+            if reference.enqueued_at_ms >= delete.enqueued_before_ms or (batch.has_sent and number >= batch.first_sent):
+                break  # enqueued times never go back, so the following ones are no older
+            if len(numbers) >= delete.count or looked_at >= space.bounds.deleted_max:
+                next_number = number
+                break
+            if reference.lease is None and reference.state != DEFERRED and not self._time_to_live.is_overdue(subqueue, reference):
+                numbers.append(number)
+        if numbers:
+            space.mark(Mark(records.REMOVED, subqueue.number, numbers))
+        batch.work += looked_at + 1
+        space.answer(client, Deleted(len(numbers), next_number, delete.cookie))
+
+    def _visible(self, subqueue: Subqueue, from_number: int) -> Iterator[tuple[int, Reference | None]]:
+        """Messages that a client may look at: not those that this batch has sent, for they may still be refused (durability rule 3).
+
+        Ends with a number and no message where as many were passed over as a batch may look at: it is the place to go on from.
+        """
+        space, batch = self._space, self._space.batch
+        passed_over = 0
+        for reference in subqueue.browse(max(from_number, 0)):
+            number = reference.sequence_number
+            if batch.has_sent and number >= batch.first_sent:
+                return
+            if not self._time_to_live.is_overdue(subqueue, reference):
+                yield number, reference
+                continue
+            passed_over += 1
+            if passed_over >= space.bounds.looks_max:
+                batch.work += passed_over
+                yield number, None
+                return

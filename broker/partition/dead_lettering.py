@@ -1,0 +1,35 @@
+"""Moving messages to the dead-letter subqueue, and the reasons that the broker itself gives for it (AMQP contract 10.3, 10.4). Pure.
+
+A client that dead-letters a message gives the reason itself. Messages of a dead-letter subqueue go no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.changed_properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
+from broker.partition import records
+from broker.partition.records import Mark
+from broker.partition.subqueue import Reference, Subqueue
+from broker.partition.workspace import Workspace
+
+DEAD_LETTER = 1
+"""The number of the dead-letter subqueue."""
+
+MAX_DELIVERIES = encode_changes({
+    DEAD_LETTER_REASON: "MaxDeliveryCountExceeded",
+    DEAD_LETTER_DESCRIPTION: "Message could not be consumed after maximum delivery attempts.",
+})  # fmt: skip
+EXPIRED = encode_changes({
+    DEAD_LETTER_REASON: "TTLExpiredException",
+    DEAD_LETTER_DESCRIPTION: "The message expired and was dead lettered.",
+})  # fmt: skip
+
+
+def dead_letter(
+    space: Workspace, subqueue: Subqueue, references: Sequence[Reference], changed: bytes | None, counts_delivery: bool = False
+) -> None:
+    """Move messages to the dead-letter subqueue. `changed`: the properties that say why; `counts_delivery`: a delivery of theirs failed."""
+    numbers = [reference.sequence_number for reference in references]
+    space.batch.dead_lettered += len(numbers)
+    space.mark(Mark(records.MOVED, subqueue.number, numbers, changed, DEAD_LETTER, counts_delivery))

@@ -1,0 +1,220 @@
+"""Handing out messages: demand, grants, recall; and fetching deferred ones. Pure.
+
+Clients ask for messages (`Demand`), and are given the oldest available ones in their turns (`DemandBook`), locked, in one answer for each
+client, subqueue and batch. A client that has more than it passed on is asked for the rest (`Recall`) when another one waits in vain.
+"""
+
+from __future__ import annotations
+
+from broker.errors import Reason, Refused
+from broker.operations import (
+    ClientId,
+    Demand,
+    Detach,
+    Locked,
+    Recall,
+    Recalled,
+    ReceiveDeferred,
+    Unmet,
+    Withdrawn,
+)
+from broker.partition.batch import Grant, write_locked
+from broker.partition.demand import DemandBook, Waiter
+from broker.partition.subqueue import DEFERRED, Lease, Reference, Subqueue
+from broker.partition.time_to_live import TimeToLive
+from broker.partition.workspace import Workspace
+
+_ANSWER_BYTES = 256
+"""The memory that a message of an answer takes beside its bytes and its changed properties, at least."""
+
+
+class Delivering:
+    """Hands out the messages of one partition."""
+
+    __slots__ = ("_space", "_time_to_live")
+
+    def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
+        self._space, self._time_to_live = space, time_to_live
+
+    @property
+    def has_more(self) -> bool:
+        """Somebody waits for what is available: the batch had given as much as one may."""
+        return any(subqueue.available and book for subqueue, book in zip(self._space.subqueues, self._space.books, strict=True))
+
+    def demand(self, client: ClientId, demand: Demand) -> None:
+        """A client wants so many messages from now on."""
+        space = self._space
+        subqueue = space.messages.find(demand.subqueue)
+        book = space.books[subqueue.number]
+        if book.is_leaving(client):
+            book.leave(client)
+            space.answer(client, Withdrawn(space.number, subqueue.name))
+        if demand.count > 0:
+            book.ask(client, demand.count, demand.bytes_max)
+            if demand.tell_unmet:
+                space.batch.to_tell.append((client, subqueue.number))
+
+    def withdraw(self, client: ClientId, subqueue: Subqueue) -> bool:
+        """A drain means: what is there now, and then no more. So the demand is met first, and asked back for (§2.6.7)."""
+        space = self._space
+        book = space.books[subqueue.number]
+        self._hand_out(subqueue, book)
+        if subqueue.available and book.waits(client) and (client, subqueue.number) not in space.batch.open_grants:
+            return False  # the batch has handed out as much as one may, and this client has got nothing yet
+        self._recall(subqueue, book)
+        if book.withdraw(client):
+            space.answer(client, Withdrawn(space.number, subqueue.name))
+        self._close_grant(client, subqueue)
+        return True
+
+    def recalled(self, client: ClientId, recalled: Recalled) -> None:
+        """A client gives back what it was asked for: another one gets it."""
+        space = self._space
+        subqueue = space.messages.find(recalled.subqueue)
+        book = space.books[subqueue.number]
+        space.batch.work += len(recalled.tokens)
+        returned = space.locks.unlock(recalled.tokens, space.arrived_ms)
+        book.recalled(client)
+        for other, references in returned:
+            self._time_to_live.give_back(other, references)
+        if returned:
+            book.pass_turn(client)
+            while subqueue.available and (waiter := book.latest_but(client)) is not None:
+                if not self._grant(subqueue, book, waiter, waiter.count) and self._has_granted_enough:
+                    return
+
+    def detach(self, client: ClientId, detach: Detach) -> None:
+        """A client has gone: what it did not see is available again."""
+        space = self._space
+        space.batch.work += len(detach.unseen)
+        returned = space.locks.unlock(detach.unseen, space.arrived_ms)
+        for book in space.books:
+            book.detach(client)
+        for subqueue, references in returned:
+            self._time_to_live.give_back(subqueue, references)
+
+    def receive_deferred(self, client: ClientId, receive: ReceiveDeferred) -> None:
+        """Lock deferred messages for a client that names them. Raises Refused(MESSAGE_NOT_FOUND)."""
+        space = self._space
+        subqueue = space.messages.find(receive.subqueue)
+        found: list[Reference] = []
+        for number in dict.fromkeys(receive.sequence_numbers):
+            reference = subqueue.references.get(number)
+            if reference is None or reference.state != DEFERRED or reference.lease is not None:
+                raise Refused(Reason.MESSAGE_NOT_FOUND, f"No deferred message has the sequence number {number}, or it is locked.")
+            found.append(reference)
+        room = space.bounds.granted_bytes_max
+        for place, reference in enumerate(found):
+            room -= reference.size + len(reference.changed or b"") + _ANSWER_BYTES
+            if (room < 0 and place) or place >= space.bounds.granted_max:
+                del found[place:]
+                break
+        lease = self._new_lease(subqueue)
+        grant = self._new_grant(client, lease, deferred=True, cookie=receive.cookie)
+        grant.open = False
+        if found:
+            subqueue.lock_deferred(found, lease)
+            space.locks.start(lease)
+
+    def finish(self) -> None:
+        """At the end of a batch: hand out what there is, in each subqueue."""
+        space, batch = self._space, self._space.batch
+        for subqueue, book in zip(space.subqueues, space.books, strict=True):
+            if book.is_idle:
+                continue
+            batch.granted_bytes = batch.granted = 0  # bounds for each, so that none starves the others
+            self._hand_out(subqueue, book)
+            self._recall(subqueue, book)
+            for client in book.left():
+                space.answer(client, Withdrawn(space.number, subqueue.name))
+                self._close_grant(client, subqueue)
+        for client, number in batch.to_tell:
+            if not space.subqueues[number].available and space.books[number].waits(client):
+                space.answer(client, Unmet(space.number, space.subqueues[number].name))
+
+    def write_answers(self) -> None:
+        """Complete the answers of the batch, after which they grow no more."""
+        for grant in self._space.batch.grants:
+            self._write(grant)
+
+    def ungrant(self, grant: Grant) -> None:
+        """Take what this batch has sent out of a lease of this batch; the client waits for other messages again."""
+        space, lease = self._space, grant.lease
+        batch = space.batch
+        undone = [reference for reference in lease.references if reference.sequence_number >= batch.first_sent]
+        if not undone:
+            return
+        lease.references = [reference for reference in lease.references if reference.sequence_number < batch.first_sent]
+        space.locks.take_back(lease, undone)
+        batch.holes = [hole for hole in batch.holes if hole[0] is not grant.answer.messages]
+        self._write(grant)
+        if grant.open:
+            grant.answer.voids_demand = False
+            size = sum(reference.size for reference in undone)
+            space.books[lease.subqueue.number].ask_again(grant.client, len(undone) + grant.void, size, grant.bytes_left)
+
+    def _hand_out(self, subqueue: Subqueue, book: DemandBook) -> None:
+        """Give what is available to those who wait, in their turns."""
+        while subqueue.available and (waiter := book.first()) is not None:
+            if not self._grant(subqueue, book, waiter, waiter.count) and self._has_granted_enough:
+                return
+
+    @property
+    def _has_granted_enough(self) -> bool:
+        space = self._space
+        return space.batch.granted_bytes >= space.bounds.granted_bytes_max or space.batch.granted >= space.bounds.granted_max
+
+    def _grant(self, subqueue: Subqueue, book: DemandBook, waiter: Waiter, count: int) -> int:
+        """Lock up to `count` messages for a waiter; gives how many. What is met expired is dealt with, too."""
+        space, batch = self._space, self._space.batch
+        client = waiter.client
+        room = min(space.bounds.granted_bytes_max - batch.granted_bytes, waiter.bytes)
+        looks = space.bounds.granted_max - batch.granted
+        if room <= 0 or looks <= 0:
+            return 0
+        grant = batch.open_grants.get((client, subqueue.number))
+        lease = grant.lease if grant else self._new_lease(subqueue)
+        taken, expired, looked = subqueue.take(count, room, lease, batch.now_ms, looks)
+        batch.granted += looked
+        if taken:
+            if grant is None:
+                space.locks.start(lease)
+                lease.holder = book.holder(client)
+                book.granted(lease)
+                grant = self._new_grant(client, lease)
+                batch.open_grants[client, subqueue.number] = grant
+            size = sum(reference.size for reference in taken)
+            batch.granted_bytes += size
+            grant.void += book.served(waiter, len(taken), size)
+            grant.bytes_left = waiter.bytes
+            if grant.void:
+                grant.answer.voids_demand = True
+        if expired:
+            self._time_to_live.expire(expired)
+        return len(taken)
+
+    def _recall(self, subqueue: Subqueue, book: DemandBook) -> None:
+        """Ask clients for what they have not passed on, if others wait and nothing is left."""
+        if not subqueue.available:
+            self._space.batch.answers.extend((client, Recall(self._space.number, subqueue.name)) for client in book.recall())
+
+    def _new_lease(self, subqueue: Subqueue) -> Lease:
+        return self._space.locks.new_lease(subqueue, self._space.locked_until_ms)
+
+    def _new_grant(self, client: ClientId, lease: Lease, deferred: bool = False, cookie: object = None) -> Grant:
+        space = self._space
+        answer = Locked(space.number, lease.subqueue.name, [], [], [], [], [], [], [], lease.until_ms, deferred, cookie)
+        grant = Grant(client, lease, answer)
+        space.batch.grants.append(grant)
+        space.answer(client, answer)
+        return grant
+
+    def _write(self, grant: Grant) -> None:
+        write_locked(grant.answer, grant.lease)
+        if b"" in grant.answer.messages:
+            self._space.batch.holes.append((grant.answer.messages, list(grant.lease.references)))
+
+    def _close_grant(self, client: ClientId, subqueue: Subqueue) -> None:
+        grant = self._space.batch.open_grants.pop((client, subqueue.number), None)
+        if grant is not None:
+            grant.open = False

@@ -1,0 +1,44 @@
+"""A delivery has failed: the message is available again, or goes to the dead-letter subqueue at the maximum delivery count. Pure.
+
+A delivery fails by abandoning the message, or when its lock ends (AMQP contract 10.3). Releasing a message that no client
+has seen counts nothing, and a dead-letter subqueue counts no deliveries at all.
+"""
+
+from __future__ import annotations
+
+from broker.changed_properties import merge_changes
+from broker.partition import records
+from broker.partition.dead_lettering import MAX_DELIVERIES, dead_letter
+from broker.partition.records import Mark
+from broker.partition.subqueue import Reference, Subqueue
+from broker.partition.time_to_live import TimeToLive
+from broker.partition.workspace import Workspace
+
+
+def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> None:
+    """The locks that have ended by then are deliveries that failed."""
+    batch, ended_max = space.batch, space.bounds.ended_locks_max
+    ended = space.locks.run_out(until_ms)
+    while batch.expired_locks < ended_max and (lease := next(ended, None)) is not None:
+        subqueue, references = lease
+        batch.expired_locks += len(references)
+        failed_delivery(space, time_to_live, subqueue, references, None)
+
+
+def failed_delivery(
+    space: Workspace, time_to_live: TimeToLive, subqueue: Subqueue, references: list[Reference], changed: bytes | None
+) -> None:
+    """Unlocked messages go back, or to the dead-letter subqueue when it was the last delivery allowed."""
+    kind = records.RETURNED
+    if subqueue is not space.main:
+        kind = records.CHANGED
+    else:
+        last = space.description.settings.max_delivery_count - 1
+        spent = [reference for reference in references if reference.delivery_count >= last]
+        if spent:
+            references = [reference for reference in references if reference.delivery_count < last]
+            dead_letter(space, subqueue, spent, merge_changes(changed, MAX_DELIVERIES), counts_delivery=True)
+    if references:
+        if kind == records.RETURNED or changed is not None:
+            space.mark(Mark(kind, subqueue.number, [reference.sequence_number for reference in references], changed))
+        time_to_live.give_back(subqueue, references)

@@ -1,0 +1,113 @@
+"""Settling locked messages: complete, abandon, defer, dead-letter, release; and renewing locks. Pure.
+
+A settlement counts if it arrived before its lock ended (`Workspace.arrived_ms`). Those that come too late are named by their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.errors import Reason
+from broker.operations import Abandon, ClientId, Complete, DeadLetter, Defer, Release, Renewed, RenewLocks, Settled
+from broker.partition import records
+from broker.partition.dead_lettering import dead_letter
+from broker.partition.delivery_count import failed_delivery
+from broker.partition.quotas import check_changes
+from broker.partition.records import Mark
+from broker.partition.subqueue import Reference, Subqueue
+from broker.partition.time_to_live import TimeToLive
+from broker.partition.workspace import Workspace
+
+
+class Settling:
+    """Settles the messages of one partition."""
+
+    __slots__ = ("_space", "_time_to_live")
+
+    def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
+        self._space, self._time_to_live = space, time_to_live
+
+    def complete(self, client: ClientId, operation: Complete) -> None:
+        """Remove messages."""
+        self._settle(client, operation, self._remove)
+
+    def abandon(self, client: ClientId, operation: Abandon) -> None:
+        """Have messages delivered again, or dead-lettered. Raises Refused."""
+        self._check_changes(operation)
+        self._settle(
+            client,
+            operation,
+            lambda subqueue, each: failed_delivery(self._space, self._time_to_live, subqueue, each, operation.changed),
+        )
+
+    def defer(self, client: ClientId, operation: Defer) -> None:
+        """Set messages aside. Raises Refused."""
+        self._check_changes(operation)
+        self._settle(client, operation, lambda subqueue, each: self._defer(subqueue, each, operation.changed))
+
+    def dead_letter(self, client: ClientId, operation: DeadLetter) -> None:
+        """Move messages to the dead-letter subqueue. Raises Refused.
+
+        Messages of a dead-letter subqueue go no further: their locks are left as they are (AMQP contract 10.4).
+        """
+        space = self._space
+        self._check_changes(operation)
+        failures: dict[int, Reason] = {}
+        space.batch.work += 2 * len(operation.tokens)
+        places: list[int] = []
+        for place, token in enumerate(operation.tokens):
+            if space.locks.subqueue_of(token, space.arrived_ms) in (None, space.main):
+                places.append(place)
+            else:
+                failures[place] = Reason.NOT_ALLOWED
+        lost: dict[int, Reason] = {}
+        for subqueue, references in space.locks.unlock([operation.tokens[place] for place in places], space.arrived_ms, lost):
+            dead_letter(space, subqueue, references, operation.changed)
+        failures |= {places[index]: reason for index, reason in lost.items()}
+        space.answer(client, Settled(operation.cookie, failures))
+
+    def release(self, operation: Release) -> None:
+        """Give back messages that no client has seen: no delivery is counted."""
+        space = self._space
+        space.batch.work += len(operation.tokens)
+        for subqueue, references in space.locks.unlock(operation.tokens, space.arrived_ms):
+            self._time_to_live.give_back(subqueue, references)
+
+    def renew(self, client: ClientId, operation: RenewLocks) -> None:
+        """Begin locks anew."""
+        space = self._space
+        space.batch.work += len(operation.tokens)
+        failures = space.locks.renew(operation.tokens, space.arrived_ms, space.locked_until_ms)
+        space.answer(client, Renewed(space.locked_until_ms, operation.cookie, failures))
+
+    def _settle(
+        self,
+        client: ClientId,
+        operation: Complete | Abandon | Defer | DeadLetter,
+        settle: Callable[[Subqueue, list[Reference]], None],
+    ) -> None:
+        space = self._space
+        failures: dict[int, Reason] = {}
+        space.batch.work += len(operation.tokens)
+        for subqueue, references in space.locks.unlock(operation.tokens, space.arrived_ms, failures):
+            settle(subqueue, references)
+        space.answer(client, Settled(operation.cookie, failures))
+
+    def _check_changes(self, operation: Abandon | Defer | DeadLetter) -> None:
+        """Raises Refused; the locks go on."""
+        space = self._space
+        check_changes(
+            space.description,
+            space.number,
+            space.subqueues,
+            space.messages.payloads,
+            operation.changed,
+            len(operation.tokens),
+        )
+
+    def _remove(self, subqueue: Subqueue, references: list[Reference]) -> None:
+        self._space.mark(Mark(records.REMOVED, subqueue.number, [reference.sequence_number for reference in references]))
+
+    def _defer(self, subqueue: Subqueue, references: list[Reference], changed: bytes | None) -> None:
+        numbers = [reference.sequence_number for reference in references]
+        self._space.mark(Mark(records.DEFERRED, subqueue.number, numbers, changed, counts_delivery=subqueue is self._space.main))

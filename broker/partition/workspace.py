@@ -1,0 +1,60 @@
+"""What the parts of a partition's state machine share: its state, and the batch in hand. Pure.
+
+`state.py` owns it and begins each batch. The parts (`delivering.py`, `settling.py`, `time_to_live.py`, `browsing.py`)
+change the state by records alone: what `mark` puts into the commit is applied at once, by the same method that replay uses.
+"""
+
+from __future__ import annotations
+
+from broker.entities import QueueDescription
+from broker.operations import Answer, ClientId
+from broker.partition import records
+from broker.partition.batch import Batch
+from broker.partition.bounds import Bounds
+from broker.partition.demand import DemandBook
+from broker.partition.locks import Locks
+from broker.partition.messages import Messages
+from broker.partition.records import Mark
+from storage.log import Commit, Position
+
+NO_BATCH = Batch(Commit(Position(0)), 0, 0, 0)
+"""Stands for the batch between two batches; nothing is ever put into it."""
+
+
+class Workspace:
+    """The state of one partition and its batch in hand."""
+
+    __slots__ = ("arrived_ms", "batch", "books", "bounds", "description", "locks", "main", "messages", "number", "subqueues")
+
+    def __init__(
+        self, number: int, description: QueueDescription, messages: Messages, bounds: Bounds, epoch: int, first_nonce: int
+    ) -> None:
+        self.number = number
+        """The partition's."""
+        self.bounds = bounds
+        self.description = description
+        self.messages = messages
+        self.main = messages.main
+        self.subqueues = messages.subqueues
+        self.books = [DemandBook() for _ in self.subqueues]
+        """By the subqueue's number: who waits for its messages."""
+        self.locks = Locks(self.subqueues, self.books, epoch, first_nonce, bounds.tick_ms)
+        self.batch = NO_BATCH
+        self.arrived_ms = 0
+        """When the operation in hand came into the mailbox. It may have waited there for the disk since, which ends no lock."""
+
+    @property
+    def locked_until_ms(self) -> int:
+        """When a lock that begins in this batch ends."""
+        return self.batch.now_ms + self.description.settings.lock_duration_ms
+
+    def answer(self, client: ClientId, answer: Answer) -> None:
+        """To be released once the batch's commit is durable."""
+        self.batch.answers.append((client, answer))
+
+    def mark(self, mark: Mark) -> None:
+        """Record what happens to messages, and do it."""
+        body = records.encode_mark(mark)
+        self.batch.commit.add(mark.kind, [body], records.VERSION)
+        self.batch.marks.append((mark.kind, body))
+        self.messages.apply_mark(mark)
