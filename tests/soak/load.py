@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
 from azure.servicebus.exceptions import ServiceBusError
@@ -21,7 +22,7 @@ from tests.crash.ledger import QueueLedger
 from tests.soak.stalls import StallMeter
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import Addresses, queue
-from tests.support.raw_amqp import RawConnection
+from tests.support.raw_amqp import ConnectionEnded, RawConnection
 
 WORK, FADING, FLEETING, OFFICIAL = "work", "fading", "fleeting", "official"
 DEAD = "$deadletterqueue"
@@ -73,8 +74,11 @@ class Visitors(Client):
                     else:
                         visitor.send(b"AMQP")
             for path in ("/health", "/metrics"):
-                with urllib.request.urlopen(self._addresses().http_url + path, timeout=raw.WAIT_S) as answer:
-                    answer.read()
+                try:
+                    with urllib.request.urlopen(self._addresses().http_url + path, timeout=raw.WAIT_S) as answer:
+                        answer.read()
+                except HTTPException as error:  # killed in the middle of its answer
+                    raise ConnectionEnded(str(error)) from error
             self.stop_asked.wait(0.2)
 
 

@@ -26,8 +26,8 @@ from broker.operations import (
     Settled,
     Withdraw,
 )
-from broker.partition.parts import Divisible
 from broker.partition.bounds import Bounds
+from broker.partition.parts import Divisible
 from broker.partition.task import TaskLimits
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one
