@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import signal
+import socket
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
@@ -26,6 +27,7 @@ from broker.config_file import ConfigFile
 from broker.descriptors import Shares, raise_limit
 from broker.entities import QueueDescription
 from broker.entity_meter import EntityMeter
+from broker.frontend.handshakes import Handshakes
 from broker.frontend.listener import StreamProtocol, serve_websocket
 from broker.frontend.services import Services
 from broker.http.server import HttpServer
@@ -202,17 +204,22 @@ class Broker:
         )
         loop = asyncio.get_running_loop()
         listeners: list[asyncio.Server] = []
+        secure: list[socket.socket] = []
+        handshakes = Handshakes(services, tls)
         assert self._tasks is not None
         http_task: asyncio.Task[None] | None = None
         watches: list[asyncio.Task[None]] = []
         try:
-            for name, port, context in (("amqp", settings.amqp_port, None), ("amqps", settings.amqps_port, tls)):
+            for name, port in (("amqp", settings.amqp_port), ("amqps", settings.amqps_port)):
                 if port is None:
                     continue
                 sockets = await listen(settings.host, port, BACKLOG)
                 self.addresses[name] = addresses_text(sockets)
-                listeners += [
-                    await loop.create_server(lambda: StreamProtocol(services), sock=each, ssl=context, backlog=BACKLOG, start_serving=False)
+                if name == "amqps":
+                    secure = sockets
+                    continue
+                listeners = [
+                    await loop.create_server(lambda: StreamProtocol(services), sock=each, backlog=BACKLOG, start_serving=False)
                     for each in sockets
                 ]
             self.addresses["http"] = addresses_text(await http.start())
@@ -223,6 +230,7 @@ class Broker:
             ]
             for listener in listeners:
                 await listener.start_serving()
+            handshakes.start(secure)
             gc.collect()
             gc.freeze()  # what is here now stays: the collector need not look at it again
             self._serving = True
@@ -238,6 +246,7 @@ class Broker:
             self._serving = False
             for listener in listeners:
                 listener.close()
+            handshakes.stop()
             for connection in list(services.connections):
                 connection.shut_down()
             await _until_gone(services, settings.shutdown_timeout_ms / 1000)

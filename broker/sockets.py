@@ -1,6 +1,6 @@
-"""Listening sockets: every address of a host, all on one port.
+"""Listening sockets: every address of a host, all on one port; and accepting what comes.
 
-Answers for binding and for nothing else: who accepts, and what is spoken, is the caller's business.
+What is spoken is the caller's business.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -17,6 +17,10 @@ log = structlog.get_logger("sockets")
 
 ATTEMPTS = 16
 """With port 0: a port that is free on one address may be taken on the next one, but hardly so often in a row."""
+ACCEPTED_AT_ONCE = 32
+"""Connections accepted in one turn of the event loop, so that many that come at once do not hold up the loop."""
+ACCEPT_PAUSE_S = 0.5
+"""How long to wait when the process is out of file descriptors: accepting again at once would spin."""
 _MISSING = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 
 _Address = tuple[int, tuple[Any, ...]]
@@ -38,6 +42,33 @@ async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
             if port or error.errno != errno.EADDRINUSE or attempt == ATTEMPTS:
                 raise
     raise AssertionError("the last attempt returns or raises")
+
+
+async def accept_each(listener: socket.socket, welcome: Callable[[socket.socket], None], name: str) -> None:
+    """Accept clients and hand each to `welcome`, until cancelled; then close the listener. `name` is the service's, for the log."""
+    try:
+        while True:
+            await readable(listener)
+            try:
+                for _ in range(ACCEPTED_AT_ONCE):
+                    welcome(listener.accept()[0])
+            except BlockingIOError:
+                pass  # that was all
+            except OSError as error:  # out of descriptors or memory, or a client that is gone again
+                log.warning(f"{name}.accept_failed", error=str(error))
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+    finally:
+        listener.close()
+
+
+async def readable(sock: socket.socket) -> None:
+    """Return when there is something to read or to accept."""
+    loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sock.fileno(), is_readable.set)
+    try:
+        await is_readable.wait()
+    finally:
+        loop.remove_reader(sock.fileno())
 
 
 def _listen_on(addresses: Sequence[_Address], port: int, backlog: int) -> list[socket.socket]:

@@ -20,9 +20,19 @@ log = structlog.get_logger("listener")
 
 UNSENT_BYTES_MAX = 128 * 1024
 BEING_REFUSED_MAX = 16
-"""Connections beyond `connections_max` that may be open at a time, to be told why they are refused. Any more are cut off at once."""
+"""Connections beyond `connections_max` that may be open at a time, to be told why they are refused. Any more are cut off at once. TLS
+handshakes count among them."""
 _HEADER_BYTES = 8
 """The size of a protocol header (§2.2), SASL's too (§5.3.1)."""
+
+
+def has_room(services: Services) -> bool:
+    """Whether there is room for one connection more. The handshake that has lasted longest makes room for it if there is none."""
+    handshakes = services.handshakes
+    room = services.settings.connections_max + BEING_REFUSED_MAX - len(services.connections)
+    if len(handshakes) >= room and handshakes:
+        handshakes.pop(next(iter(handshakes)))()
+    return len(handshakes) < room
 
 
 class StreamProtocol(asyncio.BufferedProtocol):
@@ -35,7 +45,8 @@ class StreamProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses of asyncio's
-        if len(self._services.connections) >= self._services.settings.connections_max + BEING_REFUSED_MAX:
+        self._services.handshakes.pop(self, None)
+        if not has_room(self._services):
             stream.abort()  # each one more would take a descriptor that a partition may need
             return
         sock = stream.get_extra_info("socket")

@@ -49,6 +49,8 @@ class Services:
         self.pace = Pace(self.turns.look_again, lambda: self.turns.has_light, elapsed_s)
         self.inflight = Inflight(settings.total_inflight_bytes_max)
         self.connections: set[Connection] = set()
+        self.handshakes: dict[object, Callable[[], object]] = {}
+        """TLS handshakes that are not finished, the oldest first, and what ends each; kept by `handshakes.py`."""
         self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)
         self.sparing = SparingLog(elapsed_s)
         """For lines about single clients, which they can cause as often as they like."""

@@ -15,6 +15,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Any
 
 import structlog
@@ -37,7 +38,7 @@ from broker.memory import Memory
 from broker.metrics import Metrics
 from broker.namespace import Namespace
 from broker.slices import Slices
-from broker.sockets import listen
+from broker.sockets import accept_each, listen, readable
 
 log = structlog.get_logger("http")
 
@@ -46,8 +47,6 @@ WEBSOCKET_PROTOCOLS = ("AMQPWSB10", "amqp")
 """AMQPWSB10 is what the SDKs ask for; `amqp` is the one of the OASIS binding."""
 TLS_HANDSHAKE = b"\x16"
 _BACKLOG = 1024
-_ACCEPT_PAUSE_S = 0.5
-"""How long to wait when the process is out of file descriptors: accepting again at once would spin."""
 _LINGERING_S = 2.0
 """How long the rest of a refused request's body is read and dropped, so that the client sees the answer and not a reset."""
 _WARN_AGAIN_S = 60.0
@@ -55,8 +54,6 @@ SPARE_CONNECTIONS = 32
 """Connections beyond the maximum, for `/health` alone. Each request is answered at once, so a few are enough."""
 _CLOSE_TIMEOUT_S = 5.0
 """How long a client has to answer the close of its WebSocket."""
-_ACCEPTED_AT_ONCE = 32
-"""Connections accepted in one turn of the event loop, so that many that come at once do not hold up the loop."""
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 
 ServeWebSocket = Callable[[web.WebSocketResponse, web.Request, Callable[[bool], None]], Awaitable[None]]
@@ -117,7 +114,8 @@ class HttpServer:
         """Accept until `stop`; returns once every connection is closed."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                acceptors = [tasks.create_task(self._accept(listener, tasks), name="http.accept") for listener in self._listeners]
+                welcome = partial(self._welcome, tasks)
+                acceptors = [tasks.create_task(accept_each(each, welcome, "http"), name="http.accept") for each in self._listeners]
                 await self._stopping.wait()
                 for task in (*acceptors, *self._greeting):
                     task.cancel()
@@ -134,20 +132,7 @@ class HttpServer:
 
     # --- connections -------------------------------------------------------------------------------------------------
 
-    async def _accept(self, listener: socket.socket, tasks: asyncio.TaskGroup) -> None:
-        while True:
-            await _readable(listener)
-            try:
-                for _ in range(_ACCEPTED_AT_ONCE):
-                    connection, _ = listener.accept()
-                    self._welcome(connection, tasks)
-            except BlockingIOError:
-                pass  # that was all
-            except OSError as error:  # out of descriptors or memory, or a client that is gone again
-                log.warning("http.accept_failed", error=str(error))
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-
-    def _welcome(self, connection: socket.socket, tasks: asyncio.TaskGroup) -> None:
+    def _welcome(self, tasks: asyncio.TaskGroup, connection: socket.socket) -> None:
         guest = self._crowd.enter(_nothing)
         if guest is None:
             self._ended("full")
@@ -352,14 +337,4 @@ async def _peek(connection: socket.socket) -> bytes:
         try:
             return connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            await _readable(connection)
-
-
-async def _readable(sock: socket.socket) -> None:
-    """Return when there is something to read or to accept."""
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(sock.fileno(), readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(sock.fileno())
+            await readable(connection)

@@ -1,0 +1,66 @@
+"""TLS handshakes on AMQP's own port (amqps): each counts as a connection, has a bound in time, and makes room for others.
+
+A client that begins a handshake and does not finish it takes memory and a descriptor like one that is connected, and has shown no right to
+either. When all connections are taken, the handshake that has lasted longest ends (`listener.has_room`), so that such clients keep nobody
+out. Runs in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+
+import structlog
+
+from broker.frontend.listener import StreamProtocol, has_room
+from broker.frontend.services import Services
+from broker.sockets import accept_each
+
+log = structlog.get_logger("listener")
+
+
+class Handshakes:
+    """The handshakes of one broker."""
+
+    def __init__(self, services: Services, context: ssl.SSLContext) -> None:
+        self._services, self._context = services, context
+        self._within_s = services.settings.connection_open_timeout_ms / 1000
+        self._acceptors: list[asyncio.Task[None]] = []
+
+    def start(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept clients from now on."""
+        self._acceptors = [self._services.spawn(accept_each(each, self._begin, "amqps"), name="amqps.accept") for each in listeners]
+
+    def stop(self) -> None:
+        """Accept no more, and end the handshakes that are not finished."""
+        for task in self._acceptors:
+            task.cancel()
+        for end in list(self._services.handshakes.values()):
+            end()
+
+    def _begin(self, client: socket.socket) -> None:
+        services = self._services
+        if not has_room(services):
+            client.close()
+            return
+        protocol = StreamProtocol(services)
+        task = services.spawn(self._shake_hands(client, protocol), name="amqps.handshake")
+        services.handshakes[protocol] = task.cancel
+
+        def ended(task: asyncio.Task[None]) -> None:
+            services.handshakes.pop(protocol, None)
+            if task.cancelled():  # perhaps before its first step
+                client.close()
+
+        task.add_done_callback(ended)
+
+    async def _shake_hands(self, client: socket.socket, protocol: StreamProtocol) -> None:
+        client.setblocking(False)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, client, ssl=self._context, ssl_handshake_timeout=self._within_s
+            )
+        except OSError as error:  # ssl.SSLError and TimeoutError, too
+            log.debug("handshake.failed", error=str(error))
