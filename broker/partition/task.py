@@ -64,20 +64,18 @@ from broker.partition.messages import SUBQUEUES, Messages
 from broker.partition.patience import Hung, Patience, PatientLog
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
+from broker.partition.replay import replay_log
 from broker.partition.rest import Register, Rest
 from broker.partition.signals import Once, Signal
-from broker.partition.snapshot import Snapshot
 from broker.partition.state import Partition
 from broker.partition.summary import summary_of
 from broker.partition.upkeep import Upkeep, UpkeepLimits
 from broker.slices import Slices
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
-from storage.log import Commit, Frame, Log
+from storage.log import Commit, Log
 
 log_output = structlog.get_logger("partition")
 
-REPLAYED_BYTES = 256 * 1024
-"""So much of the log is read before it is replayed, in slices."""
 DAMAGED_ADVICE = "'partibus check' shows everything that is damaged; 'partibus repair' saves what can be read, with the broker stopped."
 _NOTHING = {name: SubqueueCounts() for name in SUBQUEUES}
 
@@ -467,35 +465,14 @@ class PartitionTask:
         bounds, log = self._limits.bounds, self._log
         messages = Messages(self.number, self._payloads, bounds.tick_ms, self._clock_settings)
         try:
-            snapshot = Snapshot(messages)
-            checkpoint = await log.load_checkpoint()
-            since = log.start
-            if checkpoint is not None and checkpoint.position >= since:
-                await self._slices.run(snapshot.load_steps(checkpoint))
-                since = checkpoint.position
-            self._patience.again()
-            replayed, size = 0, 0
-            frames: list[Frame] = []
-            async for frame in log.replay(since):
-                frames.append(frame)
-                size += len(frame.data)
-                if size >= REPLAYED_BYTES:
-                    await self._slices.run(messages.replay_steps(frames))
-                    self._patience.again()
-                    replayed += size
-                    frames, size = [], 0
-            await self._slices.run(messages.replay_steps(frames))
-            await self._slices.run(messages.finish_steps(wall_ahead_ms(self._clock)))
-            if (needed := snapshot.needed_from()) is not None and needed < log.start:
-                await log.fetch([needed])  # raises RecordsMissing, which says what is not there
-            messages.payloads.count_state(messages.state_bytes)
+            replay = await replay_log(log, messages, self._slices, self._patience, wall_ahead_ms(self._clock))
         except BaseException:
             self._dropped.append(messages)
             raise
         self._partition = Partition(self.number, self._describe, messages, epoch=self._epoch, first_nonce=first_nonce, bounds=bounds)
         watched = PatientLog(log, self._patience)
-        self._upkeep = Upkeep(watched, messages, snapshot, self._slices, self._limits.upkeep, self._output)
-        self._output.debug("partition.opened", epoch=self._epoch, since=since, replayed_bytes=replayed + size, messages=messages.count)
+        self._upkeep = Upkeep(watched, messages, replay.snapshot, self._slices, self._limits.upkeep, self._output)
+        self._output.debug("partition.opened", epoch=self._epoch, since=replay.since, replayed_bytes=replay.bytes, messages=messages.count)
 
     async def _recover(self, error: StorageError) -> None:
         """What was to be committed is not, or what is needed cannot be read: begin again from the log (durability rule 4)."""
