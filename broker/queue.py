@@ -33,6 +33,7 @@ from broker.operations import (
 )
 from broker.resting import Resting, add_counts
 from broker.router import PartitionHandle, Router
+from storage.spread_store import place
 
 
 class Partition(PartitionHandle, Protocol):
@@ -128,6 +129,10 @@ class Queue:
             self._handles[number] = partition
             self._at_rest = None
         return partition
+
+    def folder_of(self, number: int) -> int:
+        """The number of the data folder that a partition is in."""
+        return place(self.description.generation, number, self.description.folders)
 
     async def wake(self, number: int) -> None:
         """Something is due in a partition, or nobody knows what it holds: return once it is open, or cannot be."""

@@ -8,6 +8,9 @@ before its log is claimed, and with a new note after its log was closed in good 
 background, a few at a time, the ones first that have to act soonest. The broker serves meanwhile, and a client's own demand opens a
 partition at once. Callers that count can wait until nothing is unknown (`all_known`), and leave out what still is.
 
+*An index that is out of date*: each data folder says whether the index is to be believed about it (`storage/index_witness.py`). If not, its
+partitions count as unknown. A folder that does not answer at the start is asked until it does.
+
 *Waking*: a note says when something falls due in the partition (`Wake`). Then the partition is opened, and its own timer does the
 rest. The times are wall time, and the clock is looked at every second at least, so that a step of the clock or a suspend makes little
 difference.
@@ -26,9 +29,10 @@ from broker.clock import Clock
 from broker.operations import SubqueueCounts
 from broker.partition.summary import Summary, decode, is_readable, survey, total_of, wake_at_ms
 from storage.errors import StorageError
+from storage.index_witness import Witness
 from storage.log import LogStore
 from storage.partition_index import PartitionIndex
-from storage.threads import OwnerFailed, report_to_loop, start_background
+from storage.threads import OwnerFailed, report_to_loop, start_background, take_note
 
 log = structlog.get_logger("resting")
 
@@ -36,6 +40,10 @@ OPENING_MAX = 4
 """Partitions that are opened at a time because something is due or unknown: clients' own demand must not wait behind them."""
 LOOK_S = 1.0
 """How often the clock is looked at while something is to fall due."""
+ASKED_WITHIN_S = 5.0
+"""How long the start waits for a folder that does not answer …"""
+ASKED_AGAIN_S = 10.0
+"""… and how soon one is asked again that was not there."""
 LISTING_MAX = 32
 """Entities whose logs are listed at a time, when the index is made anew."""
 _SLACK = 64
@@ -49,6 +57,9 @@ class Sleeper(Protocol):
 
     async def wake(self, number: int) -> None:
         """Open a partition, if it is not; return once it is open or cannot be."""
+
+    def folder_of(self, number: int) -> int:
+        """The number of the data folder that a partition is in."""
 
 
 class PartitionRegister:
@@ -93,6 +104,7 @@ class Resting:
         self._turns = asyncio.Semaphore(OPENING_MAX)
         self._opening: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
+        self._asking: list[asyncio.Task[None]] = []
         self._is_started = False
 
     # --- starting and stopping --------------------------------------------------------------------------------------
@@ -102,6 +114,13 @@ class Resting:
 
         `generations`: all entities that there are, served or not, each with the number of its partitions, 0 where that is not known.
         """
+        witnesses = self._index.witnesses
+        reading = [asyncio.create_task(witness.read()) for witness in witnesses]
+        for task in reading:
+            task.add_done_callback(take_note)
+        if reading:
+            await asyncio.wait(reading, timeout=ASKED_WITHIN_S)
+        read = [witness for witness in witnesses if witness.is_read]
         if not await self._index.load():
             partitions = await _listed(generations, store)
             if any(partitions.values()):
@@ -111,8 +130,49 @@ class Resting:
                     reason="There was no index of partitions, or it was damaged. Every log is opened, in the background.",
                 )
                 await self._index.rebuild(partitions)
+        elif wrong := [witness for witness in read if self._index.contradicts(witness)]:
+            await self._doubt(wrong, generations, store)
+        for witness in witnesses:
+            if witness not in read:
+                self._asking.append(start_background(self._ask(witness, generations, store), "index-witness", self._failed))
         for generation in set(self._index.entities()) - set(generations):
             self._index.forget(generation)
+
+    async def _doubt(
+        self, witnesses: Collection[Witness], generations: Mapping[str, int], store: LogStore
+    ) -> Mapping[str, Collection[int]]:
+        """What the index says of these folders is not to be believed: all their partitions count as open. Gives them."""
+        folders = {number for number, witness in enumerate(self._index.witnesses) if witness in witnesses}
+        doubted: dict[str, list[int]] = {}
+        for generation, listed in (await _listed(generations, store)).items():
+            known = {number for number, *_ in self._index.partitions(generation)}
+            sleeper = self._sleepers.get(generation)
+            doubted[generation] = [number for number in known.union(listed) if sleeper is None or sleeper.folder_of(number) in folders]
+        if any(doubted.values()):
+            log.warning(
+                "index.out_of_date",
+                folders=[str(witness.path.parent) for witness in witnesses],
+                partitions=sum(map(len, doubted.values())),
+                reason="What it says is older than the logs of these folders. They are opened, in the background.",
+            )
+        await self._index.doubt(doubted)
+        return doubted
+
+    async def _ask(self, witness: Witness, generations: Mapping[str, int], store: LogStore) -> None:
+        """Ask a folder that has not answered at the start, until it does."""
+        while not witness.is_read:
+            try:
+                await witness.read()
+            except StorageError:
+                await asyncio.sleep(ASKED_AGAIN_S)
+        if self._index.contradicts(witness):
+            for generation, numbers in (await self._doubt([witness], generations, store)).items():
+                if self._is_started and generation in self._sleepers and numbers:
+                    self._totals.pop(generation, None)
+                    self._unknown.setdefault(generation, set()).update(numbers)
+                    self._waiting += [(generation, number) for number in numbers]
+                    self._all_known.clear()
+            self._changed.set()
 
     def start(self) -> None:
         """Begin to open what is unknown, and to wake what falls due, of all queues that are served."""
@@ -129,10 +189,12 @@ class Resting:
 
     async def stop(self) -> None:
         """Wake nothing more."""
-        for task in (self._keeping, *self._opening):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+        for task in self._asking:  # they may wait for a disk that hangs
+            task.cancel()
+        for each in (self._keeping, *self._opening):
+            if each is not None:
+                each.cancel()
+                await asyncio.wait([each])
 
     async def close(self) -> None:
         """All partitions were closed: write the index."""
@@ -202,7 +264,8 @@ class Resting:
         """See `PartitionRegister.opening`."""
         self._due.pop((generation, number), None)
         self._totals.pop(generation, None)
-        await self._index.opened(generation, number)
+        sleeper = self._sleepers.get(generation)
+        await self._index.opened(generation, number, 0 if sleeper is None else sleeper.folder_of(number))
 
     def closed(self, generation: str, number: int, summary: Summary) -> None:
         """See `PartitionRegister.closed`."""

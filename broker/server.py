@@ -47,7 +47,8 @@ from broker.tls import TlsFiles, certificate_names, server_context, tls_files
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
 from storage.file_store import FileLogStore
-from storage.folders import CATALOGUE_DIRECTORY, Folder, arrange, home_of
+from storage.folders import CATALOGUE_DIRECTORY, Folder, arrange, check_identity, home_of
+from storage.index_witness import Witness
 from storage.partition_index import PartitionIndex
 from storage.spread_store import SpreadStore
 
@@ -123,6 +124,7 @@ class Broker:
             disk,
             close_within_ms=settings.disk_timeout_ms,
             executor=lanes.index,
+            witnesses=[self._make_witness(folder, store, disk) for folder, store in zip(folders, stores, strict=False)],
             failed=self._part_failed,
         )
         self._resting = Resting(index, self.clock, failed=self._part_failed)
@@ -304,6 +306,10 @@ class Broker:
             identity=folder.id,
             failed=self._part_failed,
         )
+
+    @staticmethod
+    def _make_witness(folder: Folder, store: FileLogStore, disk: Disk) -> Witness:
+        return Witness(folder.path, disk, admit=lambda: check_identity(disk, folder.path, folder.id), executor=store.lanes.index)
 
     # --- parts that are made as they are needed ---------------------------------------------------------------------
 

@@ -32,6 +32,13 @@ If there is no whole file, or a damaged frame stands in front of others, `load` 
 are, and all of them count as open. The same holds for a folder that has no index yet. When the index cannot be written (a full disk, a
 failing one), its files are removed rather than left to say what is wrong, and a partition is opened all the same; the index is written
 anew as soon as the disk takes it.
+
+*An index that is out of date* is not believed: each data folder has a witness (`index_witness.py`) that says how far the index had come.
+All partitions of a folder whose witness contradicts the index count as open.
+
+*A disk that hangs* holds up the partitions of its own folder alone. If a partition of another folder waits for LATE_MS, the witness of
+that folder is made void instead. From then on partitions there are opened without waiting, and after a crash all of that folder would count
+as open. When the index's disk has answered, the entries are made up for, and the witness is valid again.
 """
 
 from __future__ import annotations
@@ -39,7 +46,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -48,8 +55,9 @@ import structlog
 
 from storage.disk import Disk, close_quietly, disk_error, make_directories, publish_together, write_all
 from storage.errors import StorageError, UnknownFormat
+from storage.index_witness import Says, Witness
 from storage.record import crc32c
-from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background, within
+from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background, take_note, within
 
 T = TypeVar("T")
 
@@ -59,6 +67,12 @@ COPY_NAME = "partitions.index-copy"
 NOTE_BYTES_MAX = 65_535
 WRITE_DELAY_MS = 1_000
 """How long a note that nobody waits for may wait for others."""
+LATE_MS = 250
+"""How long a partition in another folder than the index waits for it, before that folder does without it."""
+CONFIRM_DELAY_S = 10.0
+"""How soon the witnesses are told how far the index has come."""
+NUMBERS_AHEAD = 1 << 32
+"""An index that is made anew goes on so far above what the witnesses know of the one before."""
 CLOSE_WITHIN_MS = 5_000
 """How long the disk has for what is not written yet, when the index is closed."""
 RETRY_DELAY_S = 10.0
@@ -107,16 +121,19 @@ class PartitionIndex:
         write_delay_ms: int = WRITE_DELAY_MS,
         close_within_ms: int = CLOSE_WITHIN_MS,
         executor: Executor | None = None,
+        witnesses: Sequence[Witness] = (),
         failed: OwnerFailed = report_to_loop,
     ) -> None:
         """`executor`: whose threads do the work, the event loop's own unless given.
+
+        `witnesses`: one for each data folder, by number. The index is in the folder of one of them.
 
         `failed`: called when the task that writes in the background has died.
         """
         self._directory, self._disk = directory, disk
         self._paths = (directory / INDEX_NAME, directory / COPY_NAME)
         self._write_delay_ms = write_delay_ms
-        self._close_within_s = close_within_ms / 1_000
+        self._close_within_s, self._late_s = close_within_ms / 1_000, LATE_MS / 1_000
         self._executor = executor
         self._failed = failed
         self._under_way = UnderWay()
@@ -124,6 +141,10 @@ class PartitionIndex:
         """The disk hung when the index was closed: nothing is written any more."""
         self._rows: _Rows = {}
         self._number = 0
+        self._least = 0
+        """The next frame that says everything has a number above this one."""
+        self._loaded = -1
+        """The number of the last frame that was loaded."""
         self._size = 0
         """Of the file; 0 while it has to be written anew."""
         self._all_bytes = 0
@@ -134,6 +155,14 @@ class PartitionIndex:
         self._turn = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
         self._retry_at_s = 0.0
+        self.witnesses = witnesses
+        self._giving_up: dict[Witness, asyncio.Task[None]] = {}
+        """Witnesses that are being made void."""
+        self._confirming: asyncio.Task[None] | None = None
+        self._is_urgent = asyncio.Event()
+        """A witness is void without need."""
+        self._is_wrong = False
+        """The disk took no index, and would not remove the one that is there."""
 
     # --- what is known ----------------------------------------------------------------------------------------------
 
@@ -162,7 +191,8 @@ class PartitionIndex:
         found = await self._in_thread(self._load)
         if found is None:
             return False
-        self._rows, self._number = found.rows, found.number
+        self._rows = found.rows
+        self._number = self._loaded = found.number
         self._size = 0 if found.is_torn else found.size
         self._all_bytes = found.all_bytes
         if not self._size:
@@ -187,11 +217,24 @@ class PartitionIndex:
         return found
 
     async def rebuild(self, partitions: Mapping[str, Iterable[int]]) -> None:
-        """There are these partitions, and nothing else is known of them: they count as open."""
-        self._rows = {entity: dict.fromkeys(numbers, _OPEN_MARK) for entity, numbers in partitions.items()}
-        self._size = 0
+        """There are these partitions, and nothing else is known of them: they count as open. The witnesses were read, if they can be."""
+        self._rows.clear()
+        await self.doubt(partitions)
+
+    def contradicts(self, witness: Witness) -> bool:
+        """Whether a folder's witness, which was read, says that what was loaded is not to be believed about it. `doubt` has to follow."""
+        return witness.says is Says.VOID or witness.number > self._loaded
+
+    async def doubt(self, partitions: Mapping[str, Iterable[int]]) -> None:
+        """What is known of these partitions is not to be believed: they count as open."""
+        for entity, numbers in partitions.items():
+            rows = self._rows.setdefault(entity, {})
+            for number in numbers:
+                rows[number] = _OPEN_MARK + rows.get(number, _AT_REST)[1:]
+        self._least = max((self._number, *(witness.number for witness in self.witnesses))) + NUMBERS_AHEAD
         self._entered += 1
         await self._write()
+        await self._confirm()
 
     def _load(self) -> _File | None:
         try:
@@ -235,8 +278,10 @@ class PartitionIndex:
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    async def opened(self, entity: str, partition: int) -> None:
+    async def opened(self, entity: str, partition: int, folder: int = 0) -> None:
         """The partition is about to be opened: its note does not count any more. Durable when it returns, or the index is given up.
+
+        `folder`: the number of the data folder that its log is in.
 
         A caller that is cancelled leaves at once, also while the disk hangs. What it began goes on, and the next caller waits for that.
         """
@@ -247,7 +292,33 @@ class PartitionIndex:
             self._enter(entity, partition, rows[partition])
         elif self._entered == self._written:
             return
-        await asyncio.shield(start_background(self._write(), "index-write", self._failed))
+        witness = self.witnesses[folder] if folder < len(self.witnesses) else None
+        if witness is not None and witness.is_given_up:
+            self._write_later()
+            return
+        writing = start_background(self._write(), "index-write", self._failed)
+        if witness is not None and witness.path.parent != self._directory.parent:
+            await asyncio.wait([writing], timeout=self._late_s)
+            if not writing.done() and await self._goes_without(witness, writing):
+                return
+        await asyncio.shield(writing)
+        if self._is_wrong and witness is not None:
+            await self._goes_without(witness)
+
+    async def _goes_without(self, witness: Witness, writing: asyncio.Task[None] | None = None) -> bool:
+        """Make a folder's witness void, unless the write that its caller waits for ends first; False if that was refused."""
+        giving_up = self._giving_up.get(witness)
+        if giving_up is None:
+            giving_up = self._giving_up[witness] = asyncio.create_task(witness.make_void(), name="index-witness")
+            giving_up.add_done_callback(lambda _: self._giving_up.pop(witness, None))
+            giving_up.add_done_callback(take_note)
+        await asyncio.wait([giving_up] if writing is None else [giving_up, writing], return_when=asyncio.FIRST_COMPLETED)
+        if not giving_up.done():
+            return False
+        if giving_up.cancelled() or (error := giving_up.exception()) is None:
+            return not giving_up.cancelled()
+        _log.warning("witness.not_written", path=str(witness.path), error=str(error))
+        return False
 
     def closed(self, entity: str, partition: int, note: bytes) -> None:
         """The partition's log was closed in good order, and this is its note. It reaches the disk some time later."""
@@ -265,6 +336,9 @@ class PartitionIndex:
     async def close(self) -> None:
         """Write what is not written, but do not wait for a disk that hangs."""
         self._retry_at_s = 0.0
+        for task in (self._confirming, *self._giving_up.values()):
+            if task is not None:
+                task.cancel()
         try:
             await within(self._close_within_s, self._write_all())
         except TimeoutError:
@@ -275,9 +349,12 @@ class PartitionIndex:
                 reason="The disk does not answer. What was not written counts as open at the next start.",
             )
             self._is_left = True
+        await self._confirm()
         if self._writing is not None:
             self._writing.cancel()
         self._under_way.let_go()
+        for witness in self.witnesses:
+            witness.let_go()
 
     async def _write_all(self) -> None:
         if self._is_behind:
@@ -300,6 +377,38 @@ class PartitionIndex:
             await asyncio.sleep(self._write_delay_ms / 1_000)
             await self._write()
 
+    # --- witnesses --------------------------------------------------------------------------------------------------
+
+    def _reached(self) -> int | None:
+        """The number of the frame with which all that was entered is durable; None if not all of it is."""
+        is_durable = self._size and self._number >= self._least and not (self._is_behind or self._is_left)
+        return self._number if is_durable else None
+
+    async def _confirm(self) -> None:
+        """Tell the witnesses how far the index has come. Nobody waits longer for them than when the index is closed."""
+        await asyncio.gather(*(self._confirm_one(witness) for witness in self.witnesses if not witness.is_busy))
+
+    async def _confirm_one(self, witness: Witness) -> None:
+        try:
+            await within(self._close_within_s, witness.confirm(self._reached))
+        except (StorageError, TimeoutError) as error:
+            _log.warning("witness.not_written", path=str(witness.path), error=str(error))
+
+    def _confirm_later(self) -> None:
+        if any(witness.is_read and witness.says is Says.VOID for witness in self.witnesses):
+            self._is_urgent.set()
+        if self.witnesses and not self._is_left and (self._confirming is None or self._confirming.done()):
+            self._confirming = start_background(self._keep_confirming(), "index-confirm", self._failed)
+
+    async def _keep_confirming(self) -> None:
+        """Until all witnesses know what is durable."""
+        while any(witness.is_read and (witness.says, witness.number) != (Says.VALID, self._number) for witness in self.witnesses):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CONFIRM_DELAY_S):
+                    await self._is_urgent.wait()
+            self._is_urgent.clear()
+            await self._confirm()
+
     async def _write(self) -> None:
         """Write all entries that were made before. They wait for each other: what gathers meanwhile is written at once."""
         entered = self._entered
@@ -309,7 +418,7 @@ class PartitionIndex:
             pending, self._pending = self._pending, []
             entered = self._entered
             try:
-                is_new = not self._size or self._size > 2 * self._all_bytes + STALE_BYTES_MIN
+                is_new = not self._size or self._number < self._least or self._size > 2 * self._all_bytes + STALE_BYTES_MIN
                 if not is_new and not await self._in_thread(lambda: self._append(pending)):
                     is_new, self._retry_at_s = True, 0.0
                 if is_new:
@@ -318,6 +427,7 @@ class PartitionIndex:
                 self._pending[:0] = pending  # what was written nevertheless is written twice, which changes nothing
                 raise
             self._written = entered
+            self._confirm_later()
 
     async def _write_anew(self) -> None:
         """Write everything into new files; if the disk refuses, remove the old ones, which are not right any more."""
@@ -355,7 +465,8 @@ class PartitionIndex:
 
     def _publish(self, rows: list[tuple[str, dict[int, bytes]]]) -> bool:
         entries = [_encode_entry(entity, partition, row) for entity, partitions in rows for partition, row in partitions.items()]
-        frame = _encode_frame(self._number + 1, entries, is_all=True)
+        number = max(self._number, self._least) + 1
+        frame = _encode_frame(number, entries, is_all=True)
         try:
             make_directories(self._disk, self._directory.parent, [self._directory.name])
             publish_together(self._disk, self._paths, [frame])
@@ -364,8 +475,9 @@ class PartitionIndex:
             _log.warning("index.given_up", path=str(self._paths[0]), error=str(error), reason="The next start opens every log.")
             self._remove()
             return False
-        self._number += 1
+        self._number = number
         self._size = self._all_bytes = len(frame)
+        self._is_wrong = False
         return True
 
     def _remove(self) -> None:
@@ -374,6 +486,7 @@ class PartitionIndex:
                 self._disk.remove(path)
             self._disk.sync_directory(self._directory)
         except OSError as error:
+            self._is_wrong = True
             _log.error(
                 "index.not_removed",
                 path=str(self._paths[0]),

@@ -14,6 +14,7 @@ from broker.operations import SubqueueCounts
 from broker.partition.summary import Summary, Wake
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
+from storage.index_witness import Witness
 from storage.partition_index import PartitionIndex
 
 
@@ -50,7 +51,9 @@ def write_notes(data: Path, messages: int) -> None:
 
 
 async def _write_notes(data: Path, messages: int) -> None:
-    index = PartitionIndex(data / "catalogue", _NewDisk())
+    witness = Witness(data, LocalDisk())
+    await witness.read()
+    index = PartitionIndex(data / "catalogue", _NewDisk(), witnesses=[witness])
     catalogue = Catalogue(data / "catalogue", LocalDisk())
     day_ms = 24 * 3_600_000
     at_ms = SystemClock().now_ms() + day_ms

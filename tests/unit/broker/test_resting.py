@@ -34,6 +34,9 @@ class Queue:
         self.woken.append(number)
         await self.go_on.wait()
 
+    def folder_of(self, number: int) -> int:
+        return number % 2
+
 
 class Store:
     """Knows which logs there are, but for entities that the disk says nothing about."""

@@ -1,0 +1,155 @@
+"""Witness: what one data folder says about the index of partitions, so that an index that is out of date is not believed.
+
+The index (`partition_index.py`) is one file for all data folders, and it looks as whole when it is old as when it is new. Two things make
+it wrong without damage: somebody puts an older one in its place, from a backup; or its disk does not answer, and partitions in other
+folders are opened without being entered. So each data folder has a file of its own, `partitions.witness`. All numbers are little endian.
+
+    offset  size  field
+         0     8  magic "PbWitnss"
+         8     4  CRC-32C of everything behind
+        12     2  format version, 1
+        14     2  1 if no index is to be believed, else 0
+        16     8  number: the index had reached this frame
+
+An index is believed about a folder whose witness is not void and names no later frame than the index has. A missing or damaged witness
+counts as void. The number is brought up to date some seconds after the index was written and when it is closed. Frames' numbers only
+rise: an index that is made anew goes on far above all witnesses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from storage.disk import Disk, close_quietly, commit_error, disk_error, publish, read_file
+from storage.errors import DiskFull
+from storage.record import crc32c
+from storage.threads import UnderWay, run_to_end
+
+T = TypeVar("T")
+
+FORMAT_VERSION = 1
+WITNESS_NAME = "partitions.witness"
+
+_MAGIC = b"PbWitnss"
+_HEAD = struct.Struct("<8sI")
+_TAIL = struct.Struct("<HHQ")
+
+_log = structlog.get_logger("index")
+
+
+class Says(enum.Enum):
+    """What is on the disk, as far as it is known."""
+
+    UNKNOWN = "unknown"
+    """It was not read yet, or a write of it has failed."""
+    VOID = "void"
+    VALID = "valid"
+
+
+class Witness:
+    """The witness of one folder. Used from one event loop."""
+
+    def __init__(self, root: Path, disk: Disk, *, admit: Callable[[], None] = lambda: None, executor: Executor | None = None) -> None:
+        """`admit` raises DiskFailed if the folder is not there, or another one is in its place. It is called in a thread.
+
+        `executor`: whose threads do the work; the event loop's own unless given.
+        """
+        self.path = root / WITNESS_NAME
+        self._disk, self._admit, self._executor = disk, admit, executor
+        self._turn = asyncio.Lock()
+        self._under_way = UnderWay()
+        self.is_read = False
+        """It was read. Until then it is not overwritten, but for `make_void`: nobody knows what it says."""
+        self.says = Says.UNKNOWN
+        self.number = 0
+        """The last number that was read or written."""
+        self.is_given_up = False
+        """It was made void, so nothing in the folder waits for the index."""
+
+    @property
+    def is_busy(self) -> bool:
+        """It is being read or written."""
+        return self._turn.locked()
+
+    async def read(self) -> None:
+        """Find out what it says. Raises DiskFailed if the folder is not there, or the disk refuses."""
+        async with self._turn:
+            found = await self._in_thread(self._read)
+            if not self.is_read and self.says is not Says.VOID:
+                self.says, self.number = (Says.VOID, 0) if found is None else found
+            self.is_read = True
+
+    async def make_void(self) -> None:
+        """No index is to be believed about this folder, from when this returns. Raises StorageError: then it may be otherwise."""
+        async with self._turn:
+            if self.says is not Says.VOID:
+                await self._write(Says.VOID, self.number)
+            self.is_given_up = True
+
+    async def confirm(self, number: Callable[[], int | None]) -> None:
+        """An index is to be believed that has reached the frame of this number; None to leave it as it is. Durable when it returns.
+
+        `number` is called when it counts: from then on nothing may be opened that has not been entered. Raises StorageError.
+        """
+        async with self._turn:
+            reached = number() if self.is_read else None
+            if reached is not None and (self.says is not Says.VALID or self.number != reached):
+                self.is_given_up = False
+                await self._write(Says.VALID, reached)
+
+    def let_go(self) -> None:
+        """Do not wait for what is under way."""
+        self._under_way.let_go()
+
+    async def _write(self, says: Says, number: int) -> None:
+        before, self.says = self.says, Says.UNKNOWN
+        try:
+            await self._in_thread(lambda: self._publish(says, number))
+        except DiskFull:
+            self.says = before
+            raise
+        self.says, self.number = says, number
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await run_to_end(self._executor, work, self._under_way)
+
+    def _read(self) -> tuple[Says, int] | None:
+        """None for a file that is missing or damaged. In a thread."""
+        self._admit()
+        try:
+            data = read_file(self._disk, self.path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        found = decode(data)
+        if found is None:
+            _log.error("witness.damaged", path=str(self.path), advice="The partitions of this folder are counted anew.")
+        return found
+
+    def _publish(self, says: Says, number: int) -> None:
+        self._admit()
+        tail = _TAIL.pack(FORMAT_VERSION, says is Says.VOID, number)
+        try:
+            close_quietly(self._disk, publish(self._disk, self.path, [_HEAD.pack(_MAGIC, crc32c(tail)) + tail]))
+        except OSError as error:
+            raise commit_error(error, self.path) from error
+
+
+def decode(data: bytes) -> tuple[Says, int] | None:
+    """What a witness says; None if it is damaged, or of a later release: then it counts as void."""
+    if len(data) != _HEAD.size + _TAIL.size:
+        return None
+    magic, crc = _HEAD.unpack_from(data)
+    version, is_void, number = _TAIL.unpack_from(data, _HEAD.size)
+    if magic != _MAGIC or crc != crc32c(data[_HEAD.size :]) or version != FORMAT_VERSION:
+        return None
+    return Says.VOID if is_void else Says.VALID, number
