@@ -403,7 +403,7 @@ class Namespace:
             self._keys = None
             if queue.description.settings.authorization_rules:
                 self.rules_changed()
-            await queue.end(Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)))
+            await queue.end(Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)), is_deleted=True)
             log.info("entity.deleted", entity=queue.description.name)
             await self._clear(queue.description.generation)
 

@@ -49,8 +49,8 @@ class Partition(PartitionHandle, Protocol):
     async def opened(self) -> None:
         """Return once the log was opened, or could not be."""
 
-    async def stop(self) -> None:
-        """Finish the commit under way, close the log. Safe to call twice."""
+    async def stop(self, *, is_deleted: bool = False) -> None:
+        """Finish the commit under way, close the log; save nothing more if it is about to be deleted. Safe to call twice."""
 
 
 class Watcher(Protocol):
@@ -205,14 +205,14 @@ class Queue:
         """Stop the partitions that were used."""
         await asyncio.gather(*(partition.stop() for partition in self._partitions.values()))
 
-    async def end(self, why: Refused) -> None:
+    async def end(self, why: Refused, *, is_deleted: bool = False) -> None:
         """The queue is deleted, or out of service: tell who is attached, stop, and be counted no more."""
         self.gone = why
         self.meter.end()
         self._resting.leave(self.description.generation, self)
         for watcher in list(self.watchers):
             watcher.queue_ended(why)
-        await self.stop()
+        await asyncio.gather(*(partition.stop(is_deleted=is_deleted) for partition in self._partitions.values()))
 
 
 _clients = iter(range(1, 1 << 62))

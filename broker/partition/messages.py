@@ -376,6 +376,8 @@ class Messages:
                 for _ in range(count):
                     references.popitem()[1].lease = None
                 yield count
+            if subqueue.expiry is not None:
+                yield from subqueue.expiry.drop()
         frames = self._frames
         while frames:
             count = min(len(frames), DROPPED_AT_ONCE)

@@ -191,7 +191,7 @@ class PartitionTask:
         self._is_late = False
         """The log was to be opened, or opened again, and the disk does not answer: whoever asks is refused at once."""
         self._open_wanted = False
-        self._stopping = False
+        self._stopping = self._is_deleted = False
         self._running = False
         self._settled = Once()
         """The log was opened, or could not be."""
@@ -233,9 +233,10 @@ class PartitionTask:
             self._wake.set()
             await self._settled.wait()
 
-    async def stop(self) -> None:
-        """Finish what is in the mailbox, save a checkpoint, close the log. Safe to call twice."""
+    async def stop(self, *, is_deleted: bool = False) -> None:
+        """Finish what is in the mailbox, save a checkpoint unless the log is about to be deleted, close it. Safe to call twice."""
         self._stopping = True
+        self._is_deleted |= is_deleted
         self._wake.set()
         if self._is_late:
             self._give_up()
@@ -596,7 +597,7 @@ class PartitionTask:
         if self._health is Health.HEALTHY:
             while self._mailbox and self._health is Health.HEALTHY:
                 await self._serve()
-        if self._health is Health.HEALTHY and self._upkeep is not None:
+        if self._health is Health.HEALTHY and self._upkeep is not None and not self._is_deleted:
             with contextlib.suppress(Hung):
                 await self._upkeep.save_checkpoint(self._clock.monotonic_ms())
         opened = self._health is not Health.CLOSED

@@ -13,10 +13,12 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from broker.partition._untracked import keep_untracked, untrack
 
+DROPPED_AT_ONCE = 1024
+"""Buckets that one step of `drop` forgets: less than a millisecond."""
 _SLACK = 64
 """Below this many entries nothing is worth tidying."""
 
@@ -96,6 +98,17 @@ class TimerWheel:
         while self._ticks and self._ticks[0] not in self._buckets:
             heapq.heappop(self._ticks)
         return self._ticks[0] * self._tick_ms if self._ticks else None
+
+    def drop(self) -> Iterator[int]:
+        """Forget everything, in steps: messages that come one by one have a bucket each. Nobody uses this object any more."""
+        while self._buckets:
+            count = min(len(self._buckets), DROPPED_AT_ONCE)
+            for _ in range(count):
+                self._buckets.popitem()
+            yield count
+        while self._ticks:
+            del self._ticks[-DROPPED_AT_ONCE:]
+            yield 0
 
     def check(self, due_ms: Iterable[int]) -> None:
         """Assert that the live keys are exactly those with these times, as far as they have not come out."""

@@ -49,7 +49,7 @@ class StillPartition:
     async def opened(self) -> None:
         return None
 
-    async def stop(self) -> None:
+    async def stop(self, *, is_deleted: bool = False) -> None:
         return None
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:

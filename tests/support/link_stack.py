@@ -56,7 +56,7 @@ class Part:
     async def opened(self) -> None:
         return
 
-    async def stop(self) -> None:
+    async def stop(self, *, is_deleted: bool = False) -> None:
         return
 
     def has(self, kind: type[object]) -> bool:

@@ -339,6 +339,18 @@ async def test_a_collection_takes_no_longer_because_messages_wait() -> None:
     assert not _tracked([messages.main.references, messages._frames, messages.main.expiry._buckets])
 
 
+async def test_a_partition_that_is_deleted_writes_no_checkpoint_and_forgets_expiries_in_steps() -> None:
+    for is_deleted in (False, True):
+        harness = Harness()
+        for number in range(10):
+            await harness.send(b"x", b"y", ttl=[60_000 + 50 * number, None])
+        assert harness.task._partition is not None
+        wheel = harness.task._partition.messages.main.expiry
+        await harness.task.stop(is_deleted=is_deleted)
+        assert wheel is not None and wheel.next_due_ms() is None and not harness.task._dropped
+        assert len(harness.log.checkpoints) == (0 if is_deleted else 1)
+
+
 async def test_the_garbage_collector_does_not_look_at_waiting_messages_and_nothing_of_them_is_left() -> None:
     harness = Harness(QueueSettings(max_delivery_count=1))
     await harness.send(*[b"x"] * 200, ttl=[None, 60_000] * 100)

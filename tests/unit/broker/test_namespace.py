@@ -62,7 +62,7 @@ class Part:
     async def opened(self) -> None:
         await asyncio.sleep(0)
 
-    async def stop(self) -> None:
+    async def stop(self, *, is_deleted: bool = False) -> None:
         self.stopped = True
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
