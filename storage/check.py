@@ -18,6 +18,7 @@ from storage.disk import Disk
 from storage.errors import CorruptRecord, UnknownFormat
 from storage.extent import EXTENT_SUFFIX
 from storage.file_store import DELETED_SUFFIX, EXTENTS_DIRECTORIES, LOGS_DIRECTORY
+from storage.index_witness import damage
 from storage.partition_index import PartitionIndex
 from storage.survey import Finding, LogFolder, Severity, frames, survey_files
 
@@ -144,6 +145,9 @@ def _check_documents_once(disk: Disk, roots: Sequence[Path], progress: Progress)
         _check_document(disk, stem, paths, documents, progress)
     for directory in directories:
         for path, offset, why in PartitionIndex(directory, disk).damage():
+            documents.findings.append(Finding(Severity.SPARE, None, None, str(path), offset, 0, why))
+    for root in roots:
+        for path, offset, why in damage(disk, root):
             documents.findings.append(Finding(Severity.SPARE, None, None, str(path), offset, 0, why))
     return documents
 

@@ -28,7 +28,7 @@ from typing import TypeVar
 
 import structlog
 
-from storage.disk import Disk, close_quietly, commit_error, disk_error, publish, read_file
+from storage.disk import Disk, close_quietly, commit_error, publish, read_file
 from storage.errors import DiskFull
 from storage.record import crc32c
 from storage.threads import UnderWay, run_to_end
@@ -80,7 +80,7 @@ class Witness:
         return self._turn.locked()
 
     async def read(self) -> None:
-        """Find out what it says. Raises DiskFailed if the folder is not there, or the disk refuses."""
+        """Find out what it says. Raises DiskFailed if the folder is not there."""
         async with self._turn:
             found = await self._in_thread(self._read)
             if not self.is_read and self.says is not Says.VOID:
@@ -122,14 +122,15 @@ class Witness:
         return await run_to_end(self._executor, work, self._under_way)
 
     def _read(self) -> tuple[Says, int] | None:
-        """None for a file that is missing or damaged. In a thread."""
+        """None for a file that is missing, damaged or cannot be read. In a thread."""
         self._admit()
         try:
             data = read_file(self._disk, self.path)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise disk_error(error, self.path) from error
+        except OSError as error:  # all that it says can be found anew
+            _log.error("witness.unreadable", path=str(self.path), error=error.strerror)
+            return None
         found = decode(data)
         if found is None:
             _log.error("witness.damaged", path=str(self.path), advice="The partitions of this folder are counted anew.")
@@ -142,6 +143,15 @@ class Witness:
             close_quietly(self._disk, publish(self._disk, self.path, [_HEAD.pack(_MAGIC, crc32c(tail)) + tail]))
         except OSError as error:
             raise commit_error(error, self.path) from error
+
+
+def damage(disk: Disk, root: Path) -> list[tuple[Path, int, str]]:
+    """What is wrong with a folder's witness, if it has one: path, byte and why. For those who only look. Raises OSError."""
+    path = root / WITNESS_NAME
+    is_damaged = WITNESS_NAME in disk.names(root) and decode(read_file(disk, path)) is None
+    return (
+        [(path, 0, "the witness's checksum does not match, so the next start counts all partitions of this folder")] if is_damaged else []
+    )
 
 
 def decode(data: bytes) -> tuple[Says, int] | None:

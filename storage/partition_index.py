@@ -158,6 +158,8 @@ class PartitionIndex:
         self.witnesses = witnesses
         self._giving_up: dict[Witness, asyncio.Task[None]] = {}
         """Witnesses that are being made void."""
+        self._unconfirmed: set[Witness] = set()
+        """Those that could not be told, which was reported."""
         self._confirming: asyncio.Task[None] | None = None
         self._is_urgent = asyncio.Event()
         """A witness is void without need."""
@@ -392,7 +394,11 @@ class PartitionIndex:
         try:
             await within(self._close_within_s, witness.confirm(self._reached))
         except (StorageError, TimeoutError) as error:
-            _log.warning("witness.not_written", path=str(witness.path), error=str(error))
+            if witness not in self._unconfirmed:
+                _log.warning("witness.not_written", path=str(witness.path), error=str(error))
+            self._unconfirmed.add(witness)
+        else:
+            self._unconfirmed.discard(witness)
 
     def _confirm_later(self) -> None:
         if any(witness.is_read and witness.says is Says.VOID for witness in self.witnesses):

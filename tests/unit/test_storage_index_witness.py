@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from storage.errors import DiskFailed
 from storage.index_witness import WITNESS_NAME, Says, Witness, decode
+from storage.index_witness import damage as damage_of
 from storage.partition_index import COPY_NAME, INDEX_NAME, PartitionIndex
 from storage.record import crc32c
 from tests.support.faulty_disk import FaultyDisk
@@ -119,14 +120,18 @@ async def test_an_index_from_a_backup_is_not_believed(disk: FaultyDisk, recordin
     assert doubted(last) == [] and open_of(last) == open_of(again), "what is doubted is doubted once"
 
 
-@pytest.mark.parametrize("damage", ["missing", "damaged"])
+@pytest.mark.parametrize("damage", ["missing", "damaged", "unreadable"])
 async def test_a_folder_without_a_witness_is_counted_anew(disk: FaultyDisk, recording: RecordingDisk, damage: str) -> None:
     await (await used(disk)).close()
     if damage == "missing":
         recording.remove(FOLDERS[1] / WITNESS_NAME)
-    else:
+    elif damage == "damaged":
         recording.write(recording.open_write(FOLDERS[1] / WITNESS_NAME), [b"x"], 20)
+    else:
+        disk.fail("open_read", errno.EIO, path_part=WITNESS_NAME, nth=2)
     assert doubted(await loaded(disk)) == [1]
+    disk.heal()
+    assert [path for root in FOLDERS for path, *_ in damage_of(disk, root)] == [FOLDERS[1] / WITNESS_NAME] * (damage == "damaged")
 
 
 async def test_while_the_indexs_disk_hangs_other_folders_open_and_a_crash_makes_them_count_anew(disk: FaultyDisk) -> None:
@@ -200,14 +205,21 @@ async def test_an_index_that_can_be_neither_written_nor_removed_is_not_believed_
 async def test_a_folder_that_was_not_there_is_not_overwritten_before_it_was_asked(disk: FaultyDisk) -> None:
     await (await used(disk)).close()
     index = index_of(disk)
+    is_there = False
+
+    def admit() -> None:
+        if not is_there:
+            raise DiskFailed("the data folder is missing")
+
+    index.witnesses = [index.witnesses[0], Witness(FOLDERS[1], disk, admit=admit)]
     await index.witnesses[0].read()
-    disk.fail("open_read", errno.EIO, path_part="/second")
     with pytest.raises(DiskFailed):
         await index.witnesses[1].read()
     assert await index.load() and doubted(index) == []
     await index.opened("a", 7, 0)
     await index.close()
     assert index.witnesses[1].says is Says.UNKNOWN
+    is_there = True
     await index.witnesses[1].read()
     assert not index.contradicts(index.witnesses[1])
 

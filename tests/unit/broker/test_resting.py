@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 
 from broker.clock import ManualClock
 from broker.entities import DEAD_LETTER, MAIN
@@ -16,6 +17,7 @@ from broker.operations import SubqueueCounts
 from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of
 from broker.resting import OPENING_MAX, Resting
 from storage.errors import DiskFailed
+from storage.index_witness import Says, Witness
 from storage.log import LogStore
 from storage.partition_index import PartitionIndex
 from tests.support.recording_disk import RecordingDisk
@@ -52,9 +54,9 @@ class Store:
 
 
 class World:
-    def __init__(self, disk: RecordingDisk | None = None) -> None:
+    def __init__(self, disk: RecordingDisk | None = None, witnesses: Sequence[Witness] = ()) -> None:
         self.disk, self.clock = disk or RecordingDisk(), ManualClock()
-        self.index = PartitionIndex(ROOT, self.disk, write_delay_ms=1)
+        self.index = PartitionIndex(ROOT, self.disk, write_delay_ms=1, witnesses=witnesses)
         self.resting = Resting(self.index, self.clock, look_s=0.001)
         self.queues: dict[str, Queue] = {}
 
@@ -232,4 +234,55 @@ async def test_a_partition_that_is_closed_after_its_queue_was_deleted_has_no_app
     world.resting.closed("a", 0, holding(1, world.clock.now_ms() + 1_000_000))
     world.resting.forget("a")
     assert not world.resting._due and not world.resting._heap
+    await world.stop()
+
+
+class Folders:
+    """Two data folders: even partitions are in the first one, odd ones in the second, which a test takes away."""
+
+    def __init__(self) -> None:
+        self.disk = RecordingDisk()
+        self.roots = Path("/first"), Path("/second")
+        for root in self.roots:
+            self.disk.make_directory(root)
+        self.is_there = True
+
+    def _admit(self) -> None:
+        if not self.is_there:
+            raise DiskFailed("the data folder is missing")
+
+    def witnesses(self) -> list[Witness]:
+        return [Witness(self.roots[0], self.disk), Witness(self.roots[1], self.disk, admit=self._admit)]
+
+    async def used(self) -> None:
+        """Four partitions, closed in good order."""
+        world = await World(self.disk, self.witnesses()).start({"a": 4})
+        for number in range(4):
+            await world.resting.opening("a", number)
+            world.resting.closed("a", number, holding(1))
+        await world.stop()
+
+
+async def test_what_an_index_out_of_date_says_of_a_folder_is_not_believed_and_all_of_that_folder_is_opened() -> None:
+    folders = Folders()
+    await folders.used()
+    await folders.witnesses()[1].make_void()
+    world = await World(folders.disk, folders.witnesses()).start({"a": 6}, Store(a=[0, 1, 2, 3, 5]))
+    assert sorted(world.resting.unknown("a")) == [1, 3, 5] and world.resting.counts("a", ()) == {MAIN: SubqueueCounts(active=2, bytes=20)}
+    await world.until(lambda: sorted(world.queues["a"].woken) == [1, 3, 5])
+    await world.stop()
+
+
+async def test_a_folder_that_was_missing_at_the_start_is_asked_when_it_is_back(monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.resting.ASKED_AGAIN_S", 0.001)
+    folders = Folders()
+    await folders.used()
+    await folders.witnesses()[1].make_void()
+    folders.is_there = False
+    world = await World(folders.disk, folders.witnesses()).start({"a": 4}, Store(a=[0, 1, 2, 3]))
+    assert await world.resting.all_known(0), "nobody can tell, and its partitions cannot be opened either"
+    folders.is_there = True
+    await world.until(lambda: sorted(world.queues["a"].woken) == [1, 3])
+    assert world.resting.counts("a", ()) == {MAIN: SubqueueCounts(active=2, bytes=20)}
+    await world.until(lambda: world.index.witnesses[1].says is Says.VALID)
     await world.stop()
