@@ -18,6 +18,7 @@ from broker.entities import QueueSettings
 from broker.http.answer_portions import PORTION_BYTES
 from broker.http.metrics import ENTITY_GAUGES
 from broker.operations import SubqueueCounts
+from broker.slices import Slices
 from tests.support.http_stack import HttpStack, http_stack
 from tests.support.many_queues import write_queues
 from tests.support.sas import sas_token
@@ -117,6 +118,20 @@ async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_th
     _, text, _ = await stack.ask("GET", "/?$top=1000")
     feed = etree.fromstring(text.encode())
     assert [title.text for title in feed.findall("{*}entry/{*}title")] == sorted(names)[:1000]
+
+
+async def test_a_long_answer_is_made_in_steps_of_a_few_queues(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a turn of the loop for each step, their number is the same on any machine; what a slice of 3 ms holds of them is not."""
+    monkeypatch.setattr("broker.http.server.Slices", lambda: Slices(0.0))
+    async with http_stack(folder) as stack:
+        turns = []
+        for path in ("/metrics", "/health", "/$Resources/queues?$skip=1500&$top=1000"):
+            async with Ticker() as ticker:
+                await stack.ask("GET", path)
+            turns.append(ticker.turns)
+    metrics, health, entries = turns
+    assert metrics >= QUEUES // 16 and health >= QUEUES // 16, "sixteen queues in each step"
+    assert entries >= QUEUES - 1500, "one queue in each step"
 
 
 async def test_a_scraper_that_leaves_halfway_and_one_that_asks_for_the_head_disturb_nobody(stack: HttpStack) -> None:
