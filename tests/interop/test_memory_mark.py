@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
-from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusReceiveMode
+from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from tests.support.broker_process import BrokerProcess, queue
 
 MIB = 1 << 20
-ROOM = 28 * MIB
-"""From a broker that has just started to the mark: some 90,000 messages of one byte. Of the room, what its threads and connections take
-stays taken when the messages are gone."""
+ROOM = 10 * MIB
+"""From a broker at rest to the mark: some 30,000 messages of one byte. The broker has served clients by then, so that its threads, its
+connections and the pages that they leave free take nothing of it."""
 BEYOND = 24 * MIB
 """What the process may grow after that: a batch under way, and what receiving takes."""
 BATCH = 4_000
-WITHIN_S = 300
+WITHIN_S = 120
 
 
 def resident(broker: BrokerProcess) -> int:
@@ -38,12 +38,37 @@ def events(broker: BrokerProcess) -> list[str]:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    """One that has served clients; its mark is `ROOM` above what another one took that had served the same."""
     with BrokerProcess(tmp_path / "first", [queue("tiny")]) as process:
+        await warm_up(process)
         mark = resident(process) + ROOM
     with BrokerProcess(tmp_path / "second", [queue("tiny")], environment={"PARTIBUS_MEMORY_BYTES_MAX": str(mark)}) as process:
+        await warm_up(process)
         yield process
         process.check_alive()
+
+
+async def warm_up(broker: BrokerProcess) -> None:
+    """Do once what the test does, with few messages."""
+    address = broker.addresses.connection_string()
+    async with ServiceBusClient.from_connection_string(address, retry_total=0) as client, asyncio.timeout(WITHIN_S):
+        async with client.get_queue_sender("tiny") as sender:
+            batch = await tiny_messages(sender)
+            for _ in range(2):
+                await sender.send_messages(batch)
+        async with client.get_queue_receiver("tiny", receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE) as receiver:
+            received = 0
+            while received < 2 * BATCH:
+                received += len(await receiver.receive_messages(max_message_count=2_000, max_wait_time=20))
+    await health(broker)
+
+
+async def tiny_messages(sender: ServiceBusSender) -> ServiceBusMessageBatch:
+    batch = await sender.create_message_batch()
+    for _ in range(BATCH):
+        batch.add_message(ServiceBusMessage(b"x"))
+    return batch
 
 
 async def health(broker: BrokerProcess) -> dict[str, Any]:
@@ -51,15 +76,6 @@ async def health(broker: BrokerProcess) -> dict[str, Any]:
         assert response.status == 200
         memory: dict[str, Any] = (await response.json())["memory"]
         return memory
-
-
-async def stays_limited(broker: BrokerProcess) -> bool:
-    """Whether messages are refused, and still are after free pages have been given back to the system."""
-    for _ in range(30):
-        if (await health(broker))["state"] != "limited":
-            return False
-        await asyncio.sleep(0.1)
-    return True
 
 
 async def metric(broker: BrokerProcess, name: str) -> float:
@@ -73,16 +89,13 @@ async def test_tiny_messages_fill_the_broker_up_to_its_mark_and_receiving_makes_
     async with ServiceBusClient.from_connection_string(address, retry_total=0) as client, asyncio.timeout(WITHIN_S):
         mark = (await health(broker))["mark_bytes"]
         async with client.get_queue_sender("tiny") as sender:
-            batch = await sender.create_message_batch()
-            for _ in range(BATCH):
-                batch.add_message(ServiceBusMessage(b"x"))
+            batch = await tiny_messages(sender)
             sent = 0
-            while not await stays_limited(broker):  # free pages go back to the system meanwhile, and may make room once more
-                with pytest.raises(ServiceBusServerBusyError, match="memory"):
-                    while True:
-                        await sender.send_messages(batch)
-                        sent += BATCH
-                        assert sent * 100 < ROOM, "a message takes more than 100 bytes"
+            with pytest.raises(ServiceBusServerBusyError, match="memory"):
+                while True:
+                    await sender.send_messages(batch)
+                    sent += BATCH
+                    assert sent * 100 < ROOM, "a message takes more than 100 bytes"
             assert resident(broker) < mark + BEYOND
             assert (await health(broker))["state"] == "limited" and await metric(broker, "partibus_memory_limited") == 1
 
@@ -91,8 +104,7 @@ async def test_tiny_messages_fill_the_broker_up_to_its_mark_and_receiving_makes_
                 received = 0
                 while (await health(broker))["state"] == "limited":
                     received += len(await receiver.receive_messages(max_message_count=2_000, max_wait_time=20))
-                assert 0 < received <= sent
+                assert 0 < received < sent
             await sender.send_messages(ServiceBusMessage(b"again"))
         assert await metric(broker, "partibus_memory_limited") == 0
-    found = events(broker)
-    assert found == ["memory.limited", "memory.accepting"] * (len(found) // 2), "each change is told once"
+    assert events(broker) == ["memory.limited", "memory.accepting"]
