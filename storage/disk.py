@@ -315,6 +315,16 @@ def make_directories(disk: Disk, root: Path, names: Iterable[str]) -> None:
         disk.sync_directory(parent)
 
 
+def make_root(disk: Disk, path: Path) -> None:
+    """Make a folder and those above it that are missing, durably. Raises OSError."""
+    try:
+        disk.make_directory(path)
+    except FileNotFoundError:
+        make_root(disk, path.parent)
+        disk.make_directory(path)
+    disk.sync_directory(path.parent)
+
+
 def close_quietly(disk: Disk, fd: int) -> None:
     """Close a descriptor whose content does not matter any more; -1 is none."""
     if fd >= 0:

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 import structlog
 
 from storage.committer import Committer
-from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories
+from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories, make_root
 from storage.end_record import INTERVAL_MS, EndRecord
 from storage.errors import DiskFailed
 from storage.extent import EXTENT_SUFFIX
@@ -294,7 +294,7 @@ class FileLogStore:
         check_identity(disk, self.root, self._identity)
         try:
             if not self._identity:
-                _make_root(disk, self.root)
+                make_root(disk, self.root)
             make_directories(disk, self.root, [LOGS_DIRECTORY])
             make_directories(disk, self.root, EXTENTS_DIRECTORIES)
             fd = disk.lock(self.root / LOCK_NAME)
@@ -370,13 +370,3 @@ class FileLogStore:
             self._untidy -= tidied
             delay_ms = self._tidy_delay_ms if tidied else min(2 * delay_ms, TIDY_DELAY_MS_MAX)
         self._tidying = None
-
-
-def _make_root(disk: Disk, root: Path) -> None:
-    """Make a folder and those above it, durably."""
-    try:
-        disk.make_directory(root)
-    except FileNotFoundError:
-        _make_root(disk, root.parent)
-        disk.make_directory(root)
-    disk.sync_directory(root.parent)

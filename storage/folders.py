@@ -29,7 +29,7 @@ from typing import Any
 
 import structlog
 
-from storage.disk import Disk, close_quietly, disk_error, publish, read_file
+from storage.disk import Disk, close_quietly, disk_error, make_root, publish, read_file
 from storage.errors import DiskFailed, StorageError
 from storage.partition_index import COPY_NAME, INDEX_NAME
 from storage.record import crc32c
@@ -167,7 +167,7 @@ def _arrange(disk: Disk, found: dict[Path, _Identity | None]) -> list[Folder]:
     # The new ones first: whoever finds the longer list in one of them after a crash goes on with it.
     for id_, path in reversed(entries):
         if found[path] is None or found[path] != _Identity(set_id, id_, wanted):
-            _make(disk, path)
+            make_root(disk, path)
             _write(disk, path, _Identity(set_id, id_, wanted))
     for path in new:
         log.info("folder.added", path=str(path), number=len(known) + new.index(path))
@@ -176,15 +176,6 @@ def _arrange(disk: Disk, found: dict[Path, _Identity | None]) -> list[Folder]:
 
 def _has_data(disk: Disk, path: Path) -> bool:
     return not {CATALOGUE_DIRECTORY, "logs"}.isdisjoint(disk.names(path))
-
-
-def _make(disk: Disk, path: Path) -> None:
-    try:
-        disk.make_directory(path)
-    except FileNotFoundError:
-        _make(disk, path.parent)
-        disk.make_directory(path)
-    disk.sync_directory(path.parent)
 
 
 def _write(disk: Disk, path: Path, identity: _Identity) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,16 @@ def send_to_each(client: Client) -> None:
         assert client.send(number) is None
 
 
+@contextmanager
+def hanging_syncs(folder: Path) -> Iterator[tuple[FaultyDisk, BrokerThread, Client]]:
+    """A message in every partition; now the victim's syncs hang."""
+    disk = FaultyDisk(LocalDisk())
+    with broker_on(disk, folder) as broker, client_of(broker.addresses) as client:
+        send_to_each(client)
+        disk.hang("sync", VICTIM_FOLDER)
+        yield disk, broker, client
+
+
 def connection_string(broker: BrokerThread) -> str:
     return (
         f"Endpoint=sb://127.0.0.1:{broker.addresses.amqp_port};SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;"
@@ -55,10 +67,7 @@ def connection_string(broker: BrokerThread) -> str:
 
 
 def test_a_partition_whose_commit_hangs_is_down_until_the_disk_answers_and_nothing_comes_twice(tmp_path: Path) -> None:
-    disk = FaultyDisk(LocalDisk())
-    with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as client:
-        send_to_each(client)
-        disk.hang("sync", VICTIM_FOLDER)
+    with hanging_syncs(tmp_path) as (disk, broker, client):
         began = time.monotonic()
         assert client.send(VICTIM) == SERVER_BUSY, "the client is told to try again, and does not know what became of the message"
         assert time.monotonic() - began < ANSWERED_WITHIN_S
@@ -79,10 +88,7 @@ def test_a_partition_whose_commit_hangs_is_down_until_the_disk_answers_and_nothi
 
 
 def test_unkeyed_messages_whose_own_commit_hangs_are_taken_by_another_partition_exactly_once(tmp_path: Path) -> None:
-    disk = FaultyDisk(LocalDisk())
-    with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as client:
-        send_to_each(client)
-        disk.hang("sync", VICTIM_FOLDER)
+    with hanging_syncs(tmp_path) as (disk, broker, client):
         began = time.monotonic()
         for _ in range(PARTITIONS):
             assert client.send() is None

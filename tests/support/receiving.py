@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from broker.operations import Demand, Locked, Withdraw, Withdrawn
+from broker.entities import EntityStatus
+from broker.operations import Demand, Detach, Locked, Withdraw, Withdrawn
+from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, Part
 from tests.support.locked import locked
 
@@ -36,6 +39,16 @@ def waiting(stack: LinkStack) -> dict[int, int]:
     """What was asked for and waits to be answered, by partition; it stays there."""
     asked = {part.number: sum(operation.count for operation, _, _ in part.posted if isinstance(operation, Demand)) for part in stack.parts}
     return {number: count for number, count in asked.items() if count}
+
+
+async def ends_when_receiving_is_disabled(stack: LinkStack, client: Client) -> None:
+    """The queue gives nothing out any more: the client's link is detached with the reason, and no partition knows of it."""
+    description = stack.queue.description
+    stack.queue.description = replace(description, settings=replace(description.settings, status=EntityStatus.RECEIVE_DISABLED))
+    for watcher in list(stack.queue.watchers):
+        watcher.queue_changed()
+    (detach,) = await client.heard(raw.DETACH)
+    assert detach.field(2).value[0] == "com.microsoft:entity-disabled" and all(part.has(Detach) for part in stack.parts)
 
 
 async def receiving(credit: int, *, settled: bool = False, partitions: int = 4, **given: Any) -> tuple[LinkStack, Client]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from broker.entities import EntityStatus, QueueSettings
+from broker.entities import QueueSettings
 from broker.errors import Reason, Refused
 from broker.frontend import browse_link
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Failed, MessageState, Operation, Peek, Peeked, Unavailable, Watch
@@ -20,6 +19,7 @@ from tests.support.amqp_messages import sections
 from tests.support.link_stack import Client, LinkStack, turn, until
 from tests.support.locked import stored
 from tests.support.raw_amqp import Frame
+from tests.support.receiving import ends_when_receiving_is_disabled
 
 
 def browser_attach(handle: int = 0, address: str = "queue", **given: Any) -> list[Any]:
@@ -392,12 +392,7 @@ async def test_a_browse_needs_the_listen_claim() -> None:
 async def test_a_browse_is_refused_and_ended_where_receiving_is() -> None:
     stack, client, _ = await browsing([1], credit=1)
     await client.hear()
-    description = stack.queue.description
-    stack.queue.description = replace(description, settings=replace(description.settings, status=EntityStatus.RECEIVE_DISABLED))
-    for watcher in list(stack.queue.watchers):
-        watcher.queue_changed()
-    (detach,) = await client.heard(raw.DETACH)
-    assert detach.field(2).value[0] == "com.microsoft:entity-disabled" and all(part.has(Detach) for part in stack.parts)
+    await ends_when_receiving_is_disabled(stack, client)
     assert await refused(client, browser_attach(1)) == "com.microsoft:entity-disabled"
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from broker.entities import EntityStatus
 from broker.errors import Reason, Refused
 from broker.frontend import outgoing_link
 from broker.operations import (
@@ -30,7 +29,7 @@ from protocol.codec import Described, Symbol, ULong
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, Part, tags_of, until
 from tests.support.locked import locked
-from tests.support.receiving import LONG_MS, give, receiving
+from tests.support.receiving import LONG_MS, ends_when_receiving_is_disabled, give, receiving
 
 
 async def refused(client: Client, fields: list[Any]) -> tuple[str, str]:
@@ -48,12 +47,7 @@ async def test_a_link_to_what_does_not_exist_is_refused_in_the_words_that_client
 
 async def test_a_link_to_a_queue_that_gives_nothing_out_is_refused_and_one_that_is_attached_is_closed() -> None:
     stack, client = await receiving(4)
-    description = stack.queue.description
-    stack.queue.description = replace(description, settings=replace(description.settings, status=EntityStatus.RECEIVE_DISABLED))
-    for watcher in list(stack.queue.watchers):
-        watcher.queue_changed()
-    (detach,) = await client.heard(raw.DETACH)
-    assert detach.field(2).value[0] == "com.microsoft:entity-disabled" and all(part.has(Detach) for part in stack.parts)
+    await ends_when_receiving_is_disabled(stack, client)
     assert (await refused(client, raw.receiver_attach(1, "queue")))[0] == "com.microsoft:entity-disabled"
 
 

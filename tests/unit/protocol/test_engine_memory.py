@@ -13,17 +13,16 @@ from protocol.events import (
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import REFUSAL, detach, disposition, tags, transfer
 from tests.support.engine_peer import EnginePeer, message, of, only
-from tests.support.memory_use import resident_kib
+from tests.support.memory_use import grows_by_less_than
 
 
 def test_what_is_sent_on_a_link_that_we_have_closed_is_thrown_away(peer: EnginePeer) -> None:
     link = peer.sender()
     peer.engine.close_link(link, REFUSAL)
-    before = resident_kib()
-    for number in range(0, 2000, 50):
-        assert peer.say(*(transfer(0, number + each, b"x" * 20_000) for each in range(50))) == []
-        peer.hear()
-    assert resident_kib() - before < 20_000, "40 MB were sent"
+    with grows_by_less_than(20_000, "40 MB were sent"):
+        for number in range(0, 2000, 50):
+            assert peer.say(*(transfer(0, number + each, b"x" * 20_000) for each in range(50))) == []
+            peer.hear()
 
 
 def busy_connection() -> EnginePeer:
@@ -52,10 +51,9 @@ def test_messages_and_links_of_every_fate_leave_no_memory_behind(peer: EnginePee
 
     for number in range(200):
         live(number)
-    before = resident_kib()
-    for number in range(200, 5_000):
-        live(number)
-    assert resident_kib() - before < 2_000
+    with grows_by_less_than(2_000):
+        for number in range(200, 5_000):
+            live(number)
 
 
 def test_settled_messages_that_are_too_large_leave_no_memory_behind(peer: EnginePeer) -> None:
@@ -67,9 +65,8 @@ def test_settled_messages_that_are_too_large_leave_no_memory_behind(peer: Engine
             peer.hear()
 
     refuse(0, 2_000)
-    before = resident_kib()
-    refuse(2_000, 18_000)
-    assert resident_kib() - before < 2_000
+    with grows_by_less_than(2_000):
+        refuse(2_000, 18_000)
 
 
 def test_freeing_with_everything_outstanding_ends_the_links_and_can_be_done_twice() -> None:
@@ -87,10 +84,9 @@ def test_thousands_of_connections_leave_no_memory_behind() -> None:
 
     make(300)  # pools and arenas fill up first
     gc.collect()
-    before = resident_kib()
-    make(2000)
-    gc.collect()
-    assert resident_kib() - before < 6_000, "2000 connections kept more than 3 KiB each"
+    with grows_by_less_than(6_000, "2000 connections kept more than 3 KiB each"):
+        make(2000)
+        gc.collect()
 
 
 def test_messages_in_and_out_leave_no_memory_behind(peer: EnginePeer) -> None:
@@ -109,9 +105,8 @@ def test_messages_in_and_out_leave_no_memory_behind(peer: EnginePeer) -> None:
             peer.hear()
 
     exchange(0, 3000)
-    before = resident_kib()
-    exchange(3000, 10_000)
-    assert resident_kib() - before < 3_000
+    with grows_by_less_than(3_000):
+        exchange(3000, 10_000)
 
 
 def test_the_memory_of_many_links_is_given_back_a_part_at_a_time() -> None:
