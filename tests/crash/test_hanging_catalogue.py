@@ -28,7 +28,7 @@ from tests.support.faulty_disk import FaultyDisk
 from tests.support.sas import sas_token
 from tests.unit.test_http_admin import queue_body
 
-TIMEOUT_MS = 500
+TIMEOUT_MS = 1_000
 CATALOGUE = "/catalogue/"
 
 
