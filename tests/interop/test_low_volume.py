@@ -1,12 +1,14 @@
 """Few messages and many receivers: whoever asks gets the message at once, whichever connection's cache holds it.
 
 Eight connections ask in turn for one message. Each of them is a client of its own; the time is taken at the client, from granting
-credit until the message is there.
+credit until the message is there, less what the machine adds: the time for which the client or the event loop stood ready without a
+processor.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,12 +21,13 @@ from proton.utils import BlockingConnection
 from tests.interop.proton_blocking import Receiver, connected
 from tests.interop.scenarios import LOW_VOLUME
 from tests.support.broker_process import BrokerProcess
+from tests.support.processors import elsewhere_ms
 
 CONNECTIONS = 8
 REPETITIONS = 1_000
-WITHIN_MS, LATE_PER_CENT, NEVER_MS = 50.0, 1, 1_000.0
-"""A wait takes 0.3 ms, at most 10, on an idle machine, and 4 and 40 beside other work. So one in a hundred may last longer than 50 ms,
-and none as long as a message waits that is given to nobody until something ends: a lock, or a client's time-out."""
+WITHIN_MS, LATE_PER_CENT, NEVER_MS = 50.0, 1, 250.0
+"""A wait takes 0.3 ms, at most 10. One in a hundred may last longer than 50 ms, for the disk has other users; none may last as long as a
+message waits that is given to nobody until something ends: a lock, or a client's time-out."""
 
 
 @pytest.fixture
@@ -54,21 +57,24 @@ def metric(broker: BrokerProcess, name: str, queue: str) -> float:
     return sum(float(value) for labels, value in lines if f'"{queue}"' in labels)
 
 
-def timed(receiver: Receiver, outcome: int) -> float:
-    """Ask for one message, settle it, and give the milliseconds from asking until it was there."""
-    asked_at = time.perf_counter()
+def timed(broker: BrokerProcess, receiver: Receiver, outcome: int) -> float:
+    """Ask for one message, settle it, and give the milliseconds from asking until it was there, without what the machine added."""
+    threads = broker.pid, threading.get_native_id()
+    asked_at, before_ms = time.perf_counter(), elsewhere_ms(*threads)
     (received,) = receiver.receive()
-    waited_ms = (time.perf_counter() - asked_at) * 1000
+    waited_ms = (time.perf_counter() - asked_at) * 1000 - (elsewhere_ms(*threads) - before_ms)
     receiver.settle(received, outcome)
-    return waited_ms
+    return max(waited_ms, 0.0)
 
 
-def test_one_message_goes_to_whoever_asks_in_turn(connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_message_goes_to_whoever_asks_in_turn(
+    broker: BrokerProcess, connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
+) -> None:
     """One message, given back each time, asked for by the next connection."""
     queue = LOW_VOLUME[0]
     receivers = [Receiver(connection, queue) for connection in connections[:CONNECTIONS]]
     connections[-1].create_sender(queue).send(Message(id="the only one"))
-    waits = [timed(receivers[number % CONNECTIONS], Delivery.RELEASED) for number in range(REPETITIONS)]
+    waits = [timed(broker, receivers[number % CONNECTIONS], Delivery.RELEASED) for number in range(REPETITIONS)]
     report(waits, capsys)
 
 
@@ -83,14 +89,14 @@ def test_a_message_in_another_connections_cache_is_recalled_for_whoever_asks(
     while len(waits) < REPETITIONS:
         for number in range(16):
             sender.send(Message(id=f"id-{number}"))
-        waits += [timed(receivers[number % CONNECTIONS], Delivery.ACCEPTED) for number in range(16)]
+        waits += [timed(broker, receivers[number % CONNECTIONS], Delivery.ACCEPTED) for number in range(16)]
         receivers.append(receivers.pop(0))
     report(waits, capsys)
     assert metric(broker, "receive_cache_recalls", queue) > len(waits) / 2, "most of them lay in another connection's cache"
 
 
 def test_a_message_reaches_one_of_the_receivers_that_wait(
-    connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
+    broker: BrokerProcess, connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A receiver that asked before there was anything gets the message when it comes; those that asked and gave up do not keep it."""
     queue = LOW_VOLUME[2]
@@ -101,5 +107,5 @@ def test_a_message_reaches_one_of_the_receivers_that_wait(
         asking = receivers[number % CONNECTIONS]
         assert asking.drain(5) == [], "there is nothing yet"
         sender.send(Message(id=f"id-{number}"))
-        waits.append(timed(receivers[(number + 1) % CONNECTIONS], Delivery.ACCEPTED))
+        waits.append(timed(broker, receivers[(number + 1) % CONNECTIONS], Delivery.ACCEPTED))
     report(waits, capsys)

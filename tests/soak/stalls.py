@@ -15,16 +15,14 @@ import select
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import REPOSITORY
+from tests.support.processors import elsewhere_ms
 from tests.support.raw_amqp import ConnectionEnded, RawConnection
 
 EVERY_S = 0.02
 ENDS_WITHIN_S = 30.0
-_PROCESSORS = os.cpu_count() or 1
-_TICKS_PER_MS = os.sysconf("SC_CLK_TCK") / 1000
 
 
 class StallMeter:
@@ -62,23 +60,16 @@ def main(port: int, thread: int) -> None:
         print("measuring", flush=True)
         try:
             while not select.select([sys.stdin], [], [], EVERY_S)[0]:
-                began, before = time.perf_counter(), _elsewhere_ms(thread)
+                began, before = time.perf_counter(), elsewhere_ms(thread, os.getpid())
                 connection.send(question)
                 connection.read_until(raw.END)
                 wait_ms = (time.perf_counter() - began) * 1e3
-                took_ms.append(max(0.0, wait_ms - (_elsewhere_ms(thread) - before)))
+                took_ms.append(max(0.0, wait_ms - (elsewhere_ms(thread, os.getpid()) - before)))
         except TimeoutError:
             raise
         except (ConnectionEnded, OSError):
             pass  # the broker is gone, and with it this meter's work
     print(json.dumps(took_ms))
-
-
-def _elsewhere_ms(thread: int) -> float:
-    """For how long, so far, the event loop and the meter stood ready without a processor, and the host had one of ours; in ms."""
-    ready_ns = sum(int(Path(f"/proc/{each}/task/{each}/schedstat").read_text().split()[1]) for each in (thread, os.getpid()))
-    stolen_ticks = int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / _PROCESSORS
-    return ready_ns / 1e6 + stolen_ticks / _TICKS_PER_MS
 
 
 if __name__ == "__main__":
