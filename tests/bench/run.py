@@ -263,9 +263,11 @@ def measure_many_queues(run: Run) -> None:
         run.note(figures.MANY_HEALTH, found.health_ms, settings)
         run.note(figures.MANY_LIST, found.list_ms, settings)
         run.note(figures.MANY_FIRST_SCRAPE, found.first_scrape_ms, settings)
+        run.note(figures.MANY_FIRST_LIST, found.first_list_ms, settings)
         run.note(figures.MANY_USED_LIST, found.used_list_ms, settings)
         run.note(figures.MANY_START, found.start_ms, settings)
         run.note(figures.MANY_STALL, found.stall_ms, settings)
+        run.note(figures.MANY_HOLD, found.hold_ms, settings)
         run.note(figures.MANY_MEMORY, found.memory_kib, settings)
 
 
