@@ -23,6 +23,7 @@ from broker.http.portions import PORTION_BYTES
 from tests.support.http_stack import HttpStack, http_stack
 from tests.support.raw_websocket import BINARY, PING, handshake, message
 from tests.support.sas import sas_token
+from tests.support.ticker import Ticker
 
 WITHIN_S = 10
 HALF = b"GET /orders HTTP/1.1\r\nHost: localhost\r\nX-More: "
@@ -307,23 +308,13 @@ async def test_many_small_messages_of_one_read_are_parsed_over_many_turns(
     writer.write(message(b"login"))  # who has logged in may send as much as it wants
     assert await reader.readexactly(7) == b"\x82\x05login"
     monkeypatch.setattr(aiohttp.web.RequestHandler, "data_received", counting)
-    turns = 0
     flood = message(b"", kind) * 30_000 + message(bytes(70_000)) + message(b"last")
     writer.write(flood)
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting_turns = asyncio.create_task(count_turns())
-    async with asyncio.timeout(WITHIN_S):
+    async with Ticker() as ticker, asyncio.timeout(WITHIN_S):
         await reader.readuntil(b"\x82\x04last")
-    counting_turns.cancel()
     writer.transport.abort()
     assert sum(parsed) == len(flood) and max(parsed) <= PORTION_BYTES
-    assert turns > len(flood) // (2 * PORTION_BYTES)
+    assert ticker.turns > len(flood) // (2 * PORTION_BYTES)
 
 
 # --- what is not HTTP ------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import urllib.parse
@@ -22,6 +21,7 @@ from broker.slices import Slices
 from tests.support.http_stack import HttpStack, http_stack
 from tests.support.many_queues import write_queues
 from tests.support.sas import sas_token
+from tests.support.ticker import Ticker
 
 QUEUES = 2_000
 
@@ -36,27 +36,6 @@ def folder(tmp_path: Path) -> Path:
 async def stack(folder: Path) -> AsyncIterator[HttpStack]:
     async with http_stack(folder) as running:
         yield running
-
-
-class Ticker:
-    """Counts the turns that the event loop takes while something else is asked for."""
-
-    def __init__(self) -> None:
-        self.turns = 0
-
-    async def __aenter__(self) -> Ticker:
-        self._task = asyncio.create_task(self._tick())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-
-    async def _tick(self) -> None:
-        while True:
-            self.turns += 1
-            await asyncio.sleep(0)
 
 
 async def _chunks(port: int, path: str, headers: str = "") -> list[bytes]:

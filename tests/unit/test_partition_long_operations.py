@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from broker.changed_properties import encode_changes
@@ -31,6 +29,7 @@ from broker.partition.parts import Divisible
 from broker.partition.task import TaskLimits
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one
+from tests.support.ticker import Ticker
 
 PART = 10
 MANY = 35
@@ -121,21 +120,10 @@ async def test_a_long_send_is_one_commit_and_lets_others_have_the_loop_meanwhile
     harness = Harness(limits=LIMITS)
     await harness.send(b"x")
     frames = len(harness.log.disk.frames)
-    turns = 0
-
-    async def turn() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    turning = asyncio.create_task(turn())
-    try:
-        times: list[int | None] = [60_000 + number for number in range(MANY)]
+    times: list[int | None] = [60_000 + number for number in range(MANY)]
+    async with Ticker() as ticker:
         first = await harness.send(*(b"%d" % number for number in range(MANY)), ttl=times)
-    finally:
-        turning.cancel()
-    assert turns >= MANY // PART and len(harness.log.disk.frames) == frames + 1
+    assert ticker.turns >= MANY // PART and len(harness.log.disk.frames) == frames + 1
     for _ in range(2):
         page = await harness.peek(start=first)
         assert page.sequence_numbers == list(range(first, first + MANY))

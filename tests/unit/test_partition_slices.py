@@ -22,6 +22,7 @@ from broker.partition.subqueue import REBUILT_AT_ONCE, Lease, Reference, StoredF
 from broker.partition.task import TaskLimits
 from storage.log import Position
 from tests.support.partition_harness import NUMBER, Harness, one
+from tests.support.ticker import Ticker
 
 MANY = 20_000
 SOME = 3_000
@@ -286,24 +287,14 @@ async def test_while_batch_follows_batch_others_have_their_turns() -> None:
     """Batches that await no commit (here: handing out, giving back) let the event loop go on between them."""
     harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=100)))
     await harness.send(*[b"x"] * 5_000)
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
     running = asyncio.create_task(harness.task.run())
     try:
-        harness.post(1, Demand(MAIN, 5_000))
-        async with asyncio.timeout(30):
+        async with Ticker() as ticker, asyncio.timeout(30):
+            harness.post(1, Demand(MAIN, 5_000))
             while sum(len(each.tokens) for each in harness.received[1] if isinstance(each, Locked)) < 5_000:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        assert turns >= 50
+        assert ticker.turns >= 50
     finally:
-        counting.cancel()
         await asyncio.wait_for(harness.task.stop(), 30)
         await asyncio.wait_for(running, 30)
 
