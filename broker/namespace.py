@@ -210,9 +210,9 @@ class Namespace:
         return chosen
 
     async def _is_without_logs(self, generation: str) -> bool:
-        """Whether it is certain that an entity has no logs: its folders were looked at."""
+        """Whether it is certain that an entity has no logs: every data folder was looked at."""
         try:
-            return not await self._store.partitions(generation)
+            return await self._store.is_without_logs(generation)
         except StorageError:
             return False
 

@@ -199,6 +199,10 @@ class FileLogStore:
             raise disk_error(error, self._shared.root / name) from error
         return sorted({int(found[1], 16) for found in map(_PARTITION.fullmatch, names) if found})
 
+    async def is_without_logs(self, entity: str) -> bool:
+        """See `LogStore.is_without_logs`."""
+        return not await self.partitions(entity)
+
     async def missing(self) -> dict[str, list[int]]:
         """See `LogStore.missing`: two listings of names for each entity, and no file is opened."""
         await self._prepare()

@@ -227,6 +227,9 @@ class LogStore(Protocol):
     async def partitions(self, entity: str) -> list[int]:
         """The partitions of an entity that have a log, ascending: those ever claimed. Opens none. Raises DiskFailed."""
 
+    async def is_without_logs(self, entity: str) -> bool:
+        """Whether an entity has no log anywhere, for certain: every folder has answered. Raises DiskFailed when one has not."""
+
     async def missing(self) -> dict[str, list[int]]:
         """The partitions, by entity, that are known to have had a log and have none now. Opens no log. Raises DiskFailed."""
 

@@ -60,13 +60,18 @@ class SpreadStore:
     async def partitions(self, entity: str) -> list[int]:
         """See `LogStore.partitions`. A folder that does not answer in time counts as failed."""
 
-        async def ask(store: FileLogStore) -> list[int]:
-            try:
-                return await within(self._timeout_s, store.partitions(entity))
-            except TimeoutError as error:
-                raise DiskHangs(f"{store.root}: {error}") from None
+        answers = await self._of_all(lambda store: self._partitions_in(store, entity))
+        return sorted({number for numbers in answers for number in numbers})
 
-        return sorted({number for numbers in await self._of_all(ask) for number in numbers})
+    async def is_without_logs(self, entity: str) -> bool:
+        """See `LogStore.is_without_logs`. Raises what a folder raises."""
+        return not any(await asyncio.gather(*(self._partitions_in(store, entity) for store in self._stores)))
+
+    async def _partitions_in(self, store: FileLogStore, entity: str) -> list[int]:
+        try:
+            return await within(self._timeout_s, store.partitions(entity))
+        except TimeoutError as error:
+            raise DiskHangs(f"{store.root}: {error}") from None
 
     async def missing(self) -> dict[str, list[int]]:
         missing: dict[str, set[int]] = {}

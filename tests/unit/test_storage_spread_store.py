@@ -1,0 +1,39 @@
+"""storage/spread_store.py: what is known for certain when a data folder does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage.errors import StorageError
+from storage.spread_store import SpreadStore
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.logs import append, small_store
+from tests.support.recording_disk import RecordingDisk
+
+FIRST, SECOND = Path("/first"), Path("/second")
+HELD, EMPTY = "a" * 32, "b" * 32
+
+
+@pytest.mark.parametrize("trouble", [lambda disk: disk.fail("names", times=1_000), lambda disk: disk.hang("names")], ids=["fails", "hangs"])
+async def test_an_entity_is_without_logs_only_if_every_folder_says_so(trouble: Callable[[FaultyDisk], None]) -> None:
+    second = FaultyDisk(RecordingDisk())
+    stores = [small_store(FIRST, RecordingDisk()), small_store(SECOND, second)]
+    log = stores[1].log(HELD, 0)
+    await log.claim()
+    await append(log, b"body")
+    await log.close()
+    unknown = small_store(Path("/none"), RecordingDisk())
+    spread = SpreadStore(stores, unknown, timeout_ms=500)
+    assert await spread.is_without_logs(EMPTY) and not await spread.is_without_logs(HELD)
+    trouble(second)
+    for entity in (EMPTY, HELD):
+        with pytest.raises(StorageError):
+            await spread.is_without_logs(entity)
+    assert await spread.partitions(HELD) == [], "for those who only want what there is to open"
+    second.release()
+    second.heal()
+    for store in (*stores, unknown):
+        await store.close()
