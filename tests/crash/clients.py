@@ -44,6 +44,10 @@ class Place:
         self.failures: list[BaseException] = []
 
 
+Who = tuple[Place, str, str, QueueLedger, object]
+"""What every client is made with: its place, its name, its queue, its ledger, and the seed of its choices."""
+
+
 class Client(threading.Thread, ABC):
     """One thread, one connection at a time."""
 
@@ -81,19 +85,14 @@ class Sender(Client):
 
     def __init__(
         self,
-        place: Place,
-        name: str,
-        queue: str,
-        ledger: QueueLedger,
-        seed: object,
-        *,
+        *who: *Who,
         keys: int = 0,
         burst: int = 1,
         batch: int = 1,
         pause_s: float = 0.0,
         time_to_live_ms: int | None = None,
     ) -> None:
-        super().__init__(place, name, queue, ledger, seed)
+        super().__init__(*who)
         self._keys, self._burst, self._batch, self._pause_s = keys, burst, batch, pause_s
         self._header = None if time_to_live_ms is None else [True, UByte(4), UInt(time_to_live_ms)]
         self._numbers: dict[str, int] = {}
@@ -138,17 +137,12 @@ class Receiver(Client):
 
     def __init__(
         self,
-        place: Place,
-        name: str,
-        queue: str,
-        ledger: QueueLedger,
-        seed: object,
-        *,
+        *who: *Who,
         credit: int = 50,
         abandons: float = 0.0,
         dead_letters: float = 0.0,
     ) -> None:
-        super().__init__(place, name, queue, ledger, seed)
+        super().__init__(*who)
         self._credit, self._abandons, self._dead_letters = credit, abandons, dead_letters
         self._asked: dict[int, tuple[str, int]] = {}
 
