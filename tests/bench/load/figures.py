@@ -327,7 +327,7 @@ MANY_HOLD = Figure(
     "many_hold",
     "ms",
     "most processor time that the event loop uses during one such wait",
-    "two slices of 3 ms, and a turn of the loop",
+    "four or five turns of the loop until it is answered, each with a slice of 3 ms",
     20,
     10,
 )
