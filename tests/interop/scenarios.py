@@ -104,7 +104,7 @@ PLAIN_AMQP: dict[str, dict[str, object]] = {
 
 RHEA_ONLY: dict[str, dict[str, object]] = {"modified-not-failed": {}, "credit-one-by-one": {}}
 PROTON_ONLY: dict[str, dict[str, object]] = {"send-batch-unmarked": {}, "dead-letter": {}}
-REACTOR_ONLY: dict[str, dict[str, object]] = {"both-ways-at-once": {}}
+REACTOR_ONLY: dict[str, dict[str, object]] = {"both-ways-at-once": {}, "same-name-again": {}}
 """What one of these clients alone can say, or cannot, or does in a way of its own."""
 
 JMS: dict[str, dict[str, object]] = {

@@ -117,7 +117,7 @@ class Persistent(MessagingHandler):
 
 def test_a_refused_sender_tries_again_under_the_same_name(broker: BrokerProcess) -> None:
     """Proton writes the second attach before its answer to the refusal."""
-    client = Persistent(broker.addresses, queue_name("proton-reactor", "both-ways-at-once"))
+    client = Persistent(broker.addresses, queue_name("proton-reactor", "same-name-again"))
     Container(client).run()
     assert client.seen == ["amqp:not-found", "sendable", "accepted"]
 

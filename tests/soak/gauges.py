@@ -102,11 +102,12 @@ class Record:
     def growth(self) -> list[str]:
         """What grew from the first half of the stretches to the second; empty if everything is flat.
 
-        Each stretch is compared with the one that stands as far from its half's beginning: both have seen as many restarts.
+        A stretch is compared with one an even number of stretches later: every second one has a restart, and memory depends on how long
+        ago that was.
         """
         half = len(self.stretches) // 2
         found = []
-        for early, late in zip(self.stretches[:half], self.stretches[-half:], strict=True):
+        for early, late in zip(self.stretches, self.stretches[half + half % 2 :], strict=False):
             was, now = early.rested, late.rested
             if now.memory_mib > was.memory_mib * (1 + MEMORY_GROWTH) + MEMORY_SLACK_MIB:
                 found.append(f"memory at rest went from {was.memory_mib:.0f} to {now.memory_mib:.0f} MiB")
