@@ -171,10 +171,10 @@ class FileLog:
         await self._shared.prepare()
         async with self._housekeeping, self._turn:
             await self._under_way.ended()
-            if self._state is _State.OPEN:
-                await self._close_files()
-            await self._shared.open_segments.take(self)
             try:
+                if self._state is _State.OPEN:
+                    await self._close_files(keeps_place=True)  # who waits for its place waits for our turn: we must not wait for them
+                await self._shared.open_segments.take(self)
                 await run_to_end(self._shared.executor, lambda: self._claim(epoch), self._under_way)
             finally:
                 self._mind_the_descriptor()
@@ -253,7 +253,7 @@ class FileLog:
             if self._opened is not None:
                 await self._close_files()
 
-    async def _close_files(self) -> None:
+    async def _close_files(self, *, keeps_place: bool = False) -> None:
         """Sync what is not synced yet and close. A log that failed keeps what it knows for the next claim."""
         opened = self._known()
         try:
@@ -266,7 +266,8 @@ class FileLog:
             try:
                 await run_to_end(self._shared.executor, lambda: self._release_files(opened, failed), self._under_way)
             finally:
-                self._shared.open_segments.give(self)
+                if not keeps_place:
+                    self._shared.open_segments.give(self)
 
     def _release_files(self, opened: OpenLog, failed: bool) -> None:
         if failed:

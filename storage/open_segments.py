@@ -3,6 +3,8 @@
 Each partition has a file that it writes to, and there may be more partitions than a process may have descriptors. So a log takes a place
 here before it opens its file. If all places are taken, the log that was written to least recently closes its file; logs that are not
 busy come first. Owned by the event loop.
+
+A log whose disk does not answer keeps its place, but nobody waits for that one log alone: after LATE_S another one is asked as well.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Protocol
+
+LATE_S = 0.25
+"""How long a log has to close its file before another one is asked to close its own as well."""
 
 
 class Holder(Protocol):
@@ -35,18 +40,24 @@ class OpenSegments:
         self._logs: OrderedDict[Holder, float] = OrderedDict()
         """When each log last used its place, the least recently used first."""
         self._one_at_a_time = asyncio.Lock()
+        self._leaving: dict[Holder, asyncio.Task[None]] = {}
+        """Logs that were asked to close their files, for somebody who wants a place."""
 
     def __iter__(self) -> Iterator[Holder]:
         return iter(self._logs)
 
     async def take(self, log: Holder) -> None:
-        """Get a place for a log, waiting until there is one. A log that has a place never waits here, so there is no deadlock."""
+        """Get a place for a log, waiting until there is one. A log that has a place never waits here, so there is no deadlock.
+
+        A caller that is cancelled leaves at once, whatever it waits for.
+        """
         if log in self._logs:
             self.used(log)
             return
         async with self._one_at_a_time:
+            is_late = False
             while len(self._logs) >= self._places:
-                await self._make_room()
+                is_late = await self._make_room(is_late)
             self._logs[log] = asyncio.get_running_loop().time()
         self._taken()
 
@@ -59,13 +70,24 @@ class OpenSegments:
         """The log's file is closed. Nothing happens if it had no place."""
         self._logs.pop(log, None)
 
-    async def _make_room(self) -> None:
-        for log in self._logs:
-            if not log.is_busy:
-                break
-        else:
-            log = next(iter(self._logs))
-        await log.put_away()
+    async def _make_room(self, is_late: bool) -> bool:
+        """Have one more log close its file; return when one of those that were asked has. True if none has within LATE_S.
+
+        `is_late`: those that were asked before are late, so that one at work is asked as well.
+        """
+        log = next((each for each in self._logs if not (each.is_busy or each in self._leaving)), None)
+        if log is None and (is_late or not self._leaving):
+            log = next((each for each in self._logs if each not in self._leaving), None)
+        if log is not None:
+            self._leaving[log] = asyncio.create_task(self._have_put_away(log), name="storage-place")
+        done, _ = await asyncio.wait(self._leaving.values(), timeout=LATE_S, return_when=asyncio.FIRST_COMPLETED)
+        return not done
+
+    async def _have_put_away(self, log: Holder) -> None:
+        try:
+            await log.put_away()
+        finally:
+            del self._leaving[log]
 
     async def close_idle(self) -> None:
         """Close files that were not used for the idle time; returns when no file is open."""

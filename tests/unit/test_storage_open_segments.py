@@ -174,3 +174,55 @@ async def test_the_longest_unused_one_goes_and_one_at_work_only_if_all_are() -> 
     first.rest.set()
     await asyncio.wait_for(waiting, 10)
     assert list(places) == [second, fourth, fifth]
+
+
+async def test_a_log_that_is_claimed_anew_keeps_its_place() -> None:
+    disk = RecordingDisk(queued=True)
+    store = small_store(ROOT, disk, open_segments_max=1)
+    first, second = logs = [store.log(ENTITY, partition) for partition in range(2)]
+    await first.claim()
+    await append(first, b"kept")
+    async with asyncio.timeout(20):  # it gave its place back, and waited for the other one, which waited for its turn
+        await asyncio.gather(first.claim(), second.claim())
+    await append(second, b"other")
+    assert [flat(await contents(log)) for log in logs] == [[b"kept"], [b"other"]]
+    await close_all(store, logs)
+    assert disk.open_files == 0
+
+
+async def test_nobody_waits_for_the_one_log_whose_disk_does_not_answer() -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    store = small_store(ROOT, disk, open_segments_max=2)
+    first, _, third = logs = [store.log(ENTITY, partition) for partition in range(3)]
+    for log in logs:
+        await log.claim()
+        await append(log, b"kept")
+    disk.hang("read", "/0001/")
+    async with asyncio.timeout(20):
+        await append(first, b"more")
+        await append(third, b"more")
+    disk.release()
+    assert [flat(await contents(log)) for log in logs] == [[b"kept", b"more"], [b"kept"], [b"kept", b"more"]]
+    await close_all(store, logs)
+
+
+async def test_who_gives_up_waiting_for_a_place_leaves_at_once() -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    store = small_store(ROOT, disk, open_segments_max=1)
+    first, _ = logs = [store.log(ENTITY, partition) for partition in range(2)]
+    for log in logs:
+        await log.claim()
+        await append(log, b"kept")
+    disk.hang("read", "/0001/")
+    waiting = asyncio.create_task(append(first, b"never written"))
+    async with asyncio.timeout(20):
+        while not disk.held:  # noqa: ASYNC110 - a thread hangs, which no event tells
+            await asyncio.sleep(0.005)
+    first.fence()
+    waiting.cancel()
+    await asyncio.wait([waiting], timeout=20)
+    has_left = waiting.cancelled()
+    disk.release()
+    assert has_left
+    assert [flat(await contents(log)) for log in logs] == [[b"kept"], [b"kept"]]
+    await close_all(store, logs)
