@@ -209,6 +209,10 @@ class Partition:
             return expires_ms if lock_ends_ms is None else lock_ends_ms
         return min(lock_ends_ms, expires_ms)
 
+    def next_expiry_ms(self) -> int | None:
+        """When a message expires. Locks are no reason to come back to a partition that is closed: they end with it."""
+        return self._time_to_live.next_at_rest_ms()
+
     def _carry_out(self, client: ClientId, operation: Operation) -> bool | None:
         """False if it is not done."""
         match operation:

@@ -167,8 +167,7 @@ def _holds(counts: SubqueueCounts | None) -> bool:
 
 def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) -> Summary:
     """The note for a partition whose log is about to be closed. Nothing is under way in it."""
-    # A locked message whose time to live is over expires with its lock, so the end of a lock is an appointment, too.
-    due_ms = clock.monotonic_ms() if partition.has_more else partition.next_due_ms()
+    due_ms = clock.monotonic_ms() if partition.has_more else partition.next_expiry_ms()
     wakes: dict[int, int] = {} if due_ms is None else {Wake.EXPIRY: due_ms + wall_ahead_ms(clock)}
     if has_garbage:
         wakes[Wake.GARBAGE] = clock.now_ms()

@@ -17,12 +17,14 @@ from broker.partition.workspace import Workspace
 class TimeToLive:
     """Enforces the time to live in one partition."""
 
-    __slots__ = ("_overdue", "_space")
+    __slots__ = ("_has_passed_over", "_overdue", "_space")
 
     def __init__(self, space: Workspace) -> None:
         self._space = space
         self._overdue = DueKeys()
         """Sequence numbers whose time came, and which were not looked at yet."""
+        self._has_passed_over = False
+        """A message was locked when its time came. False again once nothing is locked."""
 
     @property
     def has_more(self) -> bool:
@@ -34,16 +36,27 @@ class TimeToLive:
         expiry = self._space.main.expiry
         return expiry.next_due_ms() if expiry is not None else None
 
+    def next_at_rest_ms(self) -> int | None:
+        """The same if the partition is left alone from now on. A message that was locked when its time came expires with its lock."""
+        due_ms, lock_ends_ms = self.next_due_ms(), self._space.locks.next_due_ms()
+        if not self._has_passed_over or lock_ends_ms is None:
+            return due_ms
+        return lock_ends_ms if due_ms is None else min(due_ms, lock_ends_ms)
+
     def expire_overdue(self) -> None:
         """Deal with messages whose time has come, so many in a batch."""
         space = self._space
         assert space.main.expiry is not None, "the messages were replayed"
+        if self._has_passed_over and space.locks.next_due_ms() is None:
+            self._has_passed_over = False
         if not self._overdue:
             self._overdue.add(space.main.expiry.expire(space.batch.now_ms, space.bounds.expired_max))
         if self._overdue:
             overdue = self._overdue.take(space.bounds.expired_max)
             found = [reference for number in overdue if (reference := space.main.references.get(number)) is not None]
             # A locked message expires when its lock ends, a deferred one never.
+            locked = [reference for reference in found if reference.lease is not None]
+            self._has_passed_over = self._has_passed_over or bool(locked)
             self.expire([reference for reference in found if reference.lease is None and reference.state != DEFERRED])
 
     def expire(self, references: list[Reference]) -> None:

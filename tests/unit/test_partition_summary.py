@@ -1,0 +1,40 @@
+"""broker/partition/summary.py: when a partition at rest has to be opened although nobody asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.entities import QueueSettings
+from broker.partition.summary import Wake, summary_of
+from tests.support.partition_harness import Harness
+
+LOCK_MS = QueueSettings().lock_duration_ms
+TICK_MS = 20
+
+
+def wakes(harness: Harness) -> dict[int, int]:
+    """The appointments that it would leave now, from now on in milliseconds."""
+    assert harness.task._partition is not None
+    now_ms = harness.clock.now_ms()
+    return {reason: at_ms - now_ms for reason, at_ms in summary_of(harness.task._partition, harness.clock).wakes.items()}
+
+
+async def test_the_end_of_a_lock_is_no_appointment_for_locks_end_with_the_process() -> None:
+    harness = Harness()
+    await harness.send(b"one", b"two")
+    await harness.receive(1)
+    assert wakes(harness) == {}, "it was opened at each start, because a receiver had not settled a message before"
+
+
+async def test_a_message_expires_on_time_whether_it_is_locked_or_not() -> None:
+    harness = Harness()
+    await harness.send(b"one", b"two", ttl=[LOCK_MS // 2, 10 * LOCK_MS])
+    await harness.receive(1)
+    assert wakes(harness) == {Wake.EXPIRY: pytest.approx(LOCK_MS // 2, abs=TICK_MS)}
+    await harness.advance(LOCK_MS // 2 + TICK_MS)
+    assert 0 <= wakes(harness)[Wake.EXPIRY] < LOCK_MS, "the first one is overdue, and its lock keeps it until then"
+    await harness.advance(LOCK_MS)
+    assert (await harness.peek()).messages == [b"two"]
+    assert wakes(harness)[Wake.EXPIRY] > LOCK_MS, "the second one alone is left"
+    await harness.receive(2)
+    assert wakes(harness)[Wake.EXPIRY] > LOCK_MS
