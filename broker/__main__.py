@@ -1,5 +1,5 @@
 """`python -m broker` is `partibus`."""
 
-from broker.cli import main
+from broker.cli.main import main
 
 main()

@@ -13,9 +13,9 @@ from typing import NamedTuple, Self
 
 import structlog
 
-from broker.config import Settings
 from broker.frontend.listener import BEING_REFUSED_MAX
 from broker.http.server import SPARE_CONNECTIONS
+from broker.settings.settings import Settings
 
 DESCRIPTORS_WANTED = 65_536
 LOG_FILES_MAX = 8_192

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
-from broker.errors import Reason
+from broker.base.errors import Reason
 
 ClientId = NewType("ClientId", int)
 LockToken = bytes
@@ -50,7 +50,7 @@ class Send:
     """Enqueue messages in the main subqueue, all or none. Answered with `Sent` or `Failed`."""
 
     messages: Sequence[bytes]
-    """Each a stored message (`broker/stored_message.py`): opaque here."""
+    """Each a stored message (`broker/message/stored.py`): opaque here."""
     time_to_live_ms: Sequence[int | None] | None
     """Per message, as the sender set it; None for all when no message has one."""
     cookie: object = None

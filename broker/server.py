@@ -20,30 +20,37 @@ from typing import Any
 import structlog
 import uvloop
 
-from broker.apply_file import apply_file
-from broker.clock import Clock, ClockWatch, SystemClock
-from broker.config import MIB, Settings
-from broker.config_file import ConfigFile
+from broker.access.sas import Authorizer
+from broker.base.clock import Clock, ClockWatch, SystemClock
+from broker.base.metrics import Metrics
+from broker.base.slices import Slices
+from broker.base.sockets import addresses_text, listen
 from broker.descriptors import Shares, raise_limit
-from broker.entities import QueueDescription
-from broker.entity_meter import EntityMeter
+from broker.entities.descriptions import QueueDescription
 from broker.frontend.handshakes import Handshakes
 from broker.frontend.listener import StreamProtocol, serve_websocket
 from broker.frontend.services import Services
 from broker.http.server import HttpServer
-from broker.memory import LOOK_S, RETURN_S, Memory, memory_of_the_machine, resident_bytes, return_free_pages
-from broker.metrics import Metrics
-from broker.namespace import Namespace
+from broker.message.stored import MessageIds
+from broker.namespace.apply_file import apply_file
+from broker.namespace.closed_partitions import Resting
+from broker.namespace.meter import EntityMeter
+from broker.namespace.namespace import Namespace
+from broker.namespace.queue import Queue
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
-from broker.queue import Queue
-from broker.resting import Resting
-from broker.security import Authorizer
-from broker.slices import Slices
-from broker.sockets import addresses_text, listen
-from broker.stored_message import MessageIds
-from broker.tls import TlsFiles, certificate_names, server_context, tls_files
+from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
+from broker.settings.config_file import ConfigFile
+from broker.settings.settings import MIB, Settings
+from broker.throttle.memory_mark import (
+    LOOK_S,
+    RETURN_S,
+    Memory,
+    memory_of_the_machine,
+    resident_bytes,
+    return_free_pages,
+)
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
 from storage.file_store import FileLogStore

@@ -48,7 +48,15 @@ from pathlib import Path
 import structlog
 
 from storage.disk import TEMPORARY_SUFFIX, Disk, disk_error, make_directories, publish_together, read_file
-from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, DiskHangs, StorageError, UnknownFormat
+from storage.errors import (
+    CommitFailed,
+    CorruptRecord,
+    DiskFailed,
+    DiskFull,
+    DiskHangs,
+    StorageError,
+    UnknownFormat,
+)
 from storage.folders import check_identity
 from storage.record import crc32c
 from storage.threads import UnderWay, run_to_end, take_note, within

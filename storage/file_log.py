@@ -39,7 +39,15 @@ from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.recent import RecentPlaces
 from storage.record import Chain, after
-from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, clear_up, extent_of, reclaim_log, remove_strays
+from storage.recovery import (
+    REWRITTEN_BYTES_MAX,
+    OpenLog,
+    claim_log,
+    clear_up,
+    extent_of,
+    reclaim_log,
+    remove_strays,
+)
 from storage.reserve import Reserves
 from storage.scan import FrameScanner
 from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, ActiveSegment

@@ -57,7 +57,15 @@ from storage.disk import Disk, close_quietly, disk_error, make_directories, publ
 from storage.errors import StorageError, UnknownFormat
 from storage.index_witness import Says, Witness
 from storage.record import crc32c
-from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background, take_note, within
+from storage.threads import (
+    OwnerFailed,
+    UnderWay,
+    report_to_loop,
+    run_to_end,
+    start_background,
+    take_note,
+    within,
+)
 
 T = TypeVar("T")
 

@@ -25,7 +25,14 @@ from storage.extent import SLOT_BYTES, Extent, ExtentFile
 from storage.log import FRAME_HEADER_BYTES, Frame, Position
 from storage.record import MAGIC, Chain, FrameCodec, crc32c
 from storage.scan import CHUNK_BYTES, FrameScanner, durable_witness, is_zero
-from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, Segment, SegmentHeader, decode_segment_header, segment_name
+from storage.segment import (
+    SEGMENT_HEADER_BYTES,
+    SEGMENT_SUFFIX,
+    Segment,
+    SegmentHeader,
+    decode_segment_header,
+    segment_name,
+)
 
 _SEGMENT_NAME = re.compile(rf"([0-9a-f]{{16}})-([0-9a-f]{{8}}){re.escape(SEGMENT_SUFFIX)}")
 

@@ -15,22 +15,29 @@ from typing import Any
 
 import structlog
 
-from broker.errors import Reason, Refused
-from broker.frontend.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddress, audience_path, parse_address
-from broker.frontend.answers import error_of, no_transactions
-from broker.frontend.browse_link import BrowseLink
-from broker.frontend.cbs import CbsNode
-from broker.frontend.incoming_link import IncomingLink
-from broker.frontend.management import ManagementNode
-from broker.frontend.outgoing_link import OutgoingLink
-from broker.frontend.output_total import Room
-from broker.frontend.receive_cache import ReceiveCache
-from broker.frontend.request_node import QUEUED_BYTES_FREE, RequestLink, RequestNode, ResponseLink
+from broker.access.addresses import (
+    NODE_CBS,
+    NODE_MANAGEMENT,
+    Address,
+    BadAddress,
+    audience_path,
+    parse_address,
+)
+from broker.access.sas import Claim, reaches
+from broker.base.errors import Reason, Refused
+from broker.frontend.links.browse import BrowseLink
+from broker.frontend.links.incoming import IncomingLink
+from broker.frontend.links.outgoing import OutgoingLink
+from broker.frontend.links.receive_cache import ReceiveCache
+from broker.frontend.links.termini import check_dynamic, check_node, check_request_node
+from broker.frontend.nodes.cbs import CbsNode
+from broker.frontend.nodes.management import ManagementNode
+from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE, RequestLink, RequestNode, ResponseLink
 from broker.frontend.services import Services
-from broker.frontend.termini import check_dynamic, check_node, check_request_node
+from broker.frontend.slow_readers import Room
 from broker.frontend.wire import Wire
-from broker.queue import Queue
-from broker.security import Claim, reaches
+from broker.namespace.queue import Queue
+from broker.wording import error_of, no_transactions
 from protocol.engine import PARTIAL_BYTES_MAX, Engine
 from protocol.events import (
     ConnectionClosed,

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import structlog
 
+from broker.base.sockets import accept_each
 from broker.frontend.listener import StreamProtocol, has_room
 from broker.frontend.services import Services
-from broker.sockets import accept_each
 
 log = structlog.get_logger("listener")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.errors import Reason, Refused
+from broker.base.errors import Reason, Refused
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection

@@ -12,8 +12,8 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from broker.frontend.connection import Connection
-from broker.frontend.output_total import ROOM_BYTES_FIRST
 from broker.frontend.services import Services
+from broker.frontend.slow_readers import ROOM_BYTES_FIRST
 from broker.frontend.turns import Inbox
 
 log = structlog.get_logger("listener")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import structlog
 
-from broker.errors import Reason, Refused
+from broker.base.errors import Reason, Refused
+from broker.namespace.queue import Queue, ask
 from broker.operations import Peek, Peeked
-from broker.queue import Queue, ask
 
 log = structlog.get_logger("peek")
 

@@ -9,18 +9,18 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker.clock import Clock, elapsed_s, worked_s
-from broker.config import Settings
-from broker.frontend.browse_link import PAGES_AT_ONCE
+from broker.access.sas import Authorizer
+from broker.base.clock import Clock, elapsed_s, worked_s
+from broker.base.limited_log import SparingLog
+from broker.base.metrics import Metrics
 from broker.frontend.inflight import Inflight
-from broker.frontend.output_total import OutputTotal
+from broker.frontend.links.browse import PAGES_AT_ONCE
 from broker.frontend.pace import Pace
+from broker.frontend.slow_readers import OutputTotal
 from broker.frontend.turns import READ_BYTES, Turns
-from broker.memory import Memory
-from broker.metrics import Metrics
-from broker.namespace import Namespace
-from broker.security import Authorizer
-from broker.sparing_log import SparingLog
+from broker.namespace.namespace import Namespace
+from broker.settings.settings import Settings
+from broker.throttle.memory_mark import Memory
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import structlog
 from aiohttp import web
 
-from broker.clock import Clock
-from broker.config import Settings
-from broker.entities import QueueDescription, QueueSettings, key_of
-from broker.errors import Reason, Refused
+from broker.base.clock import Clock
+from broker.base.errors import Reason, Refused
+from broker.base.slices import Slices
+from broker.entities.descriptions import QueueDescription, QueueSettings, key_of
 from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import (
     ENTRY_TYPE,
@@ -43,9 +43,9 @@ from broker.http.entry_text import EntryTexts
 from broker.http.queue_xml import QueueDefaults, read_queue, unknown_elements, write_queue
 from broker.http.refusals import HttpRefusal
 from broker.http.seams import Claim, TokenVerifier
-from broker.namespace import Namespace
-from broker.queue import Queue
-from broker.slices import Slices
+from broker.namespace.namespace import Namespace
+from broker.namespace.queue import Queue
+from broker.settings.settings import Settings
 
 log = structlog.get_logger("administration")
 

@@ -1,6 +1,6 @@
 """Sends long answers in portions.
 
-A slice (`broker/slices.py`) of a list or of the metrics may have a megabyte. Joining it and handing it to the socket in one piece would
+A slice (`broker/base/slices.py`) of a list or of the metrics may have a megabyte. Joining it and handing it to the socket in one piece would
 hold the event loop for milliseconds, and would take the same memory again.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from broker.slices import Slices
+from broker.base.slices import Slices
 
 PORTION_BYTES = 64 * 1024
 """Bytes handed to the socket at once, up to one piece more. aiohttp waits for a slow reader after the same number."""

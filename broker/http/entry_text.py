@@ -14,10 +14,10 @@ from operator import itemgetter
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from broker.entities import QueueDescription, QueueSettings
+from broker.entities.descriptions import QueueDescription, QueueSettings
 from broker.http.atom import NEVER, Entry, printable, timestamp, write_entry
 from broker.http.queue_xml import write_queue
-from broker.namespace import EntityRuntime
+from broker.namespace.namespace import EntityRuntime
 
 TEMPLATES_MAX = 256
 """Each takes some 3 KiB."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 from aiohttp import web
 
-from broker.memory import Memory
-from broker.namespace import Namespace
-from broker.slices import Slices
+from broker.base.slices import Slices
+from broker.namespace.namespace import Namespace
+from broker.throttle.memory_mark import Memory
 
 HEALTHY = {"status": "healthy", "message": "Service is healthy."}
 UNHEALTHY = {"status": "unhealthy", "message": "Service not available. Please try after some time."}

@@ -1,6 +1,6 @@
 """`GET /metrics`: what the process has once, the counters of every entity, and gauges gathered when asked for (Prometheus text format).
 
-Open to whoever reaches the port, as `/health` is. Written and sent in slices (`broker/slices.py`), so neither the event loop nor the
+Open to whoever reaches the port, as `/health` is. Written and sent in slices (`broker/base/slices.py`), so neither the event loop nor the
 memory notices how many entities there are. What partitions hold that nobody has opened is taken from the index: a scrape opens no log.
 After a crash a scrape waits until the partitions that were open then are known again; what is still unknown after that is left out.
 """
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from broker.entity_counters import exposition, heading, label_of
+from broker.base.counters import exposition, heading, label_of
+from broker.base.metrics import Metrics
+from broker.base.slices import Slices
 from broker.http.answer_portions import send_portions
-from broker.metrics import Metrics
-from broker.namespace import Namespace
-from broker.queue import Queue
-from broker.slices import Slices
+from broker.namespace.namespace import Namespace
+from broker.namespace.queue import Queue
 
 ENTITY_GAUGES = {
     "partibus_active_messages": "Messages ready for delivery, or locked.",

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-from broker.clock import worked_s
+from broker.base.clock import worked_s
 
 PORTION_BYTES = 1024
 """Parsing so much takes 1 ms at most, in chunks or frames of one byte."""

@@ -15,11 +15,21 @@ from dataclasses import dataclass
 
 from lxml import etree
 
-from broker.durations import format_duration, parse_duration
-from broker.entities import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings
-from broker.entity_rules import WrongProperty
-from broker.http.atom import COUNTERS, INSTANCE, SERVICE_BUS, Description, Element, child, child_values, timestamp, top
-from broker.namespace import EntityRuntime
+from broker.base.durations import format_duration, parse_duration
+from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings
+from broker.entities.validation import WrongProperty
+from broker.http.atom import (
+    COUNTERS,
+    INSTANCE,
+    SERVICE_BUS,
+    Description,
+    Element,
+    child,
+    child_values,
+    timestamp,
+    top,
+)
+from broker.namespace.namespace import EntityRuntime
 
 _SETTINGS = frozenset(
     [

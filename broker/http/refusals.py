@@ -1,6 +1,6 @@
 """Refusals over HTTP: what a handler raises, and how it is answered (HTTP contract 2.9).
 
-The status of a `Refused` is `frontend/answers.py`'s to say. What only HTTP can refuse (a path, a method, a missing
+The status of a `Refused` is `wording.py`'s to say. What only HTTP can refuse (a path, a method, a missing
 header) is an `HttpRefusal` with its status.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from broker.errors import Refused
-from broker.frontend.answers import http_status_of
+from broker.base.errors import Refused
 from broker.http.atom import ERROR_TYPE, write_error
+from broker.wording import http_status_of
 
 
 class HttpRefusal(Exception):

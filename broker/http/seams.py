@@ -1,4 +1,4 @@
-"""What the HTTP port asks of those who check tokens. `broker.security.Authorizer` fits by shape."""
+"""What the HTTP port asks of those who check tokens. `broker.access.sas.Authorizer` fits by shape."""
 
 from __future__ import annotations
 

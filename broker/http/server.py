@@ -22,9 +22,11 @@ import structlog
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from broker.clock import Clock
-from broker.config import Settings
-from broker.errors import Refused
+from broker.base.clock import Clock
+from broker.base.errors import Refused
+from broker.base.metrics import Metrics
+from broker.base.slices import Slices
+from broker.base.sockets import accept_each, listen, readable
 from broker.http.admin import Administration
 from broker.http.connection import HttpConnection, Limits
 from broker.http.crowd import Crowd, Guest
@@ -34,11 +36,9 @@ from broker.http.portions import Portions
 from broker.http.refusals import HttpRefusal, refusal_of
 from broker.http.seams import TokenVerifier
 from broker.http.sites import Sites
-from broker.memory import Memory
-from broker.metrics import Metrics
-from broker.namespace import Namespace
-from broker.slices import Slices
-from broker.sockets import accept_each, listen, readable
+from broker.namespace.namespace import Namespace
+from broker.settings.settings import Settings
+from broker.throttle.memory_mark import Memory
 
 log = structlog.get_logger("http")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from broker.errors import Reason
+from broker.base.errors import Reason
 from broker.operations import Answer, ClientId, Failed, Locked, MessageState, Peeked
 from broker.partition.subqueue import DEFERRED, Lease, Reference
 from storage.log import Commit, Frame, Position

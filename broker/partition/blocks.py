@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from broker.operations import PARTITION_SHIFT
-from broker.partition.gradual import sort_gradually
+from broker.partition.gradual_sort import sort_gradually
 from storage.log import Position
 
 BLOCK_SHIFT = 10

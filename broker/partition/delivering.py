@@ -6,7 +6,7 @@ client, subqueue and batch. A client that has more than it passed on is asked fo
 
 from __future__ import annotations
 
-from broker.errors import Reason, Refused
+from broker.base.errors import Reason, Refused
 from broker.operations import (
     ClientId,
     Demand,

@@ -6,7 +6,7 @@ has seen counts nothing, and a dead-letter subqueue counts no deliveries at all.
 
 from __future__ import annotations
 
-from broker.changed_properties import merge_changes
+from broker.message.changes import merge_changes
 from broker.partition import records
 from broker.partition.dead_lettering import MAX_DELIVERIES, dead_letter
 from broker.partition.records import Mark

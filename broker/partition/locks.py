@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from broker.errors import Reason
+from broker.base.errors import Reason
 from broker.operations import LockToken
 from broker.partition.demand import DemandBook
 from broker.partition.subqueue import Lease, Reference, Subqueue

@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice, repeat
 
-from broker.entities import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, TRANSFER_DEAD_LETTER
-from broker.errors import Reason, Refused
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, TRANSFER_DEAD_LETTER
 from broker.operations import PARTITION_SHIFT
 from broker.partition import records
 from broker.partition._untracked import untrack

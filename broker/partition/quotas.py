@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.entities import QueueDescription
-from broker.errors import Reason, Refused
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import QueueDescription
 from broker.partition.payloads import PayloadShare
 from broker.partition.subqueue import Subqueue
 

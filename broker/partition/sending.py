@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from broker.entities import MESSAGE_OVERHEAD_BYTES, QueueDescription
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, QueueDescription
 from broker.operations import Send
 from broker.partition import records
 from broker.partition.batch import Batch

@@ -7,8 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.errors import Reason
-from broker.operations import Abandon, ClientId, Complete, DeadLetter, Defer, Release, Renewed, RenewLocks, Settled
+from broker.base.errors import Reason
+from broker.operations import (
+    Abandon,
+    ClientId,
+    Complete,
+    DeadLetter,
+    Defer,
+    Release,
+    Renewed,
+    RenewLocks,
+    Settled,
+)
 from broker.partition import records
 from broker.partition.dead_lettering import dead_letter
 from broker.partition.delivery_count import failed_delivery

@@ -43,7 +43,7 @@ from typing import Protocol
 from broker.partition import snapshot_v1
 from broker.partition._untracked import untrack
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
-from broker.partition.gradual import sort_gradually
+from broker.partition.gradual_sort import sort_gradually
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table, table
 from broker.partition.subqueue import Reference, StoredFrame

@@ -32,7 +32,7 @@ import struct
 from collections.abc import Generator, Iterator
 
 from broker.partition._untracked import untrack
-from broker.partition.gradual import AT_ONCE
+from broker.partition.gradual_sort import AT_ONCE
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table
 from broker.partition.subqueue import Reference, StoredFrame, Subqueue

@@ -25,7 +25,7 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
 Dead-letter subqueues know no time to live, and count no deliveries (AMQP contract 5.6, 10.4). An expired message is never
 handed out; a locked one expires when its lock ends, a deferred one never. Everything in a batch happens at the same time,
 and a time to live is at least 1 ms, so a message cannot expire in the batch that enqueues it. Locks and times to live count
-in monotonic time, so setting the wall clock ends none of them; wall time only goes into records (see `broker/clock.py`). A settlement
+in monotonic time, so setting the wall clock ends none of them; wall time only goes into records (see `broker/base/clock.py`). A settlement
 counts if it arrived before its lock ended, however long the disk has kept it waiting: locks that end meanwhile do so after it.
 """
 
@@ -35,8 +35,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
 
-from broker.entities import QueueDescription
-from broker.errors import Reason, Refused
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import QueueDescription
 from broker.operations import (
     Abandon,
     ClientId,
@@ -64,12 +64,12 @@ from broker.operations import (
 )
 from broker.partition import records
 from broker.partition.batch import Batch
-from broker.partition.bounds import Bounds
+from broker.partition.batch_bounds import Bounds
 from broker.partition.browsing import Browsing
 from broker.partition.delivering import Delivering
 from broker.partition.delivery_count import run_out_locks
+from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import Messages
-from broker.partition.parts import Divisible, Parts
 from broker.partition.sending import Sending
 from broker.partition.settling import Settling
 from broker.partition.time_to_live import TimeToLive

@@ -26,8 +26,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from broker.changed_properties import merge_changes
-from broker.entities import MESSAGE_OVERHEAD_BYTES
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
+from broker.message.changes import merge_changes
 from broker.partition._untracked import keep_untracked, untrack
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.order import Order

@@ -18,7 +18,7 @@ It is the note that the index of partitions keeps (`storage/partition_index.py`)
          1     8  when, in wall time
 
 *Something new that must happen on time* (a schedule, an idle entity's deletion, messages to forward) adds a member to `Wake` and gives its
-earliest time in `summary_of`. Nothing else is needed: `broker/resting.py` opens the partition at that time, and the partition's own
+earliest time in `summary_of`. Nothing else is needed: `broker/namespace/closed_partitions.py` opens the partition at that time, and the partition's own
 timer does the rest. A release that does not know a reason opens the partition all the same.
 """
 
@@ -30,7 +30,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from broker.clock import Clock, wall_ahead_ms
+from broker.base.clock import Clock, wall_ahead_ms
 from broker.operations import SubqueueCounts
 from broker.partition.messages import SUBQUEUES
 from broker.partition.state import Partition

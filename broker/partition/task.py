@@ -36,9 +36,10 @@ from typing import Protocol
 
 import structlog
 
-from broker.clock import Clock, wall_ahead_ms
-from broker.entities import QueueDescription
-from broker.errors import Reason
+from broker.base.clock import Clock, wall_ahead_ms
+from broker.base.errors import Reason
+from broker.base.slices import Slices
+from broker.entities.descriptions import QueueDescription
 from broker.operations import (
     ClientId,
     Demand,
@@ -58,19 +59,18 @@ from broker.operations import (
     Withdrawn,
 )
 from broker.partition.batch import Batch
-from broker.partition.bounds import MIB, Bounds
+from broker.partition.batch_bounds import MIB, Bounds
 from broker.partition.clock_settings import ClockSettings
+from broker.partition.disk_timeout import Hung, Patience, PatientLog
+from broker.partition.idle import Register, Rest
 from broker.partition.messages import SUBQUEUES, Messages
-from broker.partition.patience import Hung, Patience, PatientLog
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
-from broker.partition.replay import replay_log
-from broker.partition.rest import Register, Rest
+from broker.partition.recovering import replay_log
 from broker.partition.signals import Once, Signal
 from broker.partition.state import Partition
 from broker.partition.summary import summary_of
 from broker.partition.upkeep import Upkeep, UpkeepLimits
-from broker.slices import Slices
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Commit, Log
 

@@ -44,13 +44,13 @@ from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
+from broker.base.slices import Slices
 from broker.partition import records
+from broker.partition.disk_timeout import Hung
 from broker.partition.garbage import GarbageBound
 from broker.partition.messages import Messages
-from broker.partition.patience import Hung
 from broker.partition.records import Counters
 from broker.partition.snapshot import Snapshot
-from broker.slices import Slices
 from storage.errors import DiskFull, StorageError
 from storage.log import Frame, Log, Position
 

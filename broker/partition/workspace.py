@@ -6,11 +6,11 @@ change the state by records alone: what `mark` puts into the commit is applied a
 
 from __future__ import annotations
 
-from broker.entities import QueueDescription
+from broker.entities.descriptions import QueueDescription
 from broker.operations import Answer, ClientId
 from broker.partition import records
 from broker.partition.batch import Batch
-from broker.partition.bounds import Bounds
+from broker.partition.batch_bounds import Bounds
 from broker.partition.demand import DemandBook
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages

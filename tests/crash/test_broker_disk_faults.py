@@ -16,7 +16,7 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
-from broker.router import partition_of_key
+from broker.namespace.router import partition_of_key
 from protocol.codec import Symbol
 from storage.disk import LocalDisk
 from tests.crash.clients import Place, body_of, drain

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from broker.apply_file import apply_file
-from broker.config_file import QueueSpec
-from broker.entities import QueueSettings
-from broker.errors import Reason, Refused
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import QueueSettings
+from broker.namespace.apply_file import apply_file
+from broker.settings.config_file import QueueSpec
 from storage.catalogue import file_name_of
 from tests.crash.test_namespace_faults import NEW, OLD, ROOT, Life
 from tests.support.recording_disk import RecordingDisk

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from broker.router import partition_of_key
+from broker.namespace.router import partition_of_key
 from tests.bench.load.client import Receiver, Sender, drive, encode_message
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.traffic import Target

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from broker.entity_documents import decode_description
+from broker.entities.documents import decode_description
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.errors import CommitFailed, DiskHangs
@@ -26,7 +26,7 @@ from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.sas import sas_token
-from tests.unit.test_http_admin import queue_body
+from tests.unit.broker.http.test_admin import queue_body
 
 TIMEOUT_MS = 1_000
 CATALOGUE = "/catalogue/"

@@ -19,17 +19,17 @@ from typing import cast
 
 import pytest
 
-from broker.clock import ManualClock
-from broker.entities import MAIN, QueueDescription, QueueSettings
-from broker.entity_meter import EntityMeter
-from broker.errors import Reason, Refused
-from broker.metrics import Metrics
-from broker.namespace import Namespace
+from broker.base.clock import ManualClock
+from broker.base.errors import Reason, Refused
+from broker.base.metrics import Metrics
+from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
+from broker.namespace.closed_partitions import Resting
+from broker.namespace.meter import EntityMeter
+from broker.namespace.namespace import Namespace
+from broker.namespace.queue import Queue, ask
 from broker.operations import Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask
-from broker.queue import Queue, ask
-from broker.resting import Resting
 from storage.catalogue import ATTEMPTS, Catalogue
 from storage.log import LogStore
 from storage.partition_index import PartitionIndex

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.changed_properties import encode_changes
-from broker.clock import ManualClock
-from broker.entities import DEAD_LETTER, MAIN, QueueDescription
+from broker.base.clock import ManualClock
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
+from broker.message.changes import encode_changes
 from broker.operations import (
     Abandon,
     Complete,

@@ -19,16 +19,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageState, ServiceBusReceivedMessage, ServiceBusSubQueue
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusMessageState,
+    ServiceBusReceivedMessage,
+    ServiceBusSubQueue,
+)
 
-from broker.check import check_folders
-from broker.clock import SystemClock
-from broker.entities import DEAD_LETTER, MAIN, QueueDescription
+from broker.base.clock import SystemClock
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
+from broker.maintenance.check import check_folders
+from broker.maintenance.repair import Plan, Repair
 from broker.operations import MessageState, Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.salvage import Range
 from broker.partition.task import PartitionTask
-from broker.repair import Plan, Repair
 from storage.catalogue import file_name_of
 from storage.check import log_folders
 from storage.disk import LocalDisk

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from broker.config import load_settings
 from broker.server import Broker
+from broker.settings.settings import load_settings
 from storage.disk import Disk, LocalDisk
 from storage.errors import DiskFailed, StorageError
 from storage.folders import WrongFolders

@@ -13,7 +13,19 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from protocol.codec import Array, DecodeError, Described, Symbol, Timestamp, UByte, UInt, ULong, UShort, decode, encode
+from protocol.codec import (
+    Array,
+    DecodeError,
+    Described,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+    decode,
+    encode,
+)
 
 CHANGES_MAX = 6
 BYTES_MAX = 64 * 1024

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from broker.errors import Refused
-from broker.frontend.annotations import deliverables, joined
-from broker.frontend.batch import split
+from broker.base.errors import Refused
+from broker.message.annotations import deliverables, joined
+from broker.message.batch_envelope import split
+from broker.message.stored import store
 from broker.operations import Locked
-from broker.stored_message import store
 from protocol import codec
 from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, decode, decode_all, encode

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from broker.sparing_log import LINES_MAX
+from broker.base.limited_log import LINES_MAX
 from protocol.codec import Described, Symbol, UInt, ULong, encode
 from tests.hostile.bystander import Bystander, ending, part_politely, resident_mib
 from tests.hostile.conftest import OPEN_TIMEOUT_S

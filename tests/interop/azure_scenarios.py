@@ -14,7 +14,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from azure.servicebus import ServiceBusMessage, ServiceBusMessageState, ServiceBusReceivedMessage, ServiceBusReceiveMode, ServiceBusSubQueue
+from azure.servicebus import (
+    ServiceBusMessage,
+    ServiceBusMessageState,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiveMode,
+    ServiceBusSubQueue,
+)
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 from azure.servicebus.exceptions import (
     MessageLockLostError,

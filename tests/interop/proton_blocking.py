@@ -13,7 +13,17 @@ from proton.handlers import MessagingHandler
 from proton.utils import BlockingConnection, BlockingSender
 
 from tests.interop import proton_client
-from tests.interop.proton_client import PLAIN, WAIT_S, Encoded, Ends, Outcome, Received, Refused, outcome_of, settled
+from tests.interop.proton_client import (
+    PLAIN,
+    WAIT_S,
+    Encoded,
+    Ends,
+    Outcome,
+    Received,
+    Refused,
+    outcome_of,
+    settled,
+)
 from tests.support.broker_process import Addresses
 
 

@@ -14,7 +14,18 @@ from proton import Array, Data, Delivery, Message, int32, symbol, uint
 
 from protocol.codec import Described, ULong, encode
 from tests.interop.batch_relay import BatchRelay
-from tests.interop.proton_client import Answer, Client, Connect, Encoded, Received, Receiver, Refused, array, ask, rejecting
+from tests.interop.proton_client import (
+    Answer,
+    Client,
+    Connect,
+    Encoded,
+    Received,
+    Receiver,
+    Refused,
+    array,
+    ask,
+    rejecting,
+)
 from tests.interop.scenarios import LOCK_SHORT_S
 from tests.support.broker_process import Addresses
 

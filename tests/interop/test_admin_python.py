@@ -9,9 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from azure.core.exceptions import ClientAuthenticationError, HttpResponseError, ResourceExistsError, ResourceNotFoundError
+from azure.core.exceptions import (
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceExistsError,
+    ResourceNotFoundError,
+)
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from azure.servicebus.management import AccessRights, ApiVersion, AuthorizationRule, ServiceBusAdministrationClient
+from azure.servicebus.management import (
+    AccessRights,
+    ApiVersion,
+    AuthorizationRule,
+    ServiceBusAdministrationClient,
+)
 
 from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 

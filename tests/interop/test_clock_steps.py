@@ -8,9 +8,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusReceiver
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiver,
+)
 
-from broker.clock import SystemClock
+from broker.base.clock import SystemClock
 from storage.disk import LocalDisk
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread

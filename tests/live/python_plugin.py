@@ -91,7 +91,9 @@ class RecordedTestCase:
 def get_credential(is_async: bool = False, **options: Any) -> Any:
     """The root key, as the clients take it from a connection string; it stands in the place of an Entra ID credential."""
     if is_async:
-        from azure.servicebus.aio._base_handler_async import ServiceBusSharedKeyCredential as AsyncSharedKeyCredential
+        from azure.servicebus.aio._base_handler_async import (
+            ServiceBusSharedKeyCredential as AsyncSharedKeyCredential,
+        )
 
         return AsyncSharedKeyCredential(KEY_NAME, KEY)
     from azure.servicebus._base_handler import ServiceBusSharedKeyCredential

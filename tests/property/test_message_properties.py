@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import stored_message
-from broker.changed_properties import encode_changes, merge_changes, with_changes
-from broker.errors import Refused
-from broker.frontend.annotations import deliverables, joined
-from broker.frontend.batch import split
+from broker.base.errors import Refused
+from broker.message import stored as stored_message
+from broker.message.annotations import deliverables, joined
+from broker.message.batch_envelope import split
+from broker.message.changes import encode_changes, merge_changes, with_changes
+from broker.message.stored import StoredMessage, bare_message_offset, store
 from broker.operations import Locked
-from broker.stored_message import StoredMessage, bare_message_offset, store
 from protocol.codec import DecodeError, Symbol, UByte, UInt, encode
 from protocol.sections import find_sections
 from tests.support.amqp_messages import (

@@ -24,10 +24,10 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.changed_properties import encode_changes, merge_changes
-from broker.clock import wall_ahead_ms
-from broker.entities import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, QueueSettings
-from broker.errors import Reason
+from broker.base.clock import wall_ahead_ms
+from broker.base.errors import Reason
+from broker.entities.descriptions import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, QueueSettings
+from broker.message.changes import encode_changes, merge_changes
 from broker.operations import (
     Abandon,
     Answer,
@@ -60,7 +60,7 @@ from broker.operations import (
     Withdrawn,
     partition_of,
 )
-from broker.partition.bounds import Bounds
+from broker.partition.batch_bounds import Bounds
 from broker.partition.clock_settings import TOLERANCE_MS
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits

@@ -12,10 +12,10 @@ from types import TracebackType
 
 import uvloop
 
-from broker.clock import Clock
-from broker.config import load_settings
-from broker.config_file import load_config_file
+from broker.base.clock import Clock
 from broker.server import Broker
+from broker.settings.config_file import load_config_file
+from broker.settings.settings import load_settings
 from storage.disk import Disk
 from tests.support.broker_process import Addresses, configuration, port_of
 

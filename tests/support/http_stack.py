@@ -15,19 +15,19 @@ from typing import Any, cast
 import aiohttp
 from aiohttp import web
 
-from broker.clock import Clock, SystemClock
-from broker.config import Settings, load_settings
-from broker.entities import QueueDescription
-from broker.entity_meter import EntityMeter
+from broker.access.sas import Authorizer
+from broker.base.clock import Clock, SystemClock
+from broker.base.metrics import Metrics
+from broker.entities.descriptions import QueueDescription
 from broker.http.server import HttpServer
-from broker.memory import Memory
-from broker.metrics import Metrics
-from broker.namespace import Namespace
+from broker.namespace.closed_partitions import Resting
+from broker.namespace.meter import EntityMeter
+from broker.namespace.namespace import Namespace
+from broker.namespace.queue import Queue
 from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts, Update, Updated
-from broker.queue import Queue
-from broker.resting import Resting
-from broker.security import Authorizer
-from broker.tls import TlsFiles, certificate_names, server_context, tls_files
+from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
+from broker.settings.settings import Settings, load_settings
+from broker.throttle.memory_mark import Memory
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore

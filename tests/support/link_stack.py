@@ -12,21 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from broker.clock import ManualClock
-from broker.config import Settings, load_settings
-from broker.entities import AuthorizationRule, QueueDescription, QueueSettings, key_of
-from broker.entity_meter import EntityMeter
-from broker.errors import Reason, Refused
+from broker.access.sas import Authorizer
+from broker.base.clock import ManualClock
+from broker.base.errors import Reason, Refused
+from broker.base.metrics import Metrics
+from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings, key_of
 from broker.frontend.connection import Connection
 from broker.frontend.services import Services
-from broker.memory import Memory
-from broker.metrics import Metrics
-from broker.namespace import Namespace, not_found_text
+from broker.message.stored import MessageIds
+from broker.namespace.closed_partitions import Resting
+from broker.namespace.meter import EntityMeter
+from broker.namespace.namespace import Namespace, not_found_text
+from broker.namespace.queue import Queue
 from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts
-from broker.queue import Queue
-from broker.resting import Resting
-from broker.security import Authorizer
-from broker.stored_message import MessageIds
+from broker.settings.settings import Settings, load_settings
+from broker.throttle.memory_mark import Memory
 from protocol.codec import UInt
 from storage.disk import LocalDisk
 from storage.partition_index import PartitionIndex

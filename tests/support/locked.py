@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+from broker.message.stored import store
 from broker.operations import PARTITION_SHIFT, Locked
-from broker.stored_message import store
 
 _numbers = itertools.count(1)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from broker.errors import Reason
-from broker.frontend.addresses import parse_address
-from broker.frontend.management import ManagementNode
-from broker.frontend.request_node import Request, Response
+from broker.access.addresses import parse_address
+from broker.base.errors import Reason
+from broker.frontend.nodes.management import ManagementNode
+from broker.frontend.nodes.request_node import Request, Response
 from broker.operations import Answer, Failed
 from protocol.codec import Symbol
 from tests.support.link_stack import Client, LinkStack

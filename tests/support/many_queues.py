@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from broker.clock import SystemClock
-from broker.entities import QueueDescription, QueueSettings
-from broker.entity_documents import decode_description, encode_description
+from broker.base.clock import SystemClock
+from broker.entities.descriptions import QueueDescription, QueueSettings
+from broker.entities.documents import decode_description, encode_description
 from broker.operations import SubqueueCounts
 from broker.partition.summary import Summary, Wake
 from storage.catalogue import Catalogue

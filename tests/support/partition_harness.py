@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TypeVar
 
-from broker.clock import ManualClock
-from broker.entities import MAIN, QueueDescription, QueueSettings
+from broker.base.clock import ManualClock
+from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
 from broker.operations import Answer, ClientId, Demand, Locked, Operation, Peek, Peeked, Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.subqueue import Subqueue

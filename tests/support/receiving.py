@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from broker.entities import EntityStatus
+from broker.entities.descriptions import EntityStatus
 from broker.operations import Demand, Detach, Locked, Withdraw, Withdrawn
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, Part

@@ -14,14 +14,14 @@ SOURCES = sorted(path for package in ("broker", "protocol", "storage") for path 
 FORBIDDEN = {
     "protocol": ("broker", "storage", "asyncio", "socket"),
     "storage": ("broker", "protocol"),
-    "broker.partition": ("broker.frontend", "broker.http", "protocol", "broker.router", "broker.namespace", "aiohttp"),
+    "broker.partition": ("broker.frontend", "broker.http", "protocol", "broker.namespace.router", "broker.namespace.namespace", "aiohttp"),
     "broker.frontend": ("storage", "broker.http", "broker.partition"),
     "broker.http": ("storage", "protocol", "broker.partition"),
-    "broker.router": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
+    "broker.namespace.router": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
     "broker.operations": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
-    "broker.entities": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
-    "broker.errors": ("broker.", "protocol", "storage"),
-    "broker.config": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
+    "broker.entities.descriptions": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
+    "broker.base.errors": ("broker.", "protocol", "storage"),
+    "broker.settings.settings": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
 }
 """Who must not import what; a name stands for itself and everything below it."""
 
@@ -115,18 +115,18 @@ def test_only_the_clock_reads_the_time_of_day() -> None:
         clocks = ("time", "datetime", "date")
         return any(name in READS_THE_TIME and (where.split(".")[-1] in clocks or not where) for where, name in calls_of(path))
 
-    assert homes(reads) == ["broker.clock"]
+    assert homes(reads) == ["broker.base.clock"]
 
 
 def test_only_the_disk_writes_files_of_the_storage_and_outside_it_only_certificates_are_written() -> None:
-    assert homes(writes_files) == ["broker.tls", "storage.disk"]
+    assert homes(writes_files) == ["broker.settings.certificates", "storage.disk"]
 
 
 def test_only_the_frontends_answers_word_an_amqp_condition_of_the_service() -> None:
     def words(path: Path) -> bool:
         return any(isinstance(node, ast.Constant) and node.value == "com.microsoft:message-lock-lost" for node in ast.walk(tree_of(path)))
 
-    assert homes(words) == ["broker.frontend.answers"]
+    assert homes(words) == ["broker.wording"]
 
 
 def test_every_module_says_what_it_answers_for() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from prometheus_client.samples import Sample
 
-from broker.cli import default_text
-from broker.config import Settings, variable_of
-from broker.config_file import QueueProperties
-from broker.entity_counters import ENTITY_SERIES
+from broker.base.counters import ENTITY_SERIES
+from broker.base.metrics import Metrics
+from broker.cli.main import default_text
 from broker.http.metrics import ENTITY_GAUGES, PARTITION_GAUGES
-from broker.metrics import Metrics
+from broker.settings.config_file import QueueProperties
+from broker.settings.settings import Settings, variable_of
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker.clock import SystemClock
-from broker.entities import MAIN, QueueDescription
+from broker.base.clock import SystemClock
+from broker.entities.descriptions import MAIN, QueueDescription
 from broker.operations import Answer, ClientId, Complete, Demand, Locked, Operation, Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask

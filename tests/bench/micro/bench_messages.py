@@ -12,11 +12,11 @@ import platform
 import time
 from collections.abc import Callable
 
-from broker.changed_properties import encode_changes
-from broker.frontend.annotations import deliverables
-from broker.frontend.batch import split
+from broker.message.annotations import deliverables
+from broker.message.batch_envelope import split
+from broker.message.changes import encode_changes
+from broker.message.stored import MessageIds, store
 from broker.operations import Locked
-from broker.stored_message import MessageIds, store
 from protocol.codec import Described, UInt, ULong, encode
 from protocol.frames import BatchFrameFinder
 from protocol.sections import find_sections

@@ -18,7 +18,7 @@ from collections import deque
 
 import structlog
 
-from broker.entities import MAIN
+from broker.entities.descriptions import MAIN
 from broker.operations import Complete, Demand, Locked, Send
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget

@@ -6,10 +6,10 @@ import resource
 
 import pytest
 
-from broker.config import Settings
 from broker.descriptors import OTHERS, Shares
 from broker.frontend.listener import BEING_REFUSED_MAX
 from broker.http.server import SPARE_CONNECTIONS
+from broker.settings.settings import Settings
 
 SPARE = OTHERS + BEING_REFUSED_MAX + SPARE_CONNECTIONS
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from broker.clock import ManualClock
-from broker.config import Settings
-from broker.entities import DEAD_LETTER, MAIN, QueueSettings
+from broker.base.clock import ManualClock
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.namespace.queue import ask
 from broker.operations import Send, Sent
-from broker.queue import ask
 from broker.server import Broker, PartFailed
+from broker.settings.settings import Settings
 from storage.file_log import FileLog
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.memory import resident_bytes
+from broker.throttle.memory_mark import resident_bytes
 from protocol.codec import Described, Symbol, UInt, ULong, decode_all, encode
 from protocol.events import DeliveriesUpdated, ErrorCondition, MessagesReceived
 from tests.support import raw_amqp as raw

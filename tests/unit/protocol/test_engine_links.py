@@ -18,7 +18,16 @@ from protocol.events import (
     Outcome,
 )
 from tests.support import raw_amqp as raw
-from tests.support.engine_frames import REFUSAL, assert_has_three_fields, detach, disposition, error_fields, payloads, tags, transfer
+from tests.support.engine_frames import (
+    REFUSAL,
+    assert_has_three_fields,
+    detach,
+    disposition,
+    error_fields,
+    payloads,
+    tags,
+    transfer,
+)
 from tests.support.engine_peer import EnginePeer, message, of, only
 
 # --- attach (AMQP contract 0.4.5) -------------------------------------------------------------------------------------------

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from protocol._runs import ffi, lib
 from protocol.codec import UInt
 from protocol.engine import Delivery
-from protocol.events import ConnectionClosed, ErrorCondition, Event, LinkDetached, MessagesReceived, MessageTooLarge, TransactionalMessage
+from protocol.events import (
+    ConnectionClosed,
+    ErrorCondition,
+    Event,
+    LinkDetached,
+    MessagesReceived,
+    MessageTooLarge,
+    TransactionalMessage,
+)
 from protocol.lenience import Lenience
 from protocol.runs import BYTES_MAX
 from tests.support import plain_frames

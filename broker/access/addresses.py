@@ -1,0 +1,108 @@
+"""Entity addresses as clients spell them, and what they mean (AMQP contract 3).
+
+    amqps://host:port/orders      /orders      orders      percent%20encoded      topic/Subscriptions/sub
+    …/$DeadLetterQueue            …/$Transfer/$DeadLetterQueue          …/$management          $cbs
+
+Scheme and authority are cut off, the rest is percent-decoded and loses its slashes at both ends; suffixes are known in any
+case. Whether the entity exists is not known here. An attach is answered with the address as it came, never with what is
+made of it here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
+
+NODE_CBS, NODE_MANAGEMENT = "$cbs", "$management"
+
+ENTITY_CHARACTERS_MAX = 260
+"""Of an entity's path (AMQP contract 3)."""
+
+_SUBSCRIPTIONS = "subscriptions"
+_ILLEGAL = frozenset("@?#*\\")
+
+
+class BadAddress(ValueError):
+    """Text that can be no entity's address; says why."""
+
+
+@dataclass(slots=True, frozen=True)
+class Address:
+    """Where a link leads."""
+
+    entity: str
+    """As the client spelled it, but for a subscription's `/Subscriptions/`; empty for `$cbs`."""
+    subqueue: str = MAIN
+    """One of `entities.MAIN`, `DEAD_LETTER`, `TRANSFER_DEAD_LETTER`."""
+    node: str = ""
+    """`NODE_CBS` or `NODE_MANAGEMENT` if it leads there, not to messages."""
+
+    @property
+    def path(self) -> str:
+        """What a claim must reach for a client to be let in: a claim on an entity reaches its subqueues and its node."""
+        return "/".join(part for part in (self.entity, self.subqueue, self.node) if part)
+
+    @property
+    def subscription(self) -> tuple[str, str] | None:
+        """Topic and subscription, if the entity is a subscription."""
+        topic, middle, name = self.entity.rpartition("/Subscriptions/")
+        return (topic, name) if middle else None
+
+
+def parse_address(text: str) -> Address:
+    """What an address means. Raises BadAddress."""
+    segments = _path(text).split("/")
+    if [segment.casefold() for segment in segments] == [NODE_CBS]:
+        return Address("", MAIN, NODE_CBS)
+    node, subqueue = "", MAIN
+    if segments[-1].casefold() == NODE_MANAGEMENT:
+        node = NODE_MANAGEMENT
+        del segments[-1]
+    for suffix in (TRANSFER_DEAD_LETTER, DEAD_LETTER):
+        length = suffix.count("/") + 1
+        if "/".join(segments[-length:]).casefold() == suffix:
+            subqueue = suffix
+            del segments[-length:]
+            break
+    if len(segments) >= 3 and segments[-2].casefold() == _SUBSCRIPTIONS:
+        segments[-2] = "Subscriptions"
+    return Address(_checked_entity(segments, text), subqueue, node)
+
+
+def audience_path(audience: str) -> str:
+    """The entity path of a token's audience, or of a SAS token's resource; "" for the whole namespace.
+
+    Scheme, authority and query are cut off, slashes trimmed, case folded (AMQP contract 2.5). Without a scheme the first
+    part is the host: `host/orders`, `host`. The text is decoded already.
+    """
+    _, scheme, rest = audience.partition("://")
+    without_scheme = rest if scheme else audience
+    _, _, path = without_scheme.partition("?")[0].partition("/")
+    return path.strip("/").casefold()
+
+
+def _path(text: str) -> str:
+    _, scheme, rest = text.partition("://")
+    if scheme:
+        _, _, text = rest.partition("/")
+    try:
+        return unquote(text, errors="strict").strip("/")
+    except UnicodeDecodeError as error:
+        raise BadAddress(f"The address '{text:.300}' is not percent-encoded UTF-8.") from error
+
+
+def _checked_entity(segments: list[str], text: str) -> str:
+    entity = "/".join(segments)
+    if not entity:
+        raise BadAddress(f"The address '{text:.300}' names no entity.")
+    if len(entity) > ENTITY_CHARACTERS_MAX:
+        raise BadAddress(f"The entity path has {len(entity)} characters, at most {ENTITY_CHARACTERS_MAX} are allowed.")
+    if not all(segments) or any(segment.startswith("$") for segment in segments):
+        raise BadAddress(f"'{entity}' is no entity path: a part of it is empty or begins with '$'.")
+    if not {".", ".."}.isdisjoint(segments):
+        raise BadAddress(f"'{entity}' is no entity path: '.' and '..' are no names.")
+    if not entity.isprintable() or not _ILLEGAL.isdisjoint(entity):
+        raise BadAddress(f"'{entity}' is no entity path: it holds a character that is not allowed.")
+    return entity

@@ -1,0 +1,40 @@
+"""Refusals: the client is wrong, or late. Raised or answered before anything changes.
+
+`wording.py` alone words a reason for the wire (AMQP condition, HTTP status). What the world does to us
+(`storage.errors`) the partition task turns into a state; what no input can cause is an assert.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Reason(enum.Enum):
+    """Why an operation was refused."""
+
+    LOCK_LOST = "lock-lost"
+    MESSAGE_NOT_FOUND = "message-not-found"
+    ENTITY_NOT_FOUND = "entity-not-found"
+    ENTITY_EXISTS = "entity-exists"
+    ENTITY_DISABLED = "entity-disabled"
+    UNAUTHORIZED = "unauthorized"
+    NOT_ALLOWED = "not-allowed"
+    NOT_IMPLEMENTED = "not-implemented"
+    ARGUMENT = "argument"
+    MESSAGE_TOO_LARGE = "message-too-large"
+    QUOTA_EXCEEDED = "quota-exceeded"
+    DISK_FULL = "disk-full"
+    PARTITION_UNAVAILABLE = "partition-unavailable"
+    SERVER_BUSY = "server-busy"
+    TIMEOUT = "timeout"
+    DECODE = "decode"
+    INTERNAL = "internal"
+
+
+class Refused(Exception):
+    """An operation that is not carried out: a reason, and a sentence that names the limit and the value met."""
+
+    def __init__(self, reason: Reason, description: str) -> None:
+        super().__init__(description)
+        self.reason = reason
+        self.description = description

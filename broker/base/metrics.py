@@ -1,0 +1,118 @@
+"""The broker's metrics: one object, one registry, every name (`GET /metrics`, Prometheus).
+
+Names follow the service's metrics (HTTP contract 6.4) in Prometheus' spelling: totals are counters, `entity` is the
+label, times are histograms in seconds. Each one is explained in `docs/configuration.md`; a test fails when one is missing
+there. The registry has what the process has once. The counters of entities are plain numbers (`entity_counters.py`), and what can be
+counted when asked for (messages in an entity) is a gauge, gathered at scrape time; `http/metrics.py` puts all three together.
+
+On the hot path call `committed` once per batch: adding to a registered counter takes a lock and five calls. What was added is moved
+into the counters when somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.metrics import disable_created_metrics
+from prometheus_client.registry import Collector
+
+from broker.base.counters import SECONDS, EntityCounters
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series with the moment of its creation beside each one would double them for nothing
+
+_TIMES_MAX = 1024
+"""Commits' times kept, at most, until they are put into their histogram."""
+
+
+class _Flusher(Collector):
+    """Has no metrics of its own: asked first, it flushes what the others are about to show."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        self._metrics.flush()
+        return ()
+
+
+class Metrics:
+    """All counters and histograms. One per broker: tests run several brokers in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        """What the process has once, whatever it serves."""
+        self.entities: dict[str, EntityCounters] = {}
+        """By name: the counters of every entity that there is."""
+        self._commit_times: list[float] = []
+        self._commit_bytes = self._commit_records = 0
+        self.registry.register(_Flusher(self))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(name, text, labels, namespace="partibus", registry=self.registry)
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(name, text, labels, namespace="partibus", registry=self.registry)
+
+        # connections and links
+        self.active_connections = gauge("active_connections", "AMQP connections open now.")
+        self.connections_opened = counter("connections_opened", "AMQP connections opened.")
+        self.connections_closed = counter("connections_closed", "AMQP connections closed.")
+        self.active_links = gauge("active_links", "AMQP links attached now.")
+        self.inflight_bytes = gauge("inflight_bytes", "Bytes received and not yet acknowledged, unfinished messages and requests included.")
+        self.unserved_bytes = gauge(
+            "unserved_bytes", "Bytes read from sockets that wait for their connection's turn, over all connections."
+        )
+        self.memory_used_bytes = gauge(
+            "memory_used_bytes", "Memory in use: resident memory, without what was freed and is used again first."
+        )
+        self.memory_mark_bytes = gauge("memory_mark_bytes", "Memory above which messages are refused until receivers have made room.")
+        self.memory_limited = gauge("memory_limited", "1 while messages are refused for lack of memory, 0 otherwise.")
+        self.http_requests = counter("http_requests", "HTTP requests answered, by status.", ("method", "status"))
+        self.http_connections_refused = counter(
+            "http_connections_refused", "HTTP connections that the broker ended, by reason.", ("reason",)
+        )
+
+        # the logs
+        self.commits = counter("commits", "Commits to the logs.")
+        self.commit_bytes = counter("commit_bytes", "Bytes written by commits.")
+        self.commit_records = counter("commit_records", "Records written by commits.")
+        self.commit_seconds = Histogram(
+            "commit_seconds",
+            "From a commit's handing over to its being durable.",
+            namespace="partibus",
+            registry=self.registry,
+            buckets=SECONDS,
+        )
+        self.commit_failures = counter("commit_failures", "Commits whose write or sync failed; each takes its partition down.")
+        self.partition_restarts = counter("partition_restarts", "Partitions that came back after a failure.")
+        self.partitions_unknown = gauge("partitions_unknown", "Partitions whose messages have not been counted again since a crash.")
+
+    def committed(self, records: int, size: int, seconds: float) -> None:
+        """A commit is durable: its records, its bytes, and how long it took."""
+        self._commit_records += records
+        self._commit_bytes += size
+        self._commit_times.append(seconds)
+        if len(self._commit_times) >= _TIMES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Move what was added into the counters."""
+        times, self._commit_times = self._commit_times, []
+        size, self._commit_bytes = self._commit_bytes, 0
+        records, self._commit_records = self._commit_records, 0
+        self.commits.inc(len(times))
+        self.commit_bytes.inc(size)
+        self.commit_records.inc(records)
+        for seconds in times:
+            self.commit_seconds.observe(seconds)

@@ -1,0 +1,1 @@
+"""The command line: `partibus serve`, `check`, `repair`, and small helpers."""

@@ -1,0 +1,125 @@
+"""The command `partibus repair`: what can be saved of a damaged data folder, and saving it when asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from broker.cli.check import AsJson, DataDir, counted, data_folders, fail, output, shown
+from broker.maintenance.check import NoDataFolder
+from broker.maintenance.repair import DAMAGED_DIRECTORY, InUse, Plan, Rebuilding, Repair
+from broker.partition.salvage import Range
+from broker.settings.logs import configure_logging
+from broker.settings.settings import WrongSettings
+from storage.check import Progress
+from storage.errors import StorageError
+
+REPAIR_EPILOG = """
+Stop the broker first: it holds the folder's lock, and the command refuses to work beside it.
+
+Without `--yes` nothing is changed: the command says what it would do, and which sequence numbers are gone.
+
+With `--yes`:
+
+* A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are lost: such messages come again.
+* A damaged file whose copy serves is set aside, and the broker makes a new one.
+* Nothing is deleted: what is replaced moves to the folder `damaged`, with a report. Remove that folder once you do not need it any more.
+
+A rebuilt log needs room for its messages beside the old one.
+
+Exit codes: 0 nothing was damaged, or all of it was repaired; 1 something is damaged and was not repaired; 2 the command could not work.
+
+Examples:
+
+* `partibus repair --data-dir /var/lib/partibus`
+* `partibus repair --data-dir /var/lib/partibus --yes`
+* `partibus repair --json | jq '.logs[] | {queue, partition, gone}'`
+"""
+
+Yes = Annotated[bool, typer.Option("--yes", help="Carry it out. Without this option the command only says what it would do.")]
+
+
+def repair(context: typer.Context, data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Say what can be saved of a damaged data folder and which messages are gone; with --yes, repair it.
+
+    The broker must be stopped. Damaged files are moved aside, never deleted.
+    """
+    configure_logging("console", "warning")
+    plans: list[Plan] = []
+    try:
+        work = Repair(data_folders(context, data_dir))
+        with shown(Progress(), hidden=as_json) as progress:
+            work.open()
+            try:
+                plans.append(work.plan(progress))
+                if yes:
+                    work.carry_out(plans[0])
+                    if plans[0].finished:  # what was cut short is finished: now the rest
+                        plans.append(work.plan(progress))
+                        work.carry_out(plans[1])
+            finally:
+                work.close()
+    except (NoDataFolder, WrongSettings, InUse, StorageError, OSError) as error:
+        fail(error)
+    if as_json:
+        typer.echo(json.dumps([plan.as_json() for plan in plans][-1], indent=1))
+    else:
+        for plan in plans:
+            _print(plan)
+    is_well = all(plan.is_empty or (plan.done and plan.is_complete) for plan in plans)
+    raise typer.Exit(0 if is_well else 1)
+
+
+def _print(plan: Plan) -> None:
+    console = output()
+    if plan.is_empty:
+        missing = "What is missing has a copy, and the broker makes it again. " if plan.report.damaged else "Nothing is damaged. "
+        console.print(f"{', '.join(map(str, plan.report.roots))}: {missing}There is nothing to repair.")
+        return
+    for name in plan.finished:
+        console.print(f"{name}: an earlier repair was cut short {'and is finished now' if plan.done else 'and would be finished first'}.")
+    if plan.logs:
+        table = Table("Queue", "Partition", "Kept", "Sequence numbers gone", "Settlements", "Damage", show_lines=True)
+        for log in plan.logs:
+            table.add_row(log.queue, str(log.partition), *outcome_texts(log), "\n".join(log.why))
+        console.print(table)
+    moved = "moved to" if plan.done else "would be moved to"
+    for log in plan.logs:
+        if log.moved_to:
+            console.print(f"{log.queue}, partition {log.partition}: rebuilt. The old log and the report are in {log.moved_to}")
+    for each in plan.aside:
+        console.print(f"{each.path}: {each.why}. The other copy serves; this one {moved} {DAMAGED_DIRECTORY}/")
+    for paths, _ in plan.merged:
+        done = "was put together" if plan.done else "would be put together"
+        console.print(f"{paths[0]}: the document {done} from the good parts of its two files, which {moved} {DAMAGED_DIRECTORY}/")
+    for each in plan.hopeless:
+        console.print(f"{each.path}: {each.why}. This command cannot repair it; docs/operations.md says what you can do.")
+    if not plan.can_help:
+        console.print("Nothing was changed: there is nothing here that this command can repair.")
+    elif not plan.done:
+        console.print("Nothing was changed. Run the command again with --yes to carry this out.")
+
+
+def outcome_texts(log: Rebuilding) -> tuple[str, str, str]:
+    """Three columns: messages kept, sequence numbers gone, and settlements lost."""
+    if log.refused:
+        return "", f"not repaired: {log.refused}", ""
+    if log.commits_gone == 0:
+        settlements = "all kept"
+    else:
+        commits = "an unknown number of commits" if log.commits_gone is None else counted(log.commits_gone, "commit")
+        settlements = f"those in {commits} are lost: receivers get these messages again"
+    return counted(log.kept, "message"), "\n".join(map(range_text, log.gone)) or "none", settlements
+
+
+def range_text(gone: Range) -> str:
+    """A range of sequence numbers, as people read it."""
+    first, last = gone
+    if last is None:
+        return "all" if first is None else f"from {first} on (how many is not known, perhaps none)"
+    if first is None:
+        return f"up to {last} (how many is not known)"
+    return str(first) if first == last else f"{first} to {last} ({counted(last - first + 1, 'message')})"

@@ -1,0 +1,1 @@
+"""Links of clients to entities: sending, receiving and browsing."""

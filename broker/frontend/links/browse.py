@@ -1,0 +1,233 @@
+"""The client browses: a receiver whose source says `distribution-mode: copy` (§3.5.7; AMQP contract 5.2a).
+
+A browse goes through the partitions one after the other and shows each message once: nothing is locked, counted or removed. It shows what
+`$management`'s peek shows, including locked and deferred messages; `x-opt-message-state` tells which. Then it follows: until the link is
+detached, messages that arrive behind the last one shown of a partition are shown too. A drain is answered when no partition has more
+to show. A partition that is down is passed over, and read when it is back.
+
+Messages are read from one partition at a time, in pages of bounded size, and only when there is credit and room for them. What finds
+neither when the page arrives is dropped and read again later, so a link keeps only its place in each partition. Each connection reads one
+page at a time, and the broker a few (`PAGES_AT_ONCE`). When everything was shown, a link does not poll: the partitions tell it when
+something has arrived (`Watch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from broker.access.addresses import Address
+from broker.base.errors import Refused
+from broker.frontend.links.outgoing import accept_receiver, check_can_receive
+from broker.frontend.peeking import peek_partition
+from broker.message.annotations import peeked_messages
+from broker.namespace.queue import Queue, next_client
+from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
+from broker.wording import error_of, no_transactions
+from protocol.engine import Delivery
+from protocol.events import DeliveriesUpdated, Outcome
+from protocol.links import SETTLED, Link
+
+if TYPE_CHECKING:
+    from broker.frontend.connection import Connection
+
+log = structlog.get_logger("browse")
+
+PAGE_MESSAGES_MAX = 250
+PAGE_BYTES_MAX = 256 * 1024
+"""A page may exceed it by its last message."""
+PAGES_AT_ONCE = 8
+"""In the whole broker: together they hold at most 2 MiB, and a last message each."""
+PAGE_WITHIN_S = 10.0
+"""A partition that takes longer for a page is passed over as if it were down."""
+LOOK_AGAIN_S = 0.25
+"""How long to wait before looking at a partition again that was down."""
+LOOK_AGAIN_LATE_S = 30.0
+"""The same for a partition that was late: waiting for it again takes one of the broker's few pages."""
+
+
+class BrowseLink:
+    """A link on which a client looks at the messages of a subqueue. Owned by its connection."""
+
+    rights = ("Listen",)
+
+    @classmethod
+    def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+        """Accept the link. Raises Refused."""
+        accept_receiver(connection, link, queue, address)
+        link.context = cls(connection, link, queue, address)
+
+    def __init__(self, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+        self.link, self.queue, self.subqueue, self.path = link, queue, address.subqueue, address.path
+        self._connection, self._engine = connection, connection.engine
+        self._client = next_client()
+        self._handles = queue.router.handles
+        self._next = [number << PARTITION_SHIFT for number in range(len(self._handles))]
+        """By partition: the first sequence number that has not been shown."""
+        self._unread = set(range(len(self._handles)))
+        """Partitions that may have something to show. All others have a `Watch` standing, or are down."""
+        self._down: dict[int, float] = {}
+        """Partitions that were down, or late, and when to look at them again, by the loop's clock."""
+        self._place = 0
+        """The partition that is read now."""
+        self._is_reading = False
+        self._unsettled: set[Delivery] = set()
+        self._tags = 0
+        self._look_again_timer: asyncio.TimerHandle | None = None
+        queue.watchers.add(self)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def credit_granted(self) -> None:
+        """The client's credit has changed, the wire takes bytes again, or there may be more to show."""
+        if self.link.gone or self._is_reading:
+            return
+        if self._unread and self._wanted() > 0:
+            self._is_reading = True
+            self._connection.spawn(self._read(), name=f"browse {self.queue.name}", size=0)
+        else:
+            self._finish_drain()
+
+    def _wanted(self) -> int:
+        """How many messages may be shown now. Without room it is 0, and the connection calls `credit_granted` once there is room."""
+        credit = self._engine.credit(self.link)
+        if credit <= 0 or not self._connection.has_room_for(self):
+            return 0
+        return min(credit, self._connection.services.settings.unsettled_per_link_max - len(self._unsettled))
+
+    async def _read(self) -> None:
+        """Show page after page until nothing more is wanted, or all has been shown."""
+        connection = self._connection
+        try:
+            while not self.link.gone and self._unread and self._wanted() > 0:
+                async with connection.browse_page, connection.services.browse_pages:
+                    await self._read_page()
+        except Refused as why:  # the queue has ended, or does not know the subqueue
+            connection.close_link(self.link, why)
+        except Exception:
+            connection.fail()
+        finally:
+            self._is_reading = False
+        if not self.link.gone:
+            self._finish_drain()
+
+    async def _read_page(self) -> None:
+        count = 0 if self.link.gone else min(self._wanted(), PAGE_MESSAGES_MAX)
+        if count <= 0:
+            return
+        if self._place not in self._unread:
+            self._place = min(self._unread, key=lambda number: (number < self._place, number))
+        number = self._place
+        size_max = min(PAGE_BYTES_MAX, self._connection.services.output.room)
+        peek = Peek(self.subqueue, self._next[number], count, bytes_max=size_max)
+        page: Peeked | None = None
+        look_again_s = LOOK_AGAIN_S
+        try:
+            async with asyncio.timeout(PAGE_WITHIN_S):
+                page = await peek_partition(self.queue, number, peek)
+        except TimeoutError:
+            log.warning("browse.partition_late", entity=self.queue.name, partition=number)
+            look_again_s = LOOK_AGAIN_LATE_S
+        if self.link.gone:
+            return
+        if page is None:
+            self._pass_over(number, look_again_s)
+        elif self._show(number, page) and len(page.messages) < count and not page.more:
+            self._unread.discard(number)
+            self._handles[number].post(Watch(self.subqueue, self._next[number]), self._client, self._answered)
+
+    def _show(self, number: int, page: Peeked) -> bool:
+        """Send as much of the page as credit and room still allow; False if that is not all of it."""
+        messages = peeked_messages(page, partitioned=len(self._handles) > 1)
+        count = min(len(messages), max(self._wanted(), 0)) if messages else 0
+        if count:
+            first, self._tags = self._tags, self._tags + count
+            tags = [tag.to_bytes(8, "big") for tag in range(first, first + count)]
+            settled = self.link.snd_settle_mode == SETTLED
+            deliveries = self._engine.send(self.link, tags, messages[:count], settled)
+            if not settled:
+                self._unsettled.update(deliveries)
+            self._next[number] = page.sequence_numbers[count - 1] + 1
+            self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
+            self._connection.sent(sum(map(len, messages[:count])))
+        return count == len(messages)
+
+    def _finish_drain(self) -> None:
+        """Answer a drain (§2.6.7) once there is nothing more to show."""
+        if not self._unread and self._engine.draining(self.link) and self._engine.credit(self.link) > 0:
+            self._engine.drained(self.link)
+            self._connection.flush_soon()
+
+    # --- following --------------------------------------------------------------------------------------------------
+
+    def _answered(self, answer: Answer) -> None:
+        """Called by the partitions' tasks: an error here must end this connection, and no partition."""
+        if self.link.gone:
+            return
+        try:
+            if isinstance(answer, Arrived):
+                self._unread.add(answer.partition)
+                self.credit_granted()
+            elif isinstance(answer, Unavailable):
+                self._pass_over(answer.partition, LOOK_AGAIN_S)
+        except Exception:
+            self._connection.fail()
+
+    def _pass_over(self, number: int, seconds: float) -> None:
+        """Leave out a partition that is down, and has forgotten its watchers. The place in it is kept."""
+        loop = asyncio.get_running_loop()
+        self._unread.discard(number)
+        self._down[number] = loop.time() + seconds
+        if self._look_again_timer is None:
+            self._look_again_timer = loop.call_later(LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        back = [number for number, due in self._down.items() if due <= now and self._handles[number].available]
+        for number in back:
+            del self._down[number]
+        self._unread.update(back)
+        self._look_again_timer = loop.call_later(LOOK_AGAIN_S, self._look_again) if self._down else None
+        if back:
+            self.credit_granted()
+
+    # --- settlement back --------------------------------------------------------------------------------------------
+
+    def updated(self, event: DeliveriesUpdated) -> None:
+        """The client gives deliveries an outcome (§2.7.6). It is answered with the same outcome, and changes nothing."""
+        known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
+        self._unsettled.difference_update(known)
+        if event.settled:
+            self._engine.settle(known, 0)
+        elif event.outcome == Outcome.TRANSACTIONAL:
+            self._engine.reject(known, error_of(no_transactions()))
+        else:
+            self._engine.settle(known, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here)
+        self._connection.flush_soon()
+        self.credit_granted()  # the bound on unsettled deliveries may have held messages back
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def detached(self) -> None:
+        """The link is gone: stop watching the partitions."""
+        if self._look_again_timer is not None:
+            self._look_again_timer.cancel()
+            self._look_again_timer = None
+        self.queue.watchers.discard(self)
+        for handle in self._handles:
+            handle.post(Detach(), self._client, self._answered)
+        self._unsettled.clear()
+
+    def queue_changed(self) -> None:
+        """The queue's settings have changed: it may not let messages out any more."""
+        try:
+            check_can_receive(self.queue)
+        except Refused as why:
+            self._connection.close_link(self.link, why)
+
+    def queue_ended(self, why: Refused) -> None:
+        """The queue was deleted."""
+        self._connection.close_link(self.link, why)

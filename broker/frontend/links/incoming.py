@@ -1,0 +1,369 @@
+"""The client sends: credit out, operations in, outcomes back.
+
+Messages that one read of the socket brought go to their partitions as one `Send` each, and are acknowledged when the
+partition says that they are durable (durability rule 1). A message that is refused is refused alone; a batch (message
+format 0x80013700) is one delivery: all of it goes to one partition, or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from broker.access.addresses import Address
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MAIN
+from broker.message.batch_envelope import split
+from broker.message.stored import StoredMessage, store
+from broker.namespace.queue import Queue, next_client
+from broker.namespace.router import PartitionHandle
+from broker.operations import Answer, Failed, Send, Sent
+from broker.wording import error_of, no_transactions
+from protocol.codec import Symbol, ULong
+from protocol.engine import Delivery
+from protocol.events import MessagesReceived, MessageTooLarge, TransactionalMessage
+from protocol.links import Link
+
+if TYPE_CHECKING:
+    from broker.frontend.connection import Connection
+
+TAKEN_APART_AT_ONCE = 64
+"""Messages of a batch: less than a millisecond."""
+TRANSFER_DESTINATION = "com.microsoft:transfer-destination-address"
+"""Attach property: the link leads to this entity, and what it names as its target stands in between (AMQP contract 4.1)."""
+
+ONE_DISK = frozenset((Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED))
+SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}
+"""Why a partition refuses what another one may take, if the queue is in one data folder or in several."""
+ELSEWHERE_WITHIN_S = 7.0
+"""Messages that have been under way for longer are posted to no further partition (clients wait 15 s and more for an outcome)."""
+
+
+@dataclass(slots=True)
+class _Underway:
+    """Messages that one partition was asked to store."""
+
+    send: Send
+    deliveries: Sequence[Delivery]
+    """To be settled; none if they came settled."""
+    count: int
+    """How many deliveries there were."""
+    size: int
+    """The messages' bytes."""
+    number: int | None
+    """The partition; None if their key pins them to it."""
+    began: float
+    """When, by the loop's clock."""
+    refused_by: dict[int, Reason] = field(default_factory=dict)
+    """Partitions that did not take them."""
+
+
+class IncomingLink:
+    """A link on which a client sends to a queue. Owned by its connection."""
+
+    rights = ("Send",)
+
+    @classmethod
+    def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+        """Accept the link and grant its first credit. Raises Refused."""
+        if address.subqueue != MAIN:
+            raise Refused(Reason.NOT_ALLOWED, "Messages cannot be sent to a dead-letter queue.")
+        if (destination := connection.engine.link_properties(link).get(TRANSFER_DESTINATION)) is not None:
+            raise Refused(
+                Reason.NOT_IMPLEMENTED,
+                f"Sending to '{destination!s:.300}' via '{queue.name}' ({TRANSFER_DESTINATION}) is not supported by this version. "
+                "Attach to the destination itself.",
+            )
+        check_can_send(queue)
+        size_max = message_bytes_max(queue)
+        connection.engine.accept_link(
+            link, max_message_bytes=size_max, properties={Symbol("com.microsoft:max-message-batch-size"): ULong(size_max)}
+        )
+        link.context = cls(connection, link, queue, address.path)
+
+    def __init__(self, connection: Connection, link: Link, queue: Queue, path: str) -> None:
+        self.link, self.queue, self.path = link, queue, path
+        self._connection = connection
+        self._client = next_client()
+        self._loop = asyncio.get_running_loop()
+        self._window = connection.services.settings.link_credit
+        self._used = 0
+        """Messages that have their outcome, and whose credit was not granted anew yet."""
+        self._sends = 0
+        self._meter = queue.meter
+        self._memory = connection.services.memory
+        self._batch: Iterator[None] | None = None
+        """The batch that is being taken apart."""
+        self._waiting: dict[int, _Underway] = {}
+        """By cookie."""
+        queue.watchers.add(self)
+        connection.engine.grant(link, self._window)
+
+    # --- messages in ------------------------------------------------------------------------------------------------
+
+    def received(self, event: MessagesReceived) -> bool:
+        """Transfers of the client (§2.7.5). False if they are not done in this slice of time: it is to be called again with the same."""
+        self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
+        try:
+            if event.batch:
+                return self._receive_batch(event)
+            self._memory.admit(len(event.payloads))
+            self._send_messages(event.payloads, event.deliveries)
+        except Refused as why:
+            self._refuse(event.deliveries, why, len(event.payloads))
+        return True
+
+    def _receive_batch(self, event: MessagesReceived) -> bool:
+        steps = self._batch or self._send_batch(event.payloads[0], event.deliveries)
+        self._batch = None
+        for _ in steps:
+            if self._connection.is_late:
+                self._batch = steps
+                return False
+        return True
+
+    def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
+        """A transfer that the engine has not kept."""
+        self._refuse(event.deliveries, too_large(self.queue, event.size) if isinstance(event, MessageTooLarge) else no_transactions(), 1)
+
+    def _send_messages(self, payloads: Sequence[bytes], deliveries: Sequence[Delivery]) -> None:
+        """Messages of their own, each with its outcome: those without a key go round in runs, the others where they belong."""
+        message_id = self._connection.services.message_id
+        settings = self.queue.description.settings
+        may_be_plain = not (settings.requires_session or settings.requires_duplicate_detection)
+        unkeyed: list[StoredMessage] = []
+        unkeyed_deliveries: list[Delivery] = []
+        keyed: dict[str, tuple[PartitionHandle, list[StoredMessage], list[Delivery]]] = {}
+        for index, payload in enumerate(payloads):
+            try:
+                message = store(payload, message_id)
+                if may_be_plain and message.partition_key is None and message.session_id is None:
+                    key = None if message.scheduled_enqueue_time_ms is None else self._key(message)
+                else:
+                    key = self._key(message)
+                if key is None:
+                    unkeyed.append(message)
+                    if deliveries:
+                        unkeyed_deliveries.append(deliveries[index])
+                    continue
+                run = keyed.get(key)
+                if run is None:
+                    run = keyed[key] = (self.queue.router.keyed(key), [], [])
+                run[1].append(message)
+                run[2].extend(deliveries[index : index + 1])
+            except Refused as why:
+                self._refuse(deliveries[index : index + 1], why, 1)
+        if unkeyed:
+            self._post_unkeyed(unkeyed, unkeyed_deliveries)
+        for partition, messages, own in keyed.values():
+            self._post(partition, messages, own, len(messages))
+
+    def _post_unkeyed(self, messages: Sequence[StoredMessage], deliveries: Sequence[Delivery]) -> None:
+        router = self.queue.router
+        try:
+            runs = router.spread(len(messages), self._loop.time())
+        except Refused as why:
+            self._refuse(deliveries, why, len(messages))
+            return
+        for number, start, stop in runs:
+            self._post(router.handles[number], messages[start:stop], deliveries[start:stop], stop - start, number)
+
+    def _send_batch(self, payload: bytes, deliveries: Sequence[Delivery]) -> Iterator[None]:
+        """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn (AMQP contract 4.5).
+
+        It may hold thousands of messages, so it is taken apart in steps, and posted with the last one.
+        """
+        self._memory.admit(0)  # above the mark, not even the batch is taken apart
+        inner, hint = split(payload)
+        self._memory.admit(len(inner))
+        message_id = self._connection.services.message_id
+        if not inner:
+            raise Refused(Reason.ARGUMENT, "The batch holds no message.")
+        messages: list[StoredMessage] = []
+        keys: set[str] = set()
+        for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
+            yield
+            for each in inner[start : start + TAKEN_APART_AT_ONCE]:
+                message = store(each, message_id)
+                self._check(message)
+                if key := message.session_id or message.partition_key:
+                    keys.add(key)
+                messages.append(message)
+        if len(keys) > 1 and self.queue.description.partitions > 1:
+            one, other, *_ = sorted(keys)
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                f"The batch carries different partition keys ('{one}' and '{other}'): a batch goes to one partition of the entity as a "
+                "whole. Send one batch for each key.",
+            )
+        key = next(iter(keys), "") or hint.session_id or hint.partition_key
+        if not key and self.queue.description.settings.requires_duplicate_detection:
+            key = messages[0].message_id().hex()  # the id that the official clients put on the envelope
+        router = self.queue.router
+        if key:
+            self._post(router.keyed(key), messages, deliveries, 1)
+        else:
+            number = router.spread(1, self._loop.time())[0][0]
+            self._post(router.handles[number], messages, deliveries, 1, number)
+
+    def _key(self, message: StoredMessage) -> str | None:
+        """What pins a message to a partition (AMQP contract 10.7). Raises Refused for what this queue does not take."""
+        self._check(message)
+        key = message.session_id or message.partition_key
+        if not key and self.queue.description.settings.requires_duplicate_detection:
+            return message.message_id().hex()
+        return key
+
+    def _check(self, message: StoredMessage) -> None:
+        """Raises Refused for what this queue does not take."""
+        if message.scheduled_enqueue_time_ms is not None and message.scheduled_enqueue_time_ms > self._connection.services.clock.now_ms():
+            raise Refused(Reason.NOT_IMPLEMENTED, "Scheduled messages are not supported by this version.")
+        if self.queue.description.settings.requires_session and message.session_id is None:
+            raise Refused(
+                Reason.NOT_ALLOWED, "The SessionId was not set on a message, and it cannot be sent to the entity, which requires sessions."
+            )
+
+    def _post(
+        self,
+        partition: PartitionHandle,
+        messages: Sequence[StoredMessage],
+        deliveries: Sequence[Delivery],
+        count: int,
+        number: int | None = None,
+    ) -> None:
+        """Ask a partition to store messages; `number` is its own if another one may take them in its place."""
+        data = [message.data for message in messages]
+        size = sum(map(len, data))
+        times_to_live_ms = [message.time_to_live_ms for message in messages]
+        self._sends += 1
+        send = Send(data, times_to_live_ms if any(times_to_live_ms) else None, self._sends)
+        self._waiting[self._sends] = _Underway(send, deliveries, count, size, number, self._loop.time())
+        self._connection.took(size, len(messages))
+        partition.post(send, self._client, self._answered)
+
+    # --- outcomes back ----------------------------------------------------------------------------------------------
+
+    def _answered(self, answer: Answer) -> None:
+        """Called by the partitions' tasks: what goes wrong here ends this connection, and no partition."""
+        try:
+            self._take(answer)
+        except Exception:
+            self._connection.fail()
+
+    def _take(self, answer: Answer) -> None:
+        if not isinstance(answer, Sent | Failed):  # Unavailable: what was under way is answered on its own
+            return
+        assert isinstance(answer.cookie, int), "cookies of this link are numbers"
+        sent = self._waiting.pop(answer.cookie)
+        if isinstance(answer, Failed):
+            if self._sent_elsewhere(sent, answer):
+                return
+            answer = self._of_all(sent, answer)
+        self._connection.finished_with(sent.size, len(sent.send.messages))
+        if isinstance(answer, Sent):
+            self._meter.incoming_messages += len(sent.send.messages)
+            self._meter.incoming_bytes += sent.size
+            self._meter.successful_requests += sent.count
+            self._meter.send_seconds.observe(self._loop.time() - sent.began)
+        if self.link.gone:
+            return
+        if isinstance(answer, Sent):
+            self._connection.engine.accept(sent.deliveries)
+            self._replenish(sent.count)
+            self._connection.flush_if_done()
+        else:
+            self._refuse(sent.deliveries, Refused(answer.reason, answer.description), sent.count)
+
+    def _sent_elsewhere(self, sent: _Underway, failed: Failed) -> bool:
+        """Messages without a key do not depend on a partition: what one went down with, or has no room for, another one takes.
+
+        Whoever answers `Failed` has said that nothing of them will ever be read there, so they cannot come twice (but for a process
+        that ends while that disk still refuses, see `partition/task.py`). Every partition is asked once, for ELSEWHERE_WITHIN_S at most:
+        a partition whose disk hangs takes seconds to say so, and the client must hear in time that it can try again. A full disk is
+        another matter if it is the same one for all partitions: they would all write to it in vain.
+        """
+        elsewhere = ONE_DISK if self.queue.description.folders == 1 else SEVERAL_DISKS
+        if sent.number is None or failed.reason not in elsewhere:
+            return False
+        router, now = self.queue.router, self._loop.time()
+        if now - sent.began > ELSEWHERE_WITHIN_S:
+            return False
+        if failed.reason is not Reason.PARTITION_UNAVAILABLE:
+            router.full(sent.number, now)
+        sent.refused_by[sent.number] = failed.reason
+        number = router.another(sent.refused_by, len(sent.send.messages), now)
+        if number is None:
+            return False
+        sent.number = number
+        assert isinstance(sent.send.cookie, int), "cookies of this link are numbers"
+        self._waiting[sent.send.cookie] = sent
+        router.handles[number].post(sent.send, self._client, self._answered)
+        return True
+
+    def _of_all(self, sent: _Underway, last: Failed) -> Failed:
+        """The answer of all partitions together: full for good only if each of them is, for one that is down may come back with room."""
+        full, partitions = list(sent.refused_by.values()).count(Reason.QUOTA_EXCEEDED), self.queue.description.partitions
+        if last.reason is not Reason.QUOTA_EXCEEDED or sent.number is None or full == partitions:
+            return last
+        text = f"{full} of the {partitions} partitions of '{self.queue.name}' are full, the others are not available. Please try again."
+        return Failed(Reason.PARTITION_UNAVAILABLE, text, last.cookie)
+
+    def _refuse(self, deliveries: Sequence[Delivery], why: Refused, count: int) -> None:
+        """`count` deliveries are refused: `deliveries`, or none of them if they came settled. Their credit comes back either way."""
+        if not self.link.gone:
+            self._connection.engine.reject(deliveries, error_of(why))
+            self._meter.refused(why.reason, count)
+            self._replenish(count)
+            self._connection.flush_soon()
+
+    def _replenish(self, count: int) -> None:
+        """Grant credit anew, a quarter of the window at a time: a flow costs as much as a message."""
+        self._used += count
+        if self._used >= max(self._window // 4, 1):
+            self._connection.engine.grant(self.link, self._used)
+            self._used = 0
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def credit_granted(self) -> None:
+        """A sender's flow says nothing that matters here."""
+
+    def detached(self) -> None:
+        """The link is gone. What was sent on it will be stored all the same; nobody waits for it."""
+        self.queue.watchers.discard(self)
+
+    def queue_changed(self) -> None:
+        """Other settings: the queue may not take messages any more, or others in size."""
+        try:
+            check_can_send(self.queue)
+        except Refused as why:
+            self._connection.close_link(self.link, why)
+        else:
+            self._connection.engine.limit_messages(self.link, message_bytes_max(self.queue))
+
+    def queue_ended(self, why: Refused) -> None:
+        """The queue was deleted."""
+        self._connection.close_link(self.link, why)
+
+
+def check_can_send(queue: Queue) -> None:
+    """Raises Refused(ENTITY_DISABLED) when the queue's status does not let messages in."""
+    status = queue.description.settings.status
+    if not status.can_send:
+        raise Refused(Reason.ENTITY_DISABLED, f"Entity '{queue.name}' is disabled for sending: its status is {status.value}.")
+
+
+def message_bytes_max(queue: Queue) -> int:
+    """The largest message that the queue takes, a batch as a whole counting as one."""
+    return queue.description.settings.max_message_size_kb * 1024
+
+
+def too_large(queue: Queue, size: int) -> Refused:
+    """The refusal of a message over the queue's limit."""
+    return Refused(
+        Reason.MESSAGE_TOO_LARGE,
+        f"The received message (delivery-size: {size} bytes) exceeds the limit ({message_bytes_max(queue)} bytes) of the entity "
+        f"'{queue.name}'.",
+    )

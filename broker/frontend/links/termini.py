@@ -1,0 +1,82 @@
+"""Checks what an attach asks of its source and target, and refuses what the broker does not do.
+
+A field that is accepted and ignored misleads the client: with a selector that is ignored, a receiver removes messages that it was meant to
+leave alone. Such an attach is refused (AMQP contract 5.2a). Fields that ordinary clients set without relying on them (durability,
+expiry, outcomes) are echoed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.access.addresses import Address
+from broker.base.errors import Reason, Refused
+from broker.namespace.queue import Queue
+from protocol.codec import DecodeError, Described
+from protocol.engine import Engine
+from protocol.links import Link
+
+SESSION_FILTER = "com.microsoft:session-filter"
+FILTER_TYPES = {
+    0x0000_468C_0000_0003: "apache.org:no-local-filter:list",
+    0x0000_468C_0000_0004: "apache.org:selector-filter:string",
+}
+"""Filters that plain clients send under keys of their own, by descriptor (the registry of AMQP filters)."""
+NOT_A_QUEUE = frozenset({"topic", "temporary-topic", "shared", "temporary-queue"})
+"""Capabilities (§3.5.3) of nodes that behave in another way than a queue: JMS clients ask for them."""
+
+
+def check_node(engine: Engine, link: Link) -> None:
+    """Raises Refused if a link to an entity asks for what the broker does not do. `check_sessions` judges a receiver's session filter."""
+    for name, value in _filters(engine, link).items():
+        if link.incoming or name != SESSION_FILTER:
+            raise _not_applied(name, value)
+    for capability in engine.node_capabilities(link):
+        if capability in NOT_A_QUEUE:
+            raise Refused(
+                Reason.NOT_IMPLEMENTED,
+                f"The attach asks for a node with the capability '{capability}', but the entity is a queue: each message goes to one "
+                "receiver only.",
+            )
+
+
+def check_sessions(engine: Engine, link: Link, queue: Queue, address: Address) -> None:
+    """Raises Refused for a receiver that asks for a message session where there is none, or for none where there are."""
+    filtered = SESSION_FILTER in _filters(engine, link)
+    if queue.description.settings.requires_session and not address.subqueue:
+        if filtered:
+            raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
+        raise Refused(Reason.NOT_ALLOWED, f"It is not possible for an entity that requires sessions ('{queue.name}') to create a "
+                      "non-sessionful message receiver.")  # fmt: skip
+    if filtered:
+        raise Refused(Reason.NOT_ALLOWED, f"The entity '{queue.name}' does not require sessions: it has no session to receive from.")
+
+
+def check_request_node(engine: Engine, link: Link) -> None:
+    """Raises Refused if a link to `$cbs` or `$management` asks for what the broker does not do."""
+    for name, value in _filters(engine, link).items():
+        raise _not_applied(name, value)
+    if link.copies and not link.incoming:
+        raise Refused(Reason.NOT_IMPLEMENTED, "Responses cannot be browsed: attach without the distribution mode 'copy'.")
+
+
+def check_dynamic(engine: Engine, link: Link) -> None:
+    """Raises Refused if the link asks for a dynamic node (§3.5.3, §3.5.4)."""
+    if engine.source_is_dynamic(link) or engine.target_is_dynamic(link):
+        raise Refused(Reason.NOT_IMPLEMENTED, "Dynamic nodes are not supported: attach to an existing entity.")
+
+
+def _filters(engine: Engine, link: Link) -> dict[str, Any]:
+    try:
+        return engine.source_filter(link)
+    except DecodeError as error:
+        raise Refused(Reason.DECODE, f"The source's filter is no filter set: {error}.") from error
+
+
+def _not_applied(name: str, value: Any) -> Refused:
+    kind = value.descriptor if isinstance(value, Described) else name
+    kind = FILTER_TYPES.get(kind, kind) if isinstance(kind, int) else kind
+    what = f"'{name:.100}'" if kind == name else f"'{name:.100}' ({kind!s:.100})"
+    return Refused(
+        Reason.NOT_IMPLEMENTED, f"The filter {what} is not supported by this version. Attach without it, and filter messages in the client."
+    )

@@ -1,0 +1,1 @@
+"""Nodes that answer requests: `$cbs` and `$management`."""

@@ -1,0 +1,370 @@
+"""The `$management` node of an entity: peek, renew lock, receive by sequence number, update disposition, delete (AMQP contract 7).
+
+A request about several partitions asks all of them, and one that is down or refuses takes nothing from the others: what they did
+counts, and the response tells the first refusal.
+
+Responses carry camel-case keys, the status an int, the condition a symbol (AMQP contract 0.4.3). Every request gets a response, also
+one that nobody foresaw, for the official clients wait without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from broker.access.addresses import Address
+from broker.base.clock import wall_ahead_ms
+from broker.base.errors import Reason, Refused
+from broker.frontend.links.outgoing import OutgoingLink, check_can_receive, lock_lost, not_settled
+from broker.frontend.links.receive_cache import without
+from broker.frontend.nodes.peek_paging import PeekWalks
+from broker.frontend.nodes.request_node import Request, Response
+from broker.message.annotations import deliverables, joined
+from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
+from broker.namespace.namespace import not_found_text
+from broker.namespace.queue import Queue, ask, next_client
+from broker.namespace.router import PartitionHandle
+from broker.operations import (
+    Abandon,
+    Answer,
+    Complete,
+    DeadLetter,
+    Defer,
+    Delete,
+    Deleted,
+    Locked,
+    LockToken,
+    Operation,
+    ReceiveDeferred,
+    Release,
+    Renewed,
+    RenewLocks,
+    Settled,
+    partition_of,
+)
+from broker.wording import status_of
+from protocol.codec import Array, Int, Symbol, Timestamp, TypeCode
+from protocol.values import VALUES_MAX
+
+if TYPE_CHECKING:
+    from broker.frontend.connection import Connection
+
+log = structlog.get_logger("management")
+
+PEEK_MESSAGES_MAX = 250
+TOKENS_MAX = 4_000
+DELETED_MESSAGES_MAX = 4_000
+"""Of one request, as in the service's largest tier (AMQP contract 7.3.11)."""
+RECEIVE_AND_DELETE, PEEK_LOCK = 0, 1
+NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"})
+PAGES = frozenset(("com.microsoft:peek-message", "com.microsoft:receive-by-sequence-number", "com.microsoft:batch-delete-messages"))
+"""Operations about as many messages as a client likes to name, one after the other for each connection. All others are served at once."""
+
+
+class ManagementNode:
+    """Serves the requests of one connection about one subqueue."""
+
+    request_bytes_max = 4 * 1024 * 1024
+    request_values_max = VALUES_MAX
+
+    def __init__(self, connection: Connection, queue: Queue, address: Address) -> None:
+        self._connection, self._queue, self._entity = connection, queue, address.entity
+        self._subqueue, self._path = address.subqueue, address.path
+        self._peeks = PeekWalks()
+        self._operations: dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]] = {
+            "com.microsoft:peek-message": ("Listen", self._peek),
+            "com.microsoft:renew-lock": ("Listen", self._renew_lock),
+            "com.microsoft:receive-by-sequence-number": ("Listen", self._receive_by_sequence_number),
+            "com.microsoft:update-disposition": ("Listen", self._update_disposition),
+            "com.microsoft:batch-delete-messages": ("Listen", self._batch_delete),
+        }
+
+    def is_page(self, request: Request) -> bool:
+        """Whether it is one of `PAGES`."""
+        return str(request.properties.get("operation")) in PAGES
+
+    async def respond(self, request: Request) -> Response:
+        """Carry out one request."""
+        name = request.properties.get("operation")
+        try:
+            right, operation = self._operations.get(str(name), (None, None))
+            if right is None or operation is None:
+                raise Refused(Reason.NOT_IMPLEMENTED, f"The operation '{name!s:.80}' is not supported by this version.")
+            self._connection.authorize(self._path, right)
+            self._find_queue()
+            if not isinstance(request.body, dict):
+                raise Refused(Reason.ARGUMENT, f"The operation '{name!s:.80}' needs a map as body.")
+            self._queue.accessed_at_ms = self._connection.services.clock.now_ms()
+            return await operation({str(key): value for key, value in request.body.items()})
+        except Refused as why:
+            self._queue.meter.refused(why.reason, 1)
+            return _refusal(why)
+        except Exception:
+            log.exception("management.failed", operation=name, entity=self._queue.name)
+            return _refusal(Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged."))
+
+    def _find_queue(self) -> None:
+        """The queue may have been deleted since the links were attached, and created again."""
+        queue = self._connection.services.namespace.find(self._entity)
+        if queue is None:
+            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(self._entity))
+        self._queue = queue
+
+    async def _peek(self, body: dict[str, Any]) -> Response:
+        """One page, by sequence number over all partitions: the next page begins behind the last one seen.
+
+        The broker builds a few pages at a time. A partition that is down is stepped over, and one that is late is shown on a later
+        page. Where there is nothing else to show the client is told that there may be more.
+        """
+        _check_no_session(body)
+        start = _integer(body, "from-sequence-number")
+        count = min(_integer(body, "message-count"), PEEK_MESSAGES_MAX)
+        if count <= 0:
+            raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be positive.")
+        async with self._connection.services.browse_pages:
+            return await self._page(max(start, 0), count)
+
+    async def _page(self, start: int, count: int) -> Response:
+        size_max = self._connection.services.settings.message_kb_max * 1024
+        page = await self._peeks.page(self._queue, self._subqueue, start, count, size_max)
+        if page.down and not page.messages:
+            names = ", ".join(map(str, sorted(page.down)))
+            raise Refused(
+                Reason.PARTITION_UNAVAILABLE,
+                f"There is nothing to show but what may be in partitions of '{self._queue.name}' that are not available: {names}. "
+                "Please try again.",
+            )
+        return _ok({"messages": [{"message": each} for each in page.messages]}) if page.messages else NO_CONTENT
+
+    async def _renew_lock(self, body: dict[str, Any]) -> Response:
+        tokens = _tokens(body)
+        until_ms = [0] * len(tokens)
+        refusals: list[Refused] = []
+        for places, answer in await self._ask_partitions(tokens, RenewLocks):
+            if isinstance(answer, Refused):
+                refusals.append(answer)
+                continue
+            assert isinstance(answer, Renewed), f"{answer} is no answer to RenewLocks"
+            ahead_ms = wall_ahead_ms(self._connection.services.clock)
+            if answer.failures:
+                refusals.append(lock_lost())
+            for place in places:
+                until_ms[place] = answer.locked_until_ms + ahead_ms
+        if refusals:
+            raise refusals[0]
+        return _ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
+
+    async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
+        """Deferred messages, in a partitioned entity all of one partition (AMQP contract 10.6).
+
+        Fails if one of them does not exist. Otherwise gives the first ones asked for that fit into one response; the others are left as
+        they are, and the client can ask for them again.
+        """
+        check_can_receive(self._queue)
+        _check_no_session(body)
+        numbers = _integers(body, "sequence-numbers")
+        mode = _integer(body, "receiver-settle-mode", PEEK_LOCK)
+        if not numbers:
+            raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
+        if mode not in (RECEIVE_AND_DELETE, PEEK_LOCK):
+            raise Refused(Reason.ARGUMENT, f"receiver-settle-mode is {mode}; it is 0 to receive and delete, 1 to lock.")
+        if len({partition_of(number) for number in numbers}) > 1:
+            raise Refused(Reason.NOT_ALLOWED, "The sequence numbers belong to different partitions; ask for those of one at a time.")
+        handle = self._queue.router.of_sequence_number(numbers[0])
+        locked = await ask(handle, ReceiveDeferred(self._subqueue, numbers))
+        assert isinstance(locked, Locked), f"{locked} is no answer to ReceiveDeferred"
+        if mode == RECEIVE_AND_DELETE:
+            locked = await _removed(handle, locked)
+        partitioned = self._queue.description.partitions > 1
+        ahead_ms = wall_ahead_ms(self._connection.services.clock)
+        payloads = joined(deliverables(locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=partitioned, wall_ahead_ms=ahead_ms))
+        response = _ok(
+            {
+                "messages": [
+                    {"message": payload, "lock-token": uuid.UUID(bytes_le=token)}
+                    for payload, token in zip(payloads, locked.tokens, strict=True)
+                ]
+            }
+        )
+        if mode == PEEK_LOCK:  # what was removed is lost with its response, as with any receive-and-delete
+            tokens = locked.tokens
+            response.unsent = lambda: handle.post(Release(tokens), next_client(), _ignore)
+        return response
+
+    async def _update_disposition(self, body: dict[str, Any]) -> Response:
+        tokens = _tokens(body)
+        status = body.get("disposition-status")
+        changed = body.get("properties-to-modify")
+        changes = encode_changes(changed) if isinstance(changed, dict) else None
+        meter = self._queue.meter
+        make: Callable[[list[LockToken]], Operation]
+        counter: str
+        match status:
+            case "completed":
+                make, counter = (lambda group: Complete(group)), "completed_messages"
+            case "abandoned":
+                make, counter = (lambda group: Abandon(group, changes)), "abandoned_messages"
+            case "defered":  # the protocol's own spelling
+                make, counter = (lambda group: Defer(group, changes)), "deferred_messages"
+            case "suspended":
+                reason = {DEAD_LETTER_REASON: body.get("deadletter-reason"), DEAD_LETTER_DESCRIPTION: body.get("deadletter-description")}
+                info = (changed if isinstance(changed, dict) else {}) | {key: value for key, value in reason.items() if value}
+                changes = encode_changes(info, drop_nulls=True)
+                make, counter = (lambda group: DeadLetter(group, changes)), ""  # the partition counts these
+            case _:
+                raise Refused(Reason.ARGUMENT, f"'{status}' is no disposition-status: completed, abandoned, defered and suspended are.")
+        settled: list[LockToken] = []
+        refusals: list[Refused] = []
+        for places, answer in await self._ask_partitions(tokens, make):
+            if isinstance(answer, Refused):
+                refusals.append(answer)
+                continue
+            assert isinstance(answer, Settled), f"{answer} is no answer to a settlement"
+            refusals += map(not_settled, answer.failures.values())
+            settled += [tokens[place] for index, place in enumerate(places) if index not in answer.failures]
+        if counter:
+            meter.add(counter, len(settled))
+        self._forget(frozenset(settled))
+        if refusals:
+            raise refusals[0]
+        return _ok({})
+
+    async def _batch_delete(self, body: dict[str, Any]) -> Response:
+        """Remove the oldest messages of each partition, as many from each while they have them.
+
+        The service does not offer this for partitioned entities (AMQP contract 7.3.11). A partition that is down keeps its messages;
+        the client gets an error only if nothing could be removed from the others.
+        """
+        check_can_receive(self._queue)
+        _check_no_session(body)
+        count = _integer(body, "message-count")
+        if not 0 < count <= DELETED_MESSAGES_MAX:
+            raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be from 1 to {DELETED_MESSAGES_MAX}.")
+        before_ms = _integer(body, "enqueued-time-utc")  # no default: one misspelt field must not delete what it meant to keep
+        deleted, refusals = 0, []
+        starts = dict.fromkeys(range(self._queue.description.partitions), 0)
+        while starts and deleted < count:
+            # Few rounds: in the first one all partitions give their share at once, in the others those that have more.
+            for number, answer in await self._delete_shares(starts, count - deleted, before_ms):
+                if isinstance(answer, Refused):
+                    refusals.append(answer)
+                    del starts[number]
+                    continue
+                assert isinstance(answer, Deleted), f"{answer} is no answer to Delete"
+                deleted += answer.count
+                if answer.next_sequence_number is None:
+                    del starts[number]
+                else:
+                    starts[number] = answer.next_sequence_number
+        if refusals and not deleted:
+            raise refusals[0]
+        return _ok({"message-count": Int(deleted)}) if deleted else NO_CONTENT
+
+    async def _delete_shares(self, starts: dict[int, int], count: int, before_ms: int) -> list[tuple[int, Answer | Refused]]:
+        """Ask each of these partitions at once for an equal share of `count`, from its place on; gives what each answered."""
+        share, more = divmod(count, len(starts))
+        asked = [(number, share + (place < more)) for place, number in enumerate(starts) if share or place < more]
+        handles = self._queue.router.handles
+        answers = await asyncio.gather(
+            *(_answer(handles[number], Delete(self._subqueue, part, before_ms, starts[number])) for number, part in asked)
+        )
+        return [(number, answer) for (number, _), answer in zip(asked, answers, strict=True)]
+
+    def _forget(self, tokens: Set[LockToken]) -> None:
+        """What was delivered over a link of this connection is settled there, too."""
+        for link in self._connection.engine.links():
+            if isinstance(link.context, OutgoingLink) and link.context.queue is self._queue:
+                link.context.forget(tokens)
+
+    async def _ask_partitions(
+        self, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]
+    ) -> list[tuple[list[int], Answer | Refused]]:
+        """Ask each partition concerned, all at once: what each says, in the order of the tokens, with its tokens' places."""
+        groups: dict[bytes, list[int]] = {}
+        for place, token in enumerate(tokens):
+            groups.setdefault(token[:2], []).append(place)
+        find = self._queue.router.of_token
+        asked = [_answer(find(tokens[places[0]]), make([tokens[place] for place in places])) for places in groups.values()]
+        return list(zip(groups.values(), await asyncio.gather(*asked), strict=True))
+
+
+async def _answer(handle: PartitionHandle | None, operation: Operation) -> Answer | Refused:
+    """Ask one partition; its refusal is an answer, too. A token that nobody gave has no partition, and no lock."""
+    if handle is None:
+        return lock_lost()
+    try:
+        return await ask(handle, operation)
+    except Refused as why:
+        return why
+
+
+async def _removed(handle: PartitionHandle, locked: Locked) -> Locked:
+    """Remove messages that were locked a moment ago; gives those that were removed, for nobody else will ever have them.
+
+    What is not removed is released. Raises Refused if that is all.
+    """
+    settled = await _answer(handle, Complete(locked.tokens))
+    if isinstance(settled, Refused):
+        handle.post(Release(locked.tokens), next_client(), _ignore)
+        raise settled
+    assert isinstance(settled, Settled), f"{settled} is no answer to Complete"
+    if len(settled.failures) == len(locked.tokens):
+        raise lock_lost()
+    return without(locked, settled.failures) if settled.failures else locked
+
+
+def _ignore(answer: Answer) -> None:
+    """Nobody waits for it."""
+
+
+def _ok(body: dict[str, Any]) -> Response:
+    return Response({"statusCode": Int(200), "statusDescription": "OK"}, body)
+
+
+def _refusal(why: Refused) -> Response:
+    status, condition = status_of(why.reason)
+    return Response(
+        {"statusCode": Int(status), "statusDescription": why.description, "errorCondition": Symbol(condition)},
+    )
+
+
+def _check_no_session(body: dict[str, Any]) -> None:
+    """Refuse a request for the messages of one session: it would be carried out for all messages instead."""
+    if body.get("session-id") is not None:
+        raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
+
+
+def _integer(body: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = body.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Refused(Reason.ARGUMENT, f"'{key}' must be an integer, not {value!r:.80}.")
+    return int(value)
+
+
+def _elements(body: dict[str, Any], key: str) -> list[Any]:
+    value = body.get(key)
+    elements = value.values if isinstance(value, Array) else value
+    if not isinstance(elements, list | tuple):
+        raise Refused(Reason.ARGUMENT, f"'{key}' must be an array.")
+    if len(elements) > TOKENS_MAX:
+        raise Refused(Reason.ARGUMENT, f"'{key}' has {len(elements)} elements; {TOKENS_MAX} are the maximum.")
+    return list(elements)
+
+
+def _integers(body: dict[str, Any], key: str) -> list[int]:
+    values = _elements(body, key)
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        raise Refused(Reason.ARGUMENT, f"'{key}' must hold integers.")
+    return [int(value) for value in values]
+
+
+def _tokens(body: dict[str, Any]) -> list[LockToken]:
+    """Lock tokens: uuids in RFC order on this node, and in GUID order as delivery tags (AMQP contract 5.3)."""
+    values = _elements(body, "lock-tokens")
+    if not values or not all(isinstance(value, uuid.UUID) for value in values):
+        raise Refused(Reason.ARGUMENT, "'lock-tokens' must hold at least one uuid, and nothing else.")
+    return [value.bytes_le for value in values]

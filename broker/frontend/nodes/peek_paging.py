@@ -1,0 +1,130 @@
+"""How a client of `$management` peeks through all partitions, page by page (AMQP contract 7.3.3, 10.7).
+
+A page begins behind the last message that the client has seen, by sequence number, and so by partition. As long as every partition
+answers soon, that number says all, and the partitions are shown in their order. A partition that is late holds nobody up: after
+LATE_S the others are all asked, and the page is made of what comes first. The broker then remembers for this client what it has been
+shown of each partition, and shows what was late on a later page. So paging reaches every message exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+import structlog
+
+from broker.frontend.links.browse import PAGE_WITHIN_S
+from broker.frontend.peeking import peek_partition
+from broker.message.annotations import peeked_messages
+from broker.namespace.queue import Queue
+from broker.operations import PARTITION_SHIFT, Peek, Peeked, partition_of
+
+log = structlog.get_logger("peek")
+
+LATE_S = 0.25
+"""A partition that has not answered for so long does not hold up the others."""
+WALKS_MAX = 16
+"""Walks with something left behind that are remembered for one client; the oldest is forgotten."""
+
+
+@dataclass(slots=True)
+class Page:
+    """What one request is answered with."""
+
+    messages: list[bytes] = field(default_factory=list)
+    down: list[int] = field(default_factory=list)
+    """Partitions that could not be asked, or did not answer."""
+
+
+class _Walk:
+    """One way through the partitions."""
+
+    __slots__ = ("due", "is_straight", "places")
+
+    def __init__(self, start: int, partitions: int) -> None:
+        numbers = range(min(partition_of(start), partitions), partitions)
+        self.places = {number: max(start, number << PARTITION_SHIFT) for number in numbers}
+        """By partition: the first sequence number that has not been shown."""
+        self.due = list(numbers)
+        """Partitions that may have more to show, in their order."""
+        self.is_straight = True
+        """No partition was left behind, so the last number shown says where to go on."""
+
+
+class PeekWalks:
+    """All walks of one client through one subqueue."""
+
+    def __init__(self) -> None:
+        self._walks: OrderedDict[int, _Walk] = OrderedDict()
+        """By the sequence number that the client asks for next; none that are straight."""
+
+    async def page(self, queue: Queue, subqueue: str, start: int, count: int, size_max: int) -> Page:
+        """The next `count` messages from `start` on, of `size_max` bytes in all but at least one. Raises Refused."""
+        walk = self._walks.pop(start, None) or _Walk(start, queue.description.partitions)
+        page, last = Page(), start - 1
+        try:
+            last = await self._fill(page, walk, queue, subqueue, count, size_max, last)
+        finally:
+            if any(number < partition_of(last) for number in walk.due):
+                walk.is_straight = False
+            if not walk.is_straight:
+                self._walks[last + 1] = walk
+                if len(self._walks) > WALKS_MAX:
+                    self._walks.popitem(last=False)
+        return page
+
+    async def _fill(self, page: Page, walk: _Walk, queue: Queue, subqueue: str, count: int, size_max: int, last: int) -> int:
+        """Ask the partitions that are due; gives the last sequence number shown."""
+        walk.due = walk.due or list(walk.places)  # all has been shown: look for what has come since
+        unasked = deque(walk.due)
+        asked: dict[asyncio.Task[Peeked | None], tuple[int, int]] = {}
+        """With the partition, and the number of messages it was asked for."""
+        size, is_late = 0, False
+        try:
+            while unasked or asked:
+                while unasked and (is_late or not asked):
+                    number = unasked.popleft()
+                    wanted = count - len(page.messages)
+                    peek = Peek(subqueue, walk.places[number], wanted, bytes_max=max(size_max - size, 1))
+                    asked[asyncio.create_task(_within(PAGE_WITHIN_S, queue, number, peek), name="peek")] = number, wanted
+                soon = unasked or page.messages
+                answered, _ = await asyncio.wait(asked, timeout=LATE_S if soon else None, return_when=asyncio.FIRST_COMPLETED)
+                if not answered:
+                    if not unasked:
+                        return last  # what is late has its turn on a later page
+                    is_late = True
+                for task in sorted(answered, key=lambda each: asked[each]):
+                    number, wanted = asked.pop(task)
+                    peeked = task.result()
+                    if peeked is None:
+                        page.down.append(number)
+                        walk.due.remove(number)
+                        continue
+                    messages = peeked_messages(peeked, partitioned=len(queue.router.handles) > 1)
+                    for sequence_number, message in zip(peeked.sequence_numbers, messages, strict=True):
+                        size += len(message)
+                        if page.messages and (size > size_max or len(page.messages) == count):
+                            return last
+                        page.messages.append(message)
+                        last = sequence_number
+                        walk.places[number] = last + 1
+                    if not peeked.more and len(messages) < wanted:
+                        walk.due.remove(number)
+                    if peeked.more or len(page.messages) == count:
+                        return last
+            return last
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def _within(seconds: float, queue: Queue, number: int, peek: Peek) -> Peeked | None:
+    """What a partition has to show; None while it is down, and if it is later than that."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await peek_partition(queue, number, peek)
+    except TimeoutError:
+        log.warning("peek.partition_late", entity=queue.name, partition=number)
+        return None

@@ -1,0 +1,422 @@
+"""Request/response over a pair of links: the pattern of `$cbs` and `$management` (AMQP contract 2.1, 7.1).
+
+A node is shared by the links of one AMQP session that name the same address. A response goes to the link whose target
+address is the request's reply-to, else to the link of that name, else to the only one there is (AMQP contract 0.4.4). The
+correlation-id repeats the request's message-id with its type (AMQP contract 0.4.2); otherwise the official clients wait in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.base.errors import Reason, Refused
+from broker.wording import error_of, no_transactions
+from protocol.codec import DecodeError, Described, ULong, decode, encode
+from protocol.engine import Delivery
+from protocol.events import (
+    DeliveriesUpdated,
+    MessagesReceived,
+    MessageTooLarge,
+    Outcome,
+    TransactionalMessage,
+)
+from protocol.links import SETTLED, Link
+from protocol.values import VALUES_MAX, count_values
+
+if TYPE_CHECKING:
+    from broker.frontend.connection import Connection
+
+REQUEST_CREDIT = 100
+REQUESTS_UNDER_WAY_MAX = 10 * REQUEST_CREDIT
+"""The Python client minds no credit (AMQP contract 0.4.12): what comes beyond this is refused."""
+QUEUED_BYTES_FREE = 128 * 1024
+"""Requests for pages that a connection may always keep in the queue, in bytes, however many wait in the others."""
+UNSETTLED_BYTES_MAX = 256 * 1024
+"""Responses that a client has not settled are kept in memory; beyond this the oldest are settled for it (§2.6.12)."""
+RESPONSES_WAITING_MAX = 1_000
+RESPONSES_WAITING_BYTES_MAX = 16 * 1024 * 1024
+VALUE_BYTES = 64
+"""The memory that a decoded value takes beside its encoded bytes, at least."""
+PROPERTIES, APPLICATION_PROPERTIES, VALUE = 0x73, 0x74, 0x77
+MESSAGE_ID, REPLY_TO = 0, 4  # places in the properties list (§3.2.4)
+
+
+@dataclass(slots=True)
+class Request:
+    """A request as it was sent."""
+
+    message_id: Any
+    reply_to: str | None
+    properties: dict[str, Any]
+    """Application properties."""
+    body: Any
+    """The amqp-value; None without one."""
+    size: int = field(default=0, compare=False)
+    """About how much memory it takes, in bytes."""
+
+
+@dataclass(slots=True)
+class Response:
+    """What goes back."""
+
+    properties: dict[str, Any] = field(default_factory=dict)
+    """Application properties, the status among them."""
+    body: Any = None
+    unsent: Callable[[], None] | None = None
+    """Called if the response is never sent, so that what it holds can be given back."""
+
+
+class Handler(Protocol):
+    """What a node does with its requests."""
+
+    request_bytes_max: int
+    """The largest request accepted, in bytes."""
+    request_values_max: int
+    """The largest number of values in a request: each one takes time to decode."""
+
+    def is_page(self, request: Request) -> bool:
+        """Whether the response may be large: such requests are served one at a time, and only with credit and room for it."""
+
+    async def respond(self, request: Request) -> Response:
+        """Carry the request out. Never raises but for cancellation: a request without a response blocks its client for ever."""
+
+
+class RequestNode:
+    """The meeting point of request and response links. Owned by its connection."""
+
+    def __init__(self, handler: Handler, path: str, rights: tuple[str, ...], on_empty: Callable[[], object]) -> None:
+        """Any of `rights` on `path` lets a client use the node; without any, everybody may."""
+        self.path, self.rights = path, rights
+        self.request_bytes_max, self.request_values_max = handler.request_bytes_max, handler.request_values_max
+        self._handler, self._on_empty = handler, on_empty
+        self._responders: list[ResponseLink] = []
+        self._links = 0
+
+    def join(self, link: RequestLink | ResponseLink) -> None:
+        """A link attaches to the node."""
+        self._links += 1
+        if isinstance(link, ResponseLink):
+            self._responders.append(link)
+
+    def leave(self, link: RequestLink | ResponseLink) -> None:
+        """It is gone."""
+        self._links -= 1
+        if isinstance(link, ResponseLink):
+            self._responders.remove(link)
+        if not self._links:
+            self._on_empty()
+
+    def is_page(self, request: Request) -> bool:
+        """Whether the request has to wait for its turn (`serve_page`)."""
+        return self._handler.is_page(request)
+
+    async def serve_page(self, request: Request, connection: Connection) -> None:
+        """Carry out one request with a large response when its turn has come.
+
+        A response link has one such request served at a time, and only once there is credit and room for the response: what is not
+        built takes no memory. A connection has one at a time. The others wait, and end with the connection; those for a link that goes
+        away have the response link that is left.
+        """
+        while True:
+            responder = self._responder(request.reply_to)
+            if responder is None:
+                async with connection.browse_page:
+                    await self.serve(request)
+                return
+            with responder.queued(request.size):
+                async with responder.page:
+                    await responder.has_become_ready()
+                    async with connection.browse_page:
+                        if responder.is_ready:  # others may have used credit or room meanwhile
+                            await self.serve(request)
+                            return
+            await asyncio.sleep(0)
+
+    async def serve(self, request: Request) -> None:
+        """Carry out one request and send the response where it belongs."""
+        response = await self._handler.respond(request)
+        responder = self._responder(request.reply_to)
+        if responder is not None:
+            responder.send(encode_response(response, request.message_id), response.unsent)
+        elif response.unsent is not None:
+            response.unsent()
+
+    def _responder(self, reply_to: str | None) -> ResponseLink | None:
+        if reply_to:
+            by_target = {responder.link.target_address: responder for responder in self._responders}
+            by_name = {responder.link.name: responder for responder in self._responders}
+            found = by_target.get(reply_to) or by_name.get(reply_to)
+            if found is not None:
+                return found
+        return self._responders[-1] if self._responders else None
+
+
+class RequestLink:
+    """The client sends requests."""
+
+    @classmethod
+    def attach(cls, connection: Connection, link: Link, node: RequestNode) -> None:
+        """Accept the link."""
+        connection.engine.accept_link(link, max_message_bytes=node.request_bytes_max)
+        link.context = cls(connection, link, node)
+
+    def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
+        self.link, self.path, self.rights = link, node.path, node.rights
+        self._connection, self._node = connection, node
+        self._under_way = 0
+        node.join(self)
+        connection.engine.grant(link, REQUEST_CREDIT)
+
+    def received(self, event: MessagesReceived) -> None:
+        """Requests, each accepted as a transfer at once and answered by a message of its own."""
+        engine = self._connection.engine
+        for index, payload in enumerate(event.payloads):
+            own = event.deliveries[index : index + 1]
+            if self._under_way >= REQUESTS_UNDER_WAY_MAX:
+                self._refuse(own, Refused(Reason.SERVER_BUSY, f"{self._under_way} requests are under way on this link. Please try again."))
+                continue
+            try:
+                request = decode_request(payload, self._node.request_values_max)
+            except DecodeError as error:
+                self._refuse(own, Refused(Reason.DECODE, f"The request is malformed: {error}."))
+                continue
+            is_page = self._node.is_page(request)
+            if is_page and not self._connection.may_queue(request.size):
+                text = "The requests whose responses wait for credit, or to be read, take too much memory. Please try again."
+                self._refuse(own, Refused(Reason.SERVER_BUSY, text))
+                continue
+            self._under_way += 1
+            engine.accept(own)
+            # Credit comes back with the response, so that a client that floods requests is held back.
+            name = f"request {request.properties.get('operation')!s:.40}"
+            self._connection.spawn(self._serve(request, is_page), name=name, size=request.size, queued=is_page)
+        self._connection.flush_soon()
+
+    def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
+        """A request that the engine has not kept."""
+        if isinstance(event, MessageTooLarge):
+            text = f"The request has {event.size} bytes; {self._node.request_bytes_max} are the maximum."
+            self._refuse(event.deliveries, Refused(Reason.MESSAGE_TOO_LARGE, text))
+        else:
+            self._refuse(event.deliveries, no_transactions())
+
+    async def _serve(self, request: Request, is_page: bool) -> None:
+        try:
+            if is_page:
+                await self._node.serve_page(request, self._connection)
+            else:
+                await self._node.serve(request)
+        finally:
+            self._under_way -= 1
+            if not self.link.gone:
+                self._connection.engine.grant(self.link, 1)
+                self._connection.flush_soon()
+
+    def _refuse(self, deliveries: list[Delivery], why: Refused) -> None:
+        self._connection.engine.reject(deliveries, error_of(why))
+        self._connection.engine.grant(self.link, 1)
+        self._connection.flush_soon()
+
+    def credit_granted(self) -> None:
+        """Nothing to say."""
+
+    def detached(self) -> None:
+        """The link is gone; responses that are still made have the other link to go to."""
+        self._node.leave(self)
+
+
+class ResponseLink:
+    """The client receives responses, in the order in which they were made."""
+
+    @classmethod
+    def attach(cls, connection: Connection, link: Link, node: RequestNode) -> None:
+        """Accept the link."""
+        connection.engine.accept_link(link)
+        link.context = cls(connection, link, node)
+
+    def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
+        self.link, self.path, self.rights = link, node.path, node.rights
+        self._connection, self._node = connection, node
+        self._waiting: deque[tuple[bytes, Callable[[], None] | None]] = deque()
+        self._waiting_bytes = 0
+        self._tags = 0
+        self._unsettled: dict[Delivery, int] = {}
+        """Responses sent and not settled, oldest first, and their sizes."""
+        self._unsettled_bytes = 0
+        self.page = asyncio.Semaphore(1)
+        """Taken for each request with a large response."""
+        self._changed = asyncio.Event()
+        """Set when `is_ready` may have become true, or the link has ended."""
+        self._queued = self._queued_bytes = 0
+        """Requests with large responses that wait for their turn or are served, and their bytes."""
+        self._is_held = False
+        """They wait for the client."""
+        node.join(self)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next large response may be made: it would be sent at once, or is the only one that this client leaves waiting.
+
+        Without room, `credit_granted` is called when there is.
+        """
+        connection = self._connection
+        if self.link.gone or self._waiting or not connection.has_room_for(self):
+            return False
+        return connection.engine.credit(self.link) > 0 or not (connection.response_bytes or connection.services.output.is_over)
+
+    async def has_become_ready(self) -> None:
+        """Return once `is_ready`, or when the link is gone.
+
+        Meanwhile the requests for this link are no work under way: they would hold up others, or the flow that they wait for.
+        """
+        if self.link.gone or self.is_ready:
+            return
+        self._is_held = True
+        self._connection.finished_with(self._queued_bytes, self._queued)
+        try:
+            while not (self.link.gone or self.is_ready):
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._is_held = False
+            self._connection.took(self._queued_bytes, self._queued)
+
+    @contextlib.contextmanager
+    def queued(self, size: int) -> Iterator[None]:
+        """A request with a large response waits for its turn on this link, or is served."""
+        self._count_queued(size, 1)
+        if self._is_held:
+            self._connection.finished_with(size, 1)
+        try:
+            yield
+        finally:
+            self._count_queued(-size, -1)
+            if self._is_held:
+                self._connection.took(size, 1)
+
+    def _count_queued(self, size: int, count: int) -> None:
+        self._queued_bytes += size
+        self._queued += count
+
+    def send(self, payload: bytes, unsent: Callable[[], None] | None = None) -> None:
+        """Send a response, now or when there is credit for it. `unsent` is called if it never will be."""
+        if self.link.gone:
+            if unsent is not None:
+                unsent()
+            return
+        connection, output = self._connection, self._connection.services.output
+        if (
+            len(self._waiting) >= RESPONSES_WAITING_MAX
+            or self._waiting_bytes >= RESPONSES_WAITING_BYTES_MAX
+            or (output.is_over and connection.response_bytes >= connection.room)
+        ):
+            connection.close_link(
+                self.link,
+                Refused(
+                    Reason.QUOTA_EXCEEDED,
+                    f"{len(self._waiting)} responses with {self._waiting_bytes} bytes wait to be fetched on this link; no more are kept.",
+                ),
+            )
+            if unsent is not None:
+                unsent()
+            return
+        self._waiting.append((payload, unsent))
+        self._count(len(payload))
+        output.add(connection, len(payload))
+        self.credit_granted()
+
+    def _count(self, size: int) -> None:
+        self._waiting_bytes += size
+        self._connection.response_bytes += size
+
+    def credit_granted(self) -> None:
+        """Send what waits, as far as the credit goes and the client reads."""
+        self._changed.set()
+        if self.link.gone:
+            return
+        connection, engine = self._connection, self._connection.engine
+        settled = self.link.snd_settle_mode == SETTLED
+        self._settle_oldest()
+        while self._waiting and engine.credit(self.link) > 0:
+            if not connection.has_room_for(self):
+                return
+            payload, _ = self._waiting.popleft()
+            self._count(-len(payload))
+            self._tags += 1
+            (delivery,) = engine.send(self.link, [self._tags.to_bytes(8, "big")], [payload], settled) or (None,)
+            if delivery is not None and not settled:
+                self._unsettled[delivery] = len(payload)
+                self._unsettled_bytes += len(payload)
+            connection.sent(len(payload))
+        if engine.draining(self.link):
+            engine.drained(self.link)
+        connection.flush_soon()
+
+    def _settle_oldest(self) -> None:
+        """Settle what a client that settles nothing keeps in memory, once all of it is on its way."""
+        engine = self._connection.engine
+        while self._unsettled_bytes > UNSETTLED_BYTES_MAX and not engine.unsent_bytes(self.link):
+            delivery = next(iter(self._unsettled))
+            self._unsettled_bytes -= self._unsettled.pop(delivery)
+            engine.settle([delivery], Outcome.ACCEPTED)
+
+    def updated(self, event: DeliveriesUpdated) -> None:
+        """The client settles a response: that is all there is to it."""
+        known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
+        self._unsettled_bytes -= sum(map(self._unsettled.pop, known))
+        self._connection.engine.settle(known, event.outcome)
+        self._connection.flush_soon()
+
+    def detached(self) -> None:
+        """The link is gone, and with it the responses that wait."""
+        self._changed.set()
+        self._unsettled.clear()
+        for _, unsent in self._waiting:
+            if unsent is not None:
+                unsent()
+        self._waiting.clear()
+        self._count(-self._waiting_bytes)
+        self._node.leave(self)
+
+
+def decode_request(payload: bytes, values_max: int = VALUES_MAX) -> Request:
+    """A request message (§3.2), of `values_max` values at most. Raises DecodeError."""
+    try:
+        values = count_values(payload, 0, len(payload), values_max)
+    except (IndexError, struct.error) as error:
+        raise DecodeError("a section is cut off") from error
+    request = Request(None, None, {}, None, len(payload) + values * VALUE_BYTES)
+    offset = 0
+    while offset < len(payload):
+        section, offset = decode(payload, offset)
+        if not isinstance(section, Described):
+            raise DecodeError("a section is not a described value")
+        match section.descriptor, section.value:
+            case int(code), list(fields) if code == PROPERTIES:
+                request.message_id = fields[MESSAGE_ID] if fields else None
+                reply_to = fields[REPLY_TO] if len(fields) > REPLY_TO else None
+                request.reply_to = reply_to if isinstance(reply_to, str) else None
+            case int(code), dict(entries) if code == APPLICATION_PROPERTIES:
+                request.properties = {str(key): value for key, value in entries.items()}
+            case int(code), value if code == VALUE:
+                request.body = value
+            case _:
+                pass
+    return request
+
+
+def encode_response(response: Response, correlation_id: Any) -> bytes:
+    """A response message: properties with the correlation-id, application properties, amqp-value."""
+    return b"".join(
+        (
+            encode(Described(ULong(PROPERTIES), [None, None, None, None, None, correlation_id])),
+            encode(Described(ULong(APPLICATION_PROPERTIES), response.properties)),
+            encode(Described(ULong(VALUE), response.body)),
+        )
+    )

@@ -1,0 +1,181 @@
+"""`partibus check`: checks a data folder and reports by queue name. Reads only; a broker may be at work in the folder.
+
+`storage/check.py` reads the files. Here queues get their names, and an entry of the catalogue that describes no queue is found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.entities.descriptions import QueueDescription
+from broker.entities.documents import decode_description, salvage_name
+from broker.partition.records import UnreadableRecord
+from broker.partition.salvage import Salvage
+from storage.catalogue import file_name_of
+from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
+from storage.checkpoints import read_blocks
+from storage.disk import Disk, LocalDisk, read_file
+from storage.file_store import LOGS_DIRECTORY
+from storage.folders import FILE_NAME, DamagedIdentity, WrongFolders, unnamed
+from storage.log import Frame
+from storage.survey import Finding, LogFolder, Severity, frames, survey_files
+
+
+class NoDataFolder(Exception):
+    """There is nothing here to check."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check has found."""
+
+    roots: Sequence[Path]
+    """The data folders, each on a disk of its own."""
+    queues: dict[str, str] = field(default_factory=dict)
+    """Names by generation; of a damaged entry the name only if it is legible."""
+    findings: list[Finding] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def damaged(self) -> bool:
+        """Whether anything is damaged or missing, be it one of two copies."""
+        return any(finding.severity is not Severity.NOTE for finding in self.findings)
+
+    def name_of(self, entity: str | None) -> str:
+        """What to call an entity: the queue's name, else its generation."""
+        return self.queues.get(entity or "", entity or "?")
+
+    def shorten(self, path: str) -> str:
+        """A path from its data folder on, if there is only one."""
+        inside = Path(path)
+        return str(inside.relative_to(self.roots[0])) if len(self.roots) == 1 and inside.is_relative_to(self.roots[0]) else path
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; see docs/operations.md."""
+        return {
+            "folders": list(map(str, self.roots)),
+            "damaged": self.damaged,
+            "partitions": self.progress.logs_read,
+            "documents": self.progress.files,
+            "bytes": self.progress.bytes_read,
+            "findings": [
+                {"queue": self.queues.get(each.entity or ""), **asdict(each), "severity": each.severity.value} for each in self.findings
+            ],
+        }
+
+
+def check_folders(roots: Sequence[Path], progress: Progress | None = None, disk: Disk | None = None) -> Report:
+    """Check everything below the data folders of one broker. Raises NoDataFolder, OSError."""
+    disk = disk or LocalDisk()
+    for root in roots:
+        check_is_data_folder(disk, root)
+    report = Report(roots, progress=progress or Progress())
+    report.findings += _check_identities(disk, roots)
+    documents = check_documents(disk, roots, time.sleep, report.progress)
+    report.findings += documents.findings
+    described = _read_descriptions(disk, report, documents)
+    folders = [folder for root in roots for folder in log_folders(disk, root, report.findings)]
+    report.progress.logs = len(folders)
+    for folder in folders:
+        found = check_log(disk, folder, time.sleep, report.progress)
+        if all(finding.severity is not Severity.UNUSABLE for finding in found):
+            found += _messages_missing(disk, folder)
+        report.findings += found
+    names = {name for root in roots for name in disk.names(root / CATALOGUE_DIRECTORY)}
+    report.findings += _without_entry(report, folders, described, names)
+    return report
+
+
+def _check_identities(disk: Disk, roots: Sequence[Path]) -> list[Finding]:
+    """Data folders of the same broker that were not named, and damage to the files that say which there are."""
+    why = "this data folder of the broker was not named, so nothing in it was checked: give it as --data-dir, too"
+    try:
+        return [Finding(Severity.UNUSABLE, None, None, str(path), 0, 0, why) for path in unnamed(disk, roots)]
+    except DamagedIdentity as error:
+        why = "it does not say which data folder this is; the broker's log has the line that belongs here (folder.damaged)"
+        return [Finding(Severity.UNUSABLE, None, None, str(error.path), 0, 0, why)]
+    except WrongFolders as error:
+        return [Finding(Severity.UNUSABLE, None, None, str(roots[0] / FILE_NAME), 0, 0, str(error))]
+
+
+def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
+    """Whether messages stand before the first segment of a log that is whole otherwise.
+
+    The extent shows that, unless it is missing too, or was made anew since. The log is read a second time only if the checkpoint
+    speaks of such messages, which most likely were settled since.
+    """
+    try:
+        survey = survey_files(disk, folder)
+        if not survey.segments or survey.start == 0:
+            return []
+        salvage = Salvage(folder.partition)
+        salvage.begin(read_blocks(disk, folder.directory, survey.checkpoints), survey.start, is_start_known=False)
+        if not salvage.refers_below(survey.start):
+            return []
+        for each in frames(disk, survey):
+            if isinstance(each, Frame):
+                salvage.frame(each)
+        salvage.finish()
+    except (OSError, UnreadableRecord):
+        return []
+    why = f"the first segments are missing: the log begins at position {survey.start}, and messages stand before it"
+    return [Finding(Severity.UNUSABLE, folder.entity, folder.partition, str(folder.directory), 0, 0, why)] if salvage.gone else []
+
+
+def check_is_data_folder(disk: Disk, root: Path) -> None:
+    """Raise NoDataFolder for a folder that no broker has used, or that is no folder."""
+    try:
+        names = set(disk.names(root))
+    except NotADirectoryError as error:
+        raise NoDataFolder(f"{root}: this is a file, not a data folder") from error
+    if not {LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & names:
+        raise NoDataFolder(
+            f"{root}: there is no data folder of a broker here (it holds neither {LOGS_DIRECTORY}/ nor {CATALOGUE_DIRECTORY}/)"
+        )
+
+
+def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict[str, QueueDescription]:
+    """The queues by generation; adds entries that describe none to the findings, and names to the report."""
+    described: dict[str, QueueDescription] = {}
+    for document, content in documents.contents.items():
+        try:
+            description = decode_description(content)
+            assert document == description.generation
+        except Exception as error:
+            path = report.roots[0] / CATALOGUE_DIRECTORY / file_name_of(document)
+            why = f"its content describes no queue: {error!r}"
+            report.findings.append(Finding(Severity.UNUSABLE, document, None, str(path), 0, len(content), why))
+        else:
+            described[document] = description
+            report.queues[document] = description.name
+    for finding in documents.findings:
+        if finding.severity is Severity.UNUSABLE and finding.entity and finding.size:
+            name = salvage_name(_read(disk, Path(finding.path)))
+            if name is not None:
+                report.queues.setdefault(finding.entity, name)
+    return described
+
+
+def _read(disk: Disk, path: Path) -> bytes:
+    try:
+        return read_file(disk, path)
+    except OSError:
+        return b""
+
+
+def _without_entry(
+    report: Report, folders: list[LogFolder], described: dict[str, QueueDescription], names: set[str]
+) -> list[Finding]:  # fmt: skip
+    """Logs of which no file of the catalogue (`names`) knows."""
+    why = "the logs belong to no queue of the catalogue, and nothing says that the queue was deleted: they are kept, and not served"
+    stems = {name.partition(".")[0] for name in names}
+    unknown = {folder.entity: folder.directory.parent for folder in folders if folder.entity not in described}
+    return [
+        Finding(Severity.UNUSABLE, entity, None, str(directory), 0, 0, why)
+        for entity, directory in unknown.items()
+        if Path(file_name_of(entity)).stem not in stems
+    ]

@@ -1,0 +1,404 @@
+"""Repairing a data folder that no broker uses: `partibus repair`. Nothing is deleted: what is replaced moves to `damaged/`.
+
+A damaged log is *rebuilt*. Its messages, as far as they can be read, are written to a new log beside the old one, with their sequence
+numbers, delivery counts and properties, and then the two change places. A damaged checkpoint, extent or document whose copy serves is
+*set aside*, and the broker makes another one. Two damaged files of one document are *merged*, if that gives a whole one.
+
+    damaged/<entity>-<partition>-<n>/report.json    what is done, and which sequence numbers are gone; written before the exchange
+                                    /log/           the old log
+                                    /<…>.extent     its extent
+                                    /rebuilt/       the new log while it is written; moved to its place and then removed
+    damaged/<file name>                             what was set aside
+
+A repair that is cut short does no harm. Until the report is there, the old log is in its place, and the next repair begins again. After
+that the next repair finishes the exchange. A broker that starts in between finds that log and extent disagree, and leaves that
+partition alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from broker.maintenance.check import Report, check_folders, check_is_data_folder
+from broker.partition import records
+from broker.partition.records import Counters, UnreadableRecord
+from broker.partition.salvage import Range, Salvage
+from broker.partition.snapshot import Snapshot
+from storage.catalogue import merge_files
+from storage.check import CATALOGUE_DIRECTORY, Progress, log_folders
+from storage.checkpoints import read_blocks
+from storage.disk import (
+    Disk,
+    LocalDisk,
+    close_quietly,
+    make_directories,
+    publish,
+    publish_together,
+    read_file,
+)
+from storage.errors import StorageError
+from storage.extent import EXTENT_SUFFIX
+from storage.file_store import EXTENTS_DIRECTORIES, LOGS_DIRECTORY, FileLogStore
+from storage.log import Frame
+from storage.partition_index import COPY_NAME, INDEX_NAME
+from storage.survey import Finding, LogFolder, Severity, Survey, frames, survey_files
+
+DAMAGED_DIRECTORY = "damaged"
+REPORT_NAME = "report.json"
+REBUILT_DIRECTORY = "rebuilt"
+OLD_LOG = "log"
+COMMIT_BYTES_MAX = 1 << 20
+
+
+class InUse(Exception):
+    """A broker, or another repair, holds the folder's lock."""
+
+
+@dataclass(slots=True)
+class Rebuilding:
+    """What becomes of one damaged log."""
+
+    entity: str
+    partition: int
+    queue: str
+    why: list[str]
+    """What is wrong with it."""
+    gone: list[Range]
+    """Sequence numbers whose messages are lost."""
+    kept: int
+    """Messages that are still there afterwards."""
+    commits_gone: int | None
+    """How many commits cannot be read; None if that is not known. Settlements in them are forgotten."""
+    next_sequence_number: int
+    moved_to: str = ""
+    """The folder that holds the old log, once it was rebuilt."""
+    refused: str = ""
+    """Why it cannot be rebuilt."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs, and for `report.json`."""
+        return {
+            "queue": self.queue,
+            "entity": self.entity,
+            "partition": self.partition,
+            "why": self.why,
+            "gone": [{"first": each.first, "last": each.last} for each in self.gone],
+            "kept": self.kept,
+            "commits_gone": self.commits_gone,
+            "next_sequence_number": self.next_sequence_number,
+            "moved_to": self.moved_to or None,
+            "refused": self.refused or None,
+        }
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything that a repair does, or would do."""
+
+    report: Report
+    logs: list[Rebuilding] = field(default_factory=list)
+    aside: list[Finding] = field(default_factory=list)
+    """Files that are set aside because a copy serves."""
+    merged: list[tuple[list[Path], bytes]] = field(default_factory=list)
+    """Documents that are whole again if the good parts of their two files are put together: the files, and what goes into both."""
+    hopeless: list[Finding] = field(default_factory=list)
+    """What this command cannot repair."""
+    finished: list[str] = field(default_factory=list)
+    """Folders of earlier repairs that were cut short and are to be finished."""
+    done: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to repair."""
+        return not (self.logs or self.aside or self.merged or self.hopeless or self.finished)
+
+    @property
+    def can_help(self) -> bool:
+        """Whether anything can be repaired."""
+        return bool(self.aside or self.merged or self.finished or any(not log.refused for log in self.logs))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything can be repaired."""
+        return not self.hopeless and not any(log.refused for log in self.logs)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; see docs/operations.md."""
+        return {
+            "folders": list(map(str, self.report.roots)),
+            "done": self.done,
+            "finished": self.finished,
+            "logs": [log.as_json() for log in self.logs],
+            "set_aside": [each.path for each in self.aside],
+            "merged": [str(path) for paths, _ in self.merged for path in paths],
+            "not_repaired": [{"path": each.path, "why": each.why} for each in self.hopeless],
+        }
+
+
+class Repair:
+    """One repair of the data folders of one broker. Holds their locks from `open` to `close`."""
+
+    def __init__(self, roots: Sequence[Path], disk: Disk | None = None) -> None:
+        self._roots = roots
+        self._disk: Disk = disk or LocalDisk()
+        self._lock_fds: list[int] = []
+        self._folders: dict[tuple[str, int], LogFolder] = {}
+
+    def open(self) -> None:
+        """Take the locks of all folders. Raises NoDataFolder, InUse, OSError."""
+        for root in self._roots:
+            check_is_data_folder(self._disk, root)
+            try:
+                self._lock_fds.append(self._disk.lock(root / "lock"))
+            except BlockingIOError as error:
+                self.close()
+                raise InUse(f"{root}: a broker uses this folder. Stop it first; `partibus check` works beside it.") from error
+
+    def close(self) -> None:
+        """Give the locks back."""
+        while self._lock_fds:
+            close_quietly(self._disk, self._lock_fds.pop())
+
+    # --- the plan ---------------------------------------------------------------------------------------------------
+
+    def plan(self, progress: Progress | None = None) -> Plan:
+        """Check the folder and say what a repair would do; changes nothing. Raises NoDataFolder, OSError."""
+        plan = Plan(check_folders(self._roots, progress, self._disk))
+        plan.finished = [str(folder) for folder in self._unfinished()]
+        if plan.finished:
+            return plan  # what the check has found there is half of an exchange
+        folders = [folder for root in self._roots for folder in log_folders(self._disk, root)]
+        self._folders = {(each.entity, each.partition): each for each in folders}
+        by_log: dict[tuple[str, int], list[Finding]] = {}
+        for finding in plan.report.findings:
+            if finding.severity is Severity.NOTE:
+                continue
+            if finding.partition is not None and finding.entity is not None:
+                by_log.setdefault((finding.entity, finding.partition), []).append(finding)
+            elif finding.severity is Severity.UNUSABLE:
+                plan.hopeless.append(finding)
+            else:
+                plan.aside.append(finding)
+        self._plan_merges(plan)
+        for (entity, partition), findings in by_log.items():
+            if any(finding.severity is Severity.UNUSABLE for finding in findings):
+                plan.logs.append(self._plan_log(plan.report, self._folders[entity, partition], findings))
+            else:
+                plan.aside += _files_to_set_aside(findings)
+        plan.aside = [each for each in plan.aside if Path(each.path).name in self._disk.names(Path(each.path).parent)]
+        return plan
+
+    def _plan_merges(self, plan: Plan) -> None:
+        """Take what can be merged out of the findings that nothing can be done about."""
+        damaged: dict[str, list[Path]] = {}
+        for finding in plan.hopeless:
+            if finding.size and finding.entity is not None:
+                damaged.setdefault(Path(finding.path).stem, []).append(Path(finding.path))
+        for paths in damaged.values():
+            merged = merge_files([read_file(self._disk, path) for path in paths], paths[0]) if len(paths) == 2 else None
+            if merged is not None:
+                plan.merged.append((paths, merged))
+                plan.hopeless = [finding for finding in plan.hopeless if Path(finding.path) not in paths]
+
+    def _plan_log(self, report: Report, folder: LogFolder, findings: Sequence[Finding]) -> Rebuilding:
+        why = [f"{Path(each.path).name}, byte {each.offset}: {each.why}" for each in findings]
+        planned = Rebuilding(folder.entity, folder.partition, report.name_of(folder.entity), why, [], 0, None, 0)
+        try:
+            survey, salvage, commits_gone = self._salvage(folder)
+        except UnreadableRecord as error:
+            planned.refused = f"it holds records that this release cannot read: {error}"
+            return planned
+        if survey.is_of_later_release:
+            planned.refused = "a later release wrote it"
+        planned.gone, planned.kept, planned.commits_gone = salvage.gone, salvage.messages.count, commits_gone
+        planned.next_sequence_number = salvage.messages.next_number
+        return planned
+
+    def _salvage(self, folder: LogFolder) -> tuple[Survey, Salvage, int | None]:
+        """Read what is left of a log. Raises UnreadableRecord, OSError."""
+        survey = survey_files(self._disk, folder)
+        salvage = Salvage(folder.partition)
+        checkpoints = read_blocks(self._disk, folder.directory, survey.checkpoints)
+        salvage.begin(checkpoints, survey.start, is_start_known=survey.extent is not None)
+        expected: int | None = 0 if survey.start == 0 else None
+        missing: int | None = 0
+        for each in frames(self._disk, survey):
+            if isinstance(each, Frame):
+                salvage.frame(each)
+                header = survey.codec.parse_header(each.data[:64]) if survey.codec else None
+                if header is not None:
+                    if missing is not None and expected is not None:
+                        missing += header.sequence - expected
+                    expected = header.sequence + 1
+            else:
+                salvage.gap(each)
+                if each.end is None or expected is None:
+                    missing = None
+        salvage.finish(survey.extent.durable if survey.extent else 0, self._numbers_before(folder))
+        return survey, salvage, missing
+
+    def _numbers_before(self, folder: LogFolder) -> int:
+        """The next sequence number that earlier repairs of this log have left; 0 without one."""
+        reports = map(self._read_report, self._earlier(folder))
+        return max((int(report.get("next_sequence_number", 0)) for report in reports), default=0)
+
+    def _earlier(self, folder: LogFolder) -> list[Path]:
+        stem = _stem(folder)
+        damaged = _root_of(folder) / DAMAGED_DIRECTORY
+        return [damaged / name for name in sorted(self._disk.names(damaged)) if name.rpartition("-")[0] == stem]
+
+    def _read_report(self, directory: Path) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(read_file(self._disk, directory / REPORT_NAME))
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    # --- carrying it out --------------------------------------------------------------------------------------------
+
+    def carry_out(self, plan: Plan) -> None:
+        """Do what the plan says. Raises StorageError, OSError; what was done until then stays, and the rest is as it was."""
+        self._remove_copies()
+        for name in plan.finished:
+            self._exchange(Path(name), self._read_report(Path(name)))
+        for log in plan.logs:
+            if not log.refused:
+                self._rebuild(log)
+        for finding in plan.aside:
+            self._set_aside(Path(finding.path))
+        for paths, content in plan.merged:
+            for path in paths:
+                self._set_aside(path)
+            for path in paths:  # they may be in different folders
+                publish_together(self._disk, [path], [content])
+        plan.done = True
+
+    def _set_aside(self, path: Path) -> None:
+        root = next(root for root in self._roots if path.is_relative_to(root))
+        damaged = root / DAMAGED_DIRECTORY
+        make_directories(self._disk, root, [DAMAGED_DIRECTORY])
+        taken = set(self._disk.names(damaged))
+        name = next(name for number in range(len(taken) + 1) if (name := f"{path.name}-{number}") not in taken)
+        self._disk.rename(path, damaged / name)
+        self._disk.sync_directory(damaged)
+        self._disk.sync_directory(path.parent)
+
+    def _rebuild(self, log: Rebuilding) -> None:
+        folder = self._folders[log.entity, log.partition]
+        number = 1 + max((int(each.name.rpartition("-")[2]) for each in self._earlier(folder)), default=0)
+        directory = _root_of(folder) / DAMAGED_DIRECTORY / f"{_stem(folder)}-{number}"
+        make_directories(self._disk, _root_of(folder), [DAMAGED_DIRECTORY, directory.name, REBUILT_DIRECTORY])
+        try:
+            asyncio.run(self._write_log(folder, directory / REBUILT_DIRECTORY))
+        except BaseException:
+            self._disk.remove_tree(directory)  # it holds nothing but the unfinished copy
+            raise
+        log.moved_to = str(directory)
+        self._disk.close(publish(self._disk, directory / REPORT_NAME, [json.dumps(log.as_json(), indent=1).encode()]))
+        self._exchange(directory, log.as_json())
+
+    def _set_index_aside(self) -> None:
+        """The index of partitions says what the old logs held. Without it the next start opens all partitions and counts anew."""
+        for catalogue in [root / CATALOGUE_DIRECTORY for root in self._roots]:
+            for name in sorted({INDEX_NAME, COPY_NAME} & set(self._disk.names(catalogue))):
+                self._set_aside(catalogue / name)
+
+    async def _write_log(self, folder: LogFolder, root: Path) -> None:
+        """Write what can be saved of a log to a new one below `root`, durably."""
+        survey, salvage, _ = self._salvage(folder)
+        messages = salvage.messages
+        store = FileLogStore(root, self._disk, fsync="never", reserve_bytes=0)
+        try:
+            log = store.log(folder.entity, folder.partition)
+            await log.claim(survey.epoch + 1)
+            commit = log.begin()
+            counters = Counters(messages.next_number, messages.latest_enqueued_ms)
+            commit.add(records.COUNTERS, [records.encode_counters(counters)], records.VERSION)
+            await log.append(commit)
+            copied = 0
+            for frame in frames(self._disk, survey_files(self._disk, folder)):
+                candidates = deque(messages.living_in(frame) if isinstance(frame, Frame) else ())
+                while candidates:
+                    commit = log.begin()
+                    relocated = messages.relocate(candidates, commit, COMMIT_BYTES_MAX)
+                    if relocated is None:
+                        break
+                    await log.append(commit)
+                    messages.apply_relocated(commit.start, relocated)
+                    copied += len(relocated.sequence_numbers)
+            if copied != messages.count:
+                raise StorageError(f"{folder.directory}: {messages.count - copied} messages could be read once and not a second time")
+            taking = Snapshot(messages).take(log.checkpoint_base)
+            deque(taking.steps(), maxlen=0)
+            await log.save_checkpoint(taking.checkpoint(log.end))
+            await log.close()
+        finally:
+            await store.close()
+
+    def _exchange(self, directory: Path, report: dict[str, Any]) -> None:
+        """Put the new log in the place of the old one. Each step may be the last one of a process, and is then found done or not done."""
+        self._set_index_aside()
+        disk, root, entity = self._disk, directory.parent.parent, _directory_name(report["entity"])
+        partition = f"{report['partition']:04x}"
+        rebuilt = directory / REBUILT_DIRECTORY
+        for parents, name, old in (
+            ((LOGS_DIRECTORY, entity), partition, OLD_LOG),
+            ((*EXTENTS_DIRECTORIES, entity), f"{partition}{EXTENT_SUFFIX}", f"{partition}{EXTENT_SUFFIX}"),
+        ):
+            source, target = rebuilt.joinpath(*parents) / name, root.joinpath(*parents) / name
+            if name not in disk.names(source.parent):
+                continue  # it is in its place
+            make_directories(disk, root, parents)
+            if name in disk.names(target.parent) and old not in disk.names(directory):
+                disk.rename(target, directory / old)
+                disk.sync_directory(directory)
+                disk.sync_directory(target.parent)
+            disk.rename(source, target)
+            disk.sync_directory(target.parent)
+            disk.sync_directory(source.parent)
+        disk.remove_tree(rebuilt)
+        disk.sync_directory(directory)
+
+    def _unfinished(self) -> list[Path]:
+        """Repairs that were cut short after their report was written."""
+        return [directory for directory, names in self._with_copies() if REPORT_NAME in names]
+
+    def _remove_copies(self) -> None:
+        """Remove the copies of repairs that were cut short before their report was written: the old logs are in their places."""
+        for directory, names in self._with_copies():
+            if REPORT_NAME not in names:
+                self._disk.remove_tree(directory / REBUILT_DIRECTORY)
+
+    def _with_copies(self) -> list[tuple[Path, list[str]]]:
+        damaged = [root / DAMAGED_DIRECTORY for root in self._roots]
+        folders = [each / name for each in damaged for name in sorted(self._disk.names(each)) if "." not in name]
+        found = [(folder, self._disk.names(folder)) for folder in folders]
+        return [(folder, names) for folder, names in found if REBUILT_DIRECTORY in names]
+
+
+def _files_to_set_aside(findings: Sequence[Finding]) -> list[Finding]:
+    """The damaged files, each once; an extent only if neither slot is whole, for the broker mends one slot by itself."""
+    slots = [finding for finding in findings if finding.path.endswith(EXTENT_SUFFIX)]
+    others = [finding for finding in findings if finding not in slots]
+    both = slots[:1] if len(slots) == 2 else []
+    return list({finding.path: finding for finding in [*both, *others]}.values())
+
+
+def _root_of(folder: LogFolder) -> Path:
+    """The data folder that a log is in."""
+    return folder.directory.parents[2]
+
+
+def _stem(folder: LogFolder) -> str:
+    return f"{_directory_name(folder.entity)}-{folder.partition:04x}"
+
+
+def _directory_name(entity: str) -> str:
+    return quote(entity, safe="")

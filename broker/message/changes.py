@@ -1,0 +1,102 @@
+"""Application properties changed by a settlement: abandon and defer with modifications, dead-lettering with a reason.
+
+A change is an encoded AMQP map with string keys; a null as value removes the property. Changes are laid over one
+another (`merge_changes`) and over the message when it is delivered (`with_changes`); the message itself rests unchanged.
+Values that are not changed keep their bytes: nothing of them is decoded. Both the partition and the front end work with
+changes; neither AMQP frames nor links are known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.base.errors import Reason, Refused
+from broker.message.stored import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
+from protocol.codec import EncodeError, encode, encode_map, encode_text
+from protocol.sections import APPLICATION_PROPERTIES, PROPERTIES, find_sections, pairs, text_bytes
+
+DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
+"""Application properties of a dead-lettered message: strings and never null, or the official Go client panics."""
+
+_NULL = b"\x40"
+
+
+def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -> bytes | None:
+    """A change from what a client sent, symbols or strings as keys; None if there is nothing to change.
+
+    `drop_nulls` for a dead-letter's info map: the official Python and JS clients write null there for "not given"
+    (AMQP contract 6.1). Raises Refused(ARGUMENT) for keys that are no text, values AMQP cannot carry, or more than a message may have
+    (AMQP contract 10.1).
+    """
+    changes: list[bytes] = []
+    for key, value in properties.items():
+        if not isinstance(key, str):
+            raise Refused(Reason.ARGUMENT, f"The property name {key!r:.80} is no text.")
+        if value is None and drop_nulls:
+            continue
+        if key in (DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION) and value is not None:
+            value = str(value)
+        try:
+            encoded = encode(value)
+            changes += encode(str(key)), encoded
+        except EncodeError as error:
+            raise Refused(Reason.ARGUMENT, f"The property '{key}' cannot be set: {error}.") from error
+        if len(encoded) > PROPERTY_BYTES_MAX:
+            raise Refused(Reason.ARGUMENT, f"The property '{key:.80}' takes {len(encoded)} bytes, {PROPERTY_BYTES_MAX} are the maximum.")
+    if (size := sum(map(len, changes))) > METADATA_BYTES_MAX:
+        raise Refused(Reason.ARGUMENT, f"The properties to set take {size} bytes, {METADATA_BYTES_MAX} are the maximum.")
+    return encode_map(changes) if changes else None
+
+
+def merge_changes(earlier: bytes | None, later: bytes | None) -> bytes | None:
+    """Both changes as one; where they differ, the later one holds. Removals are kept, for the message they will meet.
+
+    What does not fit into METADATA_BYTES_MAX is left out, the oldest first: a message may be given back any number of times.
+    """
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
+    old, new = _entries(earlier, 0, len(earlier)), _entries(later, 0, len(later))
+    excess = sum(map(_entry_bytes, (old | new).items())) - METADATA_BYTES_MAX
+    for key in [key for key in old if key not in new]:
+        if excess <= 0:
+            break
+        excess -= _entry_bytes((key, old.pop(key)))
+    return _encode_entries(old | new)
+
+
+def with_changes(bare_message: bytes, changed: bytes) -> bytes:
+    """The bare message with the change laid over its application properties; all other sections as they are."""
+    sections = find_sections(bare_message)
+    begin, end = sections.begins[APPLICATION_PROPERTIES], sections.ends[APPLICATION_PROPERTIES]
+    if end:
+        entries = _entries(bare_message, sections.values[APPLICATION_PROPERTIES], end)
+    else:
+        entries, begin, end = {}, sections.ends[PROPERTIES], sections.ends[PROPERTIES]
+    for key, value in _entries(changed, 0, len(changed)).items():
+        if value == _NULL:
+            entries.pop(key, None)
+        else:
+            entries[key] = value
+    section = b"\x00\x53\x74" + _encode_entries(entries) if entries else b""
+    return bare_message[:begin] + section + bare_message[end:]
+
+
+def _entries(buffer: bytes, value: int, end: int) -> dict[bytes, bytes]:
+    """Key text → encoded value."""
+    places = pairs(buffer, value, end)
+    found: dict[bytes, bytes] = {}
+    for at_key, at_value, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
+        key = text_bytes(buffer, at_key)
+        assert key is not None, "checked when the message was stored and when the change was encoded"
+        found[key] = buffer[at_value:behind]
+    return found
+
+
+def _entry_bytes(entry: tuple[bytes, bytes]) -> int:
+    key, value = entry
+    return len(encode_text(key)) + len(value)
+
+
+def _encode_entries(entries: Mapping[bytes, bytes]) -> bytes:
+    return encode_map([part for key, value in entries.items() for part in (encode_text(key), value)])

@@ -1,0 +1,435 @@
+"""The form in which a message rests in the log: opaque to the partition, cheap to make and cheap to deliver.
+
+    version   1 byte     1; 2 with delivery-annotations
+    flags     1 byte     1: the sender set a priority, 2: the sender set a time to live
+    priority  1 byte     header.priority (AMQP 1.0 §3.2.1), 0 if not set
+    zero      1 byte
+    ttl       4 bytes    header.ttl in milliseconds, 0 if not set
+    pairs     2 bytes    number of message-annotation pairs that follow
+    length    2 bytes    their length in bytes
+    …                    the sender's message-annotation pairs, key and value in turn, as they came
+    pairs     2 bytes    version 2 only: number of delivery-annotation pairs that follow
+    length    2 bytes    version 2 only: their length in bytes
+    …                    version 2 only: the sender's delivery-annotation pairs, as they came
+    …                    the bare message (§3.2): properties, application-properties, body, footer, each as it came
+
+All numbers big endian. The header ends here; a delivery gets its own (`message/annotations.py`), as it gets the
+annotations that only the broker may set, so a sender's are dropped. Few senders set delivery-annotations, so most
+messages have version 1. The bare message is never decoded
+and encoded again. One thing is added to it: a message without message-id is given one, since the official JS client
+cannot settle a message that has none (AMQP contract 12.20). Sections are put into the order of the specification.
+
+What a message may not be is refused here, before anything is stored: nothing malformed that this broker would later
+have to read, no keys over their limits, no more metadata than the service takes (AMQP contract 10.1).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count, pairwise
+
+from broker.base.errors import Reason, Refused
+from protocol.codec import DecodeError, encode
+from protocol.sections import (
+    APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
+    FIELDS_MAX,
+    FOOTER,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Sections,
+    fields,
+    find_sections,
+    pairs,
+    text_bytes,
+)
+from protocol.values import SPANS
+
+VERSION, VERSION_WITH_DELIVERY_ANNOTATIONS = 1, 2
+_DELIVERY_HEAD = struct.Struct(">HH")
+HEAD = struct.Struct(">BBBxIHH")
+HAS_PRIORITY, HAS_TIME_TO_LIVE = 1, 2
+
+KEY_CHARACTERS_MAX = 128
+"""Of a message-id, session-id or partition-key (AMQP contract 10.1)."""
+METADATA_BYTES_MAX = 65_536
+"""Bound on all annotations, properties and application-properties together (AMQP contract 10.1, header size)."""
+PROPERTY_BYTES_MAX = 32_768
+"""Of one property, as it is encoded (AMQP contract 10.1, header size)."""
+
+BROKER_ANNOTATIONS = frozenset(
+    (
+        b"x-opt-sequence-number", b"x-opt-enqueued-time", b"x-opt-locked-until", b"x-opt-enqueue-sequence-number",
+        b"x-opt-partition-id", b"x-opt-message-state", b"x-opt-deadletter-source", b"x-opt-lock-token",
+    )
+)  # fmt: skip
+"""Message annotations that only the broker sets (AMQP contract 5.5)."""
+
+_MESSAGE_ID, _GROUP_ID = 0, 10  # places in the properties list (§3.2.4)
+_NULL = 0x40
+_U32, _I64 = struct.Struct(">I"), struct.Struct(">q")
+
+
+_LIST8 = 0xC0
+_SHORT_IDS = frozenset((0xA0, 0xA1))  # binary and string of up to 255 bytes
+PLAIN = HEAD.pack(VERSION, 0, 0, 0, 0, 0)
+"""The head of a stored message without priority, time to live and annotations."""
+_PLAIN_HEAD = (PLAIN, 0)
+_HEADS_MAX = 1024
+_heads: dict[bytes, tuple[bytes, int]] = {}
+
+
+@dataclass(slots=True)
+class _Shape:
+    """What plain messages of one sender have in common: all but the text of the id, and the body."""
+
+    begin: bytes
+    """Header, begin of the properties, constructor and length of the id."""
+    id_end: int
+    tail: bytes
+    """From behind the id: the other properties, and the data section's begin."""
+    body_size_at: int
+    offset: int
+    """Where the bare message begins."""
+    packed: bytes
+    ttl_ms: int | None
+    misses: int = 0
+
+
+_SHAPE_KEY_BYTES, _SHAPES_MAX = 8, 1024  # short enough to end before the id's text, which differs from message to message
+_MISSES_MAX = 32
+"""So many messages that begin like a shape and are of another one make room for theirs."""
+_shapes: dict[bytes, _Shape] = {}
+
+
+@dataclass(slots=True)
+class StoredMessage:
+    """A message as it goes into the log, and what routing and time want to know of it."""
+
+    data: bytes
+    time_to_live_ms: int | None
+    """As the sender set it; None if it did not, or said 0, which many clients write for "for ever"."""
+    session_id: str | None
+    partition_key: str | None
+    scheduled_enqueue_time_ms: int | None
+    """Wall clock since the epoch at which the message becomes active, None for now."""
+
+    def message_id(self) -> bytes:
+        """The message-id in its AMQP encoding, type included: for comparing and hashing. Walks the message."""
+        begin = bare_message_offset(self.data)
+        places = fields(self.data, begin + 3, section_end(self.data, begin + 3), FIELDS_MAX[PROPERTIES])
+        return self.data[places[0] : places[1]]
+
+
+class MessageIds:
+    """Message ids for those that come without: 32 hex digits, a random prefix of this process and a counter."""
+
+    def __init__(self, prefix: bytes | None = None) -> None:
+        self._prefix = (os.urandom(8) if prefix is None else prefix).hex()
+        self._numbers = count()
+
+    def __call__(self) -> str:
+        return f"{self._prefix}{next(self._numbers):016x}"
+
+
+def bare_message_offset(stored: bytes) -> int:
+    """Where the bare message begins in a stored one."""
+    return delivery_annotations(stored, HEAD.size + (stored[10] << 8 | stored[11]))[2]
+
+
+def delivery_annotations(stored: bytes, offset: int) -> tuple[int, bytes, int]:
+    """The number of the sender's delivery-annotation pairs, their bytes, and where the bare message begins behind them.
+
+    `offset` is where the message-annotation pairs end.
+    """
+    if stored[0] == VERSION:
+        return 0, b"", offset
+    assert stored[0] == VERSION_WITH_DELIVERY_ANNOTATIONS, "no later release wrote this"
+    count, size = _DELIVERY_HEAD.unpack_from(stored, offset)
+    begin = offset + _DELIVERY_HEAD.size
+    return count, stored[begin : begin + size], begin + size
+
+
+def section_end(buffer: bytes, value: int) -> int:
+    """Where the list or map ends whose constructor is at `value`."""
+    constructor = buffer[value]
+    if constructor == 0x45:
+        return value + 1
+    if constructor < 0xD0:
+        return value + 2 + buffer[value + 1]
+    return value + 5 + int(_U32.unpack_from(buffer, value + 1)[0])
+
+
+def store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
+    """The stored form of a message as its sender encoded it.
+
+    `fallback_message_id` is asked for an id if the message has none. Raises Refused: DECODE for what is malformed,
+    ARGUMENT for a key over its limit or of a wrong type, NOT_ALLOWED for a session-id and a partition-key that differ,
+    MESSAGE_TOO_LARGE for too much metadata.
+    """
+    try:
+        return _store_plain(payload) or _store(payload, fallback_message_id)
+    except (DecodeError, IndexError, struct.error, UnicodeDecodeError) as error:
+        raise Refused(Reason.DECODE, f"The message is malformed: {error}.") from error
+
+
+def _store_plain(payload: bytes) -> StoredMessage | None:
+    """The short way for the plainest messages, which are most under load; None for all others, malformed ones among them.
+
+    Plain is: a header or none, an empty message-annotations map or none, properties of at most ten fields (so without a
+    session-id) that begin with a short message-id, and one data section. It checks what `_store` checks of these; of a
+    message in the shape of an earlier one, it compares what was checked before.
+    """
+    shape = _shapes.get(payload[:_SHAPE_KEY_BYTES])
+    if shape is not None and payload.startswith(shape.begin) and payload.startswith(shape.tail, shape.id_end):
+        at = shape.body_size_at
+        if at + 4 + _U32.unpack_from(payload, at)[0] == len(payload):
+            return StoredMessage(shape.packed + payload[shape.offset :], shape.ttl_ms, None, None, None)
+    offset = 0
+    packed, ttl_ms = _PLAIN_HEAD
+    if payload[:3] == b"\x00\x53\x70":
+        if payload[3] != _LIST8:
+            return None
+        offset = 5 + payload[4]
+        known = _heads.get(payload[:offset])
+        if known is None:
+            known = _remember_head(payload[:offset])
+        packed, ttl_ms = known
+    if payload[offset : offset + 6] == b"\x00\x53\x72\xc1\x01\x00":
+        offset += 6
+    if payload[offset : offset + 4] != b"\x00\x53\x73\xc0":
+        return None
+    end = offset + 5 + payload[offset + 4]
+    count, place = payload[offset + 5], offset + 6
+    id_at = place + 2
+    if not 0 < count <= _GROUP_ID or payload[place] not in _SHORT_IDS or payload[place + 1] > KEY_CHARACTERS_MAX:
+        return None
+    for _ in range(count):
+        span = SPANS[payload[place]]
+        if span > 0:
+            place += span
+        elif span == 0:
+            place += 2 + payload[place + 1]
+        else:
+            return None
+    if place != end or payload[end : end + 3] != b"\x00\x53\x75":
+        return None
+    data = payload[end + 3]
+    body_end = end + 5 + payload[end + 4] if data == 0xA0 else end + 8 + _U32.unpack_from(payload, end + 4)[0] if data == 0xB0 else 0
+    if body_end != len(payload):
+        return None
+    if data == 0xB0:
+        if shape is not None and shape.misses < _MISSES_MAX:
+            shape.misses += 1
+        else:
+            id_end = id_at + payload[id_at - 1]
+            _remember_shape(payload, _Shape(payload[:id_at], id_end, payload[id_end : end + 4], end + 4, offset, packed, ttl_ms or None))
+    return StoredMessage(packed + payload[offset:], ttl_ms or None, None, None, None)
+
+
+def _remember_shape(payload: bytes, shape: _Shape) -> None:
+    if len(_shapes) >= _SHAPES_MAX:
+        _shapes.clear()
+    _shapes[payload[:_SHAPE_KEY_BYTES]] = shape
+
+
+def _remember_head(header: bytes) -> tuple[bytes, int]:
+    """The stored head for a header section without annotations behind it; senders repeat theirs."""
+    if len(_heads) >= _HEADS_MAX:
+        _heads.clear()
+    flags, priority, ttl_ms = _header(header, 3, len(header))
+    _heads[header] = known = (HEAD.pack(VERSION, flags, priority, ttl_ms, 0, 0), ttl_ms)
+    return known
+
+
+def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
+    sections = find_sections(payload)
+    begins, values, ends = sections.begins, sections.values, sections.ends
+    metadata_bytes = ends[1] + ends[2] + ends[3] + ends[4] - begins[1] - begins[2] - begins[3] - begins[4]
+    if metadata_bytes > METADATA_BYTES_MAX:
+        raise Refused(
+            Reason.MESSAGE_TOO_LARGE,
+            f"The message's annotations and properties take {metadata_bytes} bytes, at most {METADATA_BYTES_MAX} are allowed.",
+        )
+    if metadata_bytes > PROPERTY_BYTES_MAX:  # seldom: no property of a smaller whole can be too large
+        _check_property_sizes(payload, sections)
+    flags = priority = ttl_ms = 0
+    if ends[HEADER] - values[HEADER] > 1:  # many clients send it empty
+        flags, priority, ttl_ms = _header(payload, values[HEADER], ends[HEADER])
+    annotations, annotation_pairs, partition_key, scheduled_ms = _NO_ANNOTATIONS
+    if ends[MESSAGE_ANNOTATIONS] - values[MESSAGE_ANNOTATIONS] > 3:
+        annotations, annotation_pairs, partition_key, scheduled_ms = _annotations(
+            payload, values[MESSAGE_ANNOTATIONS], ends[MESSAGE_ANNOTATIONS]
+        )
+    version = VERSION
+    if ends[DELIVERY_ANNOTATIONS] - values[DELIVERY_ANNOTATIONS] > 3:
+        kept = _delivery_annotations(payload, values[DELIVERY_ANNOTATIONS], ends[DELIVERY_ANNOTATIONS])
+        version = VERSION_WITH_DELIVERY_ANNOTATIONS if kept else VERSION
+    if ends[APPLICATION_PROPERTIES]:
+        _check_application_properties(payload, values[APPLICATION_PROPERTIES], ends[APPLICATION_PROPERTIES])
+
+    session_id = None
+    properties_end = ends[PROPERTIES]
+    if properties_end:
+        places = fields(payload, values[PROPERTIES], properties_end, 13)
+        has_message_id = len(places) > 1 and payload[places[0]] != _NULL
+        if has_message_id:
+            _check_message_id(payload, places[0], places[1])
+        if len(places) > _GROUP_ID + 1 and payload[places[_GROUP_ID]] != _NULL:
+            session_id = _key(payload, places[_GROUP_ID], "session-id")
+    else:
+        places, has_message_id = [0], False
+
+    if session_id is not None and partition_key is not None and session_id != partition_key:
+        raise Refused(
+            Reason.NOT_ALLOWED,
+            f"The partition-key '{partition_key}' differs from the session-id '{session_id}': where both are set they must be the same.",
+        )
+    head = HEAD.pack(version, flags, priority, ttl_ms, annotation_pairs, len(annotations))
+    if version != VERSION:
+        annotations += kept
+    if has_message_id and sections.in_order:
+        data = b"".join((head, annotations, payload[begins[PROPERTIES] :]))
+    else:
+        properties = (
+            payload[begins[PROPERTIES] : properties_end] if has_message_id else _with_message_id(payload, places, fallback_message_id())
+        )
+        data = b"".join((head, annotations, properties, _behind_properties(payload, sections)))
+    return StoredMessage(data, ttl_ms or None, session_id, partition_key, scheduled_ms)
+
+
+def _header(payload: bytes, value: int, end: int) -> tuple[int, int, int]:
+    """Flags, priority and time to live in milliseconds of a header section (§3.2.1)."""
+    places = fields(payload, value, end, 5)
+    known = len(places) - 1
+    flags = priority = ttl_ms = 0
+    if known > 1 and payload[places[1]] != _NULL:
+        if payload[places[1]] != 0x50:
+            raise DecodeError("header.priority is no ubyte")
+        flags, priority = HAS_PRIORITY, payload[places[1] + 1]
+    if known > 2 and payload[places[2]] != _NULL:
+        ttl_ms = _uint(payload, places[2])
+        if ttl_ms:
+            flags |= HAS_TIME_TO_LIVE
+    return flags, priority, ttl_ms
+
+
+def _uint(payload: bytes, place: int) -> int:
+    match payload[place]:
+        case 0x70:
+            return int(_U32.unpack_from(payload, place + 1)[0])
+        case 0x52:
+            return payload[place + 1]
+        case 0x43:
+            return 0
+    raise DecodeError("header.ttl is no uint")
+
+
+_Annotations = tuple[bytes, int, str | None, int | None]
+"""What is kept of a sender's annotations, the number of their pairs, partition-key, scheduled time in milliseconds."""
+
+_NO_ANNOTATIONS: _Annotations = (b"", 0, None, None)
+
+
+def _annotations(payload: bytes, value: int, end: int) -> _Annotations:
+    places = pairs(payload, value, end)
+    count = len(places) // 2
+    kept, kept_from = b"", places[0]
+    partition_key = scheduled_ms = None
+    for at_key, at_value, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
+        key = text_bytes(payload, at_key)
+        if key is None or not key.startswith(b"x-opt-"):
+            continue
+        if key in BROKER_ANNOTATIONS:
+            kept += payload[kept_from:at_key]
+            kept_from = behind
+            count -= 1
+        elif payload[at_value] == _NULL:
+            continue
+        elif key == b"x-opt-partition-key":
+            partition_key = _key(payload, at_value, "partition-key")
+        elif key == b"x-opt-via-partition-key":
+            _key(payload, at_value, "via-partition-key")
+        elif key == b"x-opt-scheduled-enqueue-time":
+            if payload[at_value] != 0x83:
+                raise Refused(Reason.ARGUMENT, "The annotation x-opt-scheduled-enqueue-time is no timestamp.")
+            scheduled_ms = _I64.unpack_from(payload, at_value + 1)[0]
+    return kept + payload[kept_from:end], count, partition_key, scheduled_ms
+
+
+def _delivery_annotations(payload: bytes, value: int, end: int) -> bytes:
+    """A sender's delivery-annotations in stored form, with their number and size in front; empty if none is kept."""
+    places = pairs(payload, value, end)
+    kept = [
+        payload[at_key:behind]
+        for at_key, behind in zip(places[:-1:2], places[2::2], strict=True)
+        if text_bytes(payload, at_key) != b"x-opt-lock-token"
+    ]
+    together = b"".join(kept)
+    return _DELIVERY_HEAD.pack(len(kept), len(together)) + together if kept else b""
+
+
+def _key(payload: bytes, place: int, name: str) -> str:
+    encoded = text_bytes(payload, place)
+    if encoded is None or payload[place] == 0xA3 or payload[place] == 0xB3:
+        raise Refused(Reason.ARGUMENT, f"The {name} is no string.")
+    text = encoded.decode()
+    if len(text) > KEY_CHARACTERS_MAX:
+        raise Refused(Reason.ARGUMENT, f"The {name} has {len(text)} characters, at most {KEY_CHARACTERS_MAX} are allowed.")
+    return text
+
+
+def _check_message_id(payload: bytes, place: int, end: int) -> None:
+    """Refuse an id that is too long, or of a type that an id cannot have (§3.2.11 to §3.2.14)."""
+    if payload[place] not in (0xA1, 0xB1, 0xA0, 0xB0, 0x98, 0x80, 0x53, 0x44):
+        raise Refused(Reason.ARGUMENT, "The message-id is neither string, binary, ulong nor uuid.")
+    if end - place > KEY_CHARACTERS_MAX:
+        text = text_bytes(payload, place)
+        length = end - place if text is None else len(text.decode())
+        if length > KEY_CHARACTERS_MAX:
+            raise Refused(Reason.ARGUMENT, f"The message-id has {length} characters, at most {KEY_CHARACTERS_MAX} are allowed.")
+
+
+def _check_application_properties(payload: bytes, value: int, end: int) -> None:
+    for at_key in pairs(payload, value, end)[:-1:2]:
+        if payload[at_key] != 0xA1 and payload[at_key] != 0xB1:
+            raise DecodeError("the key of an application property is no string")
+
+
+def _check_property_sizes(payload: bytes, sections: Sections) -> None:
+    values, ends = sections.values, sections.ends
+    if ends[PROPERTIES]:
+        places = fields(payload, values[PROPERTIES], ends[PROPERTIES], FIELDS_MAX[PROPERTIES])
+        for number, (at, behind) in enumerate(pairwise(places)):
+            _check_property_size(f"number {number} of the properties list", behind - at)
+    if ends[APPLICATION_PROPERTIES]:
+        places = pairs(payload, values[APPLICATION_PROPERTIES], ends[APPLICATION_PROPERTIES])
+        for at_key, at, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
+            _check_property_size(f"'{(text_bytes(payload, at_key) or b'').decode():.80}'", behind - at)
+
+
+def _check_property_size(name: str, size: int) -> None:
+    if size > PROPERTY_BYTES_MAX:
+        raise Refused(Reason.MESSAGE_TOO_LARGE, f"The property {name} takes {size} bytes, at most {PROPERTY_BYTES_MAX} are allowed.")
+
+
+def _with_message_id(payload: bytes, places: list[int], message_id: str) -> bytes:
+    """A properties section with this id, otherwise as it came: `places` are its fields, of which the first is null or missing."""
+    count = max(1, len(places) - 1)
+    body = encode(message_id) + payload[places[0] + 1 : places[-1]]
+    size = len(body)
+    if size < 255:
+        return b"\x00\x53\x73\xc0" + bytes((size + 1, count)) + body
+    return b"\x00\x53\x73\xd0" + _U32.pack(size + 4) + _U32.pack(count) + body
+
+
+def _behind_properties(payload: bytes, sections: Sections) -> bytes:
+    """The bare message but its properties, in the order of the specification."""
+    if sections.in_order:
+        return payload[max(sections.ends[: PROPERTIES + 1]) :]
+    extents = zip(sections.begins[PROPERTIES + 1 : FOOTER + 1], sections.ends[PROPERTIES + 1 :], strict=True)
+    return b"".join([payload[begin:end] for begin, end in extents])

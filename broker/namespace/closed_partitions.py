@@ -1,0 +1,390 @@
+"""Partitions at rest: what they hold while nobody has opened them, and which of them must be opened on time although nobody asks.
+
+A broker may have a hundred thousand partitions, and opens almost none of them at its start. The index (`storage/partition_index.py`)
+says what the others hold, in one note each (`broker/partition/summary.py`). The notes are exact, because a partition is entered as open
+before its log is claimed, and with a new note after its log was closed in good order.
+
+*After a crash* the index says which partitions were open. What these hold is not known until their logs were read. They are opened in the
+background, a few at a time, the ones first that have to act soonest. The broker serves meanwhile, and a client's own demand opens a
+partition at once. Callers that count can wait until nothing is unknown (`all_known`), and leave out what still is.
+
+*An index that is out of date*: each data folder says whether the index is to be believed about it (`storage/index_witness.py`). If not, its
+partitions count as unknown. A folder that does not answer at the start is asked until it does.
+
+*Waking*: a note says when something falls due in the partition (`Wake`). Then the partition is opened, and its own timer does the
+rest. The times are wall time, and the clock is looked at every second at least, so that a step of the clock or a suspend makes little
+difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+import structlog
+
+from broker.base.clock import Clock
+from broker.operations import SubqueueCounts
+from broker.partition.summary import Summary, decode, is_readable, survey, total_of, wake_at_ms
+from storage.errors import StorageError
+from storage.index_witness import Witness
+from storage.log import LogStore
+from storage.partition_index import PartitionIndex
+from storage.threads import OwnerFailed, report_to_loop, start_background, take_note
+
+log = structlog.get_logger("resting")
+
+OPENING_MAX = 4
+"""Partitions that are opened at a time because something is due or unknown: clients' own demand must not wait behind them."""
+LOOK_S = 1.0
+"""How often the clock is looked at while something is to fall due."""
+ASKED_WITHIN_S = 5.0
+"""How long the start waits for a folder that does not answer …"""
+ASKED_AGAIN_S = 10.0
+"""… and how soon one is asked again that was not there."""
+LISTING_MAX = 32
+"""Entities whose logs are listed at a time, when the index is made anew."""
+_SLACK = 64
+
+_Key = tuple[str, int]
+"""The entity's generation, and the partition's number."""
+
+
+class Sleeper(Protocol):
+    """A queue whose partitions can be woken."""
+
+    async def wake(self, number: int) -> None:
+        """Open a partition, if it is not; return once it is open or cannot be."""
+
+    def folder_of(self, number: int) -> int:
+        """The number of the data folder that a partition is in."""
+
+
+class PartitionRegister:
+    """Where one partition is entered: the `Register` (`broker/partition/idle.py`) that its task is given."""
+
+    __slots__ = ("_generation", "_number", "_resting")
+
+    def __init__(self, resting: Resting, generation: str, number: int) -> None:
+        self._resting, self._generation, self._number = resting, generation, number
+
+    def summary(self) -> Summary | None:
+        """What it held when it was closed in good order; None if it is open, was never opened, or nobody knows."""
+        return self._resting.summary(self._generation, self._number)
+
+    async def opening(self) -> None:
+        """Its log is about to be claimed."""
+        await self._resting.opening(self._generation, self._number)
+
+    def closed(self, summary: Summary) -> None:
+        """Its log was closed in good order, and holds this."""
+        self._resting.closed(self._generation, self._number, summary)
+
+
+class Resting:
+    """All partitions at rest. Owned by the event loop."""
+
+    def __init__(self, index: PartitionIndex, clock: Clock, *, look_s: float = LOOK_S, failed: OwnerFailed = report_to_loop) -> None:
+        """`failed`: called if the task that wakes partitions has died: then nothing acts on time any more."""
+        self._index, self._clock, self._look_s, self._failed = index, clock, look_s, failed
+        self._unknown: dict[str, set[int]] = {}
+        self._totals: dict[str, dict[str, SubqueueCounts]] = {}
+        """What the partitions at rest hold, by entity: added up while their notes are read at the start, until somebody asks."""
+        self._due: dict[_Key, int] = {}
+        """When each partition at rest has to be opened, in wall time."""
+        self._heap: list[tuple[int, _Key]] = []
+        """The same, the earliest first; also times that do not hold any more."""
+        self._sleepers: dict[str, Sleeper] = {}
+        self._waiting: list[_Key] = []
+        """What is unknown and has not had its turn, the most urgent last."""
+        self._changed = asyncio.Event()
+        self._all_known = asyncio.Event()
+        self._turns = asyncio.Semaphore(OPENING_MAX)
+        self._opening: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        self._asking: list[asyncio.Task[None]] = []
+        self._is_started = False
+
+    # --- starting and stopping --------------------------------------------------------------------------------------
+
+    async def load(self, generations: Mapping[str, int], store: LogStore) -> None:
+        """Read the index; make it anew from the logs there are if it is missing or damaged. Raises StorageError.
+
+        `generations`: all entities that there are, served or not, each with the number of its partitions, 0 where that is not known.
+        """
+        witnesses = self._index.witnesses
+        reading = [asyncio.create_task(witness.read()) for witness in witnesses]
+        for task in reading:
+            task.add_done_callback(take_note)
+        if reading:
+            await asyncio.wait(reading, timeout=ASKED_WITHIN_S)
+        read = [witness for witness in witnesses if witness.is_read]
+        if not await self._index.load():
+            partitions = await _listed(generations, store)
+            if any(partitions.values()):
+                log.warning(
+                    "index.made_anew",
+                    partitions=sum(map(len, partitions.values())),
+                    reason="There was no index of partitions, or it was damaged. Every log is opened, in the background.",
+                )
+                await self._index.rebuild(partitions)
+        elif wrong := [witness for witness in read if self._index.contradicts(witness)]:
+            await self._doubt(wrong, generations, store)
+        for witness in witnesses:
+            if witness not in read:
+                self._asking.append(start_background(self._ask(witness, generations, store), "index-witness", self._failed))
+        for generation in set(self._index.entities()) - set(generations):
+            self._index.forget(generation)
+
+    async def _doubt(
+        self, witnesses: Collection[Witness], generations: Mapping[str, int], store: LogStore
+    ) -> Mapping[str, Collection[int]]:
+        """What the index says of these folders is not to be believed: all their partitions count as open. Gives them."""
+        folders = {number for number, witness in enumerate(self._index.witnesses) if witness in witnesses}
+        doubted: dict[str, list[int]] = {}
+        for generation, listed in (await _listed(generations, store)).items():
+            known = {number for number, *_ in self._index.partitions(generation)}
+            sleeper = self._sleepers.get(generation)
+            doubted[generation] = [number for number in known.union(listed) if sleeper is None or sleeper.folder_of(number) in folders]
+        if any(doubted.values()):
+            log.warning(
+                "index.out_of_date",
+                folders=[str(witness.path.parent) for witness in witnesses],
+                partitions=sum(map(len, doubted.values())),
+                reason="What it says is older than the logs of these folders. They are opened, in the background.",
+            )
+        await self._index.doubt(doubted)
+        return doubted
+
+    async def _ask(self, witness: Witness, generations: Mapping[str, int], store: LogStore) -> None:
+        """Ask a folder that has not answered at the start, until it does."""
+        while not witness.is_read:
+            try:
+                await witness.read()
+            except StorageError:
+                await asyncio.sleep(ASKED_AGAIN_S)
+        if self._index.contradicts(witness):
+            for generation, numbers in (await self._doubt([witness], generations, store)).items():
+                if self._is_started and generation in self._sleepers and numbers:
+                    self._totals.pop(generation, None)
+                    self._unknown.setdefault(generation, set()).update(numbers)
+                    self._waiting += [(generation, number) for number in numbers]
+                    self._all_known.clear()
+            self._changed.set()
+
+    def start(self) -> None:
+        """Begin to open what is unknown, and to wake what falls due, of all queues that are served."""
+        self._is_started = True
+        for generation in self._sleepers:
+            self._due.update(self._take_up(generation))
+        self._make_heap()
+        if self._waiting:
+            log.info(
+                "partitions.unknown", partitions=len(self._waiting), reason="They were open when the broker ended: they are opened now."
+            )
+        self._look_whether_all_known()
+        self._keeping = start_background(self._keep(), "resting", self._failed)
+
+    async def stop(self) -> None:
+        """Wake nothing more."""
+        for task in self._asking:  # they may wait for a disk that hangs
+            task.cancel()
+        for each in (self._keeping, *self._opening):
+            if each is not None:
+                each.cancel()
+                await asyncio.wait([each])
+
+    async def close(self) -> None:
+        """All partitions were closed: write the index."""
+        await self._index.close()
+
+    # --- queues and their partitions --------------------------------------------------------------------------------
+
+    def serve(self, generation: str, sleeper: Sleeper) -> None:
+        """A queue of this generation is served."""
+        self._sleepers[generation] = sleeper
+        if self._is_started:
+            for key, at_ms in self._take_up(generation):
+                self._appoint(key, at_ms)
+
+    def leave(self, generation: str, sleeper: Sleeper) -> None:
+        """It is not served any more."""
+        if self._sleepers.get(generation) is sleeper:
+            del self._sleepers[generation]
+            self._totals.pop(generation, None)
+            self._unknown.pop(generation, None)
+            for number, *_ in self._index.partitions(generation):
+                self._due.pop((generation, number), None)
+            self._look_whether_all_known()
+
+    def _take_up(self, generation: str) -> list[tuple[_Key, int]]:
+        """Note what a queue holds and what is unknown of it; gives when its partitions have to be woken."""
+        numbers: list[int] = []
+        notes: list[bytes] = []
+        unknown: list[int] = []
+        for number, is_open, note in self._index.partitions(generation):
+            if is_open:
+                unknown.append(number)
+            else:
+                numbers.append(number)
+                notes.append(note)
+        total, wakes, unreadable = survey(notes)
+        if notes:
+            self._totals[generation] = total
+        unknown += [numbers[place] for place in unreadable]
+        if unknown:
+            self._unknown.setdefault(generation, set()).update(unknown)
+            self._waiting += [(generation, number) for number in unknown]
+            self._all_known.clear()
+            self._changed.set()
+        return [((generation, number), at_ms) for number, at_ms in zip(numbers, wakes, strict=True) if at_ms is not None]
+
+    def forget(self, generation: str) -> None:
+        """The entity was deleted with all its logs."""
+        self._index.forget(generation)
+
+    def summary(self, generation: str, number: int) -> Summary | None:
+        """What a partition holds that is at rest; None for one that is open, was never opened, or is not known."""
+        note = self._index.note(generation, number)
+        return None if note is None else decode(note)
+
+    def counts(self, generation: str, leave_out: Collection[int]) -> dict[str, SubqueueCounts]:
+        """What the partitions of an entity hold together that are at rest, but for some."""
+        if not leave_out and (total := self._totals.pop(generation, None)) is not None:
+            return total
+        return total_of(self._index.notes(generation, leave_out))
+
+    def register(self, generation: str, number: int) -> PartitionRegister:
+        """For the task of one partition."""
+        return PartitionRegister(self, generation, number)
+
+    async def opening(self, generation: str, number: int) -> None:
+        """See `PartitionRegister.opening`."""
+        self._due.pop((generation, number), None)
+        self._totals.pop(generation, None)
+        sleeper = self._sleepers.get(generation)
+        await self._index.opened(generation, number, 0 if sleeper is None else sleeper.folder_of(number))
+
+    def closed(self, generation: str, number: int, summary: Summary) -> None:
+        """See `PartitionRegister.closed`."""
+        self._index.closed(generation, number, summary.encode())
+        self._totals.pop(generation, None)
+        if summary.wake_at_ms is not None and generation in self._sleepers:  # a deleted queue's logs are closed after it has left
+            self._appoint((generation, number), summary.wake_at_ms)
+
+    # --- what is not known ------------------------------------------------------------------------------------------
+
+    def unknown(self, generation: str) -> Collection[int]:
+        """The partitions of an entity that may hold something, and nobody knows what."""
+        return self._unknown.get(generation, ())
+
+    @property
+    def unknown_count(self) -> int:
+        """How many there are in all."""
+        return sum(map(len, self._unknown.values()))
+
+    async def all_known(self, within_s: float) -> bool:
+        """Wait until no partition is unknown; False if some still are when the time is over."""
+        if self._all_known.is_set():
+            return True
+        try:
+            async with asyncio.timeout(within_s):
+                await self._all_known.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # --- waking -----------------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Open the unknown ones in order of urgency, then, and meanwhile, what falls due."""
+        self._waiting.sort(key=lambda key: (self._urgency(*key), key), reverse=True)
+        while True:
+            key = self._next_due() or (self._waiting.pop() if self._waiting else None)
+            if key is not None:
+                await self._turns.acquire()
+                task = asyncio.create_task(self._wake(key), name=f"wake {key[0]}/{key[1]}")
+                self._opening.add(task)
+                task.add_done_callback(self._opening.discard)
+                continue
+            self._changed.clear()
+            wait_s = min(self._look_s, max(0, self._heap[0][0] - self._clock.now_ms()) / 1_000) if self._heap else None
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _wake(self, key: _Key) -> None:
+        generation, number = key
+        try:
+            sleeper = self._sleepers.get(generation)
+            if sleeper is not None:
+                await sleeper.wake(number)
+        finally:
+            self._turns.release()
+            numbers = self._unknown.get(generation)
+            if numbers is not None:
+                numbers.discard(number)
+                if not numbers:
+                    del self._unknown[generation]
+                self._look_whether_all_known()
+
+    def _look_whether_all_known(self) -> None:
+        if not self._unknown:
+            self._all_known.set()
+
+    def _urgency(self, generation: str, number: int) -> float:
+        """When a partition that was open had to act next, as far as its last note says."""
+        for each, _, note in self._index.partitions(generation):
+            if each == number and is_readable(note) and (at_ms := wake_at_ms(note)) is not None:
+                return at_ms
+        return float("inf")
+
+    def _appoint(self, key: _Key, at_ms: int) -> None:
+        self._due[key] = at_ms
+        heapq.heappush(self._heap, (at_ms, key))
+        if len(self._heap) > _SLACK + 2 * len(self._due):
+            self._make_heap()
+        self._changed.set()
+
+    def _make_heap(self) -> None:
+        self._heap = [(at_ms, key) for key, at_ms in self._due.items()]
+        heapq.heapify(self._heap)
+
+    def _next_due(self) -> _Key | None:
+        """A partition at rest that is due now, taken out; None if there is none."""
+        now_ms = self._clock.now_ms()
+        while self._heap and (self._heap[0][0] <= now_ms or self._due.get(self._heap[0][1]) != self._heap[0][0]):
+            at_ms, key = heapq.heappop(self._heap)
+            if self._due.get(key) == at_ms:
+                del self._due[key]
+                return key
+        return None
+
+
+async def _listed(generations: Mapping[str, int], store: LogStore) -> dict[str, list[int]]:
+    """The partitions of each entity that have a log; all of them where the disk does not say."""
+    turns = asyncio.Semaphore(LISTING_MAX)
+
+    async def of(generation: str, partitions: int) -> list[int]:
+        async with turns:
+            try:
+                return await store.partitions(generation)
+            except StorageError:
+                return list(range(partitions))
+
+    return dict(zip(generations, await asyncio.gather(*(of(*each) for each in generations.items())), strict=True))
+
+
+def add_counts(total: dict[str, SubqueueCounts], counts: Mapping[str, SubqueueCounts]) -> None:
+    """Add what each subqueue holds."""
+    for subqueue, each in counts.items():
+        sum_ = total.setdefault(subqueue, SubqueueCounts())
+        sum_.active += each.active
+        sum_.locked += each.locked
+        sum_.deferred += each.deferred
+        sum_.scheduled += each.scheduled
+        sum_.bytes += each.bytes

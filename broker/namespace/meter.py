@@ -1,0 +1,52 @@
+"""One entity's counters, and what its partitions tell: the hot path adds to plain numbers, once per batch."""
+
+from __future__ import annotations
+
+from broker.base.counters import EntityCounters
+from broker.base.errors import Reason
+from broker.base.metrics import Metrics
+
+_OUR_FAULT = frozenset({Reason.INTERNAL, Reason.DISK_FULL, Reason.PARTITION_UNAVAILABLE})
+
+
+class EntityMeter(EntityCounters):
+    """The counters of one entity, shown for as long as it lives."""
+
+    __slots__ = ("_metrics",)
+
+    def __init__(self, metrics: Metrics, entity: str) -> None:
+        super().__init__(entity)
+        self._metrics = metrics
+        metrics.entities[entity] = self
+
+    def end(self) -> None:
+        """The entity is gone, and its series with it. Links that still hold this meter may go on counting: nobody looks."""
+        if self._metrics.entities.get(self.entity) is self:
+            del self._metrics.entities[self.entity]
+
+    def refused(self, reason: Reason, count: int) -> None:
+        """Operations that were not carried out."""
+        if reason in _OUR_FAULT:
+            self.server_errors += count
+        else:
+            self.user_errors += count
+
+    def add(self, counter: str, count: int) -> None:
+        """So many more of a counter that is known by its name (`entity_counters.COUNTERS`)."""
+        setattr(self, counter, getattr(self, counter) + count)
+
+    # --- what a partition tells (`partition.task.PartitionMeter`) -----------------------------------------------------
+
+    def committed(self, records: int, size: int, seconds: float) -> None:
+        self._metrics.committed(records, size, seconds)
+
+    def commit_failed(self) -> None:
+        self._metrics.commit_failures.inc()
+
+    def restarted(self) -> None:
+        self._metrics.partition_restarts.inc()
+
+    def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
+        self.dead_lettered_messages += dead_lettered
+        self.expired_messages += expired_messages
+        self.expired_locks += expired_locks

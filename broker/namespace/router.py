@@ -1,0 +1,136 @@
+"""Which partition, and how it is: the router of one entity (AMQP contract 10.7).
+
+The key of a message is its session-id, else its partition-key, else its message-id where the entity detects duplicates.
+A key pins its messages to one partition by a stable hash; messages without a key go round over the partitions that are
+available, and have room as far as is known. A keyed send to a partition that is down is refused, and may be retried.
+
+The hash is part of what we promise (docs/partitioning.md): BLAKE2b with an 8-byte digest over the key's UTF-8 bytes,
+read as a big-endian number, modulo the number of partitions. It never changes for an entity.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+from broker.base.errors import Reason, Refused
+from broker.operations import ClientId, Operation, Sink, partition_of, partition_of_token
+
+RUN_MESSAGES_MAX = 128
+EVEN_TO = 16
+"""One part in so many is what partitions may differ by."""
+FULL_S = 1.0
+"""For so long a partition that was full is given nothing that another one takes. Then it is tried: it may have been emptied."""
+
+
+class PartitionHandle(Protocol):
+    """The one way to reach a partition: operations in, answers to the sink."""
+
+    @property
+    def available(self) -> bool:
+        """It takes operations now, or will as soon as it is open."""
+
+    def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
+        """Put an operation into the partition's mailbox. Never blocks, never drops."""
+
+
+def partition_of_key(key: str, partitions: int) -> int:
+    """The partition that a key pins its messages to."""
+    return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") % partitions
+
+
+class Router:
+    """Chooses among the partitions of one entity. Owned by the event loop."""
+
+    def __init__(self, handles: Sequence[PartitionHandle]) -> None:
+        self.handles = handles
+        self._given = [0] * len(handles)
+        """Messages without a key so far, by partition."""
+        self._passed: set[int] = set()
+        """Partitions that were passed over at the last spread: not available, or full."""
+        self._full_until: dict[int, float] = {}
+        """Partitions that were full a moment ago."""
+        self.unseen: set[int] = set()
+        """Partitions that browsers are not shown, for they are down, and of which that was logged."""
+        self._turn = 0
+
+    def keyed(self, key: str) -> PartitionHandle:
+        """The partition of a key. Raises Refused(PARTITION_UNAVAILABLE) while it is down."""
+        number = partition_of_key(key, len(self.handles))
+        handle = self.handles[number]
+        if not handle.available:
+            raise Refused(Reason.PARTITION_UNAVAILABLE, f"Partition {number}, where this key belongs, is not available. Please try again.")
+        return handle
+
+    def spread(self, count: int, now: float) -> list[tuple[int, int, int]]:
+        """Where `count` messages without a key go: runs (partition, from, to), each to the partition that was given the least.
+
+        `now` is in seconds, by any clock that does not run backwards.
+
+        Messages that come one by one go one by one round the partitions. Under load each partition gets a run, for a commit costs
+        the same for one message as for thirty: a run is never longer than a sixteenth of what each partition got before, so
+        the counts stay even to one part in sixteen (and to one message while they are small), nor than RUN_MESSAGES_MAX
+        unless the messages are more than that for every partition.
+        Raises Refused(PARTITION_UNAVAILABLE) when no partition is available.
+        """
+        given, handles = self._given, self.handles
+        numbers = [number for number, handle in enumerate(handles) if handle.available]
+        if not numbers:
+            raise Refused(Reason.PARTITION_UNAVAILABLE, "No partition of the entity is available. Please try again.")
+        if self._full_until:
+            numbers = self._with_room(numbers, now)
+        if self._passed or len(numbers) < len(handles):
+            self._keep_pace(numbers)
+        least = min(map(given.__getitem__, numbers))
+        run = max(-(-count // len(numbers)), min(RUN_MESSAGES_MAX, least // EVEN_TO))
+        turn = bisect_left(numbers, self._turn)
+        numbers = numbers[turn:] + numbers[:turn]
+        runs, start = [], 0
+        while start < count:
+            stop = min(start + run, count)
+            number = min(numbers, key=given.__getitem__)  # the first of several, in their turn
+            given[number] += stop - start
+            runs.append((number, start, stop))
+            start, self._turn = stop, number + 1
+        return runs
+
+    def full(self, number: int, now: float) -> None:
+        """A partition has refused messages for want of room: others come first, for a while."""
+        self._full_until[number] = now + FULL_S
+
+    def another(self, refused_by: Collection[int], count: int, now: float) -> int | None:
+        """The partition that is to take `count` messages that others have refused; None when no other one is available."""
+        numbers = [number for number, handle in enumerate(self.handles) if handle.available and number not in refused_by]
+        if not numbers:
+            return None
+        number = min(self._with_room(numbers, now), key=self._given.__getitem__)
+        self._given[number] += count
+        return number
+
+    def _with_room(self, numbers: list[int], now: float) -> list[int]:
+        """Those of which nobody knows that they are full; all, if that leaves none: what is too large for one may fit in another."""
+        for number in [number for number, until in self._full_until.items() if until <= now]:
+            del self._full_until[number]
+        return [number for number in numbers if number not in self._full_until] or numbers
+
+    def _keep_pace(self, taking: Sequence[int]) -> None:
+        """One that comes back is not given all that it missed."""
+        back = self._passed.intersection(taking)
+        others = [self._given[number] for number in taking if number not in back]
+        for number in back:
+            self._given[number] = max(self._given[number], min(others, default=0))
+        self._passed = set(range(len(self.handles))).difference(taking)
+
+    def of_sequence_number(self, sequence_number: int) -> PartitionHandle:
+        """The partition that gave a sequence number. Raises Refused(MESSAGE_NOT_FOUND) for one that nobody gave."""
+        number = partition_of(sequence_number)
+        if not 0 <= number < len(self.handles):
+            raise Refused(Reason.MESSAGE_NOT_FOUND, f"No message has the sequence number {sequence_number}.")
+        return self.handles[number]
+
+    def of_token(self, token: bytes) -> PartitionHandle | None:
+        """The partition that gave out a lock token; None for one that nobody gave."""
+        number = partition_of_token(token)
+        return self.handles[number] if len(token) == 16 and number < len(self.handles) else None

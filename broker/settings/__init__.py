@@ -1,0 +1,1 @@
+"""Settings, the configuration file, certificates and logging."""

@@ -1,0 +1,356 @@
+"""Every setting and every limit of the broker, with unit and default.
+
+Answers for the settings that come from the environment (`PARTIBUS_…`) and the command line. Entities come from another
+place: the configuration file (`config_file.py`) and the administration API. Each field here is explained for users in
+`docs/configuration.md`; a test fails when one is missing there.
+
+Values are checked once, here, and never again behind: what holds a `Settings` holds possible values. Units stand last
+in the names. Nothing here reads a file or opens a socket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+from broker.entities.descriptions import PARTITIONS_DEFAULT, AuthorizationRule
+
+ENVIRONMENT_PREFIX = "PARTIBUS_"
+DEVELOPMENT_KEY_NAME = "RootManageSharedAccessKey"
+DEVELOPMENT_KEY = "SAS_KEY_VALUE"
+"""What the emulator's connection strings carry, and so every sample and test (HTTP contract 5.1)."""
+
+KIB, MIB = 1024, 1024 * 1024
+PARTITIONS_MAX = 256
+"""A sequence number has room for 65,536 partitions; each one is a log with its own files, so far fewer make sense."""
+
+Right = Literal["Manage", "Send", "Listen"]
+FsyncPolicy = Literal["always", "interval", "never"]
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _split(given: object) -> object:
+    """A list from its variable: separated by commas, or JSON; `none` is the empty list."""
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        try:
+            return json.loads(given)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not a JSON list: {error}") from error
+    if isinstance(given, str):
+        return tuple(part.strip() for part in given.split(",") if part.strip())
+    return () if given is None else given
+
+
+_HOST_NAME = re.compile(r"\*|(\*\.)?[0-9A-Za-z_-][0-9A-Za-z._-]{0,250}")
+_ORIGIN = re.compile(r"(?i:https?)://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(:(?P<port>[0-9]{1,5}))?")
+
+
+def _check_host_name(text: str) -> str:
+    if not _HOST_NAME.fullmatch(text):
+        raise ValueError("a name is given without scheme, port and path, like bus.example.com or *.example.com")
+    return text
+
+
+def _check_origin(text: str) -> str:
+    match = _ORIGIN.fullmatch(text)
+    if not match or len(text) > 300 or not 0 < int(match["port"] or 1) < 1 << 16:
+        raise ValueError(
+            "an origin is http or https, a host, and a port if it is another than the usual one: https://app.example.com, no path"
+        )
+    return text
+
+
+HostName = Annotated[str, AfterValidator(_check_host_name)]
+Origin = Annotated[str, AfterValidator(_check_origin)]
+HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_split)]
+Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
+
+
+class SasRule(BaseModel):
+    """One more SAS policy of the namespace, beside the root key: its name, its keys, and what they permit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key_name: str = Field(min_length=1, max_length=256)
+    primary_key: str = Field(min_length=1)
+    secondary_key: str = ""
+    rights: tuple[Right, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _manage_includes_the_others(self) -> Self:
+        if "Manage" in self.rights and set(self.rights) != {"Manage", "Send", "Listen"}:
+            raise ValueError("the right Manage requires Send and Listen beside it")
+        return self
+
+    def as_rule(self) -> AuthorizationRule:
+        """The same as plain data."""
+        return AuthorizationRule(self.key_name, self.primary_key, self.secondary_key, frozenset(self.rights))
+
+
+class Settings(BaseSettings):
+    """All settings of one broker. Frozen: what changes at run time is an entity, not a setting."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX,
+        frozen=True,
+        extra="forbid",
+        env_parse_none_str="none",
+        env_ignore_empty=True,
+        validate_default=True,
+    )
+
+    # --- where it listens --------------------------------------------------------------------------------------------
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on, for all ports; 0.0.0.0 is every IPv4 address.")
+    amqp_port: int = Field(5672, ge=0, le=65535, description="AMQP over plain TCP. 0 takes any free port.")
+    amqps_port: int | None = Field(5671, ge=0, le=65535, description="AMQP over TLS. 0 takes any free port, `none` turns it off.")
+    http_port: int = Field(
+        5300, ge=0, le=65535, description="Administration, health, metrics and AMQP over WebSocket; plain HTTP and TLS on the same port."
+    )
+    tls_certificate: Path | None = Field(
+        None, description="Certificate chain (PEM). Without one, a certificate is made in the data folder."
+    )
+    tls_key: Path | None = Field(None, description="Private key (PEM) of the certificate.")
+    hostnames: HostNames = Field(
+        ("host.docker.internal", "host.containers.internal"),
+        description="More names under which the HTTP port answers, separated by commas. `*.example.com` stands for one label before it.",
+    )
+    origins: Origins = Field(
+        (), description="Other sites whose web pages may use the HTTP port, separated by commas: `https://app.example.com`."
+    )
+
+    # --- identity and keys -------------------------------------------------------------------------------------------
+
+    namespace: str = Field("sbemulatorns", min_length=1, max_length=50, description="Name of the namespace, as clients see it.")
+    sas_key_name: str = Field(
+        DEVELOPMENT_KEY_NAME, min_length=1, max_length=256, description="Name of the root key, which may do everything."
+    )
+    sas_key: str = Field(
+        DEVELOPMENT_KEY, min_length=1, repr=False, description="The root key. The default is public: change it before others can connect."
+    )
+    sas_rules: tuple[SasRule, ...] = Field(
+        (),
+        max_length=11,
+        repr=False,
+        description="More keys of the namespace: a JSON list of key_name, primary_key, secondary_key, rights.",
+    )
+    sas_grace_ms: int = Field(
+        60_000,
+        ge=0,
+        le=3_600_000,
+        description="How long an expired token is still accepted over HTTP, because the Python client re-uses its own that long.",
+    )
+
+    # --- what it keeps -----------------------------------------------------------------------------------------------
+
+    data_dir: Path = Field(
+        Path("data"),
+        description="Folder of the logs, the catalogue and the generated certificate. Several, separated by `:`, share the partitions.",
+    )
+    more_data_dirs: tuple[Path, ...] = Field(
+        (), description="More folders, as a JSON list: they come after those of `PARTIBUS_DATA_DIR` or `--data-dir`."
+    )
+    fsync: FsyncPolicy = Field(
+        "always",
+        description="When a commit is forced to the disk: before it is acknowledged (`always`), every fsync_interval_ms, or `never`.",
+    )
+    fsync_interval_ms: int = Field(100, ge=1, le=60_000, description="Time between two syncs when fsync is `interval`.")
+    segment_bytes: int = Field(
+        64 * MIB,
+        ge=64 * KIB,
+        le=4096 * MIB,
+        description="The largest size of a log's segment file. Short logs, and logs on a disk with little room, use smaller ones.",
+    )
+    checkpoint_bytes: int = Field(64 * MIB, ge=64 * KIB, description="Log written since the last checkpoint that makes a new one due.")
+    committer_threads: int = Field(4, ge=1, le=64, description="Threads that write and sync the logs.")
+    log_files_max: int | None = Field(
+        None,
+        ge=16,
+        description="Log files kept open, a quarter of them for reading; the least recently used is closed for another. "
+        "Without a number: a third of the process's descriptors, 8,192 at most.",
+    )
+    log_idle_ms: int = Field(60_000, ge=10, le=86_400_000, description="How long a partition keeps its file open when nothing is written.")
+    disk_timeout_ms: int = Field(
+        5_000,
+        ge=100,
+        le=60_000,
+        description="How long a partition waits for its disk. Then it is unavailable until the disk answers; messages without a key "
+        "go elsewhere.",
+    )
+    payload_memory_bytes: int = Field(
+        32 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; others are read from the log."
+    )
+    memory_percent_max: int = Field(
+        60,
+        ge=1,
+        le=100,
+        description="Share of the memory that the container, or else the machine, has. If the process uses more, sends are refused until "
+        "receivers have made room.",
+    )
+    memory_bytes_max: int | None = Field(None, ge=MIB, description="The same in bytes; overrides the share.")
+
+    # --- entities ----------------------------------------------------------------------------------------------------
+
+    partitions_default: int = Field(
+        PARTITIONS_DEFAULT, ge=1, le=PARTITIONS_MAX, description="Partitions of an entity whose description does not give a number."
+    )
+    partitioned_by_default: bool = Field(True, description="Whether an entity created without EnablePartitioning is partitioned.")
+    entities_max: int = Field(10_000, ge=1, description="Entities in the namespace.")
+    message_kb_max: int = Field(1024, ge=1, le=102_400, description="Default for an entity's largest message, in KiB.")
+
+    # --- AMQP connections --------------------------------------------------------------------------------------------
+
+    connections_max: int = Field(10_000, ge=1, description="AMQP connections at a time, over all ports.")
+    connection_open_timeout_ms: int = Field(60_000, ge=100, description="Time a new connection has to finish its TLS, SASL and open.")
+    unclaimed_timeout_ms: int = Field(
+        20_000, ge=0, description="Time a connection may stay open without a valid token or login; 0 for no limit."
+    )
+    sessions_per_connection_max: int = Field(256, ge=1, le=65_535, description="AMQP sessions per connection.")
+    links_per_connection_max: int = Field(5_000, ge=1, description="Links per connection.")
+    frame_bytes_max: int = Field(256 * KIB, ge=512, le=16 * MIB, description="Largest AMQP frame accepted, announced in open.")
+    idle_timeout_ms: int = Field(
+        240_000, ge=1_000, description="Idle time-out announced in open; a peer that was silent for twice as long is disconnected."
+    )
+    link_credit: int = Field(1_000, ge=1, le=100_000, description="Messages a client may send on a link ahead of their acknowledgement.")
+    unsettled_per_link_max: int = Field(5_000, ge=1, description="Deliveries a receiver may hold unsettled on one link.")
+    connection_inflight_bytes_max: int = Field(
+        16 * MIB, ge=64 * KIB, description="Received and not yet acknowledged bytes, per connection."
+    )
+    total_inflight_bytes_max: int = Field(256 * MIB, ge=MIB, description="The same over all connections.")
+    output_buffer_bytes_max: int = Field(
+        4 * MIB,
+        ge=64 * KIB,
+        description="Output that may wait for a client before its links get no more; 256 KiB until the client has shown that it reads.",
+    )
+    total_output_bytes_max: int = Field(
+        256 * MIB,
+        ge=MIB,
+        description="The same over all connections. Once half is used, each connection has its share of the rest, at least 16 KiB.",
+    )
+    receive_cache_messages: int = Field(1_000, ge=0, description="Locked messages kept ready per connection for its next requests.")
+    receive_cache_bytes: int = Field(4 * MIB, ge=0, description="The same in bytes.")
+
+    # --- HTTP --------------------------------------------------------------------------------------------------------
+
+    http_connections_max: int = Field(
+        1_000,
+        ge=1,
+        description="HTTP connections at a time, WebSockets included. A further client takes the place of the one that has waited longest.",
+    )
+    http_header_bytes_max: int = Field(16 * KIB, ge=1 * KIB, le=MIB, description="Longest request line and longest header field.")
+    http_body_bytes_max: int = Field(MIB, ge=1 * KIB, le=128 * MIB, description="Largest body of an administration request.")
+    http_header_timeout_ms: int = Field(
+        5_000,
+        ge=10,
+        description="Time for a whole request header: on a new connection including the TLS handshake, on a kept one from the first byte. "
+        "Also the time for the AMQP header on a new WebSocket.",
+    )
+    http_transfer_timeout_ms: int = Field(
+        30_000, ge=100, description="Time for the body of a request to arrive, and for a client to read the answer."
+    )
+    http_keepalive_ms: int = Field(75_000, ge=100, description="How long an HTTP connection may stay idle between requests.")
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    log_format: LogFormat | None = Field(None, description="`console` or `json`. Without one: console in a terminal, otherwise JSON.")
+    log_level: LogLevel = Field("info", description="Least severe log line that is written.")
+    shutdown_timeout_ms: int = Field(10_000, ge=0, description="Time that open requests have to finish when the broker stops.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_dir_may_be_a_list(cls, given: object) -> object:
+        folders = given.get("data_dir") if isinstance(given, dict) else None
+        if isinstance(folders, str) and os.pathsep in folders:
+            folders = [folder for folder in folders.split(os.pathsep) if folder] or ["data"]
+        if isinstance(given, dict) and isinstance(folders, list | tuple) and folders:
+            first, *more = folders
+            return given | {"data_dir": first, "more_data_dirs": [*more, *(given.get("more_data_dirs") or ())]}
+        return given
+
+    @model_validator(mode="after")
+    def _data_dirs_differ(self) -> Self:
+        folders = [path.resolve() for path in self.data_dirs]
+        if twice := [str(path) for path in folders if folders.count(path) > 1]:
+            raise ValueError(f"a data folder is named twice: {twice[0]}")
+        return self
+
+    @property
+    def data_dirs(self) -> tuple[Path, ...]:
+        """All data folders, as they were named."""
+        return self.data_dir, *self.more_data_dirs
+
+    @model_validator(mode="after")
+    def _certificate_and_key_come_together(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key are given together, or neither of them")
+        return self
+
+    def authorization_rules(self) -> tuple[AuthorizationRule, ...]:
+        """The SAS policies of the namespace, the root key first."""
+        root = AuthorizationRule(self.sas_key_name, self.sas_key, "", frozenset({"Manage", "Send", "Listen"}))
+        return (root, *(rule.as_rule() for rule in self.sas_rules))
+
+
+def variable_of(setting: str) -> str:
+    """The environment variable that gives a setting."""
+    return ENVIRONMENT_PREFIX + setting.upper()
+
+
+class WrongSettings(ValueError):
+    """Settings that cannot be: one line per wrong one, with its variable, the value met and the reason."""
+
+
+def load_settings(**given: object) -> Settings:
+    """The settings: what is given here first, then the environment, then the defaults. Raises WrongSettings."""
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise WrongSettings(_explain(error)) from error
+    except SettingsError as error:
+        raise WrongSettings(_explain_json(error)) from error
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        path = [str(part) for part in problem["loc"]]
+        name = variable_of(path[0]) + "".join(f".{part}" for part in path[1:]) if path else "settings"
+        met = problem["input"]
+        # Keys are never shown, and of lists and maps nothing, for they may hold keys.
+        shown = f" (got {met!r})" if path and "key" not in path[-1] and isinstance(met, str | int | float) else ""
+        lines.append(f"{name}: {problem['msg'].removeprefix('Value error, ')}{shown}")
+    return "\n".join(lines)
+
+
+def _explain_json(error: SettingsError) -> str:
+    field = re.search(r'field "(\w+)"', str(error))
+    return f"{variable_of(field[1])}: a JSON value is expected" if field else str(error)
+
+
+def unknown_variables(environment: Iterable[str] | None = None) -> list[str]:
+    """Variables that begin like ours and name no setting: most likely misspelt.
+
+    To be warned of, not refused: an orchestrator makes such variables by itself for a service called `partibus`. Settings are read
+    from variables in any case, PARTIBUS_CONFIG in capitals only.
+    """
+    known = {variable_of(name) for name in Settings.model_fields}
+    names = os.environ if environment is None else environment
+    ours = (name for name in names if name.upper().startswith(ENVIRONMENT_PREFIX))
+    return sorted(name for name in ours if name.upper() not in known and name != ENVIRONMENT_PREFIX + "CONFIG")

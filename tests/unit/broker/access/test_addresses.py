@@ -1,0 +1,72 @@
+import pytest
+
+from broker.access.addresses import (
+    NODE_CBS,
+    NODE_MANAGEMENT,
+    Address,
+    BadAddress,
+    audience_path,
+    parse_address,
+)
+from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("orders", Address("orders")),
+        ("/orders", Address("orders")),
+        ("Orders/", Address("Orders")),
+        ("amqps://localhost:5672/orders", Address("orders")),
+        ("sb://ns.example/dir/orders", Address("dir/orders")),
+        ("/dir%2Forders%201", Address("dir/orders 1")),
+        ("orders/$DeadLetterQueue", Address("orders", DEAD_LETTER)),
+        ("orders/$deadletterqueue", Address("orders", DEAD_LETTER)),
+        ("/orders/%24DeadLetterQueue", Address("orders", DEAD_LETTER)),
+        ("orders/$Transfer/$DeadLetterQueue", Address("orders", TRANSFER_DEAD_LETTER)),
+        ("orders/$management", Address("orders", MAIN, NODE_MANAGEMENT)),
+        ("amqps://h/orders/$Transfer/$deadLetterQueue/$Management", Address("orders", TRANSFER_DEAD_LETTER, NODE_MANAGEMENT)),
+        ("$cbs", Address("", MAIN, NODE_CBS)),
+        ("amqps://localhost/$CBS", Address("", MAIN, NODE_CBS)),
+        ("topic/subscriptions/sub", Address("topic/Subscriptions/sub")),
+        ("dir/topic/SUBSCRIPTIONS/sub/$DeadLetterQueue/$management", Address("dir/topic/Subscriptions/sub", DEAD_LETTER, NODE_MANAGEMENT)),
+    ],
+)
+def test_every_spelling_of_an_address_is_understood(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+
+
+def test_a_subscription_tells_its_topic() -> None:
+    assert parse_address("dir/topic/subscriptions/sub").subscription == ("dir/topic", "sub")
+    assert parse_address("orders").subscription is None
+    assert parse_address("subscriptions/orders").subscription is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "/", "amqps://localhost", "amqps://localhost/", "$management", "$DeadLetterQueue", "orders/$unknown", "a//b", "$cbs/x",
+        "orders/$cbs", "orders/$management/$DeadLetterQueue", "orders/$Transfer", "or?ders", "or#ders", "a@b", "a*", "a\\b", "a\nb",
+        "%00", "%ff", "x" * 261, "a/../b", "a/./b", "../a", "a/%2e%2E/b", "..",
+    ],
+)  # fmt: skip
+def test_what_can_be_no_entity_is_a_bad_address(text: str) -> None:
+    with pytest.raises(BadAddress):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("audience", "path"),
+    [
+        ("sb://localhost:5672/Orders", "orders"),
+        ("amqps://host/topic/Subscriptions/S/$DeadLetterQueue/", "topic/subscriptions/s/$deadletterqueue"),
+        ("https://host/orders?api-version=1", "orders"),
+        ("https://host?x=/orders", ""),
+        ("sb://host", ""),
+        ("host", ""),
+        ("host/orders", "orders"),
+        ("", ""),
+    ],
+)
+def test_an_audience_is_the_path_behind_its_authority(audience: str, path: str) -> None:
+    assert audience_path(audience) == path

@@ -1,0 +1,27 @@
+"""broker/entities/documents.py: entities there and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings
+from broker.entities.documents import decode_description, encode_description
+
+RULE = AuthorizationRule("app", "primary", "secondary", frozenset({"Manage", "Send", "Listen"}), 1, 2)
+SETTINGS = replace(
+    QueueSettings(), status=EntityStatus.SEND_DISABLED, authorization_rules=(RULE,), default_time_to_live_ms=5, user_metadata="ümlaut"
+)
+
+
+def test_a_description_survives_its_document() -> None:
+    for of_file in (None, QueueSettings(), SETTINGS):
+        description = QueueDescription("orders", "a" * 32, 16, SETTINGS, 1, 2, of_file)
+        assert decode_description(encode_description(description)) == description
+
+
+def test_a_document_from_before_the_file_was_remembered_is_read() -> None:
+    description = QueueDescription("orders", "a" * 32, 16, SETTINGS, 1, 2)
+    fields = json.loads(encode_description(description))
+    del fields["file_settings"]
+    assert decode_description(json.dumps(fields).encode()) == description

@@ -1,0 +1,462 @@
+"""A link on which a client browses: the real engine and connection, partitions that answer by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import QueueSettings
+from broker.frontend.links import browse as browse_link
+from broker.operations import (
+    PARTITION_SHIFT,
+    Answer,
+    Arrived,
+    Detach,
+    Failed,
+    MessageState,
+    Operation,
+    Peek,
+    Peeked,
+    Unavailable,
+    Watch,
+)
+from protocol.codec import Described, Symbol, UInt, ULong
+from protocol.events import Outcome
+from tests.support import raw_amqp as raw
+from tests.support.amqp_messages import sections
+from tests.support.link_stack import Client, LinkStack, turn, until
+from tests.support.locked import stored
+from tests.support.raw_amqp import Frame
+from tests.support.receiving import ends_when_receiving_is_disabled
+
+
+def browser_attach(handle: int = 0, address: str = "queue", **given: Any) -> list[Any]:
+    fields = raw.receiver_attach(handle, address, **given)
+    fields[5] = Described(ULong(raw.SOURCE), [address, None, None, None, None, None, Symbol("copy")])
+    return fields
+
+
+class Shelf:
+    """What the partitions of a stack hold, and their answers to what a browse asks."""
+
+    def __init__(self, stack: LinkStack, held: Sequence[int], *, size: int = 5) -> None:
+        """`held` is how many messages each partition has."""
+        self.stack = stack
+        self.numbers = [[number << PARTITION_SHIFT | place for place in range(1, count + 1)] for number, count in enumerate(held)]
+        self.message = stored(bytes(size))
+        self.peeks: list[tuple[int, Peek]] = []
+        self.states: dict[int, int] = {}
+
+    async def serve(self, *down: int) -> None:
+        """Answer every peek, partition by partition, until nothing more is asked; those of `down` are refused."""
+        await turn()
+        while any(part.has(Peek) for part in self.stack.parts):
+            for part in self.stack.parts:
+                while part.has(Peek):
+                    operation = part.answer(Peek, lambda peek, number=part.number: self._answer(number, peek, down))  # type: ignore[misc]
+                    assert isinstance(operation, Peek)
+                    self.peeks.append((part.number, operation))
+            await turn()
+
+    def _answer(self, number: int, peek: Peek, down: Sequence[int]) -> Answer:
+        if number in down:
+            return Failed(Reason.PARTITION_UNAVAILABLE, "It is down.", peek.cookie)
+        room = len(self.message) * 1_000 if peek.bytes_max is None else peek.bytes_max
+        behind = [each for each in self.numbers[number] if each >= peek.from_sequence_number]
+        shown = behind[: min(peek.count, max(-(-room // len(self.message)), 1))]
+        return Peeked(
+            shown,
+            [0] * len(shown),
+            [0] * len(shown),
+            [None] * len(shown),
+            [self.message] * len(shown),
+            [None] * len(shown),
+            [self.states.get(each, MessageState.ACTIVE) for each in shown],
+            peek.cookie,
+            more=len(shown) < len(behind) and len(shown) < peek.count,
+        )
+
+    def every(self) -> list[int]:
+        return [number for numbers in self.numbers for number in numbers]
+
+    def watched(self) -> dict[int, int]:
+        """By partition: the sequence number from which it is watched now."""
+        found: dict[int, int] = {}
+        for part in self.stack.parts:
+            for operation, _, _ in part.posted:
+                if isinstance(operation, Watch):
+                    assert part.number not in found, "one at a time"
+                    found[part.number] = operation.from_sequence_number
+        return found
+
+    async def arrive(self, number: int, count: int = 1) -> None:
+        """More messages, and the partition says so."""
+        last = max(self.numbers[number], default=number << PARTITION_SHIFT)
+        self.numbers[number] += range(last + 1, last + 1 + count)
+        self.stack.parts[number].answer(Watch, lambda watch: Arrived(number, watch.subqueue))
+        await self.serve()
+
+
+async def browsing(
+    held: Sequence[int], *, credit: int = 0, settled: bool = False, size: int = 5, queue: QueueSettings | None = None, **given: Any
+) -> tuple[LinkStack, Client, Shelf]:
+    stack = LinkStack(len(held), queue, **given)
+    client = await stack.connect()
+    (attach,) = await client.attach(browser_attach(settled=settled))
+    assert attach.field(5).value[6] == "copy" and attach.field(9) == 0
+    shelf = Shelf(stack, held, size=size)
+    if credit:
+        client.flow(0, 0, credit)
+        await shelf.serve()
+    return stack, client, shelf
+
+
+def shown(frames: Sequence[Frame]) -> list[int]:
+    """The sequence numbers of the transfers among frames."""
+    return [sections(frame.payload)[0x72]["x-opt-sequence-number"] for frame in frames if frame.code == raw.TRANSFER]
+
+
+async def drained(client: Client) -> Frame | None:
+    """The flow that answers a drain, if it is there."""
+    flows = [frame for frame in await client.heard(raw.FLOW) if frame.field(8)]
+    return flows[-1] if flows else None
+
+
+# --- what it shows ----------------------------------------------------------------------------------------------------------
+
+
+async def test_each_message_of_all_partitions_is_shown_once_and_nothing_is_asked_of_them_but_to_look() -> None:
+    stack, client, shelf = await browsing([3, 0, 2, 1], credit=100)
+    assert shown(await client.hear()) == shelf.every()
+    asked: set[type[Operation]] = {type(operation) for part in stack.parts for operation, _, _ in part.posted}
+    assert asked == {Watch, Detach}, "no demand, no settlement"
+    assert len(shelf.peeks) == 4, "one look at each partition"
+
+
+async def test_a_delivery_shows_the_message_as_it_stands_and_no_lock() -> None:
+    _, client, shelf = await browsing([0, 0, 2])
+    shelf.states[shelf.numbers[2][1]] = MessageState.DEFERRED
+    client.flow(0, 0, 10)
+    await shelf.serve()
+    first, second = await client.heard(raw.TRANSFER)
+    assert first.field(3) == 0 and not first.field(4)
+    annotations = sections(first.payload)[0x72]
+    assert annotations["x-opt-message-state"] == 0 and annotations["x-opt-partition-id"] == 2
+    assert "x-opt-locked-until" not in annotations and 0x71 not in sections(first.payload)
+    assert sections(second.payload)[0x72]["x-opt-message-state"] == 1
+    assert first.field(2) != second.field(2)
+
+
+async def test_a_settled_link_gets_settled_deliveries() -> None:
+    _, client, _ = await browsing([2], credit=10, settled=True)
+    assert [frame.field(4) for frame in await client.heard(raw.TRANSFER)] == [True, True]
+
+
+async def test_no_more_is_shown_than_the_credit_and_the_next_credit_goes_on_from_there() -> None:
+    _, client, shelf = await browsing([3, 3], credit=2)
+    seen = shown(await client.hear())
+    assert len(seen) == 2
+    client.flow(0, 2, 3)
+    await shelf.serve()
+    seen += shown(await client.hear())
+    client.flow(0, 5, 3)
+    await shelf.serve()
+    assert seen + shown(await client.hear()) == shelf.every()
+
+
+async def test_a_large_queue_is_read_in_pages_of_bounded_size_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browse_link, "PAGE_MESSAGES_MAX", 7)
+    stack, client, shelf = await browsing([50, 41])
+    client.flow(0, 0, 1_000)
+    await turn()
+    assert sum(part.has(Peek) for part in stack.parts) == 1
+    await shelf.serve()
+    assert shown(await client.hear()) == shelf.every()
+    assert all(peek.count <= 7 for _, peek in shelf.peeks)
+
+
+async def test_a_page_has_a_bound_in_bytes() -> None:
+    _, client, shelf = await browsing([40], credit=40, size=30_000)
+    seen = shown(await client.hear())
+    await shelf.serve()
+    while more := shown(await client.hear()):
+        seen += more
+        await shelf.serve()
+    assert seen == shelf.every()
+    assert len(shelf.peeks) >= 4 and all(peek.bytes_max == browse_link.PAGE_BYTES_MAX for _, peek in shelf.peeks)
+
+
+async def test_credit_that_was_taken_back_while_a_page_was_read_is_not_exceeded_and_nothing_is_left_out() -> None:
+    _, client, shelf = await browsing([5])
+    client.flow(0, 0, 5)
+    await turn()
+    client.flow(0, 0, 2)
+    await shelf.serve()
+    seen = shown(await client.hear())
+    assert len(seen) == 2
+    client.flow(0, 2, 10)
+    await shelf.serve()
+    assert seen + shown(await client.hear()) == shelf.every()
+
+
+async def test_a_client_that_does_not_read_is_shown_no_more_and_its_pages_are_not_kept() -> None:
+    stack, client, shelf = await browsing([40], size=20_000, output_buffer_bytes_max=65_536)
+    client.connection.pause_writing()
+    client.flow(0, 0, 1_000)
+    await shelf.serve()
+    assert not shelf.peeks, "not even read"
+    client.connection.resume_writing()
+    await turn()
+    client.connection.pause_writing()  # while the page is on its way
+    await shelf.serve()
+    assert len(shelf.peeks) == 1 and shown(await client.hear()) == []
+    client.connection.resume_writing()
+    seen: list[int] = []
+    for _ in range(30):
+        await shelf.serve()
+        seen += shown(await client.hear())
+    assert seen == shelf.every() and stack.parts[0].has(Watch)
+
+
+async def test_one_connection_reads_one_page_at_a_time_and_the_broker_few() -> None:
+    stack = LinkStack(1)
+    clients = [await stack.connect() for _ in range(browse_link.PAGES_AT_ONCE + 3)]
+    for client in clients:
+        for handle in range(3):
+            await client.attach(browser_attach(handle))
+            client.flow(handle, 0, 10)
+    await turn()
+    (part,) = stack.parts
+    assert len([each for each in part.posted if isinstance(each[0], Peek)]) == browse_link.PAGES_AT_ONCE
+    await Shelf(stack, [4]).serve()
+    for client in clients:
+        assert len(shown(await client.hear())) == 12, "everybody has its turn"
+
+
+# --- settlement -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", [Outcome.ACCEPTED, Outcome.REJECTED, Outcome.RELEASED, Outcome.MODIFIED])
+async def test_an_outcome_is_answered_with_the_same_one_and_changes_nothing(outcome: Outcome) -> None:
+    stack, client, _ = await browsing([3], credit=3)
+    await client.hear()
+    for part in stack.parts:
+        part.posted.clear()
+    client.dispose(0, 2, raw.outcome(outcome))
+    found = await client.heard(raw.DISPOSITION)
+    assert found and all(frame.field(3) is True and frame.field(4).descriptor == outcome for frame in found)
+    assert {number for frame in found for number in range(frame.field(1), (frame.field(2) or frame.field(1)) + 1)} == {0, 1, 2}
+    assert not any(part.posted for part in stack.parts)
+    client.dispose(0, 2, raw.outcome(outcome))
+    assert await client.hear() == [], "told twice"
+
+
+async def test_an_outcome_of_a_transaction_is_refused() -> None:
+    _, client, _ = await browsing([1], credit=1)
+    await client.hear()
+    client.dispose(0, 0, Described(ULong(0x34), [b"txn", raw.outcome(Outcome.ACCEPTED)]))
+    (answer,) = await client.heard(raw.DISPOSITION)
+    assert answer.field(4).descriptor == Outcome.REJECTED and answer.field(4).value[0].value[0] == "amqp:not-implemented"
+
+
+async def test_deliveries_that_are_not_settled_are_bounded_and_the_browse_goes_on_when_they_are() -> None:
+    _, client, shelf = await browsing([9], credit=9, unsettled_per_link_max=4)
+    seen = shown(await client.hear())
+    assert len(seen) == 4
+    client.dispose(0, 3, raw.outcome(Outcome.ACCEPTED), settled=True)
+    await shelf.serve()
+    seen += shown(await client.hear())
+    assert seen == shelf.every()[:8]
+
+
+# --- the end, and what comes after it ---------------------------------------------------------------------------------------
+
+
+async def test_a_drain_is_answered_when_all_was_shown() -> None:
+    _, client, shelf = await browsing([2, 0, 2])
+    client.flow(0, 0, 10, drain=True)
+    await turn()
+    assert await drained(client) is None, "not before"
+    await shelf.serve()
+    frames = await client.hear()
+    assert shown(frames) == shelf.every()
+    flow = frames[-1]
+    assert (flow.code, flow.field(5), flow.field(6), flow.field(8)) == (raw.FLOW, 10, 0, True)
+    client.flow(0, 10, 5, drain=True)
+    await shelf.serve()
+    assert await drained(client) is not None and len(shelf.peeks) == 3, "nothing has come since: nobody is asked again"
+
+
+async def test_a_drain_of_an_empty_queue_is_answered() -> None:
+    _, client, shelf = await browsing([0, 0])
+    client.flow(0, 0, 1, drain=True)
+    await shelf.serve()
+    assert await drained(client) is not None
+
+
+async def test_at_its_end_a_browse_waits_without_polling_and_shows_what_arrives() -> None:
+    _, client, shelf = await browsing([2, 1], credit=100)
+    await client.hear()
+    assert shelf.watched() == {0: 3, 1: 1 << PARTITION_SHIFT | 2}
+    asked = len(shelf.peeks)
+    client.flow(0, 3, 97)  # pyamqp repeats its flows unchanged
+    await shelf.serve()
+    assert len(shelf.peeks) == asked
+    await shelf.arrive(1, 2)
+    assert shown(await client.hear()) == shelf.numbers[1][1:] and len(shelf.peeks) == asked + 1
+    assert shelf.watched() == {0: 3, 1: 1 << PARTITION_SHIFT | 4}
+
+
+async def test_what_arrives_while_there_is_no_credit_is_shown_with_the_next() -> None:
+    _, client, shelf = await browsing([1], credit=2)
+    await client.hear()
+    client.flow(0, 1, 0)
+    await shelf.arrive(0, 3)
+    assert await client.heard(raw.TRANSFER) == []
+    client.flow(0, 1, 10, drain=True)
+    await shelf.serve()
+    assert shown(await client.hear()) == shelf.numbers[0][1:]
+
+
+async def test_a_partition_that_always_has_more_does_not_keep_the_others_from_being_shown() -> None:
+    _, client, shelf = await browsing([1, 1], credit=1)
+    client.flow(0, 1, 1)
+    await turn()
+    shelf.numbers[0].append(2)
+    await shelf.serve()
+    client.flow(0, 2, 1)
+    await shelf.serve()
+    assert len(shown(await client.hear())) == 3 and {number for number, _ in shelf.peeks} == {0, 1}
+
+
+# --- partitions that are down -----------------------------------------------------------------------------------------------
+
+
+async def test_a_partition_that_is_down_does_not_stop_the_browse_and_is_shown_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browse_link, "LOOK_AGAIN_S", 0.01)
+    stack, client, shelf = await browsing([2, 2, 2])
+    stack.parts[1].available = False
+    client.flow(0, 0, 100, drain=True)
+    await shelf.serve()
+    frames = await client.hear()
+    assert shown(frames) == shelf.numbers[0] + shelf.numbers[2]
+    assert frames[-1].code == raw.FLOW and frames[-1].field(8), "the drain is answered"
+    client.flow(0, 100, 100)
+    stack.parts[1].available = True
+    await until(lambda: stack.parts[1].has(Peek))
+    await shelf.serve()
+    assert shown(await client.hear()) == shelf.numbers[1]
+
+
+async def test_a_partition_that_goes_down_at_the_end_is_watched_again_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browse_link, "LOOK_AGAIN_S", 0.01)
+    stack, client, shelf = await browsing([1], credit=10)
+    await client.hear()
+    stack.parts[0].answer(Watch, lambda _: Unavailable(0))
+    shelf.numbers[0].append(2)
+    await until(lambda: stack.parts[0].has(Peek))
+    await shelf.serve(0)  # still down
+    await until(lambda: stack.parts[0].has(Peek))
+    await shelf.serve()
+    assert shown(await client.hear()) == [2] and shelf.watched() == {0: 3}
+
+
+async def test_a_partition_that_does_not_answer_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browse_link, "PAGE_WITHIN_S", 0.01)
+    stack, client, shelf = await browsing([1, 2])
+    client.flow(0, 0, 10, drain=True)
+    await until(lambda: stack.parts[1].has(Peek))
+    monkeypatch.setattr(browse_link, "PAGE_WITHIN_S", 60)
+    stack.parts[0].take_all(Peek)
+    await shelf.serve()
+    frames = await client.hear()
+    assert shown(frames) == shelf.numbers[1] and frames[-1].field(8)
+
+
+# --- attach and the end -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_letter_queue_is_browsed_under_its_path() -> None:
+    stack = LinkStack(1)
+    client = await stack.connect()
+    await client.attach(browser_attach(address="queue/$DeadLetterQueue"))
+    client.flow(0, 0, 10)
+    await turn()
+    (part,) = stack.parts
+    assert part.take(Peek)[0].subqueue == "$deadletterqueue"
+
+
+async def refused(client: Client, fields: list[Any]) -> str:
+    attach, detach = await client.attach(fields)
+    assert attach.field(5) is None and attach.field(6) is None and detach.field(1) is True
+    return str(raw.condition_of(detach) or detach.field(2).value[0])
+
+
+async def test_a_browse_needs_the_listen_claim() -> None:
+    client = await LinkStack().connect(raw.sasl_anonymous())
+    assert await refused(client, browser_attach()) == "amqp:unauthorized-access"
+
+
+async def test_a_browse_is_refused_and_ended_where_receiving_is() -> None:
+    stack, client, _ = await browsing([1], credit=1)
+    await client.hear()
+    await ends_when_receiving_is_disabled(stack, client)
+    assert await refused(client, browser_attach(1)) == "com.microsoft:entity-disabled"
+
+
+async def test_a_browse_of_a_queue_that_requires_sessions_is_refused() -> None:
+    client = await LinkStack(4, QueueSettings(requires_session=True)).connect()
+    assert await refused(client, browser_attach()) == "amqp:not-allowed"
+
+
+async def test_a_browse_is_ended_when_its_queue_is_deleted() -> None:
+    stack, client, _ = await browsing([1], credit=5)
+    await client.hear()
+    await stack.queue.end(Refused(Reason.ENTITY_NOT_FOUND, "The messaging entity 'queue' could not be found."))
+    (detach,) = await client.heard(raw.DETACH)
+    assert detach.field(2).value[0] == "amqp:not-found" and not stack.queue.watchers
+
+
+@pytest.mark.parametrize("how", ["detach", "hang up"])
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(how: str) -> None:
+    stack, client, shelf = await browsing([5])
+    client.flow(0, 0, 5)
+    await turn()
+    if how == "detach":
+        client.detach(0)
+    else:
+        client.connection.connection_lost()
+    await shelf.serve()
+    await asyncio.sleep(0)
+    assert not stack.queue.watchers and not stack.tasks
+    assert stack.parts[0].has(Detach) and shelf.watched() == {}
+    other = await stack.connect()
+    await other.attach(browser_attach())
+    other.flow(0, 0, 5)
+    await shelf.serve()
+    assert shown(await other.hear()) == shelf.every(), "its turn was given back"
+
+
+async def test_what_nobody_foresaw_ends_the_connection_and_reaches_no_partition() -> None:
+    stack, client, shelf = await browsing([1])
+    shelf.message = b""
+    client.flow(0, 0, 5)
+    await turn()
+    _, sink = stack.parts[0].take(Peek)
+    sink(Peeked([1], [0], [0], [None], [b""], [None], [0], None))
+    await turn()
+    assert client.wire.aborted
+
+
+async def test_the_handle_of_a_browse_counts_its_deliveries_for_the_whole_session() -> None:
+    """Delivery-ids have no gap, whichever link a delivery goes over (AMQP contract 5.3)."""
+    _, client, shelf = await browsing([2], credit=10)
+    assert [frame.field(1) for frame in await client.heard(raw.TRANSFER)] == [UInt(0), UInt(1)]
+    await client.attach(browser_attach(1))
+    client.flow(1, 0, 10)
+    await shelf.serve()
+    assert [frame.field(1) for frame in await client.heard(raw.TRANSFER)] == [UInt(2), UInt(3)]

@@ -1,0 +1,251 @@
+"""A link on which a client receives, from attach to detach: the real engine and connection, partitions that answer by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.frontend.links import outgoing as outgoing_link
+from broker.operations import (
+    Complete,
+    Demand,
+    Detach,
+    LockToken,
+    Recall,
+    Recalled,
+    Release,
+    RenewLocks,
+    Settled,
+    Unavailable,
+    Unmet,
+    Withdraw,
+    Withdrawn,
+)
+from protocol.codec import Described, Symbol, ULong
+from tests.support import raw_amqp as raw
+from tests.support.link_stack import Client, LinkStack, Part, tags_of, until
+from tests.support.locked import locked
+from tests.support.receiving import LONG_MS, ends_when_receiving_is_disabled, give, receiving
+
+
+async def refused(client: Client, fields: list[Any]) -> tuple[str, str]:
+    attach, detach = await client.attach(fields)
+    assert attach.field(5) is None and attach.field(6) is None and detach.code == raw.DETACH
+    condition, description, _ = detach.field(2).value
+    return str(condition), description
+
+
+async def test_a_link_to_what_does_not_exist_is_refused_in_the_words_that_clients_know() -> None:
+    client = await LinkStack().connect()
+    condition, description = await refused(client, raw.receiver_attach(0, "nothing"))
+    assert condition == "amqp:not-found" and "The messaging entity" in description and "could not be found" in description
+
+
+async def test_a_link_to_a_queue_that_gives_nothing_out_is_refused_and_one_that_is_attached_is_closed() -> None:
+    stack, client = await receiving(4)
+    await ends_when_receiving_is_disabled(stack, client)
+    assert (await refused(client, raw.receiver_attach(1, "queue")))[0] == "com.microsoft:entity-disabled"
+
+
+async def test_a_link_is_closed_when_its_queue_is_deleted() -> None:
+    stack, client = await receiving(4)
+    await stack.queue.end(Refused(Reason.ENTITY_NOT_FOUND, "The messaging entity 'queue' could not be found."))
+    (detach,) = await client.heard(raw.DETACH)
+    assert detach.field(1) is True and detach.field(2).value[0] == "amqp:not-found"
+    client.detach(0)
+    assert await client.hear() == [] and not stack.queue.watchers
+
+
+async def test_a_session_filter_is_refused_where_there_are_no_sessions() -> None:
+    client = await LinkStack().connect()
+    fields = raw.receiver_attach(0, "queue")
+    filters = {Symbol("com.microsoft:session-filter"): "cart"}
+    fields[5] = Described(ULong(raw.SOURCE), ["queue", None, None, None, None, None, None, filters])
+    assert (await refused(client, fields))[0] == "amqp:not-allowed"
+
+
+async def test_what_goes_wrong_in_an_answer_ends_the_connection_and_reaches_no_partition() -> None:
+    stack, client = await receiving(4)
+    _, sink = stack.parts[0].take(Demand)
+    broken = locked(0, 1)
+    sink(replace(broken, messages=[b""]))
+    assert client.wire.aborted
+
+
+async def test_the_dead_letter_subqueue_is_received_from_under_its_path() -> None:
+    stack = LinkStack()
+    client = await stack.connect()
+    await client.receiver(0, credit=4, address="queue/$DeadLetterQueue")
+    assert {part.take(Demand)[0].subqueue for part in stack.parts} == {"$deadletterqueue"}
+
+
+# --- recall and return ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_recall_gives_back_what_nobody_has_seen_of_that_partition() -> None:
+    stack, client = await receiving(1)
+    seen = give(stack, 0, 1)
+    sink = any_sink(stack)
+    unseen, other = give(stack, 1, 1), give(stack, 2, 1)
+    sink(Recall(1, ""))
+    sink(Recall(0, ""))
+    assert list(stack.parts[1].take(Recalled)[0].tokens) == unseen.tokens
+    assert list(stack.parts[0].take(Recalled)[0].tokens) == [], "answered also when there is nothing"
+    assert tags_of(await client.hear()) == seen.tokens
+    client.flow(0, 1, 1)
+    assert tags_of(await client.hear()) == other.tokens
+
+
+def any_sink(stack: LinkStack) -> Any:
+    """Where the answers of the only link go."""
+    return next(entry[2] for part in stack.parts for entry in part.posted)
+
+
+@pytest.mark.parametrize("end", ["detach", "end", "close", "connection lost"])
+async def test_unseen_messages_go_back_at_once_when_the_link_ends_and_seen_ones_do_not(end: str) -> None:
+    stack, client = await receiving(1)
+    give(stack, 0, 1)
+    unseen = give(stack, 2, 1)
+    await client.hear()
+    match end:
+        case "detach":
+            client.detach(0)
+        case "end":
+            client.say(raw.frame(raw.END, []))
+        case "close":
+            client.say(raw.frame(raw.CLOSE, []))
+        case _:
+            client.connection.connection_lost()
+    given_back = {part.number: list(part.take(Detach)[0].unseen) for part in stack.parts}
+    assert given_back == {0: [], 1: [], 2: unseen.tokens, 3: []}
+    assert client.connection.cache.messages == 0 and not stack.queue.watchers
+    client.connection.connection_lost()
+    assert not any(part.has(Detach) for part in stack.parts), "it ends once"
+
+
+async def test_messages_that_come_after_the_link_has_ended_go_back() -> None:
+    stack, client = await receiving(4)
+    sinks = [part.take(Demand)[1] for part in stack.parts]
+    client.detach(0)
+    late = locked(1, 2)
+    sinks[1](late)
+    assert list(stack.parts[1].take(Release)[0].tokens) == late.tokens
+    sinks[2](Recall(2, ""))
+    assert list(stack.parts[2].take(Recalled)[0].tokens) == []
+    sinks[3](Withdrawn(3, ""))
+    sinks[3](Unavailable(3))
+
+
+# --- partitions that go down ------------------------------------------------------------------------------------------------
+
+
+async def test_a_partition_that_went_down_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing_link, "RETRY_UNAVAILABLE_S", 0.01)
+    stack, _ = await receiving(4)
+    _, sink = stack.parts[1].take(Demand)
+    sink(Unavailable(1))
+    assert not stack.parts[1].has(Demand)
+    await until(lambda: stack.parts[1].has(Demand))
+
+
+async def test_a_partition_that_is_down_for_good_is_asked_no_more_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing_link, "RETRY_UNAVAILABLE_S", 0.01)
+    stack, client = await receiving(4)
+    _, gone = stack.parts[1].take(Demand)
+    _, back = stack.parts[2].take(Demand)
+    gone(Unavailable(1, for_good=True))
+    back(Unavailable(2))
+    await until(lambda: stack.parts[2].has(Demand))
+    for part in (0, 2, 3):
+        give(stack, part, 1)
+    assert len(tags_of(await client.hear())) == 3
+    client.flow(3, 1, 100, drain=True)
+    await client.hear()
+    assert not stack.parts[1].has(Demand) and not stack.parts[1].has(Withdraw)
+
+
+async def test_what_a_partition_gave_before_it_went_down_is_not_delivered_from_the_cache() -> None:
+    stack, client = await receiving(1)
+    give(stack, 0, 1)
+    sink = any_sink(stack)
+    give(stack, 1, 1)
+    await client.hear()
+    sink(Unavailable(1))
+    client.flow(0, 1, 1)
+    assert tags_of(await client.hear()) == [] and client.connection.cache.messages == 0
+
+
+# --- all together -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_every_message_reaches_a_client_that_keeps_asking_whatever_the_order_of_answers(seed: int) -> None:
+    """Partitions that hold messages at random and answer at random; the client has little credit, settles, drains at times."""
+    random = Random(seed)
+    stack = LinkStack(random.choice((1, 2, 5)), receive_cache_messages=random.choice((0, 3, 100)))
+    client = await stack.connect()
+    await client.receiver(0)
+    held: list[list[LockToken]] = [[] for _ in stack.parts]
+    wanted = [0] * len(stack.parts)
+    sinks: list[Any] = [None] * len(stack.parts)
+    seen: list[LockToken] = []
+    sent = 0
+
+    def serve(part: Part) -> None:
+        number = part.number
+        operation, _, sink = part.posted.popleft()
+        sinks[number] = sink
+        match operation:
+            case Demand():
+                wanted[number] += operation.count
+                hand_out(number)
+                if operation.tell_unmet and wanted[number]:
+                    sink(Unmet(number, ""))
+            case Withdraw():
+                wanted[number] = 0
+                sink(Withdrawn(number, ""))
+            case Release() | Recalled():
+                held[number][:0] = operation.tokens
+                hand_out(number)
+            case Complete():
+                sink(Settled(operation.cookie))
+            case _:
+                assert isinstance(operation, RenewLocks)
+
+    def hand_out(number: int) -> None:
+        count = min(wanted[number], len(held[number]))
+        if count:
+            wanted[number] -= count
+            tokens, held[number][:] = held[number][:count], held[number][count:]
+            messages = locked(number, count, until_ms=stack.clock.monotonic_ms() + LONG_MS)
+            sinks[number](replace(messages, tokens=tokens))
+
+    credit_until = 0
+    for _ in range(3000):
+        if sent < 60 and random.random() < 0.1:
+            sent += 1
+            number = random.randrange(len(stack.parts))
+            held[number].append(bytes([0, number]) + sent.to_bytes(14, "big"))
+            if sinks[number]:
+                hand_out(number)
+        busy = [part for part in stack.parts if part.posted]
+        if busy:
+            serve(random.choice(busy))
+        if random.random() < 0.2:
+            for frame in await client.hear():
+                if frame.code == raw.TRANSFER:
+                    seen.append(frame.field(2))
+                    client.dispose(frame.field(1), frame.field(1), raw.outcome(raw.ACCEPTED))
+                elif frame.code == raw.FLOW and frame.field(8):
+                    credit_until = frame.field(5)
+        if len(seen) >= credit_until and not busy:
+            credit = random.choice((1, 2, 10))
+            credit_until = len(seen) + credit
+            client.flow(0, len(seen), credit)
+        if len(seen) == 60:
+            break
+    assert sorted(token[2:] for token in seen) == [number.to_bytes(14, "big") for number in range(1, 61)], f"seed {seed}"

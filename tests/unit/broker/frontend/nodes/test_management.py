@@ -1,0 +1,683 @@
+"""What `$management` does with its requests: the real node and connection, partitions that answer by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.base.clock import wall_ahead_ms
+from broker.base.errors import Reason
+from broker.entities.descriptions import DEAD_LETTER, EntityStatus
+from broker.frontend.nodes.management import PEEK_MESSAGES_MAX, TOKENS_MAX
+from broker.frontend.nodes.request_node import Request, Response
+from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
+from broker.operations import (
+    PARTITION_SHIFT,
+    Abandon,
+    Answer,
+    Complete,
+    DeadLetter,
+    Defer,
+    Demand,
+    Failed,
+    Locked,
+    Peek,
+    Peeked,
+    ReceiveDeferred,
+    Release,
+    Renewed,
+    RenewLocks,
+    Settled,
+)
+from protocol.codec import Array, Described, Timestamp, TypeCode, ULong, decode, encode
+from tests.support import raw_amqp as raw
+from tests.support.amqp_messages import ANNOTATIONS, DATA, DELIVERY_ANNOTATIONS, sections
+from tests.support.link_stack import Client, turn
+from tests.support.locked import locked, stored
+from tests.support.management_bench import Answers, Bench, bench, down, status
+
+# --- peek -------------------------------------------------------------------------------------------------------------------
+
+
+def holding(counts: Mapping[int, int], body: bytes = b"hello") -> Answers:
+    """Partitions that hold so many messages each."""
+
+    def peek(number: int, operation: Peek) -> Peeked:
+        all_numbers = [number << PARTITION_SHIFT | at for at in range(1, counts.get(number, 0) + 1)]
+        shown = [each for each in all_numbers if each >= operation.from_sequence_number][: operation.count]
+        count = len(shown)
+        return Peeked(
+            shown, [0] * count, [0] * count, [None] * count, [stored(body)] * count, [None] * count, [0] * count, operation.cookie
+        )
+
+    return {Peek: peek}
+
+
+def shown(response: Response) -> list[int]:
+    """Sequence numbers of a page; a page is never empty."""
+    if response.properties["statusCode"] == 204:
+        assert response.body is None
+        return []
+    assert response.properties["statusCode"] == 200, response
+    messages = [sections(each["message"]) for each in response.body["messages"]]
+    assert messages
+    return [int(each[ANNOTATIONS]["x-opt-sequence-number"]) for each in messages]
+
+
+async def peek(work: Bench, start: int, count: int, answers: Answers) -> list[int]:
+    return shown(await work.ask("peek-message", {"from-sequence-number": start, "message-count": count}, answers))
+
+
+async def pages(work: Bench, count: int, answers: Answers) -> list[list[int]]:
+    """What a client sees that asks for page after page, each from behind the last message."""
+    found: list[list[int]] = []
+    start = 1
+    while page := await peek(work, start, count, answers):
+        found.append(page)
+        start = page[-1] + 1
+        assert len(found) < 100
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 100])
+async def test_paging_shows_every_message_of_every_partition_once_in_the_order_of_numbers(count: int) -> None:
+    work = await bench()
+    held = {0: 5, 1: 1, 3: 7}
+    found = await pages(work, count, holding(held))
+    expected = [number << PARTITION_SHIFT | at for number, messages in held.items() for at in range(1, messages + 1)]
+    assert [each for page in found for each in page] == expected
+    assert [len(page) for page in found[:-1]] == [count] * (len(found) - 1)
+
+
+async def test_a_browser_looks_into_the_subqueue_it_has_asked_for_and_nowhere_before_its_number() -> None:
+    work = await bench(address="queue/$DeadLetterQueue/$management")
+    asked: list[tuple[int, str, int]] = []
+
+    def look(number: int, operation: Peek) -> Answer:
+        asked.append((number, operation.subqueue, operation.count))
+        return holding({3: 1})[Peek](number, operation)
+
+    assert await peek(work, 2 << PARTITION_SHIFT | 9, 5, {Peek: look}) == [3 << PARTITION_SHIFT | 1]
+    assert asked == [(2, DEAD_LETTER, 5), (3, DEAD_LETTER, 5)]
+
+
+async def test_a_page_has_at_most_250_messages() -> None:
+    work = await bench()
+    page = await peek(work, 1, 1_000_000, holding(dict.fromkeys(range(4), 100)))
+    assert len(page) == PEEK_MESSAGES_MAX == 250
+    assert await peek(work, page[-1] + 1, 1_000_000, holding(dict.fromkeys(range(4), 100))) == [
+        number << PARTITION_SHIFT | at for number, first in ((2, 51), (3, 1)) for at in range(first, 101)
+    ]
+
+
+async def test_a_page_has_no_more_bytes_than_a_message_may_have_but_at_least_one_message() -> None:
+    work = await bench(message_kb_max=1)
+    small, large = holding({0: 3, 1: 5}, bytes(300)), holding({1: 2}, bytes(5_000))
+    assert [len(page) for page in await pages(work, 100, small)] == [2, 2, 2, 2]
+    assert [len(page) for page in await pages(work, 100, large)] == [1, 1]
+
+
+async def test_when_a_partition_has_more_than_one_answer_holds_the_page_ends_with_it() -> None:
+    work = await bench(message_kb_max=1_024)
+
+    def two_at_a_time(number: int, operation: Peek) -> Answer:
+        whole = holding({0: 5, 1: 1})[Peek](number, operation)
+        part = holding({0: 5, 1: 1})[Peek](number, replace(operation, count=2))
+        assert isinstance(whole, Peeked) and isinstance(part, Peeked)
+        return replace(part, more=len(part.messages) < len(whole.messages))
+
+    second = 1 << PARTITION_SHIFT
+    assert await pages(work, 100, {Peek: two_at_a_time}) == [[1, 2], [3, 4], [5, second | 1]]
+
+
+async def test_a_partition_that_is_down_is_stepped_over_and_the_others_are_shown() -> None:
+    work = await bench(6)
+    held = dict.fromkeys(range(6), 2)
+    work.stack.parts[1].available = False
+
+    def four_goes_down(number: int, operation: Peek) -> Answer:
+        return down(number, operation) if number == 4 else holding(held)[Peek](number, operation)
+
+    found = [each for page in await pages(work, 3, {Peek: four_goes_down}) for each in page]
+    assert found == [number << PARTITION_SHIFT | at for number in (0, 2, 3, 5) for at in (1, 2)]
+    assert not work.stack.parts[1].has(Peek)
+
+
+async def test_what_is_not_shown_is_logged_once_for_each_time_that_a_partition_goes_down() -> None:
+    work = await bench(3)
+    answers = holding(dict.fromkeys(range(3), 2))
+    other = Bench(work.stack, await work.stack.connect(), "queue/$management")
+    part = work.stack.parts[1]
+    with capture_logs() as logs:
+        for available, each in [(False, work), (False, work), (False, other), (True, work), (False, other)]:
+            part.available = available
+            await peek(each, 1, 100, answers)
+    lines = [line for line in logs if line["event"] == "peek.partition_unseen"]
+    assert lines == [{"event": "peek.partition_unseen", "log_level": "warning", "entity": "queue", "partition": 1}] * 2
+
+
+@pytest.fixture
+def late_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.frontend.nodes.peek_paging.LATE_S", 0.005)
+
+
+def silence(work: Bench, number: int) -> None:
+    """From now on a partition answers nothing."""
+    work.stack.parts[number].has = lambda kind: False  # type: ignore[method-assign]
+
+
+def speak(work: Bench, number: int) -> None:
+    """It answers again, also what it was asked before."""
+    del work.stack.parts[number].has
+
+
+@pytest.mark.usefixtures("late_soon")
+@pytest.mark.parametrize("count", [1, 3, 4, 100])
+@pytest.mark.parametrize("late_pages", [1, 2, 3])
+async def test_a_partition_that_is_late_is_not_waited_for_and_paging_still_shows_every_message_once(count: int, late_pages: int) -> None:
+    work = await bench()
+    held = {0: 2, 1: 3, 2: 2, 3: 2}
+    silence(work, 1)
+    found: list[int] = []
+    start = 1
+    for number in range(100):
+        is_late = number < late_pages and len(found) < sum(held.values()) - held[1]
+        if not is_late and number and "has" in vars(work.stack.parts[1]):
+            speak(work, 1)
+        page = await peek(work, start, count, holding(held))
+        if not page:
+            break
+        assert not is_late or not any(each >> PARTITION_SHIFT == 1 for each in page)
+        found += page
+        start = page[-1] + 1
+    assert sorted(found) == [number << PARTITION_SHIFT | at for number in held for at in range(1, held[number] + 1)]
+
+
+@pytest.mark.usefixtures("late_soon")
+async def test_when_one_partition_is_late_all_others_are_asked_at_once() -> None:
+    work = await bench(6)
+    silence(work, 0)
+    request = asyncio.ensure_future(work.ask("peek-message", {"from-sequence-number": 1, "message-count": 5}))
+    async with asyncio.timeout(20):
+        while not all(part.has(Peek) for part in work.stack.parts[1:]):  # noqa: ASYNC110 (partitions tell nobody)
+            await asyncio.sleep(0.001)
+    request.cancel()
+
+
+@pytest.mark.usefixtures("late_soon")
+async def test_a_client_that_has_seen_everything_is_shown_what_comes_after_a_partition_was_late() -> None:
+    work = await bench()
+    silence(work, 0)
+    first = await peek(work, 1, 10, holding({0: 1, 3: 1}))
+    assert first == [3 << PARTITION_SHIFT | 1]
+    speak(work, 0)
+    assert (second := await peek(work, first[-1] + 1, 10, holding({0: 1, 3: 1}))) == [1]
+    assert await peek(work, second[-1] + 1, 10, holding({0: 1, 3: 1})) == []
+    assert await peek(work, second[-1] + 1, 10, holding({0: 1, 3: 2})) == [3 << PARTITION_SHIFT | 2]
+
+
+async def test_a_partition_that_was_stopped_is_not_logged_as_down() -> None:
+    work = await bench(2)
+    work.stack.parts[1].available, work.stack.parts[1].health = False, "stopped"
+    with capture_logs() as logs:
+        await peek(work, 1, 100, holding({0: 2}))
+    assert not [line for line in logs if line["event"] == "peek.partition_unseen"]
+
+
+async def test_with_nothing_to_show_a_client_is_told_to_come_back_if_a_partition_is_down_and_else_that_there_is_nothing() -> None:
+    work = await bench(3)
+    work.stack.parts[1].available = False
+    refused = await work.ask("peek-message", {"from-sequence-number": 1, "message-count": 5}, holding({}))
+    assert status(refused) == (503, "com.microsoft:server-busy") and "1" in refused.properties["statusDescription"]
+    assert await peek(work, 2 << PARTITION_SHIFT, 5, holding({})) == [], "what is down stands before the number asked for"
+    work.stack.parts[1].available = True
+    assert await peek(work, 1, 5, holding({})) == []
+
+
+async def test_a_refusal_with_another_reason_is_the_response() -> None:
+    work = await bench(2)
+    refused = await work.ask(
+        "peek-message",
+        {"from-sequence-number": 1, "message-count": 5},
+        {Peek: lambda _, operation: Failed(Reason.ENTITY_NOT_FOUND, "The messaging entity 'x' could not be found.", operation.cookie)},
+    )
+    assert status(refused) == (404, "amqp:not-found")
+
+
+@pytest.mark.parametrize("start", [-5, 0, 4 << PARTITION_SHIFT, (1 << 63) - 1])
+async def test_a_browser_may_begin_anywhere(start: int) -> None:
+    work = await bench()
+    assert await peek(work, start, 10, holding({0: 1})) == ([1] if start <= 1 else [])
+
+
+# --- renew lock ---------------------------------------------------------------------------------------------------------------
+
+
+def tokens_of(*numbers: int) -> list[bytes]:
+    """A lock token in each of these partitions."""
+    return [token for number in numbers for token in locked(number).tokens]
+
+
+def uuids(tokens: list[bytes]) -> Array:
+    return Array(TypeCode.UUID, [uuid.UUID(bytes_le=token) for token in tokens])
+
+
+def renewing(refusing: Mapping[int, Callable[[int, Any], Answer]] | None = None) -> tuple[dict[int, list[bytes]], Answers]:
+    """Partitions that renew for 1,000 ms and their number, but for some; and what each was asked for."""
+    asked: dict[int, list[bytes]] = {}
+
+    def renew(number: int, operation: RenewLocks) -> Answer:
+        asked[number] = list(operation.tokens)
+        refuse = (refusing or {}).get(number)
+        return refuse(number, operation) if refuse else Renewed(1_000 + number, operation.cookie)
+
+    return asked, {RenewLocks: renew}
+
+
+async def test_locks_of_several_partitions_are_renewed_by_one_operation_each_and_told_in_the_order_asked_for() -> None:
+    work = await bench()
+    tokens = tokens_of(2, 0, 2, 3, 0)
+    asked, answers = renewing()
+    response = await work.ask("renew-lock", {"lock-tokens": uuids(tokens)}, answers)
+    assert asked == {2: [tokens[0], tokens[2]], 0: [tokens[1], tokens[4]], 3: [tokens[3]]}
+    assert status(response) == (200, None)
+    expirations = response.body["expirations"]
+    assert isinstance(expirations, Array) and expirations.type_code == TypeCode.TIMESTAMP
+    ahead_ms = wall_ahead_ms(work.stack.clock)  # partitions tell the end of a lock in monotonic time, and clients are told in wall time
+    assert all(isinstance(each, Timestamp) for each in expirations.values)
+    assert [each - ahead_ms for each in expirations.values] == [
+        1_002,
+        1_000,
+        1_002,
+        1_003,
+        1_000,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (down, (503, "com.microsoft:server-busy")),
+        (lambda _, operation: Renewed(0, operation.cookie, {0: Reason.LOCK_LOST}), (410, "com.microsoft:message-lock-lost")),
+    ],
+    ids=["down", "lost"],
+)
+async def test_one_lock_that_cannot_be_renewed_keeps_none_of_the_others_from_it(
+    refusal: Callable[[int, Any], Answer], expected: tuple[int, str]
+) -> None:
+    work = await bench()
+    asked, answers = renewing({0: refusal})
+    assert status(await work.ask("renew-lock", {"lock-tokens": uuids(tokens_of(0, 1, 2))}, answers)) == expected
+    assert sorted(asked) == [0, 1, 2]
+
+
+async def test_a_lock_that_nobody_gave_is_lost() -> None:
+    work = await bench()
+    asked, answers = renewing()
+    for operation in ("renew-lock", "update-disposition"):
+        body = {"lock-tokens": uuids([b"\xff" * 16]), "disposition-status": "completed"}
+        assert status(await work.ask(operation, body, answers)) == (410, "com.microsoft:message-lock-lost")
+    assert asked == {}
+
+
+# --- receive by sequence number -----------------------------------------------------------------------------------------------
+
+
+def deferred(messages: Locked) -> Callable[[int, Any], Answer]:
+    return lambda _, operation: replace(messages, deferred=True, cookie=operation.cookie)
+
+
+def numbers_of(messages: Locked, mode: int) -> dict[str, Any]:
+    return {"sequence-numbers": Array(TypeCode.LONG, messages.sequence_numbers), "receiver-settle-mode": mode}
+
+
+async def test_deferred_messages_are_locked_and_their_tokens_told_twice() -> None:
+    work = await bench()
+    messages = locked(1, 2, body=b"deferred")
+    response = await work.ask("receive-by-sequence-number", numbers_of(messages, 1), {ReceiveDeferred: deferred(messages)})
+    assert status(response) == (200, None)
+    for entry, token in zip(response.body["messages"], messages.tokens, strict=True):
+        found = sections(entry["message"])
+        assert entry["lock-token"] == uuid.UUID(bytes_le=token) == found[DELIVERY_ANNOTATIONS]["x-opt-lock-token"]
+        assert found[DATA] == b"deferred" and found[ANNOTATIONS]["x-opt-locked-until"] == 60_000 + wall_ahead_ms(work.stack.clock)
+    assert not any(part.has(Complete) for part in work.stack.parts)
+
+
+async def test_receive_and_delete_answers_when_the_removal_is_durable_and_shows_no_lock() -> None:
+    work = await bench()
+    messages = locked(1, 2)
+    removed: list[bytes] = []
+
+    def complete(_: int, operation: Complete) -> Answer:
+        removed.extend(operation.tokens)
+        return Settled(operation.cookie)
+
+    response = await work.ask(
+        "receive-by-sequence-number", numbers_of(messages, 0), {ReceiveDeferred: deferred(messages), Complete: complete}
+    )
+    assert removed == messages.tokens and len(response.body["messages"]) == 2
+    for entry in response.body["messages"]:
+        found = sections(entry["message"])
+        assert found[DELIVERY_ANNOTATIONS] == {} and "x-opt-locked-until" not in found[ANNOTATIONS]
+
+
+async def test_what_was_removed_is_given_out_though_the_lock_of_another_one_was_lost() -> None:
+    work = await bench()
+    messages = locked(1, 3)
+    answers: Answers = {
+        ReceiveDeferred: deferred(messages),
+        Complete: lambda _, operation: Settled(operation.cookie, {1: Reason.LOCK_LOST}),
+    }
+    response = await work.ask("receive-by-sequence-number", numbers_of(messages, 0), answers)
+    assert shown(response) == [messages.sequence_numbers[0], messages.sequence_numbers[2]]
+    all_lost: Answers = {**answers, Complete: lambda _, each: Settled(each.cookie, dict.fromkeys(range(3), Reason.LOCK_LOST))}
+    assert status(await work.ask("receive-by-sequence-number", numbers_of(messages, 0), all_lost)) == (
+        410,
+        "com.microsoft:message-lock-lost",
+    )
+
+
+async def test_what_was_locked_but_could_not_be_removed_is_released() -> None:
+    work = await bench()
+    messages = locked(1, 2)
+    answers: Answers = {ReceiveDeferred: deferred(messages), Complete: down}
+    response = await work.ask("receive-by-sequence-number", numbers_of(messages, 0), answers)
+    assert status(response) == (503, "com.microsoft:server-busy")
+    (released,) = work.stack.parts[1].take_all(Release)
+    assert released.tokens == messages.tokens
+
+
+async def test_messages_of_a_response_that_cannot_be_sent_are_released() -> None:
+    work = await bench()
+    messages = locked(1, 2)
+    response = await work.ask("receive-by-sequence-number", numbers_of(messages, 1), {ReceiveDeferred: deferred(messages)})
+    assert response.unsent is not None and not work.stack.parts[1].has(Release)
+    response.unsent()
+    (released,) = work.stack.parts[1].take_all(Release)
+    assert released.tokens == messages.tokens
+
+
+@pytest.mark.parametrize("end", ["waits for credit", "link gone before", "connection lost"])
+async def test_messages_of_a_client_that_went_away_before_its_response_are_released(end: str) -> None:
+    work = await bench()
+    client, messages = work.client, locked(1, 2)
+    await client.sender(0, "queue/$management")
+    await client.receiver(1, address="queue/$management")
+    payload = b"".join(
+        encode(Described(ULong(code), value))
+        for code, value in (
+            (0x73, ["request"]),
+            (0x74, {"operation": "com.microsoft:receive-by-sequence-number"}),
+            (0x77, numbers_of(messages, 1)),
+        )
+    )
+    client.transfer(0, 0, payload)
+    await turn()
+    operation, sink = work.stack.parts[1].take(ReceiveDeferred)
+    if end == "connection lost":
+        client.connection.connection_lost()
+        await turn()
+    elif end == "link gone before":
+        client.detach(1)
+        await turn()
+    sink(deferred(messages)(1, operation))
+    await turn()
+    if end == "waits for credit":
+        assert not work.stack.parts[1].has(Release)
+        client.detach(1)
+        await turn()
+    (released,) = work.stack.parts[1].take_all(Release)
+    assert released.tokens == messages.tokens
+
+
+@pytest.mark.parametrize("answered", ["before the cancellation", "after it"])
+async def test_messages_locked_for_a_request_that_was_cancelled_are_released(answered: str) -> None:
+    work = await bench()
+    messages = locked(1, 2)
+    request = Request(None, None, {"operation": "com.microsoft:receive-by-sequence-number"}, numbers_of(messages, 1))
+    task = asyncio.ensure_future(work.node.respond(request))
+    await turn()
+    operation, sink = work.stack.parts[1].take(ReceiveDeferred)
+    answer = deferred(messages)(1, operation)
+    if answered == "before the cancellation":
+        sink(answer)
+        task.cancel()
+    else:
+        task.cancel()
+        await turn()
+        sink(answer)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (released,) = work.stack.parts[1].take_all(Release)
+    assert released.tokens == messages.tokens
+
+
+async def test_what_is_not_deferred_is_not_found() -> None:
+    work = await bench()
+    answers: Answers = {ReceiveDeferred: lambda _, operation: Failed(Reason.MESSAGE_NOT_FOUND, "none", operation.cookie)}
+    response = await work.ask("receive-by-sequence-number", numbers_of(locked(1), 1), answers)
+    assert status(response) == (404, "com.microsoft:message-not-found")
+
+
+# --- update disposition -------------------------------------------------------------------------------------------------------
+
+
+def settling(refusing: Mapping[int, Callable[[int, Any], Answer]] | None = None) -> tuple[list[tuple[int, Any]], Answers]:
+    """Partitions that settle, but for some; and what they were asked for."""
+    asked: list[tuple[int, Any]] = []
+
+    def settle(number: int, operation: Any) -> Answer:
+        asked.append((number, operation))
+        refuse = (refusing or {}).get(number)
+        return refuse(number, operation) if refuse else Settled(operation.cookie)
+
+    return asked, dict.fromkeys((Complete, Abandon, Defer, DeadLetter), settle)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "changed"),
+    [
+        ({"disposition-status": "completed"}, Complete, None),
+        ({"disposition-status": "abandoned"}, Abandon, None),
+        ({"disposition-status": "abandoned", "properties-to-modify": {"tries": 2}}, Abandon, {"tries": 2}),
+        ({"disposition-status": "defered", "properties-to-modify": {"gone": None}}, Defer, {"gone": None}),
+        (
+            {"disposition-status": "suspended", "deadletter-reason": "why", "deadletter-description": ""},
+            DeadLetter,
+            {DEAD_LETTER_REASON: "why"},
+        ),
+        (
+            {"disposition-status": "suspended", "deadletter-description": "how", "properties-to-modify": {"colour": "red"}},
+            DeadLetter,
+            {DEAD_LETTER_DESCRIPTION: "how", "colour": "red"},
+        ),
+    ],
+)
+async def test_each_disposition_is_an_operation_of_its_own(given: dict[str, Any], kind: type[Any], changed: Any) -> None:
+    work = await bench()
+    tokens = tokens_of(1, 3, 1)
+    asked, answers = settling()
+    response = await work.ask("update-disposition", {"lock-tokens": uuids(tokens), **given}, answers)
+    assert status(response) == (200, None) and response.body == {}
+    assert sorted((number, type(operation), list(operation.tokens)) for number, operation in asked) == [
+        (1, kind, [tokens[0], tokens[2]]),
+        (3, kind, [tokens[1]]),
+    ]
+    if kind is not Complete:
+        assert all((each.changed and decode(each.changed)[0]) == changed for _, each in asked)
+
+
+async def received(work: Bench) -> dict[int, Locked]:
+    """A link of the same connection with two messages of each of three partitions, unsettled; deliveries 0 to 5."""
+    await work.client.receiver(1, credit=6)
+    given: dict[int, Locked] = {}
+    for number in range(3):
+        given[number] = locked(number, 2)
+        _, sink = work.stack.parts[number].take(Demand)
+        sink(given[number])
+    frames = await work.client.heard(raw.TRANSFER)
+    assert [frame.field(2) for frame in frames] == [token for messages in given.values() for token in messages.tokens]
+    return given
+
+
+async def settled_deliveries(client: Client) -> list[int]:
+    """Delivery-ids that the broker has settled."""
+    await turn()
+    frames = await client.heard(raw.DISPOSITION)
+    assert all(frame.field(3) is True and frame.field(4).descriptor == raw.ACCEPTED for frame in frames)
+    return sorted(number for frame in frames for number in range(frame.field(1), (frame.field(2) or frame.field(1)) + 1))
+
+
+async def test_what_was_settled_here_is_settled_on_the_link_that_delivered_it() -> None:
+    work = await bench(3)
+    given = await received(work)
+    tokens = [given[0].tokens[1], given[2].tokens[0]]
+    _, answers = settling()
+    await work.ask("update-disposition", {"lock-tokens": uuids(tokens), "disposition-status": "completed"}, answers)
+    assert await settled_deliveries(work.client) == [1, 4]
+    assert work.metric("completed_messages") == 2
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected", "settled"),
+    [
+        (down, (503, "com.microsoft:server-busy"), [0, 1, 4, 5]),
+        (lambda _, each: Settled(each.cookie, {0: Reason.LOCK_LOST}), (410, "com.microsoft:message-lock-lost"), [0, 1, 3, 4, 5]),
+        (lambda _, each: Settled(each.cookie, {0: Reason.NOT_ALLOWED}), (400, "amqp:not-allowed"), [0, 1, 3, 4, 5]),
+    ],
+    ids=["down", "lost", "not-allowed"],
+)
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)], ids=str)
+async def test_where_one_partition_refuses_the_others_settle_and_their_deliveries_are_settled_on_the_link(
+    order: tuple[int, ...], refusal: Callable[[int, Any], Answer], expected: tuple[int, str], settled: list[int]
+) -> None:
+    work = await bench(3)
+    given = await received(work)
+    tokens = [token for number in order for token in given[number].tokens]
+    asked, answers = settling({1: refusal})
+    response = await work.ask("update-disposition", {"lock-tokens": uuids(tokens), "disposition-status": "completed"}, answers)
+    assert status(response) == expected
+    assert sorted(number for number, _ in asked) == [0, 1, 2]
+    assert await settled_deliveries(work.client) == settled
+    assert work.metric("completed_messages") == len(settled)
+
+
+async def test_of_several_refusals_the_first_is_told() -> None:
+    work = await bench(3)
+    _, answers = settling({0: lambda _, each: Settled(each.cookie, {0: Reason.LOCK_LOST}), 2: down})
+    for order, expected in (((0, 1, 2), 410), ((2, 1, 0), 503)):
+        body = {"lock-tokens": uuids(tokens_of(*order)), "disposition-status": "completed"}
+        assert status(await work.ask("update-disposition", body, answers))[0] == expected
+
+
+# --- what is refused before anything is done ------------------------------------------------------------------------------------
+
+ONE = uuids([bytes(16)])
+NO_MAPS: list[Any] = [None, [], "text", 7]
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        *((operation, body) for operation in ("peek-message", "renew-lock", "update-disposition") for body in NO_MAPS),
+        ("peek-message", {}),
+        ("peek-message", {"from-sequence-number": 1}),
+        ("peek-message", {"from-sequence-number": "1", "message-count": 1}),
+        ("peek-message", {"from-sequence-number": 1, "message-count": 1.5}),
+        ("peek-message", {"from-sequence-number": True, "message-count": 1}),
+        ("peek-message", {"from-sequence-number": 1, "message-count": 0}),
+        ("peek-message", {"from-sequence-number": 1, "message-count": -1}),
+        ("renew-lock", {}),
+        ("renew-lock", {"lock-tokens": []}),
+        ("renew-lock", {"lock-tokens": uuid.UUID(int=1)}),
+        ("renew-lock", {"lock-tokens": ["00000000-0000-0000-0000-000000000001"]}),
+        ("renew-lock", {"lock-tokens": [uuid.UUID(int=1), b"x" * 16]}),
+        ("receive-by-sequence-number", {}),
+        ("receive-by-sequence-number", {"sequence-numbers": [], "receiver-settle-mode": 1}),
+        ("receive-by-sequence-number", {"sequence-numbers": [1, "2"], "receiver-settle-mode": 1}),
+        ("receive-by-sequence-number", {"sequence-numbers": [True], "receiver-settle-mode": 1}),
+        ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": "peek"}),
+        ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": 2}),
+        ("receive-by-sequence-number", {"sequence-numbers": [1, 1 << PARTITION_SHIFT | 1], "receiver-settle-mode": 1}),
+        ("update-disposition", {"lock-tokens": ONE}),
+        ("update-disposition", {"lock-tokens": ONE, "disposition-status": "deferred"}),
+        ("update-disposition", {"lock-tokens": ONE, "disposition-status": ["completed"]}),
+        ("update-disposition", {"disposition-status": "completed"}),
+    ],
+    ids=str,
+)
+async def test_a_malformed_request_is_refused_before_a_partition_hears_of_it(operation: str, body: Any) -> None:
+    work = await bench()
+    response = await work.ask(operation, body)
+    assert status(response)[0] == 400 and response.properties["statusDescription"]
+    assert not any(part.posted for part in work.stack.parts)
+    assert work.metric("user_errors") == 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("peek-message", {"from-sequence-number": 1, "message-count": 5}),
+        ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": 1}),
+    ],
+)
+async def test_messages_of_one_session_are_refused_where_those_of_all_would_be_given(operation: str, body: dict[str, Any]) -> None:
+    work = await bench()
+    assert status(await work.ask(operation, {**body, "session-id": "s"})) == (501, "amqp:not-implemented")
+    assert not any(part.posted for part in work.stack.parts)
+
+
+@pytest.mark.parametrize("operation", ["renew-lock", "update-disposition", "receive-by-sequence-number"])
+async def test_a_request_names_at_most_4000_messages(operation: str) -> None:
+    assert TOKENS_MAX == 4_000
+    work = await bench(1)
+
+    def body(count: int) -> dict[str, Any]:
+        messages = locked(0, count)
+        return {"lock-tokens": uuids(messages.tokens), "sequence-numbers": messages.sequence_numbers, "disposition-status": "completed"}
+
+    answers: Answers = {
+        **renewing()[1],
+        **settling()[1],
+        ReceiveDeferred: lambda _, each: locked(0, len(each.sequence_numbers)),
+    }
+    refused = await work.ask(operation, body(TOKENS_MAX + 1), answers)
+    assert status(refused)[0] == 400 and "4001" in refused.properties["statusDescription"]
+    assert status(await work.ask(operation, body(TOKENS_MAX), answers)) == (200, None)
+
+
+async def test_a_sequence_number_that_nobody_gave_is_not_found() -> None:
+    work = await bench()
+    response = await work.ask("receive-by-sequence-number", {"sequence-numbers": [9 << PARTITION_SHIFT | 1]})
+    assert status(response) == (404, "com.microsoft:message-not-found")
+
+
+async def test_from_a_queue_that_gives_nothing_out_nothing_is_received() -> None:
+    work = await bench()
+    description = work.stack.queue.description
+    work.stack.queue.description = replace(description, settings=replace(description.settings, status=EntityStatus.RECEIVE_DISABLED))
+    response = await work.ask("receive-by-sequence-number", {"sequence-numbers": [1]})
+    assert status(response) == (403, "com.microsoft:entity-disabled")
+
+
+async def test_an_operation_that_there_is_not_is_refused_and_so_is_one_without_a_right() -> None:
+    work = await bench()
+    assert status(await work.ask("schedule-message", {"messages": []})) == (501, "amqp:not-implemented")
+    work.client.connection.claims.clear()
+    response = await work.ask("peek-message", {"from-sequence-number": 1, "message-count": 1})
+    assert status(response) == (401, "amqp:unauthorized-access")
+
+
+async def test_what_nobody_foresaw_is_answered_too() -> None:
+    work = await bench()
+    answers: Answers = {Peek: lambda _, operation: Settled(operation.cookie)}
+    with capture_logs() as logs:
+        response = await work.ask("peek-message", {"from-sequence-number": 1, "message-count": 1}, answers)
+    assert status(response) == (500, "amqp:internal-error")
+    assert [line["event"] for line in logs] == ["management.failed"]

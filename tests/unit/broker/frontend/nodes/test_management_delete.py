@@ -1,0 +1,75 @@
+"""Deleting messages through `$management`: how many, of which partitions, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from broker.frontend.nodes.management import DELETED_MESSAGES_MAX
+from broker.frontend.nodes.request_node import Response
+from broker.operations import Answer, Delete, Deleted
+from protocol.codec import Timestamp
+from tests.support.management_bench import Bench, bench, down, status
+
+
+class Stock:
+    """Partitions with so many messages each, of which one operation looks at three at most."""
+
+    def __init__(self, counts: Mapping[int, int], down: int | None = None) -> None:
+        self.counts, self.down = dict(counts), down
+        self.asked: list[tuple[int, int]] = []
+
+    def delete(self, number: int, operation: Delete) -> Answer:
+        self.asked.append((number, operation.count))
+        if number == self.down:
+            return down(number, operation)
+        gone = min(self.counts.get(number, 0), operation.count, 3)
+        self.counts[number] = self.counts.get(number, 0) - gone
+        return Deleted(gone, operation.from_sequence_number + gone if self.counts[number] else None, operation.cookie)
+
+
+async def delete(work: Bench, stock: Stock, count: int, **more: Any) -> Response:
+    body = {"message-count": count, "enqueued-time-utc": Timestamp(5_000), **more}
+    return await work.ask("batch-delete-messages", body, {Delete: stock.delete})
+
+
+@pytest.mark.parametrize(("count", "deleted"), [(1, 1), (4, 4), (9, 9), (20, 18), (DELETED_MESSAGES_MAX, 18)])
+async def test_messages_are_deleted_in_all_partitions_up_to_the_count(count: int, deleted: int) -> None:
+    stock = Stock({0: 1, 1: 10, 3: 7})
+    response = await delete(await bench(), stock, count)
+    assert status(response) == (200, None) and response.body == {"message-count": deleted}
+    assert sum(stock.counts.values()) == 18 - deleted
+
+
+async def test_nothing_to_delete_is_no_content() -> None:
+    response = await delete(await bench(), Stock({}), 100)
+    assert status(response) == (204, None) and response.body is None
+
+
+async def test_a_partition_that_is_down_keeps_its_messages_and_is_told_of_if_nothing_else_was_deleted() -> None:
+    work = await bench()
+    assert (await delete(work, Stock({0: 2, 1: 2}, down=1), 100)).body == {"message-count": 2}
+    assert status(await delete(work, Stock({1: 2}, down=1), 100)) == (503, "com.microsoft:server-busy")
+
+
+@pytest.mark.parametrize("count", [0, -1, DELETED_MESSAGES_MAX + 1, None, "5", True])
+async def test_a_count_out_of_range_is_an_argument_error_and_deletes_nothing(count: Any) -> None:
+    work, stock = await bench(), Stock({0: 5})
+    assert status(await delete(work, stock, count)) == (400, "com.microsoft:argument-error")
+    assert stock.asked == []
+
+
+async def test_a_session_cannot_be_emptied_and_the_queue_is_not_emptied_instead() -> None:
+    work, stock = await bench(), Stock({0: 5})
+    assert status(await delete(work, stock, 5, **{"session-id": "s"})) == (501, "amqp:not-implemented")
+    assert stock.asked == []
+
+
+async def test_without_the_time_up_to_which_messages_go_nothing_is_deleted() -> None:
+    """Otherwise a misspelt field would empty the queue."""
+    work, stock = await bench(), Stock({0: 5})
+    for body in ({"message-count": 5}, {"message-count": 5, "enqueued-time-utx": Timestamp(5_000)}):
+        assert status(await work.ask("batch-delete-messages", body, {Delete: stock.delete})) == (400, "com.microsoft:argument-error")
+    assert stock.asked == []

@@ -1,0 +1,106 @@
+"""Requests and responses of `$cbs` and `$management` as messages. How they travel over links: test_request_links.py."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.frontend.nodes.request_node import Request, Response, decode_request, encode_response
+from protocol.codec import (
+    Array,
+    DecodeError,
+    Described,
+    Int,
+    Symbol,
+    Timestamp,
+    TypeCode,
+    ULong,
+    decode,
+    encode,
+)
+
+
+def sections(*parts: tuple[int, Any]) -> bytes:
+    return b"".join(encode(Described(ULong(code), value)) for code, value in parts)
+
+
+def sections_of(message: bytes) -> dict[int, Any]:
+    found, offset = {}, 0
+    while offset < len(message):
+        assert message[offset : offset + 2] == b"\x00\x53", "descriptors are smallulongs: the Python client reads them at a fixed place"
+        section, offset = decode(message, offset)
+        found[int(section.descriptor)] = section.value
+    return found
+
+
+def test_a_request_is_its_id_its_reply_to_its_properties_and_its_body() -> None:
+    request = decode_request(
+        sections(
+            (0x73, ["id-1", None, "$cbs", None, "reply-1"]), (0x74, {"operation": "put-token", "name": "sb://host/queue"}), (0x77, "token")
+        )
+    )
+    assert request == Request("id-1", "reply-1", {"operation": "put-token", "name": "sb://host/queue"}, "token")
+
+
+@pytest.mark.parametrize("message_id", ["text", uuid.UUID(int=7), ULong(7), b"binary", None], ids=lambda value: type(value).__name__)
+def test_rule_2_the_correlation_id_repeats_the_message_id_with_its_type(message_id: Any) -> None:
+    request = decode_request(sections((0x73, [message_id]), (0x77, None)))
+    sent = encode(message_id)
+    response = encode_response(Response({"status-code": Int(202)}), request.message_id)
+    correlation_id = sections_of(response)[0x73][5]
+    assert type(correlation_id) is type(request.message_id) and encode(correlation_id) == sent
+
+
+def test_other_sections_are_passed_over_and_missing_ones_are_empty() -> None:
+    request = decode_request(
+        sections(
+            (0x70, [True]),
+            (0x71, {Symbol("x"): 1}),
+            (0x72, {Symbol("y"): 2}),
+            (0x78, {Symbol("z"): 3}),
+            (0x77, {"from-sequence-number": 1}),
+        )
+    )
+    assert request == Request(None, None, {}, {"from-sequence-number": 1})
+    assert decode_request(b"") == Request(None, None, {}, None)
+
+
+@pytest.mark.parametrize("fields", [[], [None], ["id", None, None, None, 7]])
+def test_a_reply_to_that_is_missing_or_no_text_is_none(fields: list[Any]) -> None:
+    assert decode_request(sections((0x73, fields))).reply_to is None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"\x00", b"\x00\x53", encode("no section"), sections((0x77, "x"))[:-1], b"\x00\x53\x74\xd1\x00\x00\xff\xff\x00\x00\x00\x02"],
+)
+def test_a_malformed_request_is_a_decode_error(payload: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode_request(payload)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_decoder_in_another_way(payload: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        assert isinstance(decode_request(payload), Request)
+
+
+def test_a_response_keeps_the_types_that_the_clients_cast_to() -> None:
+    response = Response(
+        {"statusCode": Int(200), "statusDescription": "OK", "errorCondition": Symbol("amqp:not-found")},
+        {"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(1_000)])},
+    )
+    message = encode_response(response, "id")
+    found = sections_of(message)
+    assert encode("statusCode") + b"\x71\x00\x00\x00\xc8" in message, "an int"
+    assert isinstance(found[0x74]["errorCondition"], Symbol)
+    assert found[0x74]["statusDescription"] == "OK" and found[0x77]["expirations"] == Array(TypeCode.TIMESTAMP, [Timestamp(1_000)])
+
+
+def test_a_response_without_a_body_carries_a_null() -> None:
+    assert sections_of(encode_response(Response({"statusCode": Int(204)}), "id"))[0x77] is None

@@ -1,0 +1,238 @@
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.message.stored import (
+    HEAD,
+    PROPERTY_BYTES_MAX,
+    MessageIds,
+    StoredMessage,
+    bare_message_offset,
+    delivery_annotations,
+    store,
+)
+from protocol.codec import Symbol, Timestamp, UByte, UInt, ULong, encode
+from tests.support.amqp_messages import (
+    ANNOTATIONS,
+    APPLICATION,
+    DATA,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    HEADER,
+    PROPERTIES,
+    message,
+    section,
+    sections,
+    symbols,
+)
+
+FALLBACK = "0" * 31 + "7"
+
+
+def stored(payload: bytes) -> StoredMessage:
+    return store(payload, lambda: FALLBACK)
+
+
+def bare(payload: bytes) -> bytes:
+    data = stored(payload).data
+    return data[bare_message_offset(data) :]
+
+
+def with_group_id(session_id: Any, message_id: Any = "id") -> list[Any]:
+    return [message_id, *[None] * 9, session_id]
+
+
+def refusal(payload: bytes) -> Reason:
+    with pytest.raises(Refused) as refused:
+        stored(payload)
+    return refused.value.reason
+
+
+def test_the_bare_message_rests_byte_for_byte() -> None:
+    payload = message(header=[True], properties=["id", b"user"], application={"a": 1}, body=[b"x", b"y"]) + section(FOOTER, {})
+    assert bare(payload) == payload[len(section(HEADER, [True])) :]
+
+
+def test_header_and_delivery_annotations_stay_behind_wherever_they_stand() -> None:
+    inner = message(properties=["id"])
+    transient = section(DELIVERY_ANNOTATIONS, symbols({"d": 1}))
+    assert bare(transient + inner) == inner
+    assert bare(inner + transient) == inner
+    assert bare(message(properties=["id"], body=[]) + section(HEADER, []) + section(DATA, b"body")) == inner
+
+
+def test_sections_are_put_into_the_order_of_the_specification() -> None:
+    properties, application, body = section(PROPERTIES, ["id"]), section(APPLICATION, {"a": 1}), section(DATA, b"x")
+    assert bare(body + application + properties) == properties + application + body
+    without_id = bare(body + application)
+    assert without_id.endswith(application + body)
+    assert sections(without_id)[PROPERTIES] == [FALLBACK]
+
+
+@pytest.mark.parametrize(
+    "properties", [None, [], [None], [None, b"user"], [None, None, "x" * 240], [None, "x" * 300], with_group_id("s", None)]
+)
+def test_a_message_without_id_gets_one_and_keeps_its_other_properties(properties: list[Any] | None) -> None:
+    rests = sections(bare(message(properties=properties)))
+    assert rests[PROPERTIES] == [FALLBACK, *(properties or [None])[1:]]
+    assert rests[DATA] == b"body"
+
+
+@pytest.mark.parametrize("empty", ["45", "c00100", "d00000000400000000"])
+def test_every_spelling_of_an_empty_properties_list_takes_an_id(empty: str) -> None:
+    rests = bare(b"\x00\x53\x73" + bytes.fromhex(empty) + section(DATA, b"x"))
+    assert sections(rests) == {PROPERTIES: [FALLBACK], DATA: b"x"}
+
+
+@pytest.mark.parametrize("message_id", ["id", b"id", ULong(0), ULong(7), ULong(2**60), "", "x" * 128, "é" * 128])
+def test_an_id_of_any_type_that_an_id_may_have_is_kept(message_id: Any) -> None:
+    assert stored(message(properties=[message_id])).message_id() == encode(message_id)
+
+
+def test_the_id_given_to_a_message_is_found_like_any_other() -> None:
+    assert stored(message()).message_id() == encode(FALLBACK)
+
+
+def test_ids_given_are_32_hex_digits_and_all_different() -> None:
+    ids, others = MessageIds(), MessageIds()
+    given = [ids() for _ in range(100)] + [others() for _ in range(100)]
+    assert len(set(given)) == 200
+    assert all(len(one) == 32 and int(one, 16) >= 0 for one in given)
+
+
+def test_what_routing_wants_to_know_is_read() -> None:
+    found = stored(message(annotations={"x-opt-partition-key": "k", "mine": 1}, properties=with_group_id("k")))
+    assert (found.session_id, found.partition_key) == ("k", "k")
+    assert found.scheduled_enqueue_time_ms is None
+    scheduled = stored(message(annotations={"x-opt-scheduled-enqueue-time": Timestamp(1_700_000_000_000)}))
+    assert scheduled.scheduled_enqueue_time_ms == 1_700_000_000_000
+
+
+def test_null_for_a_key_is_none() -> None:
+    nulls = {"x-opt-partition-key": None, "x-opt-via-partition-key": None, "x-opt-scheduled-enqueue-time": None}
+    found = stored(message(annotations=nulls, properties=with_group_id(None)))
+    assert (found.session_id, found.partition_key, found.scheduled_enqueue_time_ms) == (None, None, None)
+
+
+@pytest.mark.parametrize(("ttl", "time_to_live_ms"), [(None, None), (UInt(0), None), (UInt(5), 5), (UInt(4294967295), 4294967295)])
+def test_the_time_to_live_is_the_headers(ttl: Any, time_to_live_ms: int | None) -> None:
+    assert stored(message(header=[None, None, ttl])).time_to_live_ms == time_to_live_ms
+
+
+def test_the_head_tells_what_the_sender_put_into_the_header() -> None:
+    head = HEAD.unpack_from(stored(message(header=[False, UByte(9), UInt(1000)], annotations={"a": 1, "b": 2})).data)
+    assert head == (1, 3, 9, 1000, 2, len(encode(Symbol("a")) + encode(1)) * 2)
+    assert HEAD.unpack_from(stored(message()).data) == (1, 0, 0, 0, 0, 0)
+
+
+def test_annotations_that_only_the_broker_sets_are_dropped_and_all_others_kept_as_they_came() -> None:
+    sent = {
+        "x-opt-sequence-number": 1, "first": [1, 2], "x-opt-enqueued-time": 1, "x-opt-locked-until": 1,
+        "x-opt-partition-key": "k", "x-opt-enqueue-sequence-number": 1, "x-opt-partition-id": 1, "x-opt-unknown": {"deep": [None]},
+        "x-opt-message-state": 1, "x-opt-deadletter-source": "s", "x-opt-lock-token": 1,
+    }  # fmt: skip
+    data = stored(message(annotations=sent)).data
+    kept = {key: sent[key] for key in ("first", "x-opt-partition-key", "x-opt-unknown")}
+    expected = b"".join(encode(Symbol(key)) + encode(value) for key, value in kept.items())
+    assert data[HEAD.size : bare_message_offset(data)] == expected
+    assert HEAD.unpack_from(data)[4] == 3
+
+
+def test_a_message_with_delivery_annotations_is_of_version_2_and_all_others_of_version_1() -> None:
+    own = {Symbol("hop"): 7}
+    rest = message(annotations={"a": 1}, properties=["id"])
+    for payload in (section(DELIVERY_ANNOTATIONS, own) + rest, rest + section(DELIVERY_ANNOTATIONS, own)):
+        data = stored(payload).data
+        pairs = encode(Symbol("hop")) + encode(7)
+        assert data[0] == 2 and delivery_annotations(data, HEAD.size + len(encode(Symbol("a")) + encode(1))) == (
+            1,
+            pairs,
+            bare_message_offset(data),
+        )
+        assert data[bare_message_offset(data) :] == message(properties=["id"])
+        assert stored(payload).message_id() == encode("id")
+    for nothing in ({}, {Symbol("x-opt-lock-token"): UUID(int=1)}):
+        assert stored(section(DELIVERY_ANNOTATIONS, nothing) + rest).data == stored(rest).data
+
+
+def test_delivery_annotations_count_for_the_limit_on_metadata() -> None:
+    with pytest.raises(Refused, match="at most 65536") as refused:
+        store(section(DELIVERY_ANNOTATIONS, {Symbol("big"): "x" * 65_536}) + message(), lambda: FALLBACK)
+    assert refused.value.reason is Reason.MESSAGE_TOO_LARGE
+
+
+def test_annotation_keys_that_are_no_text_are_kept() -> None:
+    payload = section(ANNOTATIONS, {ULong(5): "numbered"}) + message()
+    data = stored(payload).data
+    assert data[HEAD.size : bare_message_offset(data)] == encode(ULong(5)) + encode("numbered")
+
+
+def test_differing_session_id_and_partition_key_are_not_allowed() -> None:
+    assert refusal(message(annotations={"x-opt-partition-key": "a"}, properties=with_group_id("b"))) is Reason.NOT_ALLOWED
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        message(properties=["x" * 129]),
+        message(properties=["é" * 129]),
+        message(properties=[b"x" * 129]),
+        message(properties=[5]),
+        message(properties=with_group_id("x" * 129)),
+        message(properties=with_group_id(5)),
+        message(annotations={"x-opt-partition-key": "x" * 129}),
+        message(annotations={"x-opt-partition-key": b"k"}),
+        message(annotations={"x-opt-partition-key": Symbol("k")}),
+        message(annotations={"x-opt-via-partition-key": 7}),
+        message(annotations={"x-opt-scheduled-enqueue-time": 7}),
+    ],
+)
+def test_keys_too_long_or_of_a_wrong_type_are_argument_errors(payload: bytes) -> None:
+    assert refusal(payload) is Reason.ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"garbage",
+        message()[:-1],
+        message(header=[None] * 6),
+        message(header=[None, 4]),
+        message(header=[None, None, 4]),
+        message(properties=[None] * 14),
+        message(properties=with_group_id("kk")).replace(b"kk", b"\xff\xff"),
+        message(application={5: 1}),  # type: ignore[dict-item]
+        message(annotations={"x-opt-partition-key": "kk"}).replace(b"kk", b"\xff\xff"),
+        b"\x00\x53\x74\xc1\x06\x03\xa1\x01a\x54\x01",
+        b"\x00\x53\x72\xc1\x06\x04\xa3\x01a\x54\x01",
+    ],
+)
+def test_what_is_malformed_is_refused_as_such(payload: bytes) -> None:
+    assert refusal(payload) is Reason.DECODE
+
+
+def test_more_metadata_than_the_quota_is_refused() -> None:
+    assert refusal(message(application={"a": "x" * 30_000, "c": "x" * 10_000}, annotations={"b": "x" * 26_000})) is Reason.MESSAGE_TOO_LARGE
+    some = "x" * 32_000
+    exact = 65_536 - len(message(application={"a": some, "b": some, "c": "x" * 300}, body=[])) + 300
+    stored(message(application={"a": some, "b": some, "c": "x" * exact}))
+    assert refusal(message(application={"a": some, "b": some, "c": "x" * (exact + 1)})) is Reason.MESSAGE_TOO_LARGE
+
+
+def test_one_property_has_a_limit_of_its_own() -> None:
+    longest = "x" * (PROPERTY_BYTES_MAX - 5)  # behind the constructor and four bytes of length
+    for large, name in (
+        (message(application={"small": 1, "large": longest + "x"}), "'large'"),
+        (message(properties=["id", None, None, longest + "x"]), "number 3 of the properties list"),
+    ):
+        with pytest.raises(Refused, match=f"The property {name} takes {PROPERTY_BYTES_MAX + 1} bytes") as refused:
+            stored(large)
+        assert refused.value.reason is Reason.MESSAGE_TOO_LARGE
+    stored(message(application={"small": 1, "large": longest}, properties=["id", None, None, "x" * 20_000]))
+    stored(message(properties=["id", None, None, longest]))
+
+
+def test_a_message_of_nothing_at_all_gets_an_id() -> None:
+    assert sections(bare(b"")) == {PROPERTIES: [FALLBACK]}

@@ -1,0 +1,288 @@
+"""broker/namespace/closed_partitions.py and what it keeps of each partition: who is opened when, and what is known meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import MonkeyPatch
+
+from broker.base.clock import ManualClock
+from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.namespace.closed_partitions import OPENING_MAX, Resting
+from broker.operations import SubqueueCounts
+from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of
+from storage.errors import DiskFailed
+from storage.index_witness import Says, Witness
+from storage.log import LogStore
+from storage.partition_index import PartitionIndex
+from tests.support.recording_disk import RecordingDisk
+
+ROOT = Path("/catalogue")
+
+
+class Queue:
+    """Opens its partitions when a test lets it."""
+
+    def __init__(self) -> None:
+        self.woken: list[int] = []
+        self.go_on = asyncio.Event()
+
+    async def wake(self, number: int) -> None:
+        self.woken.append(number)
+        await self.go_on.wait()
+
+    def folder_of(self, number: int) -> int:
+        return number % 2
+
+
+class Store:
+    """Knows which logs there are, but for entities that the disk says nothing about."""
+
+    def __init__(self, **logs: list[int] | None) -> None:
+        self.logs = logs
+
+    async def partitions(self, entity: str) -> list[int]:
+        found = self.logs.get(entity, [])
+        if found is None:
+            raise DiskFailed("broken")
+        return found
+
+
+class World:
+    def __init__(self, disk: RecordingDisk | None = None, witnesses: Sequence[Witness] = ()) -> None:
+        self.disk, self.clock = disk or RecordingDisk(), ManualClock()
+        self.index = PartitionIndex(ROOT, self.disk, write_delay_ms=1, witnesses=witnesses)
+        self.resting = Resting(self.index, self.clock, look_s=0.001)
+        self.queues: dict[str, Queue] = {}
+
+    async def start(self, generations: dict[str, int], store: Store | None = None) -> World:
+        for generation in generations:
+            self.queues[generation] = Queue()
+            self.resting.serve(generation, self.queues[generation])
+        await self.resting.load(generations, cast(LogStore, store or Store()))
+        self.resting.start()
+        return self
+
+    async def stop(self) -> RecordingDisk:
+        await self.resting.stop()
+        await self.resting.close()
+        return self.disk
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+
+
+def holding(active: int, wake_at_ms: int | None = None) -> Summary:
+    return Summary({MAIN: SubqueueCounts(active=active, bytes=10 * active)}, {} if wake_at_ms is None else {Wake.EXPIRY: wake_at_ms})
+
+
+NOTHING = SubqueueCounts()
+NOTES = st.one_of(
+    st.sampled_from([EMPTY_NOTE, b"", b"\2 of a later release", EMPTY_NOTE[:1] + b"\1\0\0" + b"\1" + bytes(32)]),
+    st.builds(lambda active, at_ms: holding(active, at_ms).encode(), st.integers(1, 1 << 40), st.sampled_from([None, 1, 1 << 41])),
+    st.builds(lambda name: Summary({name: SubqueueCounts(active=5, bytes=7)}, {}).encode(), st.sampled_from([MAIN, DEAD_LETTER])),
+    st.just(Summary({MAIN: SubqueueCounts(active=1)}, {Wake.EXPIRY: 9, Wake.GARBAGE: 4}).encode()),
+)
+
+
+def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none() -> None:
+    summary = Summary(
+        {MAIN: SubqueueCounts(active=3, deferred=1, scheduled=2, bytes=99), DEAD_LETTER: SubqueueCounts(active=1, bytes=5)},
+        {Wake.EXPIRY: 1_700_000_000_000, 77: 1_600_000_000_000},
+    )
+    assert decode(summary.encode()) == summary and summary.wake_at_ms == 1_600_000_000_000
+    assert decode(EMPTY_NOTE) == EMPTY and EMPTY.wake_at_ms is None
+    assert Summary({MAIN: SubqueueCounts(locked=0)}, {}).encode() == EMPTY_NOTE
+    note = summary.encode()
+    assert [decode(each) for each in (b"", note[:-1], note + b"\0", b"\2" + note[1:], note[:4] + b"\x09" + note[5:])] == [None] * 5
+
+
+def test_the_total_of_many_notes_is_the_sum_of_what_each_says() -> None:
+    notes = [
+        holding(3, 99).encode(),
+        holding(4).encode(),
+        EMPTY_NOTE,
+        Summary({DEAD_LETTER: SubqueueCounts(active=5, bytes=50)}, {}).encode(),
+        Summary({MAIN: SubqueueCounts(deferred=1, scheduled=2, bytes=3), DEAD_LETTER: SubqueueCounts(active=1, bytes=1)}, {}).encode(),
+        b"\2 of a later release",
+    ]
+    assert total_of(notes) == {
+        MAIN: SubqueueCounts(active=7, deferred=1, scheduled=2, bytes=73),
+        DEAD_LETTER: SubqueueCounts(active=6, bytes=51),
+    }
+    assert total_of([EMPTY_NOTE, b""]) == {}
+
+
+@given(st.lists(NOTES, max_size=4), st.integers(0, 3))
+def test_notes_that_are_read_together_say_what_each_says_alone(some: list[bytes], times: int) -> None:
+    notes = some + some[-1:] * times
+    total, wakes, unreadable = survey(notes)
+    assert [place for place, note in enumerate(notes) if decode(note) is None] == list(unreadable)
+    summaries = [decode(note) or EMPTY for note in notes]
+    assert list(wakes) == [summary.wake_at_ms for summary in summaries]
+    assert {name: sum(each.counts.get(name, NOTHING).active for each in summaries) for name in total} == {
+        name: counts.active for name, counts in total.items()
+    }
+    assert total == total_of(notes) and sum(counts.bytes for counts in total.values()) == sum(
+        counts.bytes for each in summaries for counts in each.counts.values()
+    )
+
+
+async def test_what_was_added_up_at_the_start_is_not_told_once_a_partition_was_opened_or_closed() -> None:
+    world = await World().start({"a": 3})
+    for number in range(3):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, holding(1))
+    world = await World(await world.stop()).start({"a": 3})
+    assert world.resting.counts("a", ())[MAIN].active == 3 and world.resting.counts("a", (1,))[MAIN].active == 2
+    world = await World(await world.stop()).start({"a": 3})
+    await world.resting.opening("a", 0)
+    assert world.resting.counts("a", ())[MAIN].active == 2
+    world.resting.closed("a", 0, holding(5))
+    assert world.resting.counts("a", ())[MAIN].active == 7
+    await world.stop()
+
+
+async def test_what_falls_due_is_opened_then_and_not_before_and_what_was_opened_since_is_left_alone() -> None:
+    world = await World().start({"a": 4})
+    now_ms = world.clock.now_ms()
+    for number, due_ms in enumerate((now_ms + 5_000, now_ms + 1_000, now_ms + 1_000, None)):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, holding(1, due_ms))
+    await world.resting.opening("a", 2)
+    queue = world.queues["a"]
+    queue.go_on.set()
+    await asyncio.sleep(0.02)
+    assert queue.woken == []
+    world.clock.advance(1_000)
+    await world.until(lambda: queue.woken == [1])
+    world.clock.step(4_000)
+    await world.until(lambda: queue.woken == [1, 0])
+    await world.stop()
+
+
+async def test_an_appointment_outlives_a_restart_whatever_its_reason() -> None:
+    world = await World().start({"a": 2})
+    await world.resting.opening("a", 1)
+    world.resting.closed("a", 1, Summary({}, {200: world.clock.now_ms() + 1_000}))
+    world = await World(await world.stop()).start({"a": 2})
+    assert await world.resting.all_known(0) and world.resting.summary("a", 1) is not None
+    world.clock.advance(1_000)
+    await world.until(lambda: world.queues["a"].woken == [1])
+    await world.stop()
+
+
+async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and_only_then_all_is_known() -> None:
+    world = await World().start({"a": 20, "b": 1})
+    now_ms = world.clock.now_ms()
+    for number in range(20):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, holding(1, now_ms + 1_000_000 - number))
+        await world.resting.opening("a", number)
+    await world.resting.opening("b", 0)
+    world.resting.closed("b", 0, holding(7))
+    disk = world.disk.after_power_cut()
+    await world.stop()
+
+    again = await World(disk).start({"a": 20, "b": 1})
+    queue = again.queues["a"]
+    await again.until(lambda: len(queue.woken) == OPENING_MAX)
+    assert queue.woken == [19, 18, 17, 16] and again.resting.unknown_count == len(again.resting.unknown("a")) + len(
+        again.resting.unknown("b")
+    )
+    assert not await again.resting.all_known(0.001)
+    queue.go_on.set()
+    again.queues["b"].go_on.set()
+    assert await again.resting.all_known(20)
+    assert queue.woken == list(range(19, -1, -1)) and again.resting.unknown_count == 0
+    await again.stop()
+
+
+async def test_a_lost_index_is_made_anew_from_the_logs_and_of_what_the_disk_does_not_tell_all_partitions_count() -> None:
+    world = await World().start({"a": 8, "b": 3, "c": 2}, Store(a=[2, 5], b=None))
+    for queue in world.queues.values():
+        queue.go_on.set()
+    assert await world.resting.all_known(20)
+    assert [sorted(queue.woken) for queue in world.queues.values()] == [[2, 5], [0, 1, 2], []]
+    await world.stop()
+
+
+async def test_an_entity_that_is_deleted_is_waited_for_no_more_and_forgotten() -> None:
+    world = World()
+    await world.start({"a": 2, "b": 1}, Store(a=[0, 1], b=[0]))
+    await world.until(lambda: len(world.queues["a"].woken) == 2)
+    world.queues["b"].go_on.set()
+    world.resting.leave("a", world.queues["a"])
+    world.resting.forget("a")
+    assert await world.resting.all_known(20), "partitions of a queue that is gone keep nobody waiting"
+    again = await World(await world.stop()).start({"b": 1})
+    assert list(again.index.entities()) == ["b"]
+    await again.stop()
+
+
+async def test_a_partition_that_is_closed_after_its_queue_was_deleted_has_no_appointment() -> None:
+    world = await World().start({"a": 1})
+    await world.resting.opening("a", 0)
+    world.resting.leave("a", world.queues["a"])
+    world.resting.closed("a", 0, holding(1, world.clock.now_ms() + 1_000_000))
+    world.resting.forget("a")
+    assert not world.resting._due and not world.resting._heap
+    await world.stop()
+
+
+class Folders:
+    """Two data folders: even partitions are in the first one, odd ones in the second, which a test takes away."""
+
+    def __init__(self) -> None:
+        self.disk = RecordingDisk()
+        self.roots = Path("/first"), Path("/second")
+        for root in self.roots:
+            self.disk.make_directory(root)
+        self.is_there = True
+
+    def _admit(self) -> None:
+        if not self.is_there:
+            raise DiskFailed("the data folder is missing")
+
+    def witnesses(self) -> list[Witness]:
+        return [Witness(self.roots[0], self.disk), Witness(self.roots[1], self.disk, admit=self._admit)]
+
+    async def used(self) -> None:
+        """Four partitions, closed in good order."""
+        world = await World(self.disk, self.witnesses()).start({"a": 4})
+        for number in range(4):
+            await world.resting.opening("a", number)
+            world.resting.closed("a", number, holding(1))
+        await world.stop()
+
+
+async def test_what_an_index_out_of_date_says_of_a_folder_is_not_believed_and_all_of_that_folder_is_opened() -> None:
+    folders = Folders()
+    await folders.used()
+    await folders.witnesses()[1].make_void()
+    world = await World(folders.disk, folders.witnesses()).start({"a": 6}, Store(a=[0, 1, 2, 3, 5]))
+    assert sorted(world.resting.unknown("a")) == [1, 3, 5] and world.resting.counts("a", ()) == {MAIN: SubqueueCounts(active=2, bytes=20)}
+    await world.until(lambda: sorted(world.queues["a"].woken) == [1, 3, 5])
+    await world.stop()
+
+
+async def test_a_folder_that_was_missing_at_the_start_is_asked_when_it_is_back(monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.namespace.closed_partitions.ASKED_AGAIN_S", 0.001)
+    folders = Folders()
+    await folders.used()
+    await folders.witnesses()[1].make_void()
+    folders.is_there = False
+    world = await World(folders.disk, folders.witnesses()).start({"a": 4}, Store(a=[0, 1, 2, 3]))
+    assert await world.resting.all_known(0), "nobody can tell, and its partitions cannot be opened either"
+    folders.is_there = True
+    await world.until(lambda: sorted(world.queues["a"].woken) == [1, 3])
+    assert world.resting.counts("a", ()) == {MAIN: SubqueueCounts(active=2, bytes=20)}
+    await world.until(lambda: world.index.witnesses[1].says is Says.VALID)
+    await world.stop()

@@ -1,0 +1,147 @@
+"""Looking at messages and being told of new ones, one partition on a log in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.operations import (
+    Arrived,
+    ClientId,
+    Complete,
+    DeadLetter,
+    Detach,
+    Peek,
+    Peeked,
+    Send,
+    Sent,
+    Unavailable,
+    Watch,
+)
+from broker.partition.batch_bounds import Bounds
+from storage.errors import CommitFailed
+from tests.support.partition_harness import NUMBER, Harness, one
+
+FIRST = NUMBER << 48 | 1
+
+
+async def test_a_watch_is_answered_once_when_something_arrives_and_what_arrived_can_be_seen_then() -> None:
+    harness = Harness()
+    assert await harness.do(1, Watch(MAIN, FIRST)) == []
+    assert await harness.do(1, Watch(MAIN, FIRST)) == [], "the same one"
+    await harness.send(b"a")
+    assert harness.take(1) == [Arrived(NUMBER, MAIN)]
+    assert (await harness.peek()).messages == [b"a"]
+    await harness.send(b"b")
+    assert harness.take(1) == [], "it is over"
+
+
+async def test_a_watch_is_answered_at_once_where_there_is_something_to_see() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    assert await harness.do(1, Watch(MAIN, FIRST + 1)) == [Arrived(NUMBER, MAIN)]
+    assert await harness.do(1, Watch(MAIN, FIRST + 2)) == []
+
+
+async def test_a_watch_sees_what_is_sent_in_its_own_batch() -> None:
+    harness = Harness()
+    harness.post(2, Send([b"a"], None))
+    assert await harness.do(1, Watch(MAIN, FIRST)) == [Arrived(NUMBER, MAIN)]
+    assert one(harness.take(2), Sent).first == FIRST
+
+
+async def test_an_expired_message_is_nothing_to_see() -> None:
+    harness = Harness()
+    await harness.send(b"a", ttl=[1_000])
+    harness.clock.advance(1_000)
+    assert await harness.do(1, Watch(MAIN, FIRST), Peek(MAIN, FIRST, 1)) == [Peeked([], [], [], [], [], [], [], None)]
+
+
+async def test_a_dead_lettered_message_arrives_in_the_dead_letter_subqueue() -> None:
+    harness = Harness(QueueSettings(dead_lettering_on_expiration=True))
+    assert await harness.do(1, Watch(DEAD_LETTER, 0)) == []
+    assert await harness.do(2, Watch(MAIN, FIRST + 2)) == []
+    await harness.send(b"a")
+    assert harness.take(1) == [] and harness.take(2) == [Arrived(NUMBER, MAIN)]
+    locked = await harness.receive(3)
+    await harness.do(3, DeadLetter(locked.tokens))
+    assert harness.take(1) == [Arrived(NUMBER, DEAD_LETTER)]
+    assert await harness.do(1, Watch(DEAD_LETTER, FIRST + 1)) == []
+    await harness.send(b"b", ttl=[1_000])
+    harness.clock.advance(2_000)
+    await harness.settle()
+    assert harness.take(1) == [Arrived(NUMBER, DEAD_LETTER)]
+
+
+async def test_a_client_that_has_left_is_told_nothing() -> None:
+    harness = Harness()
+    await harness.do(1, Watch(MAIN, FIRST), Watch(DEAD_LETTER, 0))
+    await harness.do(1, Detach())
+    await harness.send(b"a")
+    assert harness.take(1) == []
+
+
+async def test_many_watchers_are_told_a_few_in_each_batch_and_none_is_forgotten() -> None:
+    harness = Harness()
+    watchers = range(10, 10 + 3 * Bounds().told_max)
+    for client in watchers:
+        await harness.do(client, Watch(MAIN, FIRST))
+    await harness.do(watchers[-1], Detach())
+    harness.post(2, Send([b"a"], None))
+    assert await harness.task.step(), "there is more to do"
+    assert sum(bool(harness.received[client]) for client in watchers) == Bounds().told_max
+    await harness.settle()
+    assert [harness.take(client) for client in watchers] == [[Arrived(NUMBER, MAIN)]] * (len(watchers) - 1) + [[]]
+
+
+async def test_the_event_loop_goes_on_while_many_watchers_are_told() -> None:
+    harness = Harness()
+    heard: list[object] = []
+    count = 4 * Bounds().told_max
+    for client in range(count):
+        harness.task.post(Watch(MAIN, FIRST), ClientId(10 + client), heard.append)
+    await harness.settle()
+    running = asyncio.create_task(harness.task.run())
+    harness.post(2, Send([b"a"], None))
+    most = before = 0
+    async with asyncio.timeout(10):
+        while before < count:
+            await asyncio.sleep(0)
+            most, before = max(most, len(heard) - before), len(heard)
+    await harness.task.stop()
+    await running
+    assert most <= Bounds().told_max
+
+
+async def test_a_watch_ends_with_the_partition_that_goes_down_and_the_client_hears_of_it() -> None:
+    harness = Harness()
+    await harness.do(1, Watch(MAIN, FIRST))
+    harness.log.fail_append(CommitFailed("injected"))
+    harness.post(2, Send([b"a"], None))
+    await harness.settle()
+    assert harness.take(1) == [Unavailable(NUMBER)]
+
+
+async def test_a_page_has_the_bound_in_bytes_that_was_asked_for_and_at_least_one_message() -> None:
+    harness = Harness()
+    await harness.send(*[bytes([number]) * 100 for number in range(10)])
+    seen: list[bytes] = []
+    start = 0
+    for size_max, count in ((250, 3), (1, 1), (10_000, 6)):
+        page = one(await harness.do(1, Peek(MAIN, start, 100, bytes_max=size_max)), Peeked)
+        assert len(page.messages) == count and page.more is (size_max < 10_000)
+        seen += page.messages
+        start = page.sequence_numbers[-1] + 1
+    assert seen == [bytes([number]) * 100 for number in range(10)]
+
+
+async def test_pages_behind_many_removed_messages_are_found_in_order() -> None:
+    harness = Harness()
+    await harness.send(*[b"x"] * 300)
+    locked = await harness.receive(1, 200)
+    await harness.do(1, Complete(locked.tokens[::2]))
+    numbers = [FIRST + place for place in range(300) if place >= 200 or place % 2]
+    seen: list[int] = []
+    while page := (await harness.peek(start=seen[-1] + 1 if seen else 0, count=7)).sequence_numbers:
+        seen += page
+    assert seen == numbers

@@ -1,0 +1,131 @@
+"""Removing messages without receiving them, and how much one fetch of deferred messages locks."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.message.changes import encode_changes
+from broker.operations import (
+    Complete,
+    DeadLetter,
+    Defer,
+    Delete,
+    Deleted,
+    Locked,
+    ReceiveDeferred,
+    Release,
+    Send,
+    Sent,
+    Settled,
+)
+from broker.partition.batch_bounds import Bounds
+from broker.partition.task import TaskLimits
+from tests.support.partition_harness import Harness, one
+
+NEVER_MS = 1 << 60
+
+
+async def delete(harness: Harness, count: int = 100, before_ms: int = NEVER_MS, start: int = 0, subqueue: str = MAIN) -> Deleted:
+    return one(await harness.do(1, Delete(subqueue, count, before_ms, start, "mine")), Deleted)
+
+
+async def bodies(harness: Harness, subqueue: str = MAIN) -> list[bytes]:
+    return (await harness.peek(subqueue)).messages
+
+
+async def test_the_oldest_messages_are_removed_and_stay_so_after_a_restart() -> None:
+    harness = Harness()
+    first = await harness.send(b"a", b"b", b"c")
+    assert await delete(harness, 2) == Deleted(2, first + 2, "mine")
+    await harness.restart()
+    assert await bodies(harness) == [b"c"]
+    assert await delete(harness, 2) == Deleted(1, None, "mine")
+    assert await delete(harness, 2) == Deleted(0, None, "mine")
+    assert harness.task.counts()[MAIN].active == 0 and harness.task.live_bytes == 0
+
+
+async def test_locked_and_deferred_messages_stay() -> None:
+    harness = Harness()
+    await harness.send(b"locked", b"deferred", b"free", b"locked too", b"free too")
+    tokens = (await harness.receive(1, 4)).tokens
+    await harness.do(1, Defer([tokens[1]]))
+    await harness.do(1, Release([tokens[2]]))
+    assert (await delete(harness)).count == 2
+    assert await bodies(harness) == [b"locked", b"deferred", b"locked too"]
+    assert one(await harness.do(1, Complete([tokens[0], tokens[3]])), Settled).failures == {}
+
+
+async def test_messages_enqueued_at_the_time_or_later_stay() -> None:
+    harness = Harness()
+    await harness.send(b"early")
+    await harness.advance(1000)
+    now_ms = harness.clock.now_ms()
+    await harness.send(b"late")
+    assert await delete(harness, before_ms=now_ms) == Deleted(1, None, "mine")
+    assert await bodies(harness) == [b"late"]
+    assert (await delete(harness, before_ms=now_ms + 1)).count == 1
+
+
+async def test_a_dead_letter_subqueue_is_emptied_on_its_own() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b", b"c")
+    tokens = (await harness.receive(1, 2)).tokens
+    await harness.do(1, DeadLetter([tokens[1]]))
+    await harness.do(1, DeadLetter([tokens[0]]))
+    assert (await delete(harness, subqueue=DEAD_LETTER)).count == 2
+    assert await bodies(harness, DEAD_LETTER) == [] and await bodies(harness) == [b"c"]
+
+
+async def test_one_operation_looks_at_a_bounded_number_of_messages() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(deleted_max=3)))
+    first = await harness.send(*[b"%d" % index for index in range(8)])
+    await harness.do(1, Defer((await harness.receive(1, 4)).tokens))
+    assert await delete(harness, 2) == Deleted(0, first + 3, "mine")
+    assert await delete(harness, 2, start=first + 3) == Deleted(2, first + 6, "mine")
+    assert await delete(harness, 9, start=first + 6) == Deleted(2, None, "mine")
+    assert len(await bodies(harness)) == 4
+
+
+async def test_what_the_same_batch_sends_stays_for_it_may_still_be_refused() -> None:
+    harness = Harness()
+    await harness.send(b"before")
+    harness.post(1, Send([b"new"], None))
+    harness.post(2, Delete(MAIN, 10, NEVER_MS))
+    await harness.settle()
+    assert [type(each) for each in harness.take(1)] == [Sent]
+    assert harness.take(2) == [Deleted(1, None, None)]
+    assert await bodies(harness) == [b"new"]
+
+
+async def test_an_overdue_message_is_not_counted_as_deleted() -> None:
+    harness = Harness(QueueSettings(dead_lettering_on_expiration=True))
+    await harness.do(1, Send([b"brief", b"lasting"], [1000, None]))
+    harness.clock.advance(1000)
+    assert (await delete(harness)).count == 1
+    await harness.advance(1000)
+    assert await bodies(harness, DEAD_LETTER) == [b"brief"] and await bodies(harness) == []
+
+
+@pytest.mark.parametrize("changed_bytes", [0, 2_000])
+async def test_a_fetch_of_deferred_messages_locks_what_one_answer_may_hold_and_leaves_the_others(changed_bytes: int) -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_bytes_max=10_000)))
+    size = 3_000 - changed_bytes
+    first = await harness.send(*[bytes((48 + index,)) * size for index in range(5)])
+    for _ in range(5):
+        await harness.do(
+            1, Defer((await harness.receive(1)).tokens, encode_changes({"note": "x" * changed_bytes}) if changed_bytes else None)
+        )
+    numbers = [first + index for index in (4, 0, 1, 2, 3)]
+    locked = one(await harness.do(1, ReceiveDeferred(MAIN, numbers)), Locked)
+    assert locked.sequence_numbers == numbers[:3] and harness.task.counts()[MAIN].locked == 3
+    rest = one(await harness.do(1, ReceiveDeferred(MAIN, numbers[3:])), Locked)
+    assert rest.sequence_numbers == numbers[3:]
+
+
+async def test_a_deferred_message_that_is_larger_than_an_answer_is_answered_alone() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_bytes_max=1_000)))
+    first = await harness.send(b"x" * 5_000, b"y")
+    for _ in range(2):
+        await harness.do(1, Defer((await harness.receive(1)).tokens))
+    assert one(await harness.do(1, ReceiveDeferred(MAIN, [first, first + 1])), Locked).sequence_numbers == [first]

@@ -1,0 +1,139 @@
+"""Operations with more messages than one batch may take: settlements in parts, a long send in steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.message.changes import encode_changes
+from broker.operations import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Failed,
+    Locked,
+    LockToken,
+    Peek,
+    Peeked,
+    ReceiveDeferred,
+    Renewed,
+    RenewLocks,
+    Send,
+    Settled,
+    Withdraw,
+)
+from broker.partition.batch_bounds import Bounds
+from broker.partition.long_operations import Divisible
+from broker.partition.task import TaskLimits
+from storage.errors import CommitFailed
+from tests.support.partition_harness import Harness, one
+from tests.support.ticker import Ticker
+
+PART = 10
+MANY = 35
+LIMITS = TaskLimits(bounds=Bounds(settled_max=PART, work_max=PART))
+KINDS: tuple[type[Divisible], ...] = (Complete, Abandon, Defer, DeadLetter, RenewLocks)
+
+
+async def _locked(harness: Harness) -> list[LockToken]:
+    await harness.send(*[b"x"] * MANY)
+    return list((await harness.receive(1, MANY)).tokens)
+
+
+async def _steps(harness: Harness) -> list[int]:
+    """Step until a client is answered: the messages that were locked after each step."""
+    locked: list[int] = []
+    while not harness.received[1]:
+        await harness.task.step()
+        harness.task.check()
+        locked.append(harness.subqueues[0].locked)
+    return locked
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_long_settlement_takes_several_batches_and_is_answered_once(kind: type[Divisible]) -> None:
+    harness = Harness(limits=LIMITS)
+    tokens = await _locked(harness)
+    tokens[25] = bytes(16)
+    harness.post(1, kind(tokens, cookie="mine"))
+    harness.post(1, Peek(DEAD_LETTER, 0, 1, cookie="behind it"))
+    locked = await _steps(harness)
+    answer = harness.received[1][0]
+    assert isinstance(answer, Settled | Renewed) and answer.cookie == "mine"
+    assert answer.failures == {25: Reason.LOCK_LOST}
+    assert len(locked) == 4
+    if kind is not RenewLocks:
+        assert locked == [25, 15, 6, 1], "ten at a time, but for the token that opens nothing"
+    await harness.settle()
+    assert [each.cookie for each in harness.received[1] if isinstance(each, Settled | Renewed | Peeked)] == ["mine", "behind it"]
+    await harness.restart()
+    left = (await harness.peek()).sequence_numbers
+    assert len(left) == (1 if kind in (Complete, DeadLetter) else MANY)
+    assert len((await harness.peek(DEAD_LETTER)).sequence_numbers) == (MANY - 1 if kind is DeadLetter else 0)
+
+
+async def test_a_long_settlement_counts_from_its_arrival() -> None:
+    harness = Harness(QueueSettings(lock_duration_ms=5_000), limits=LIMITS)
+    tokens = await _locked(harness)
+    harness.post(1, Complete(tokens))
+    await harness.task.step()
+    harness.clock.advance(10_000)
+    await harness.settle()
+    assert one(harness.take(1), Settled).failures == {}
+    assert not (await harness.peek()).sequence_numbers
+
+
+async def test_what_a_later_part_is_refused_fails_alone() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1), limits=LIMITS)
+    tokens = await _locked(harness)
+    changed = encode_changes({"why": "x" * 30_000, "where": "y" * 30_000})
+    answer = one(await harness.do(1, Defer(tokens, changed)), Settled)
+    assert answer.failures == dict.fromkeys(range(PART, MANY), Reason.QUOTA_EXCEEDED)
+    assert one(await harness.do(1, Defer(tokens[PART:], changed)), Failed).reason is Reason.QUOTA_EXCEEDED, "nothing was settled"
+    assert one(await harness.do(1, Complete(tokens[PART:])), Settled).failures == {}, "these are locked still"
+
+
+async def test_a_commit_that_fails_refuses_a_long_settlement_as_a_whole() -> None:
+    harness = Harness(limits=LIMITS)
+    tokens = await _locked(harness)
+    harness.post(1, Complete(tokens))
+    await harness.task.step()
+    harness.log.fail_append(CommitFailed("no"))
+    await harness.settle()
+    assert [type(each) for each in harness.take(1)][:1] == [Failed]
+    assert len((await harness.peek()).sequence_numbers) == MANY - PART, "the first part was durable"
+
+
+async def test_one_request_for_deferred_messages_gets_no_more_than_one_batch_may_give() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=PART)))
+    first = await harness.send(*[b"x"] * MANY)
+    for _ in range(4):
+        await harness.do(1, Defer((await harness.receive(1, PART)).tokens))
+        await harness.do(1, Withdraw(MAIN))
+    locked = one(await harness.do(1, ReceiveDeferred(MAIN, list(range(first, first + MANY)))), Locked)
+    assert locked.sequence_numbers == list(range(first, first + PART))
+
+
+async def test_a_long_send_is_one_commit_and_lets_others_have_the_loop_meanwhile() -> None:
+    harness = Harness(limits=LIMITS)
+    await harness.send(b"x")
+    frames = len(harness.log.disk.frames)
+    times: list[int | None] = [60_000 + number for number in range(MANY)]
+    async with Ticker() as ticker:
+        first = await harness.send(*(b"%d" % number for number in range(MANY)), ttl=times)
+    assert ticker.turns >= MANY // PART and len(harness.log.disk.frames) == frames + 1
+    for _ in range(2):
+        page = await harness.peek(start=first)
+        assert page.sequence_numbers == list(range(first, first + MANY))
+        assert page.messages == [b"%d" % number for number in range(MANY)]
+        await harness.restart()
+
+
+async def test_a_long_send_that_fails_leaves_nothing() -> None:
+    harness = Harness(limits=LIMITS)
+    await harness.send(b"x")
+    harness.log.fail_append(CommitFailed("no"))
+    assert one(await harness.do(2, Send([b"y"] * MANY, None)), Failed).reason is Reason.PARTITION_UNAVAILABLE
+    assert len((await harness.peek(MAIN)).sequence_numbers) == 1

@@ -1,0 +1,134 @@
+"""A partition on the real log: what the tests on a log in memory show holds on files, too."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from broker.base.clock import ManualClock
+from broker.entities.descriptions import MAIN, QueueDescription
+from broker.operations import Complete, Demand, Locked, Send, Sent
+from broker.partition.payloads import PayloadBudget
+from broker.partition.task import PartitionTask, TaskLimits
+from broker.partition.upkeep import UpkeepLimits
+from storage.file_store import FileLogStore
+from tests.support.old_checkpoint import state_of_version_1, write_version_1
+from tests.support.partition_asking import WAIT_S, ask, pages
+
+SEGMENT_BYTES = 64 * 1024
+LIMITS = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=200_000, garbage_bytes_min=100_000, relocation_bytes=20_000))
+QUEUE = QueueDescription("orders", "5" * 32, 16)
+
+
+@asynccontextmanager
+async def partition(root: Path, *, crash: bool = False) -> AsyncIterator[PartitionTask]:
+    """A partition at work on the files below `root`; with `crash` it ends without a checkpoint."""
+    store = FileLogStore(root, fsync="never", segment_bytes_max=SEGMENT_BYTES, reserve_bytes=0)
+    log = store.log(QUEUE.generation, 3)
+    task = PartitionTask(3, log=log, clock=ManualClock(), describe=lambda: QUEUE, payloads=PayloadBudget(30_000, 0), limits=LIMITS)
+    run = asyncio.create_task(task.run())
+    try:
+        yield task
+    finally:
+        if crash:
+            run.cancel()
+            await asyncio.wait([run], timeout=WAIT_S)
+            await log.close()
+        else:
+            await task.stop()
+            await asyncio.wait_for(run, WAIT_S)
+        await store.close()
+
+
+async def test_a_random_load_over_restarts_keeps_every_message_and_the_files_small(tmp_path: Path) -> None:
+    chance = random.Random(11)
+    expected: dict[int, bytes] = {}
+    for life in range(6):
+        async with partition(tmp_path, crash=life % 2 == 0) as task:
+            for number, body in (await everything(task)).items():
+                assert expected[number] == body
+            assert len(await everything(task)) == len(expected)
+            for _ in range(60):
+                bodies = [b"%d" % chance.randrange(1 << 64) * chance.randrange(1, 120) for _ in range(chance.randrange(1, 20))]
+                sent = await ask(task, Send(bodies, None))
+                assert isinstance(sent, Sent)
+                expected.update(enumerate(bodies, sent.first))
+                locked = await ask(task, Demand(MAIN, len(bodies)))
+                assert isinstance(locked, Locked)
+                assert [expected[number] for number in locked.sequence_numbers] == locked.messages
+                done = [index for index in range(len(locked.tokens)) if chance.random() < 0.97]
+                await ask(task, Complete([locked.tokens[index] for index in done]))
+                for index in done:
+                    del expected[locked.sequence_numbers[index]]
+            live = sum(map(len, expected.values()))
+    assert bytes_below(tmp_path) < 4 * live + 100_000 + 4 * SEGMENT_BYTES
+
+
+def bytes_below(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+
+
+async def everything(task: PartitionTask) -> dict[int, bytes]:
+    """All messages, page by page."""
+    found: dict[int, bytes] = {}
+    async for page in pages(task, MAIN, 500):
+        found.update(zip(page.sequence_numbers, page.messages, strict=True))
+    return found
+
+
+async def test_a_folder_of_the_release_before_blocks_opens_and_gets_two_new_checkpoints(tmp_path: Path) -> None:
+    async with partition(tmp_path) as task:
+        for number in range(40):
+            await ask(task, Send([b"%03d" % number * 2_000] * 4, None))
+        locked = await ask(task, Demand(MAIN, 120))
+        assert isinstance(locked, Locked)
+        await ask(task, Complete(locked.tokens))
+        expected = await everything(task)
+        assert task._partition is not None
+        state = state_of_version_1(task._partition.messages)
+        position = task._log.end
+    [directory] = (tmp_path / "logs" / QUEUE.generation).iterdir()
+    old = write_version_1(directory, position, state)
+    for _ in range(2):
+        async with partition(tmp_path, crash=True) as task:
+            assert await everything(task) == expected
+            assert old.exists() and task._log.checkpoints[-1] == position, "it is read, and counts"
+    async with partition(tmp_path) as task:
+        for number in range(100):  # some 600 KB: a checkpoint is due each 200 KB
+            sent = await ask(task, Send([b"%03d" % number * 2_000], None))
+            assert isinstance(sent, Sent)
+            expected[sent.first] = b"%03d" % number * 2_000
+        assert not old.exists() and len(task._log.checkpoints) == 2 and task._log.checkpoint_base is not None
+    async with partition(tmp_path) as task:
+        assert await everything(task) == expected
+
+
+async def test_a_checkpoint_of_the_old_format_is_the_older_of_two_at_one_position(tmp_path: Path) -> None:
+    """A folder that is upgraded and restarted before the first message: what stands in blocks that nobody touches stays."""
+    async with partition(tmp_path) as task:
+        for _ in range(40):
+            await ask(task, Send([b"m" * 60] * 100, None))
+        locked = await ask(task, Demand(MAIN, 1_500))
+        assert isinstance(locked, Locked)
+        await ask(task, Complete(locked.tokens))
+        expected = await everything(task)
+        assert task._partition is not None and task._log.start > 0
+        state = state_of_version_1(task._partition.messages)
+        position = task._log.end
+    [directory] = (tmp_path / "logs" / QUEUE.generation).iterdir()
+    old = write_version_1(directory, position, state)
+    async with partition(tmp_path, crash=True) as task:
+        assert await everything(task) == expected
+        assert list(task._log.checkpoints) == [position, position], "a second one was saved at once, beside the old one"
+    for number in range(3):
+        async with partition(tmp_path) as task:
+            assert await everything(task) == expected
+            sent = await ask(task, Send([b"%d" % number], None))
+            assert isinstance(sent, Sent)
+            expected[sent.first] = b"%d" % number
+    assert not old.exists()
+    async with partition(tmp_path) as task:
+        assert await everything(task) == expected

@@ -1,0 +1,75 @@
+"""Changed properties are bounded: by the entity's quota, and more tightly while the broker has little memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.message.changes import encode_changes
+from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, RenewLocks, Settled
+from tests.support.partition_harness import Harness, one
+
+MIB = 1 << 20
+
+
+def change(size: int, name: str = "note") -> bytes:
+    changed = encode_changes({name: "n" * size})
+    assert changed is not None
+    return changed
+
+
+@pytest.mark.parametrize("kind", [Abandon, Defer, DeadLetter])
+async def test_changed_properties_beyond_the_whole_quota_are_refused_and_the_lock_goes_on(
+    kind: type[Abandon] | type[Defer] | type[DeadLetter],
+) -> None:
+    harness = Harness(QueueSettings(max_size_mb=1))
+    await harness.send(*[b"x"] * 40)
+    tokens = (await harness.receive(1, 40)).tokens
+    each = len(change(32_000))
+    most = MIB // each
+    await harness.do(1, kind(tokens[:most], change(32_000)))
+    refused = one(await harness.do(1, kind(tokens[most : most + 1], change(32_000), "mine")), Failed)
+    assert (refused.reason, refused.cookie) == (Reason.QUOTA_EXCEEDED, "mine") and str(MIB) in refused.description
+    assert sum(subqueue.changed_bytes for subqueue in harness.subqueues) == most * each
+    await harness.do(1, RenewLocks(tokens[most:]))
+    assert one(await harness.do(1, kind(tokens[most:], None)), Settled).failures == {}
+
+
+async def test_a_full_queue_still_dead_letters_with_a_reason() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1))
+    await harness.send(b"x" * (MIB - 300))
+    token = (await harness.receive(1)).tokens
+    assert one(await harness.do(1, DeadLetter(token, change(4_000, "DeadLetterReason"))), Settled).failures == {}
+    assert (await harness.peek(DEAD_LETTER)).changed == [change(4_000, "DeadLetterReason")]
+
+
+async def test_abandoning_a_message_again_and_again_takes_no_more_than_one_message_may_have() -> None:
+    harness = Harness(QueueSettings(max_delivery_count=1_000))
+    await harness.send(b"x")
+    for round_number in range(20):
+        token = (await harness.receive(1)).tokens
+        await harness.do(1, Abandon(token, change(16_000, f"note {round_number}")))
+    assert harness.subqueues[0].changed_bytes <= 65_536 + 1_000
+
+
+async def test_while_memory_is_scarce_a_settlement_changes_little_and_frees_as_ever() -> None:
+    harness = Harness()
+    await harness.send(*[b"x"] * 4)
+    tokens = (await harness.receive(1, 4)).tokens
+    harness.budget.set_scarce(True)
+    refused = one(await harness.do(1, Abandon(tokens[:1], change(2_000))), Failed)
+    assert refused.reason is Reason.SERVER_BUSY and "memory" in refused.description
+    for operation in (DeadLetter(tokens[1:2], change(100, "DeadLetterReason")), Complete(tokens[2:3]), Abandon(tokens[3:])):
+        assert one(await harness.do(1, operation), Settled).failures == {}
+    harness.budget.set_scarce(False)
+    assert one(await harness.do(1, Abandon(tokens[:1], change(2_000))), Settled).failures == {}
+    assert harness.task.counts()[MAIN].active == 2
+
+
+async def test_while_memory_is_scarce_bodies_are_kept_within_the_reserves_only() -> None:
+    harness = Harness(reserve_bytes=100)
+    harness.budget.set_scarce(True)
+    await harness.send(*[b"x" * 60] * 4)
+    assert harness.budget.used <= 100
+    assert (await harness.receive(1, 4)).messages == [b"x" * 60] * 4

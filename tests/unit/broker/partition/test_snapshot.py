@@ -1,0 +1,235 @@
+"""What a partition puts into checkpoints, and how much of it: blocks, sections, and the format of earlier releases."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.partition import gradual_sort, records
+from broker.partition.blocks import BLOCK_MESSAGES, Blocks
+from broker.partition.gradual_sort import AT_ONCE
+from broker.partition.messages import Messages
+from broker.partition.payloads import PayloadBudget
+from broker.partition.records import Enqueued, Mark, Relocated, UnreadableRecord
+from broker.partition.snapshot import Snapshot
+from storage.log import Checkpoint, Position, Section
+from tests.support.old_checkpoint import state_of_version_1
+
+NUMBER = 3
+
+
+def fresh() -> Messages:
+    return Messages(NUMBER, PayloadBudget(0, 0), 20)
+
+
+def new_messages() -> Messages:
+    messages = fresh()
+    messages.finish_replay(0)
+    return messages
+
+
+def mark(messages: Messages, position: int, each: Mark) -> None:
+    messages.position = Position(position)
+    messages.apply_mark(each)
+
+
+def send(messages: Messages, position: int, count: int) -> int:
+    """Enqueue so many messages of 10 bytes in one frame; gives the first one's sequence number."""
+    first = messages.next_number
+    messages.apply_enqueued(Position(position), Enqueued(first, 1000 + position, [10] * count, None, 64), now_ms=1000)
+    return first
+
+
+def loaded(checkpoint: Checkpoint) -> Messages:
+    again = fresh()
+    for _ in Snapshot(again).load_steps(checkpoint):
+        pass
+    again.finish_replay(0)
+    again.check()
+    return again
+
+
+def taken(snapshot: Snapshot, position: Position, base: Position | None) -> Checkpoint:
+    taking = snapshot.take(base)
+    for _ in taking.steps():
+        pass
+    return taking.checkpoint(position)
+
+
+def describe(reference: Any) -> list[Any]:
+    values = [getattr(reference, name) for name in reference.__slots__ if name not in ("frame", "lease")]
+    return [*values, reference.frame.position]
+
+
+def contents(messages: Messages) -> list[Any]:
+    found = [[describe(each) for each in subqueue.browse(0)] for subqueue in messages.subqueues]
+    sums = [(each.available, each.deferred, each.bytes, each.changed_bytes) for each in messages.subqueues]
+    return [found, sums, messages.next_number, messages.latest_enqueued_ms, messages.first_live()]
+
+
+def changed_blocks(checkpoint: Checkpoint) -> dict[int, bytes]:
+    return dict(checkpoint.sections[1].blocks)
+
+
+def varied() -> Messages:
+    """Messages of each kind."""
+    messages = new_messages()
+    first = messages.next_number
+    messages.apply_enqueued(Position(100), Enqueued(first, 1000, [10, 20, 30, 40], [5000, 0, 6000, 0], 64), now_ms=1000)
+    messages.apply_enqueued(Position(900), Enqueued(first + 4, 2000, [7], None, 80), now_ms=2000)
+    mark(messages, 1000, Mark(records.RETURNED, 0, [first], b"\xc1\x01\x00"))
+    mark(messages, 1100, Mark(records.DEFERRED, 0, [first + 1]))
+    mark(messages, 1200, Mark(records.MOVED, 0, [first + 2], None, 1, True))
+    mark(messages, 1300, Mark(records.REMOVED, 0, [first + 3]))
+    return messages
+
+
+def test_a_checkpoint_brings_back_every_reference() -> None:
+    messages = varied()
+    checkpoint = taken(Snapshot(messages), Position(1400), None)
+    sections = [replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position)) for section in checkpoint.sections]
+    again = loaded(replace(checkpoint, sections=tuple(sections)))
+    assert contents(again) == contents(messages)
+    assert again.first_live() == 100
+
+
+def test_only_the_blocks_that_have_changed_are_taken() -> None:
+    messages = new_messages()
+    snapshot = Snapshot(messages)
+    first = send(messages, 100, 10 * BLOCK_MESSAGES)
+    assert len(changed_blocks(taken(snapshot, Position(500), None))) == 11
+    assert len(changed_blocks(taken(snapshot, Position(500), Position(100)))) == 11
+    assert changed_blocks(taken(snapshot, Position(500), Position(500))) == {}
+    mark(messages, 500, Mark(records.RETURNED, 0, [first + 3 * BLOCK_MESSAGES]))
+    mark(messages, 600, Mark(records.REMOVED, 0, [first + 5 * BLOCK_MESSAGES, first + 5 * BLOCK_MESSAGES + 7]))
+    mark(messages, 700, Mark(records.MOVED, 0, [first + 7 * BLOCK_MESSAGES], None, 1))
+    found = {base: sorted(changed_blocks(taken(snapshot, Position(800), Position(base)))) for base in (500, 600, 700, 800)}
+    assert found == {500: [3, 5, 7, 1 << 38 | 7], 600: [5, 7, 1 << 38 | 7], 700: [7, 1 << 38 | 7], 800: []}
+    messages.check()
+
+
+def test_the_cost_of_a_checkpoint_is_that_of_what_has_changed_and_not_of_what_is_there() -> None:
+    costs: dict[int, list[int]] = {}
+    for backlog in (10_240, 204_800):
+        messages = new_messages()
+        snapshot = Snapshot(messages)
+        for step in range(backlog // 10_240):
+            send(messages, 1_000_000 * (step + 1), 10_240)
+        end = 1_000_000 * 100
+        first = messages.next_number
+        send(messages, end, 1_000)
+        mark(messages, end + 1, Mark(records.REMOVED, 0, [first - 1, *range(NUMBER << 48 | 1, NUMBER << 48 | 900)]))
+        checkpoint = taken(snapshot, Position(end + 2), Position(end))
+        sizes = [sum(map(len, section.blocks.values())) for section in checkpoint.sections]
+        assert snapshot.cost(Position(end)) >= sum(sizes)
+        costs[backlog] = sizes
+    assert costs[204_800] == costs[10_240]
+
+
+def test_a_block_without_a_message_is_said_to_be_gone_and_then_forgotten() -> None:
+    messages = new_messages()
+    snapshot = Snapshot(messages)
+    first = send(messages, 100, 3 * BLOCK_MESSAGES)
+    assert first & (BLOCK_MESSAGES - 1) == 1
+    mark(messages, 200, Mark(records.REMOVED, 0, range(first, first + 2 * BLOCK_MESSAGES)))
+    checkpoint = taken(snapshot, Position(300), Position(200))
+    assert [number for number, data in sorted(changed_blocks(checkpoint).items()) if not data] == [0, 1]
+    assert len(messages.blocks) == 4
+    snapshot.saved(checkpoint)
+    assert len(messages.blocks) == 2
+    messages.check()
+
+
+def test_what_comes_from_a_checkpoint_counts_as_changed_just_below_the_one_for_which_it_was_written() -> None:
+    blocks = Blocks()
+    deque(blocks.adopt({1: Position(500), 2: Position(300), 3: Position(500)}), maxlen=0)
+    assert sorted(blocks.changed_since(Position(500))) == []
+    assert sorted(blocks.changed_since(Position(400))) == [1, 3]
+    assert sorted(blocks.changed_since(Position(300))) == [1, 3], "the block of 300 was changed by a frame below 300"
+    assert sorted(blocks.changed_since(Position(299))) == [1, 2, 3]
+    blocks.touch_run(0, 2 * BLOCK_MESSAGES, 1, Position(700))
+    assert blocks.changed_since(Position(600)) == [2]
+
+
+def with_many_frames() -> Messages:
+    """Thousands of messages, each in a frame of its own; some were moved to later frames."""
+    messages = new_messages()
+    for position in range(100, 100 + 5 * AT_ONCE):
+        send(messages, position, 1)
+    first = messages.first_number | 1
+    for number in range(first, first + 2 * AT_ONCE, 2):
+        moved = Relocated([number], [1000], [0], [10], [0], [0], [0], [None], 64)
+        messages.apply_relocated(Position(1_000_000 + number - first), moved)
+    mark(messages, 1_100_100, Mark(records.RETURNED, 0, range(first, first + 3_000), b"\xc1\x01\x00"))
+    return messages
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_step_of_bringing_back_a_checkpoint_touches_more_than_a_block_of_messages_or_frames(version: int) -> None:
+    messages = with_many_frames()
+    if version == 1:
+        checkpoint = Checkpoint(Position(1_100_200), (Section("", 1, {0: state_of_version_1(messages)}),))
+    else:
+        checkpoint = taken(Snapshot(messages), Position(1_100_200), None)
+        sections = [replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position)) for section in checkpoint.sections]
+        checkpoint = replace(checkpoint, sections=tuple(sections))
+    again = fresh()
+
+    def sizes() -> list[int]:
+        return [again.count, len(again._frames), len(again.blocks)]
+
+    before = sizes()
+    most = 0
+    for _ in Snapshot(again).load_steps(checkpoint):
+        now = sizes()
+        most = max(most, *(after - earlier for after, earlier in zip(now, before, strict=True)))
+        before = now
+    assert 0 < most <= BLOCK_MESSAGES
+    again.finish_replay(0)
+    again.check()
+    assert contents(again) == contents(messages)
+    assert [frame.position for frame in again.live_frames()] == sorted(frame.position for frame in messages.live_frames())
+
+
+@given(st.lists(st.integers(0, 20)), st.integers(1, 5))
+def test_what_is_sorted_in_steps_is_sorted(items: list[int], at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradual_sort, "AT_ONCE", at_once)
+        parts = list(gradual_sort.sort_gradually(items, lambda each: each))
+    assert [each for part in parts for each in part] == sorted(items)
+    assert all(len(part) <= at_once for part in parts)
+
+
+def test_the_state_of_an_earlier_release_is_read_and_taken_as_a_whole() -> None:
+    messages = varied()
+    again = loaded(Checkpoint(Position(1400), (Section("", 1, {0: state_of_version_1(messages)}),)))
+    assert contents(again) == contents(messages)
+    assert taken(Snapshot(again), Position(1400), None) == taken(Snapshot(messages), Position(1400), None)
+
+
+@pytest.mark.parametrize("state", [b"", b"PbS1", b"PbS9" + bytes(100), state_of_version_1(varied())[:-1]])
+def test_a_state_of_an_earlier_release_that_is_none_is_not_read(state: bytes) -> None:
+    with pytest.raises(UnreadableRecord):
+        loaded(Checkpoint(Position(0), (Section("", 1, {0: state}),)))
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        Section("sessions", 1, {0: b"of a later release"}),
+        Section("messages", 2, {}),
+        Section("messages", 1, {0: b"short"}),
+        Section("messages", 1, {0: bytes([1] + [0] * 7)}),
+        Section("messages", 1, {9 << 38: bytes(8)}),
+        Section("counters", 1, {0: bytes(15)}),
+        Section("counters", 1, {1: bytes(16)}),
+    ],
+)
+def test_a_section_that_is_unknown_or_does_not_fit_is_not_read(section: Section) -> None:
+    with pytest.raises(UnreadableRecord):
+        loaded(Checkpoint(Position(0), (section,)))

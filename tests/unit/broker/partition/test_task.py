@@ -1,0 +1,550 @@
+"""The task around the state machine: commits, faults, recovery, health, the timer, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
+
+import pytest
+
+from broker.base.clock import SystemClock
+from broker.base.errors import Reason
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.operations import (
+    Abandon,
+    ClientId,
+    Complete,
+    Defer,
+    Demand,
+    Detach,
+    Failed,
+    Locked,
+    Operation,
+    Peek,
+    Peeked,
+    Recalled,
+    ReceiveDeferred,
+    Release,
+    RenewLocks,
+    Send,
+    Sent,
+    Settled,
+    Unavailable,
+    Update,
+    Updated,
+    Withdraw,
+    Withdrawn,
+)
+from broker.partition import records
+from broker.partition.task import Health, TaskLimits
+from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
+from storage.log import Checkpoint, Commit
+from tests.support.partition_harness import NUMBER, Harness, one
+
+WAIT_S = 10
+
+
+@asynccontextmanager
+async def running(harness: Harness) -> AsyncIterator[None]:
+    """The task at work by itself, as in the broker."""
+    task = asyncio.create_task(harness.task.run())
+    try:
+        yield
+    finally:
+        await asyncio.wait_for(harness.task.stop(), WAIT_S)
+        await asyncio.wait_for(task, WAIT_S)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 (what is waited for is a plain value)
+            await asyncio.sleep(0.001)
+
+
+# --- commits ----------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_answered_before_the_commit_is_durable() -> None:
+    harness = Harness()
+    async with running(harness):
+        await harness.task.opened()
+        harness.log.gate = asyncio.Event()
+        harness.post(1, Demand(MAIN, 1))
+        harness.post(2, Send([b"a"], None))
+        await until(lambda: harness.log._appending)
+        assert not harness.received[1] and not harness.received[2]
+        harness.log.gate.set()
+        await until(lambda: harness.received[1] and harness.received[2])
+
+
+async def test_while_one_commit_runs_the_next_batch_gathers() -> None:
+    harness = Harness()
+    async with running(harness):
+        await harness.task.opened()
+        harness.log.gate = asyncio.Event()
+        harness.post(1, Send([b"first"], None))
+        await until(lambda: harness.log._appending)
+        for _ in range(50):
+            harness.post(1, Send([b"x", b"y"], None))
+        harness.log.gate.set()
+        await until(lambda: len(harness.received[1]) == 51)
+        assert harness.log.appends == 2
+
+
+async def test_a_batch_is_bounded_in_operations_and_bytes() -> None:
+    harness = Harness(limits=TaskLimits(batch_operations_max=10, batch_bytes_max=1000))
+    await harness.do(1, *[Send([b"x"], None) for _ in range(25)])
+    assert harness.log.appends == 3
+    await harness.do(1, *[Send([b"x" * 600], None) for _ in range(6)])
+    assert harness.log.appends == 6
+
+
+async def test_answers_to_one_client_come_in_the_order_of_its_operations() -> None:
+    harness = Harness()
+    answers = await harness.do(1, *[Send([b"x"], None, cookie) for cookie in range(20)])
+    assert [answer.cookie for answer in answers if isinstance(answer, Sent)] == list(range(20))
+
+
+async def test_a_commit_with_settlements_only_is_urgent() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    urgency: list[bool] = []
+    harness.log.on_append = lambda commit, urgent: urgency.append(urgent)
+    await harness.do(1, Complete((await harness.receive(1)).tokens))
+    await harness.send(b"b")
+    assert urgency == [True, False]
+
+
+# --- lazily opened ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_log_is_opened_by_the_first_operation_that_needs_it() -> None:
+    harness = Harness()
+    answers = await harness.do(1, Withdraw(MAIN), Release([bytes(16)]), Recalled(MAIN, ()), Update("u"), Detach())
+    assert answers == [Withdrawn(NUMBER, MAIN), Updated("u")]
+    assert harness.task.health is Health.CLOSED and harness.log.disk.epoch == 0 and harness.task.available
+    assert harness.task.counts()[MAIN].active == 0
+    await harness.send(b"a")
+    assert harness.healths == [Health.OPENING, Health.HEALTHY]
+
+
+async def test_opening_for_the_counts_needs_no_operation() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    await harness.restart()
+    async with running(harness):
+        assert harness.task.counts()[MAIN].active == 0
+        await asyncio.wait_for(harness.task.opened(), WAIT_S)
+        assert harness.task.counts()[MAIN].active == 2 and harness.task.live_bytes == 2
+
+
+# --- a failed commit (durability rule 4) ------------------------------------------------------------------------------
+
+
+async def test_a_failed_commit_is_refused_and_never_seen_and_the_partition_comes_back() -> None:
+    harness = Harness()
+    await harness.send(b"before")
+    locked = await harness.receive(1)
+    await harness.do(1, Demand(MAIN, 1))
+    harness.log.fail_append(CommitFailed("the disk said no"))
+    refused = one(await harness.do(2, Send([b"lost"], None, "mine")), Failed)
+    assert refused.reason is Reason.PARTITION_UNAVAILABLE and refused.cookie == "mine"
+    assert harness.take(1) == [Unavailable(NUMBER)], "told once; its locks and its demand are void"
+    assert harness.task.health is Health.HEALTHY and harness.healths[-2:] == [Health.RECOVERING, Health.HEALTHY]
+    assert await harness.do(1, Complete(locked.tokens)) == [Settled(None, {0: Reason.LOCK_LOST})]
+    await harness.send(b"after")
+    assert harness.take(1) == []
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"before", b"after"]
+
+
+async def test_every_operation_of_a_failed_batch_is_answered() -> None:
+    harness = Harness()
+    number = await harness.send(b"a", b"b", b"c")
+    tokens = (await harness.receive(1, 3)).tokens
+    await harness.do(1, Defer([tokens[2]]))
+    harness.log.fail_append(CommitFailed("no"))
+    operations: list[Operation] = [
+        Send([b"x"], None, 1), Complete([tokens[0]], 2), Abandon([tokens[1]], None, 3), RenewLocks(tokens, 4), Peek(MAIN, 0, 1, 5),
+        ReceiveDeferred(MAIN, [number + 2], 6), Update(7), Withdraw(MAIN), Release(()), Detach(),
+    ]  # fmt: skip
+    answers = await harness.do(9, *operations)
+    assert [answer.cookie for answer in answers if isinstance(answer, Failed)] == [1, 2, 3, 4, 5, 6, 7]
+    assert {answer.reason for answer in answers if isinstance(answer, Failed)} == {Reason.PARTITION_UNAVAILABLE}
+    assert answers[7:] == [Withdrawn(NUMBER, MAIN)]
+
+
+async def test_nobody_is_refused_before_the_log_was_reopened() -> None:
+    """Else a refused message could still show up."""
+    harness = Harness()
+    await harness.send(b"a")
+    seen: list[int] = []
+    harness.log.fail_append(CommitFailed("no"))
+    harness.log.on_claim = lambda: seen.append(len(harness.received[2]))
+    await harness.do(2, Send([b"b"], None))
+    assert seen == [0]
+
+
+async def test_while_a_log_cannot_be_reopened_operations_are_refused_and_attempts_get_rarer() -> None:
+    harness = Harness(limits=TaskLimits(recovery_delay_ms=100, recovery_delay_ms_max=400))
+    await harness.do(1, Demand(MAIN, 1))
+    attempts: list[int] = []
+    harness.log.fail_append(CommitFailed("no"))
+    harness.log.on_claim = lambda: attempts.append(harness.clock.monotonic_ms()) or StorageError("still no")  # type: ignore[func-returns-value]
+    assert isinstance(one(await harness.do(2, Send([b"b"], None)), Failed), Failed)
+    assert harness.task.health is Health.RECOVERING and not harness.task.available
+    for _ in range(58):
+        await harness.advance(20)
+    assert [later - earlier for earlier, later in pairwise(attempts)] == [100, 200, 400, 400]
+    assert isinstance(one(await harness.do(2, Send([b"c"], None)), Failed), Failed)
+    assert await harness.do(3, Demand(MAIN, 1), Withdraw(DEAD_LETTER)) == [Withdrawn(NUMBER, DEAD_LETTER)]
+    assert harness.take(1) == []
+    harness.log.on_claim = lambda: None
+    await harness.advance(400)
+    assert harness.take(1) == harness.take(3) == [Unavailable(NUMBER)]
+    assert harness.task.available
+    await harness.send(b"d")
+    assert (await harness.peek()).messages == [b"d"]
+
+
+async def test_a_log_that_cannot_be_opened_at_first_comes_up_later() -> None:
+    harness = Harness()
+    errors = [StorageError("no"), StorageError("no")]
+    harness.log.on_claim = lambda: errors.pop() if errors else None
+    assert one(await harness.do(1, Send([b"a"], None)), Failed).reason is Reason.PARTITION_UNAVAILABLE
+    await harness.advance(100)
+    await harness.advance(200)
+    assert harness.task.health is Health.HEALTHY
+    await harness.send(b"b")
+
+
+async def test_recovery_comes_by_itself_in_the_running_task() -> None:
+    harness = Harness(limits=TaskLimits(recovery_delay_ms=5))
+    harness.clock = SystemClock()  # type: ignore[assignment]
+    await harness.restart()
+    errors = [StorageError("no")] * 3
+    async with running(harness):
+        await harness.task.opened()
+        harness.log.fail_append(CommitFailed("no"))
+        harness.log.on_claim = lambda: errors.pop() if errors else None
+        harness.post(1, Send([b"a"], None))
+        await until(lambda: harness.received[1])
+        await until(lambda: harness.task.health is Health.HEALTHY and not errors)
+
+
+async def test_a_message_that_cannot_be_read_refuses_the_looker_and_not_the_durable_rest() -> None:
+    harness = Harness(payload_bytes=0)
+    await harness.send(b"a")
+    harness.log.on_fetch = lambda: StorageError("read failed")
+    answers = await harness.do(1, Send([b"b"], None, "send"), Peek(MAIN, 0, 1, "peek"))
+    assert isinstance(answers[0], Sent)
+    assert isinstance(answers[1], Failed) and answers[1].cookie == "peek" and answers[1].reason is Reason.PARTITION_UNAVAILABLE
+    harness.log.on_fetch = lambda: None
+    assert harness.task.health is Health.HEALTHY
+    assert (await harness.peek()).messages == [b"a", b"b"]
+
+
+# --- a full disk (durability rule 6) ----------------------------------------------------------------------------------
+
+
+async def test_a_full_disk_refuses_sends_and_lets_receivers_settle_and_drain() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b", b"c")
+    locked = await harness.receive(1, 2)
+    harness.log.fill_disk()
+    answers = await harness.do(1, Send([b"x"], None, "send"), Complete([locked.tokens[0]], "done"), Demand(MAIN, 5))
+    assert [type(answer) for answer in answers] == [Failed, Settled, Locked]
+    failed, settled, more = answers
+    assert isinstance(failed, Failed) and failed.reason is Reason.DISK_FULL and failed.cookie == "send"
+    assert settled == Settled("done", {})
+    assert isinstance(more, Locked) and more.messages == [b"c"]
+    assert await harness.do(1, Complete([locked.tokens[1], *more.tokens])) == [Settled(None, {})], "no lock was lost"
+    assert harness.task.health is Health.HEALTHY and harness.task.live_bytes == 0
+    harness.log.empty_disk()
+    assert await harness.send(b"y") == NUMBER << 48 | 4, "the refused number was never shown"
+    assert one(harness.take(1), Locked).messages == [b"y"]
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"y"]
+
+
+async def test_demand_that_a_refused_send_would_have_met_waits_on() -> None:
+    harness = Harness()
+    await harness.do(1, Demand(MAIN, 2))
+    harness.log.fill_disk()
+    for _ in range(3):
+        assert one(await harness.do(2, Send([b"x", b"y"], [1000, None])), Failed).reason is Reason.DISK_FULL
+    assert harness.take(1) == []
+    harness.log.empty_disk()
+    await harness.send(b"a", b"b", b"c")
+    assert one(harness.take(1), Locked).messages == [b"a", b"b"]
+
+
+async def test_when_not_even_settlements_find_room_the_state_is_that_of_the_log() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    locked = await harness.receive(1)
+    harness.log.fill_disk(reserve=False)
+    answers = await harness.do(1, Complete(locked.tokens, "mine"))
+    assert isinstance(answers[0], Failed) and answers[0].reason is Reason.DISK_FULL
+    assert answers[1:] == [Unavailable(NUMBER)]
+    assert harness.task.health is Health.HEALTHY
+    harness.log.empty_disk()
+    again = await harness.receive(1)
+    assert again.messages == [b"a"] and again.tokens != locked.tokens
+    assert await harness.do(1, Complete(again.tokens)) == [Settled(None, {})]
+
+
+# --- what does not come back ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [CorruptRecord("log", 77, "flipped"), Fenced("another owner")])
+async def test_damage_and_another_owner_stop_the_partition_for_good(error: StorageError) -> None:
+    harness = Harness()
+    harness.log.on_claim = lambda: error
+    assert one(await harness.do(1, Send([b"a"], None)), Failed).reason is Reason.PARTITION_UNAVAILABLE
+    expected = Health.DAMAGED if isinstance(error, CorruptRecord) else Health.FAILED
+    assert harness.task.health is expected and not harness.task.available
+    harness.log.on_claim = lambda: None
+    harness.post(1, Send([b"a"], None, "later"))
+    harness.post(2, Demand(MAIN, 1))
+    await until(lambda: harness.received[2])
+    assert isinstance(one(harness.take(1), Failed), Failed) and harness.take(2) == [Unavailable(NUMBER, for_good=True)]
+    assert harness.log.disk.epoch == 0, "nobody touches the log again"
+
+
+async def test_a_message_that_is_damaged_stops_the_partition() -> None:
+    harness = Harness(payload_bytes=0)
+    await harness.send(b"a")
+    harness.log.damage(list(harness.log.disk.frames)[-1])
+    answers = await harness.do(1, Demand(MAIN, 1), Peek(MAIN, 0, 1))
+    assert [type(answer) for answer in answers] == [Failed, Unavailable]
+    assert harness.task.health is Health.DAMAGED
+
+
+async def test_a_record_of_a_later_release_stops_the_partition() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    commit = Commit(harness.log.end)
+    commit.add(200, [b"?"], records.VERSION)
+    await harness.log.append(commit)
+    await harness.restart()
+    assert isinstance(one(await harness.do(1, Peek(MAIN, 0, 1)), Failed), Failed)
+    assert harness.task.health is Health.FAILED
+
+
+async def test_a_bug_ends_this_partition_loudly_and_nothing_else() -> None:
+    harness = Harness()
+
+    def broken_sink(answer: object) -> None:
+        raise RuntimeError("a bug")
+
+    run = asyncio.create_task(harness.task.run())
+    harness.post(1, Demand(MAIN, 1))
+    harness.task.post(Send([b"a"], None), ClientId(2), broken_sink)
+    await asyncio.wait_for(run, WAIT_S)
+    assert harness.task.health is Health.FAILED
+    assert Unavailable(NUMBER, for_good=True) in harness.take(1)
+    await harness.task.stop()
+    assert harness.task.health is Health.FAILED
+
+
+# --- timer and end ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_timer_returns_a_lock_although_nobody_asks() -> None:
+    harness = Harness(QueueSettings(lock_duration_ms=30))
+    harness.clock = SystemClock()  # type: ignore[assignment]
+    await harness.restart()
+    async with running(harness):
+        harness.post(1, Send([b"a"], None))
+        harness.post(1, Demand(MAIN, 1))
+        await until(lambda: len(harness.received[1]) == 2)
+        harness.post(2, Demand(MAIN, 1))
+        await until(lambda: harness.received[2])
+        assert one(harness.take(2), Locked).delivery_counts == [1]
+
+
+async def test_a_clean_stop_serves_the_mailbox_saves_a_checkpoint_and_closes_the_log() -> None:
+    harness = Harness()
+    run = asyncio.create_task(harness.task.run())
+    await harness.task.opened()
+    harness.post(1, Demand(MAIN, 5))
+    for _ in range(3):
+        harness.post(2, Send([b"x"], None))
+    await asyncio.wait_for(harness.task.stop(), WAIT_S)
+    await asyncio.wait_for(run, WAIT_S)
+    await harness.task.stop()
+    assert [type(answer) for answer in harness.take(2)] == [Sent] * 3
+    assert harness.take(1)[-1] == Unavailable(NUMBER, for_good=True)
+    assert harness.task.health is Health.STOPPED and not harness.log.usable
+    assert harness.log.disk.checkpoint is not None and harness.log.disk.checkpoint.position == harness.log.end
+    assert harness.budget.used == 0
+    harness.post(2, Send([b"late"], None))
+    await until(lambda: harness.received[2])
+    assert isinstance(one(harness.take(2), Failed), Failed)
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"x"] * 3
+
+
+async def test_a_partition_that_was_never_used_stops_without_touching_its_log() -> None:
+    harness = Harness()
+    await harness.task.stop()
+    assert harness.task.health is Health.STOPPED and harness.log.disk.epoch == 0 and not harness.log.disk.frames
+
+
+async def test_cancelling_the_task_ends_it_and_lets_stop_return() -> None:
+    harness = Harness()
+    run = asyncio.create_task(harness.task.run())
+    await harness.task.opened()
+    run.cancel()
+    with suppress(asyncio.CancelledError):
+        await run
+    assert run.cancelled() and harness.task.health is Health.STOPPED
+    await asyncio.wait_for(harness.task.stop(), WAIT_S)
+
+
+async def test_clients_of_single_requests_are_not_remembered() -> None:
+    harness = Harness()
+    for client in range(100, 200):
+        await harness.do(client, Peek(MAIN, 0, 1))
+    await harness.do(1, Demand(MAIN, 1))
+    assert list(harness.task._attached) == [1]
+    await harness.do(1, Detach())
+    assert not harness.task._attached
+
+
+async def test_a_failed_write_of_one_disk_full_batch_recovers() -> None:
+    """The disk is full, and the commit of the rest fails: that is a failed commit like any other."""
+    harness = Harness()
+    await harness.send(b"a")
+    locked = await harness.receive(1)
+    harness.log.on_append = lambda commit, urgent: CommitFailed("no") if urgent else DiskFull("no room")
+    answers = await harness.do(2, Send([b"b"], None, 1), Complete(locked.tokens, 2))
+    assert [(type(answer), getattr(answer, "cookie", None)) for answer in answers] == [(Failed, 1), (Failed, 2)]
+    harness.log.empty_disk()
+    peeked = one(await harness.do(3, Peek(MAIN, 0, 9)), Peeked)
+    assert peeked.messages == [b"a"]
+
+
+# --- a disk that hangs ------------------------------------------------------------------------------------------------
+
+
+async def hanging(harness: Harness, *operations: Operation) -> None:
+    """Post operations as client 1 whose commit hangs."""
+    await harness.task.opened()
+    harness.log.gate = asyncio.Event()
+    for operation in operations:
+        harness.post(1, operation)
+    await until(lambda: harness.log._appending)
+
+
+async def test_a_commit_that_hangs_is_refused_and_never_read() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with running(harness):
+        await hanging(harness, Send([b"undecided"], None, 7))
+        harness.post(2, Send([b"waits"], None, 8))
+        await until(lambda: harness.received[1] and harness.received[2])
+        assert one(harness.take(1), Failed).reason is one(harness.take(2), Failed).reason is Reason.PARTITION_UNAVAILABLE
+        assert harness.task.health is Health.RECOVERING and not harness.task.available
+        assert harness.log.gate is not None
+        harness.log.gate.set()
+        await until(lambda: harness.task.health is Health.HEALTHY)
+        assert harness.task.available
+        harness.post(1, Peek(MAIN, 0, 10))
+        await until(lambda: harness.received[1])
+        assert one(harness.take(1), Peeked).messages == []
+
+
+async def test_while_the_disk_hangs_whoever_asks_is_answered_at_once() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with running(harness):
+        await hanging(harness, Send([b"a"], None))
+        await until(lambda: harness.task.health is Health.RECOVERING)
+        harness.take(1)
+        harness.post(2, Peek(MAIN, 0, 1))
+        harness.post(3, Demand(MAIN, 1))
+        harness.post(3, Withdraw(MAIN))
+        harness.post(4, Complete([b"x" * 16]))
+        await until(lambda: harness.received[2] and harness.received[3] and harness.received[4])
+        assert isinstance(harness.take(2)[0], Failed) and isinstance(harness.take(4)[0], Failed)
+        assert harness.take(3) == [Withdrawn(NUMBER, MAIN)]
+        assert harness.log.gate is not None
+        harness.log.gate.set()
+        await until(lambda: harness.received[3])
+        assert harness.take(3) == [Unavailable(NUMBER)], "it may ask again"
+
+
+async def test_clients_that_wait_for_messages_hear_that_the_partition_hangs_and_that_it_is_back() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with running(harness):
+        await harness.task.opened()
+        harness.post(2, Demand(MAIN, 1))
+        await hanging(harness, Send([b"a"], None))
+        await until(lambda: harness.received[2])
+        assert harness.take(2) == [Unavailable(NUMBER)]
+        assert harness.log.gate is not None
+        harness.log.gate.set()
+        await until(lambda: harness.received[2])
+        assert harness.take(2) == [Unavailable(NUMBER)]
+
+
+async def test_a_commit_that_takes_long_but_not_too_long_is_waited_for() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=60_000))
+    async with running(harness):
+        await hanging(harness, Send([b"a"], None))
+        await asyncio.sleep(0.05)
+        assert harness.log.gate is not None
+        harness.log.gate.set()
+        await until(lambda: harness.received[1])
+        one(harness.take(1), Sent)
+    assert Health.RECOVERING not in harness.healths
+
+
+async def test_a_partition_that_hangs_can_be_stopped() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with running(harness):
+        await hanging(harness, Send([b"a"], None))
+        await until(lambda: harness.task.health is Health.RECOVERING)
+    assert harness.task.health is Health.STOPPED
+
+
+async def test_a_partition_that_is_stopped_while_its_disk_begins_to_hang_stops() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with running(harness):
+        await hanging(harness, Send([b"a"], None))
+    assert harness.task.health is Health.STOPPED
+    one(harness.take(1), Failed)
+
+
+async def test_a_log_that_opens_late_is_waited_for_but_not_by_the_clients() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    harness.log._abandoned, harness.log.gate = True, asyncio.Event()  # the claim waits
+    async with running(harness):
+        harness.post(1, Send([b"a"], None))
+        harness.post(2, Demand(MAIN, 1))
+        await until(lambda: harness.received[1])
+        one(harness.take(1), Failed)
+        await asyncio.wait_for(harness.task.opened(), WAIT_S)
+        assert harness.task.health is Health.RECOVERING
+        harness.log.gate.set()
+        await until(lambda: harness.received[2])
+        assert harness.take(2) == [Unavailable(NUMBER)]
+    assert harness.healths[-2:] == [Health.HEALTHY, Health.STOPPED]
+
+
+async def test_a_checkpoint_that_hangs_is_given_up() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    hangs = True
+
+    async def save(checkpoint: Checkpoint) -> None:
+        while hangs:  # noqa: ASYNC110 (what is waited for is a plain value)
+            await asyncio.sleep(0.001)
+
+    harness.log.save_checkpoint = save  # type: ignore[method-assign]
+    async with running(harness):
+        await harness.task.opened()
+        harness.post(1, Send([b"a"], None))
+        await until(lambda: harness.received[1])
+    assert harness.task.health is Health.STOPPED

@@ -1,0 +1,269 @@
+"""Checkpoints, trimming and compaction: the log stays in proportion, and says all at every moment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.operations import Complete, DeadLetter, Defer, Demand, Failed, Locked, Send
+from broker.partition import records
+from broker.partition.task import Health, TaskLimits
+from broker.partition.upkeep import UpkeepLimits
+from storage.errors import CommitFailed, DiskFull, StorageError
+from tests.support.partition_harness import NUMBER, Harness, one
+
+SEGMENT_BYTES = 4_000
+LIMITS = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=8_000, relocation_bytes=2_000))
+
+
+def small_log(**settings: int) -> Harness:
+    return Harness(limits=LIMITS, segment_bytes=SEGMENT_BYTES, **settings)  # type: ignore[arg-type]
+
+
+def log_bytes(harness: Harness) -> int:
+    return harness.log.end - harness.log.start
+
+
+async def flow(harness: Harness, messages: int, size: int = 200) -> None:
+    """Send and complete, ten at a time."""
+    for _ in range(messages // 10):
+        await harness.send(*[b"x" * size] * 10)
+        answers = await harness.do(1, Demand(MAIN, 10))
+        tokens = [token for answer in answers if isinstance(answer, Locked) for token in answer.tokens]
+        assert len(tokens) == 10
+        await harness.do(1, Complete(tokens))
+
+
+async def test_a_log_through_which_messages_flow_does_not_grow() -> None:
+    harness = small_log()
+    await flow(harness, 2_000)
+    assert log_bytes(harness) < 4 * SEGMENT_BYTES
+    await harness.restart()
+    assert await harness.send(b"next") == NUMBER << 48 | 2_001
+
+
+@pytest.mark.parametrize("deferred", [0, 3])
+async def test_a_log_at_rest_gives_back_all_but_a_little_without_traffic(deferred: int) -> None:
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=4_000)
+    harness = Harness(limits=TaskLimits(upkeep=limits))
+    await harness.send(*[b"old %d" % index for index in range(deferred)], b"x")
+    await harness.do(7, Defer((await harness.receive(7, deferred + 1)).tokens[:deferred]))
+    await harness.advance(60_000)
+    await flow(harness, 1_000)
+    await harness.advance(limits.look_ms)
+    assert log_bytes(harness) > 200_000, "it may be a pause"
+    assert harness.task._upkeep is not None
+    for _ in range(3):
+        await harness.advance(limits.look_ms)
+    assert log_bytes(harness) < 6_000
+    assert harness.task._upkeep.due_ms is None, "nothing is written, so nothing is looked at"
+    assert len((await harness.peek()).messages) == deferred + 1
+    await harness.restart()
+    assert len((await harness.peek()).messages) == deferred + 1
+
+
+async def test_what_is_written_by_and_by_leaves_no_more_behind_than_a_log_at_rest() -> None:
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=4_000)
+    harness = Harness(limits=TaskLimits(upkeep=limits))
+    for _ in range(100):
+        await flow(harness, 10, size=10)
+        await harness.advance(limits.look_ms)
+    assert log_bytes(harness) < 8_000
+
+
+async def half_drained() -> Harness:
+    """A log without a bound on its garbage: of 60 messages of 1,000 bytes, in segments of some four, the even ones are gone."""
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=1 << 30)
+    harness = Harness(limits=TaskLimits(upkeep=limits), segment_bytes=SEGMENT_BYTES)
+    for _ in range(60):
+        await harness.send(b"x" * 1_000)
+    for _ in range(30):
+        gone, kept = [(await harness.receive(1)).tokens for _ in range(2)]
+        await harness.do(1, Complete(gone))
+        await harness.do(1, Defer(kept))
+    assert log_bytes(harness) > 60_000
+    return harness
+
+
+@pytest.mark.parametrize("told_by", ["the log", "another log", "a refused send"])
+async def test_on_a_full_disk_all_that_can_be_freed_is_freed_without_traffic(told_by: str) -> None:
+    harness = await half_drained()
+    if told_by == "the log":
+        harness.log.full = True
+        await harness.settle()
+    elif told_by == "another log":
+        harness.log.on_full()
+        await harness.settle()
+    else:
+        harness.log.fail_append(DiskFull("no room"))
+        one(await harness.do(1, Send([b"y"], None)), Failed)
+    live_bytes = 30 * 1_100
+    assert log_bytes(harness) < 1.25 * live_bytes + 2 * SEGMENT_BYTES
+    before = await harness.peek()
+    assert len(before.messages) == 30
+    await harness.restart()
+    assert (await harness.peek()).messages == before.messages
+
+
+async def test_a_segment_is_compacted_only_where_there_is_room_for_what_it_holds() -> None:
+    harness = await half_drained()
+    before, harness.log.full, harness.log.room_bytes = harness.log.start, True, 500
+    await harness.settle()
+    assert harness.log.start == before
+    assert harness.task._upkeep is not None and harness.task._upkeep.due_ms == harness.clock.monotonic_ms() + LIMITS.upkeep.pause_ms
+    harness.log.room_bytes = 5_000
+    await harness.advance(LIMITS.upkeep.pause_ms)
+    assert log_bytes(harness) < 1.25 * 30 * 1_100 + 2 * SEGMENT_BYTES
+
+
+async def test_partitions_make_room_one_at_a_time() -> None:
+    harness = await half_drained()
+    harness.log.full = True
+    async with harness.log.making_room:
+        await harness.settle()
+        assert log_bytes(harness) > 60_000
+    await harness.advance(LIMITS.upkeep.turn_ms)
+    assert log_bytes(harness) < 50_000
+
+
+async def test_sequence_numbers_go_on_when_all_records_of_messages_are_trimmed_and_the_checkpoint_is_lost() -> None:
+    harness = small_log()
+    await flow(harness, 500)
+    harness.log.disk.checkpoint = None
+    await harness.restart()
+    assert await harness.send(b"next") == NUMBER << 48 | 501
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+async def test_a_few_old_messages_do_not_keep_the_log_long(with_checkpoint: bool) -> None:
+    harness = small_log()
+    first = await harness.send(*[b"old %d" % index for index in range(6)])
+    tokens = (await harness.receive(7, 3)).tokens
+    await harness.do(7, Defer([tokens[0]], b"\xc1\x01\x00"))
+    await harness.do(7, DeadLetter([tokens[1]]))
+    held = (await harness.receive(7, 3)).tokens
+    await flow(harness, 3_000)
+    assert log_bytes(harness) < 2 * 8_000 + 4 * SEGMENT_BYTES
+    assert harness.log.start > 0
+    await harness.do(7, Complete([held[0]]))
+    for _ in range(2):
+        main, dead = await harness.peek(), await harness.peek(DEAD_LETTER)
+        assert main.messages == [b"old 0", b"old 2", b"old 4", b"old 5"]
+        assert main.sequence_numbers[0] == first and main.states[0] == 1 and main.changed[0] == b"\xc1\x01\x00"
+        assert dead.messages == [b"old 1"]
+        if not with_checkpoint:
+            harness.log.disk.checkpoint = None
+        await harness.restart()
+
+
+async def test_the_log_stays_in_proportion_to_what_is_live_under_a_random_load() -> None:
+    chance = random.Random(4)
+    harness = small_log()
+    held: list[bytes] = []
+    for _ in range(600):
+        await harness.send(*[b"%d" % chance.randrange(1 << 60) * chance.randrange(1, 30) for _ in range(chance.randrange(1, 6))])
+        answers = await harness.do(1, Demand(MAIN, 5))
+        held += [token for answer in answers if isinstance(answer, Locked) for token in answer.tokens]
+        chance.shuffle(held)
+        done, held = held[: len(held) // 3], held[len(held) // 3 :]
+        await harness.do(1, Complete(done))
+        live = harness.task.live_bytes
+        assert log_bytes(harness) <= live + max(8_000, 2 * live) + live + 4 * SEGMENT_BYTES
+    before = await harness.peek()
+    await harness.restart()
+    assert (await harness.peek()).messages == before.messages
+
+
+async def test_a_checkpoint_shortens_the_replay() -> None:
+    harness = Harness(limits=LIMITS)
+    for _ in range(50):
+        await harness.send(b"x" * 1000)
+    checkpoint = harness.log.disk.checkpoint
+    assert checkpoint is not None and harness.log.end - checkpoint.position < 22_000
+    read: list[int] = []
+    original = harness.log._read
+    await harness.restart()
+    harness.log._read = lambda position: (read.append(position), original(position))[1]  # type: ignore[func-returns-value, method-assign]
+    await harness.send(b"y")
+    assert min(read) >= checkpoint.position
+    assert len((await harness.peek()).messages) == 51
+
+
+@pytest.mark.parametrize("kind", [records.COUNTERS, records.RELOCATED])
+@pytest.mark.parametrize("error", [CommitFailed("no"), DiskFull("no room")])
+async def test_a_fault_in_the_upkeep_loses_nothing(kind: int, error: Exception) -> None:
+    harness = small_log()
+    await harness.send(*[b"old %d" % index for index in range(20)])
+    faults = [error]
+
+    def fault(commit: object, urgent: bool) -> Exception | None:
+        parts: list[bytes] = commit.parts  # type: ignore[attr-defined]
+        return faults.pop() if faults and parts[0][4] == kind else None
+
+    await harness.receive(7, 20)
+    harness.log.on_append = fault
+    await flow_despite_faults(harness, lambda: bool(faults))
+    harness.clock.advance(LIMITS.upkeep.pause_ms)
+    assert harness.task.health is Health.HEALTHY and not faults
+    await harness.restart()
+    assert (await harness.peek()).messages[:20] == [b"old %d" % index for index in range(20)]
+
+
+async def flow_despite_faults(harness: Harness, going_on: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if not going_on():
+            return
+        await harness.do(1, Send([b"x" * 500], None))
+        answers = await harness.do(1, Demand(MAIN, 1))
+        tokens = [token for answer in answers if isinstance(answer, Locked) for token in answer.tokens]
+        await harness.do(1, Complete(tokens))
+    raise AssertionError("the upkeep never wrote what was to fail")
+
+
+async def test_a_checkpoint_that_cannot_be_saved_is_tried_again_and_nothing_is_trimmed_before() -> None:
+    harness = small_log()
+    harness.log.on_checkpoint = lambda: StorageError("no")
+    await flow(harness, 200)
+    assert harness.log.start == 0 and harness.task.health is Health.HEALTHY
+    harness.log.on_checkpoint = lambda: None
+    harness.clock.advance(LIMITS.upkeep.pause_ms)
+    await flow(harness, 10)
+    assert harness.log.start > 0
+
+
+class Crash(Exception):
+    """The power is gone."""
+
+
+class Countdown:
+    """Lets so many writes happen, and none after."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Crash
+
+
+async def test_a_crash_at_every_point_of_compaction_and_trimming_loses_nothing() -> None:
+    """Whatever of the upkeep's writes was the last one to happen: what a restart finds is the same."""
+    for crash_at in range(1, 60):
+        harness = small_log()
+        await harness.send(*[b"old %d" % index for index in range(12)])
+        await harness.receive(7, 12)
+        crash = Countdown(crash_at)
+        harness.log.on_append = lambda commit, urgent, crash=crash: crash()  # type: ignore[misc]
+        harness.log.on_checkpoint = crash
+        with suppress(Crash):
+            await flow(harness, 400)
+        assert crash.left < 0
+        for checkpoint in (harness.log.disk.checkpoint, None):
+            harness.log.disk.checkpoint = checkpoint
+            await harness.restart()
+            assert (await harness.peek()).messages[:12] == [b"old %d" % index for index in range(12)]

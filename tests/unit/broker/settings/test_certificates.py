@@ -1,0 +1,118 @@
+"""Certificates made in the data folder."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from broker.settings.certificates import RENEW_DAYS, SERVER_DAYS, WrongCertificate, server_context, tls_files
+from broker.settings.settings import Settings, load_settings
+
+DAY_MS = 86_400_000
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def settings_in(folder: Path, **more: object) -> Settings:
+    return load_settings(data_dir=folder, **more)
+
+
+def serial_of(path: Path) -> int:
+    return x509.load_pem_x509_certificate(path.read_bytes()).serial_number
+
+
+def handshake(server: ssl.SSLContext, authority: Path, name: str) -> None:
+    """A whole TLS handshake in memory; raises ssl.SSLError when the client does not trust what it sees."""
+    client = ssl.create_default_context(cafile=str(authority))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(to_client, to_server, server_hostname=name), server.wrap_bio(to_server, to_client, server_side=True)]
+    for _ in range(10):
+        for end in tuple(ends):
+            try:
+                end.do_handshake()
+                ends.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+        if not ends:
+            return
+    raise AssertionError("the handshake came to no end")
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1"])
+def test_a_client_that_trusts_the_authority_connects_by_every_local_name(tmp_path: Path, name: str) -> None:
+    files = tls_files(settings_in(tmp_path), now_ms())
+    assert files.authority is not None
+    handshake(server_context(files), files.authority, name)
+
+
+def test_a_client_that_does_not_trust_it_does_not_connect(tmp_path: Path) -> None:
+    files = tls_files(settings_in(tmp_path / "one"), now_ms())
+    other = tls_files(settings_in(tmp_path / "two"), now_ms())
+    assert other.authority is not None
+    with pytest.raises(ssl.SSLError):
+        handshake(server_context(files), other.authority, "localhost")
+
+
+def test_private_keys_are_their_owners_only(tmp_path: Path) -> None:
+    tls_files(settings_in(tmp_path), now_ms())
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "tls").iterdir()}
+    assert modes == {"ca.pem": 0o644, "ca-key.pem": 0o600, "server.pem": 0o644, "server-key.pem": 0o600}
+
+
+def test_the_next_start_uses_the_same_files(tmp_path: Path) -> None:
+    first = tls_files(settings_in(tmp_path), now_ms())
+    serial = serial_of(first.certificate)
+    assert tls_files(settings_in(tmp_path), now_ms() + DAY_MS) == first
+    assert serial_of(first.certificate) == serial
+
+
+def test_a_certificate_that_runs_out_is_renewed_under_the_same_authority(tmp_path: Path) -> None:
+    files = tls_files(settings_in(tmp_path), now_ms())
+    assert files.authority is not None
+    authority, serial = files.authority.read_bytes(), serial_of(files.certificate)
+    tls_files(settings_in(tmp_path), now_ms() + (SERVER_DAYS - RENEW_DAYS + 1) * DAY_MS)
+    assert serial_of(files.certificate) != serial
+    assert files.authority.read_bytes() == authority
+
+
+def test_another_name_of_the_machine_gets_another_certificate(tmp_path: Path) -> None:
+    files = tls_files(settings_in(tmp_path), now_ms())
+    serial = serial_of(files.certificate)
+    assert files.authority is not None
+    tls_files(settings_in(tmp_path, host="broker.example"), now_ms())
+    assert serial_of(files.certificate) != serial
+    handshake(server_context(files), files.authority, "broker.example")
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "ca-key.pem", "server.pem", "server-key.pem"])
+def test_a_file_that_is_damaged_or_missing_is_made_again(tmp_path: Path, name: str) -> None:
+    files = tls_files(settings_in(tmp_path), now_ms())
+    (tmp_path / "tls" / name).write_bytes(b"damaged")
+    tls_files(settings_in(tmp_path), now_ms())
+    (tmp_path / "tls" / name).unlink()
+    tls_files(settings_in(tmp_path), now_ms())
+    assert files.authority is not None
+    handshake(server_context(files), files.authority, "localhost")
+
+
+def test_a_certificate_that_is_given_is_used_and_nothing_is_made(tmp_path: Path) -> None:
+    made = tls_files(settings_in(tmp_path / "made"), now_ms())
+    files = tls_files(settings_in(tmp_path / "data", tls_certificate=made.certificate, tls_key=made.key), now_ms())
+    assert (files.certificate, files.key, files.authority) == (made.certificate, made.key, None)
+    assert not (tmp_path / "data").exists()
+    assert made.authority is not None
+    handshake(server_context(files), made.authority, "localhost")
+
+
+def test_a_certificate_that_cannot_be_used_is_refused_by_its_file(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("nothing")
+    with pytest.raises(WrongCertificate, match=r"wrong\.pem"):
+        server_context(tls_files(settings_in(tmp_path, tls_certificate=wrong, tls_key=wrong), now_ms()))

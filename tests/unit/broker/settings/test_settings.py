@@ -1,0 +1,104 @@
+"""Settings: defaults, environment, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.settings.settings import WrongSettings, load_settings, unknown_variables, variable_of
+
+
+def test_every_setting_has_a_default_so_that_the_broker_starts_with_none_given() -> None:
+    settings = load_settings()
+    assert (settings.host, settings.amqp_port, settings.amqps_port, settings.http_port) == ("127.0.0.1", 5672, 5671, 5300)
+    assert (settings.fsync, settings.partitions_default, settings.namespace) == ("always", 16, "sbemulatorns")
+
+
+def test_the_environment_sets_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTIBUS_AMQP_PORT", "15672")
+    monkeypatch.setenv("PARTIBUS_HOST", "0.0.0.0")
+    monkeypatch.setenv("PARTIBUS_AMQPS_PORT", "none")
+    settings = load_settings(host="127.0.0.2")
+    assert (settings.host, settings.amqp_port, settings.amqps_port) == ("127.0.0.2", 15672, None)
+
+
+def test_an_empty_variable_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTIBUS_HTTP_PORT", "")
+    assert load_settings().http_port == 5300
+
+
+def test_a_wrong_value_is_refused_with_its_variable_the_value_and_the_reason() -> None:
+    with pytest.raises(WrongSettings) as caught:
+        load_settings(amqp_port=70_000, fsync="sometimes")
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("PARTIBUS_AMQP_PORT: ") and lines[0].endswith("(got 70000)")
+    assert lines[1].startswith("PARTIBUS_FSYNC: ") and "'always', 'interval' or 'never'" in lines[1]
+
+
+def test_a_setting_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(WrongSettings, match="PARTIBUS_AMPQ_PORT"):
+        load_settings(ampq_port=1)
+
+
+def test_more_keys_come_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTIBUS_SAS_RULES", '[{"key_name": "reader", "primary_key": "k", "rights": ["Listen"]}]')
+    root, reader = load_settings().authorization_rules()
+    assert (root.key_name, root.primary_key, root.rights) == (
+        "RootManageSharedAccessKey",
+        "SAS_KEY_VALUE",
+        frozenset({"Manage", "Send", "Listen"}),
+    )
+    assert (reader.key_name, reader.primary_key, reader.rights) == ("reader", "k", frozenset({"Listen"}))
+
+
+@pytest.mark.parametrize("value", ['[{"key_name": "reader"', '[{"key_name": "a", "primary_key": "hidden-key", "rights": ["Manage"]}]'])
+def test_wrong_keys_are_refused_and_never_shown(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("PARTIBUS_SAS_RULES", value)
+    with pytest.raises(WrongSettings) as caught:
+        load_settings()
+    assert "hidden-key" not in str(caught.value)
+    assert "sas_rules" in str(caught.value).lower()
+
+
+def test_keys_do_not_show_when_settings_are_printed() -> None:
+    assert "SAS_KEY_VALUE" not in repr(load_settings())
+
+
+def test_a_certificate_needs_its_key() -> None:
+    with pytest.raises(WrongSettings, match="tls_certificate and tls_key are given together"):
+        load_settings(tls_key="key.pem")
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = load_settings()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.host = "0.0.0.0"  # type: ignore[misc]
+
+
+def test_a_misspelt_variable_is_found_and_the_known_ones_are_not() -> None:
+    environment = ["PATH", variable_of("host"), "PARTIBUS_CONFIG", "PARTIBUS_AMPQ_PORT", "PARTIBUS_SERVICE_HOST"]
+    assert unknown_variables(environment) == ["PARTIBUS_AMPQ_PORT", "PARTIBUS_SERVICE_HOST"]
+
+
+def test_variables_in_small_letters_set_and_are_warned_of_as_those_in_capitals_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("partibus_http_port", "5399")
+    assert load_settings().http_port == 5399
+    environment = ["partibus_http_port", "partibus_htpp_port", "Partibus_Host", "partibus_config", "home"]
+    assert unknown_variables(environment) == ["partibus_config", "partibus_htpp_port"]
+
+
+def test_several_data_folders_are_separated_by_colons_or_follow_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c = Path("/disk1"), Path("/disk2"), Path("/disk3")
+    assert load_settings().data_dirs == (Path("data"),)
+    assert load_settings(data_dir=a, more_data_dirs=(b, c)).data_dirs == (a, b, c)
+    monkeypatch.setenv("PARTIBUS_DATA_DIR", "/disk1:/disk2:")
+    assert load_settings().data_dirs == (a, b)
+    monkeypatch.setenv("PARTIBUS_MORE_DATA_DIRS", '["/disk3"]')
+    assert load_settings().data_dirs == (a, b, c)
+    assert load_settings(data_dir=[b, a]).data_dirs == (b, a, c)
+    with pytest.raises(WrongSettings, match="named twice"):
+        load_settings(data_dir=c)
+    monkeypatch.setenv("PARTIBUS_MORE_DATA_DIRS", "/disk3")
+    with pytest.raises(WrongSettings, match=r"^PARTIBUS_MORE_DATA_DIRS: a JSON value is expected$"):
+        load_settings()

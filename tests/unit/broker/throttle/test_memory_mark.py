@@ -1,0 +1,203 @@
+"""The memory mark: when sends are refused, when they are accepted again, and what the system says of its memory."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
+from broker.throttle.memory_mark import Memory, memory_of_the_machine, resident_bytes, return_free_pages
+
+MIB = 1 << 20
+MARK = 100 * MIB
+
+
+class Process:
+    """A process whose memory tests set by hand."""
+
+    def __init__(self, resident: int = 50 * MIB) -> None:
+        self.resident, self.counted, self.looks = resident, 0, 0
+        self.memory = Memory(MARK, self._look, lambda: self.counted)
+
+    def _look(self) -> int:
+        self.looks += 1
+        return self.resident
+
+    def admits(self, messages: int = 1) -> bool:
+        try:
+            self.memory.admit(messages)
+        except Refused as refused:
+            assert refused.reason is Reason.SERVER_BUSY and "100 MiB" in refused.description
+            return False
+        return True
+
+    def fill(self, size: int) -> None:
+        """Messages take memory that the process gets from the system."""
+        self.resident += size
+        self.counted += size
+        self.memory.look()
+
+    def drain(self, size: int) -> None:
+        """Messages leave; the process stays as large as it is."""
+        self.counted -= size
+        self.memory.look()
+
+
+def test_what_comes_in_between_two_looks_is_noticed_where_the_mark_is_near() -> None:
+    process = Process(MARK - 2 * MIB)
+    process.memory.look()
+    looks = process.looks
+    process.memory.expect(MIB)
+    assert process.looks == looks and not process.memory.limited
+    process.resident += 3 * MIB
+    process.memory.expect(2 * MIB)
+    assert process.looks == looks + 1 and process.memory.limited
+    process.memory.expect(MIB)
+    assert process.looks == looks + 1, "it is known already"
+
+
+def test_above_the_mark_messages_are_refused_and_each_change_is_logged_once() -> None:
+    process = Process()
+    with capture_logs() as lines:
+        process.fill(49 * MIB)
+        assert process.admits()
+        process.fill(2 * MIB)
+        assert [process.admits() for _ in range(3)] == [False] * 3
+        for _ in range(4):
+            process.memory.look()
+    assert [(line["event"], line["log_level"]) for line in lines] == [("memory.limited", "warning")]
+    assert lines[0]["used_mib"] == 101 and lines[0]["mark_mib"] == 100
+
+
+def test_messages_are_accepted_again_only_when_a_twentieth_of_the_mark_is_free() -> None:
+    process = Process()
+    process.fill(51 * MIB)
+    with capture_logs() as lines:
+        for _ in range(5):
+            process.drain(MIB)
+            assert not process.admits()
+        process.drain(MIB)
+        assert process.admits()
+    assert [line["event"] for line in lines] == ["memory.accepting"]
+
+
+def test_what_messages_have_given_back_is_used_again_before_the_process_grows() -> None:
+    process = Process()
+    process.fill(50 * MIB)
+    process.drain(50 * MIB)
+    assert process.resident == 100 * MIB and process.memory.used == 50 * MIB
+    process.counted += 30 * MIB
+    process.memory.look()
+    assert process.memory.used == 80 * MIB and process.admits()
+
+
+def test_memory_that_went_back_to_the_system_is_not_subtracted_twice() -> None:
+    process = Process()
+    process.fill(40 * MIB)
+    process.resident -= 40 * MIB
+    process.drain(40 * MIB)
+    assert process.memory.used == 50 * MIB
+
+
+def test_memory_taken_by_others_than_messages_limits_too() -> None:
+    process = Process()
+    process.resident = 101 * MIB
+    process.memory.look()
+    assert not process.admits()
+    process.resident = 90 * MIB
+    process.memory.look()
+    assert process.admits()
+
+
+def test_what_connections_have_given_back_is_used_again_too() -> None:
+    process = Process()
+    process.memory.connections = 2_000
+    process.resident += 60 * MIB
+    process.memory.look()
+    assert not process.admits()
+    process.memory.connections = 0
+    process.memory.look()
+    assert process.resident == 110 * MIB and process.admits()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_process_stays_below_one_and_a_half_times_the_mark_whatever_was_freed(seed: int) -> None:
+    """Something else may take the memory that messages gave back, again and again; then messages take new memory."""
+    chance, process = random.Random(seed), Process()
+    for _ in range(2_000):
+        step = chance.randrange(4 * MIB)
+        if chance.random() < 0.5:
+            process.drain(min(step, process.counted))
+        elif process.admits():
+            process.fill(step)
+        assert process.resident < MARK + MARK // 2 + 4 * MIB
+        assert process.memory.used <= process.resident
+
+
+def test_messages_count_from_their_admission_so_that_a_burst_between_two_looks_is_refused() -> None:
+    process = Process()
+    process.memory.look()
+    most = 50 * MIB // MESSAGE_OVERHEAD_BYTES
+    admitted = 0
+    while process.admits(1_000):
+        admitted += 1_000
+        process.memory.under_way += 1_000
+        assert admitted <= most + 1_000, "at most one admission goes beyond"
+    assert admitted > most - 2_000
+    assert process.looks < 5, "the system is asked near the mark only"
+
+
+def test_an_admission_looks_only_near_the_mark() -> None:
+    process = Process()
+    process.memory.look()
+    for _ in range(1_000):
+        assert process.admits(10)
+    assert process.looks == 1
+
+
+def test_the_resident_memory_of_this_process_is_known() -> None:
+    assert 5 * MIB < resident_bytes() < memory_of_the_machine()
+
+
+def files(root: Path, contents: Sequence[tuple[str, str]]) -> Path:
+    for name, text in contents:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+    return root
+
+
+MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+V2, V1 = "0::/box/inner\n", "11:memory,hugetlb:/docker/0123\n4:cpu:/docker/0123\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("contents", "expected"),
+    [
+        ([], MACHINE),
+        ([("proc/self/cgroup", V2), ("sys/fs/cgroup/memory.max", "max\n")], MACHINE),
+        ([("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "268435456\n")], 256 * MIB),
+        ([("proc/self/cgroup", V2), ("sys/fs/cgroup/box/inner/memory.max", "max\n"), ("sys/fs/cgroup/box/memory.max", "1048576\n")], MIB),
+        ([("proc/self/cgroup", V1), ("sys/fs/cgroup/memory/docker/0123/memory.limit_in_bytes", "4194304\n")], 4 * MIB),
+        ([("proc/self/cgroup", V1), ("sys/fs/cgroup/memory/memory.limit_in_bytes", "4194304\n")], 4 * MIB),
+        ([("proc/self/cgroup", V1), ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")], MACHINE),
+    ],
+    ids=["no groups", "unlimited", "container", "group above", "version 1", "version 1 in a container", "version 1 unlimited"],
+)
+def test_the_limit_of_the_container_is_found(tmp_path: Path, contents: Sequence[tuple[str, str]], expected: int) -> None:
+    assert memory_of_the_machine(files(tmp_path, contents)) == expected
+
+
+def test_free_pages_between_blocks_in_use_are_returned_to_the_system() -> None:
+    blocks = [b"x" * (60_000 + number % 2) for number in range(2_000)]
+    full = resident_bytes()
+    kept = blocks[::50] + blocks[-1:]
+    blocks.clear()
+    return_free_pages()
+    assert len(kept) == 41 and resident_bytes() < full - 60 * MIB
