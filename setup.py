@@ -1,4 +1,5 @@
-"""The one thing that pyproject.toml cannot say: which C modules are built, from `protocol/native` and `broker/native`."""
+"""The one thing that pyproject.toml cannot say: which C modules are built, from `protocol/native` and
+`broker/native`."""
 
 from setuptools import Extension, setup
 

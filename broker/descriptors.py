@@ -1,7 +1,8 @@
 """How many files and connections the process may have open, and who may have how many of them.
 
-Files and connections share one limit of the system. What the logs keep open is bounded, so that a broker with many more partitions than
-descriptors works and has room for its clients. Clients are bounded too, so that a log can always open a file.
+Files and connections share one limit of the system. What the logs keep open is bounded, so that a broker with
+many more partitions than descriptors works and has room for its clients. Clients are bounded too, so that a
+log can always open a file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from broker.settings.settings import Settings
 
 DESCRIPTORS_WANTED = 65_536
 LOG_FILES_MAX = 8_192
-"""The most that are kept open unless a setting says otherwise: opening a file again costs less than a sync."""
+"""The most that are kept open unless a setting says otherwise: opening a file again costs less than a
+sync."""
 LOG_FILES_MIN = 16
 READ_MAX = 256
 OTHERS = 36
@@ -62,5 +64,11 @@ class Shares(NamedTuple):
         http = max(1, min(settings.http_connections_max, room // 4))
         amqp = max(1, min(settings.connections_max, room - http))
         if (amqp, http) != (settings.connections_max, settings.http_connections_max):
-            log.info("descriptors.few", limit=limit, amqp_connections_max=amqp, http_connections_max=http, log_files_max=files)
+            log.info(
+                "descriptors.few",
+                limit=limit,
+                amqp_connections_max=amqp,
+                http_connections_max=http,
+                log_files_max=files,
+            )
         return cls(files - read, read, amqp, http)

@@ -1,12 +1,14 @@
 """What is asked of a partition, and what it answers: plain data, no live objects.
 
-Each operation travels to the partition's mailbox with the number of the *client* that asks (a link, a management
-request, an HTTP request: `ClientId`), and each answer travels back to the sink registered under that number. The answers
-to one client come in the order in which the partition decided them. `cookie` is the asker's own note: it comes back
-as it was. One operation carries many messages; nothing here is made per message.
+Each operation travels to the partition's mailbox with the number of the *client* that asks (a link, a
+management request, an HTTP request: `ClientId`), and each answer travels back to the sink registered under
+that number. The answers to one client come in the order in which the partition decided them. `cookie` is the
+asker's own note: it comes back as it was. One operation carries many messages; nothing here is made per
+message.
 
-A *lock token* is the 16 bytes used as delivery tag: the sequence number (8 bytes, big endian; its top 16 bits are the
-partition's number) and a nonce that tells this lock from every other one of the same message, also across restarts.
+A *lock token* is the 16 bytes used as delivery tag: the sequence number (8 bytes, big endian; its top 16 bits
+are the partition's number) and a nonce that tells this lock from every other one of the same message, also
+across restarts.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def sequence_of_token(token: LockToken) -> int:
 BYTES_UNBOUNDED = 1 << 62
 
 
-# --- operations -----------------------------------------------------------------------------------------------------
+# --- operations
+# ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -60,7 +63,8 @@ class Send:
 class Demand:
     """Raise by `count` the number of messages this client wants from a subqueue, to lock and hand out.
 
-    Answered with `Locked`, at once or later, as often as there is something, until the demand is used up, or withdrawn.
+    Answered with `Locked`, at once or later, as often as there is something, until the demand is used up, or
+    withdrawn.
     """
 
     subqueue: str
@@ -68,12 +72,14 @@ class Demand:
     tell_unmet: bool = False
     """Answer with `Unmet` as well if it cannot be met at once."""
     bytes_max: int = BYTES_UNBOUNDED
-    """Once messages of this many bytes were given, at least one, the rest of the demand is void, and `Locked` says so."""
+    """Once messages of this many bytes were given, at least one, the rest of the demand is void, and `Locked`
+    says so."""
 
 
 @dataclass(slots=True)
 class Withdraw:
-    """The client wants nothing more from the subqueue for now. Answered with `Withdrawn`, after the last `Locked`."""
+    """The client wants nothing more from the subqueue for now. Answered with `Withdrawn`, after the last
+    `Locked`."""
 
     subqueue: str
 
@@ -88,7 +94,8 @@ class Complete:
 
 @dataclass(slots=True)
 class Abandon:
-    """Give locked messages back with a delivery counted (§3.4.5, delivery-failed), but none in a dead-letter subqueue.
+    """Give locked messages back with a delivery counted (§3.4.5, delivery-failed), but none in a dead-letter
+    subqueue.
 
     Answered with `Settled`.
     """
@@ -101,7 +108,8 @@ class Abandon:
 
 @dataclass(slots=True)
 class Defer:
-    """Set locked messages aside: only `ReceiveDeferred` finds them (AMQP contract 10.6). Answered with `Settled`.
+    """Set locked messages aside: only `ReceiveDeferred` finds them (AMQP contract 10.6). Answered with
+    `Settled`.
 
     A delivery is counted, but none in a dead-letter subqueue (5.6).
     """
@@ -115,7 +123,8 @@ class Defer:
 class DeadLetter:
     """Move locked messages to the dead-letter subqueue (AMQP contract 6.1). Answered with `Settled`.
 
-    A message in a dead-letter subqueue cannot go further: it stays as it is and locked, with the failure NOT_ALLOWED (10.4).
+    A message in a dead-letter subqueue cannot go further: it stays as it is and locked, with the failure
+    NOT_ALLOWED (10.4).
     """
 
     tokens: Sequence[LockToken]
@@ -126,7 +135,8 @@ class DeadLetter:
 
 @dataclass(slots=True)
 class Release:
-    """Give back messages that no client has seen, or that are given back unread (§3.4.4): no delivery is counted.
+    """Give back messages that no client has seen, or that are given back unread (§3.4.4): no delivery is
+    counted.
 
     Never answered. Tokens whose lock is gone are passed over.
     """
@@ -136,7 +146,8 @@ class Release:
 
 @dataclass(slots=True)
 class Recalled:
-    """The answer of a client to `Recall`: `tokens` are back as with `Release`; it holds no other unseen message."""
+    """The answer of a client to `Recall`: `tokens` are back as with `Release`; it holds no other unseen
+    message."""
 
     subqueue: str
     tokens: Sequence[LockToken]
@@ -152,21 +163,25 @@ class RenewLocks:
 
 @dataclass(slots=True)
 class Peek:
-    """Look at messages from a sequence number on: active, locked, deferred, scheduled. Answered with `Peeked`."""
+    """Look at messages from a sequence number on: active, locked, deferred, scheduled. Answered with
+    `Peeked`."""
 
     subqueue: str
     from_sequence_number: int
     count: int
     cookie: object = None
     bytes_max: int | None = None
-    """Show no more than this many bytes, but at least one message. The partition has a bound of its own as well."""
+    """Show no more than this many bytes, but at least one message. The partition has a bound of its own as
+    well."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """Tell the client once when the subqueue holds a message that `Peek` from this sequence number on would show.
+    """Tell the client once when the subqueue holds a message that `Peek` from this sequence number on would
+    show.
 
-    Answered with `Arrived`, at once or later. Ends with `Detach`, or when the partition goes down (`Unavailable`).
+    Answered with `Arrived`, at once or later. Ends with `Detach`, or when the partition goes down
+    (`Unavailable`).
     """
 
     subqueue: str
@@ -177,8 +192,8 @@ class Watch:
 class ReceiveDeferred:
     """Lock deferred messages by sequence number. Answered with `Locked` (its `cookie` set) or `Failed`.
 
-    Fails if one of them does not exist. Otherwise locks the first of `sequence_numbers`, as many as one answer may hold
-    (`Bounds.granted_bytes_max`) and at least one; the others stay as they are.
+    Fails if one of them does not exist. Otherwise locks the first of `sequence_numbers`, as many as one
+    answer may hold (`Bounds.granted_bytes_max`) and at least one; the others stay as they are.
     """
 
     subqueue: str
@@ -190,7 +205,8 @@ class ReceiveDeferred:
 class Delete:
     """Remove the oldest messages of a subqueue that are neither locked nor deferred. Answered with `Deleted`.
 
-    One operation looks at a bounded number of messages (`Bounds.deleted_max`): the answer says where to go on.
+    One operation looks at a bounded number of messages (`Bounds.deleted_max`): the answer says where to go
+    on.
     """
 
     subqueue: str
@@ -213,24 +229,28 @@ class Update:
 class Detach:
     """The client is gone: its demand ends and its unsettled messages stay locked until their locks run out.
 
-    `unseen` are the locked messages that it never saw: they go back at once, no delivery counted. Never answered.
+    `unseen` are the locked messages that it never saw: they go back at once, no delivery counted. Never
+    answered.
     """
 
     unseen: Sequence[LockToken] = ()
 
 
 Operation = (
-    Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Release | Recalled | RenewLocks | Peek
+    Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Release | Recalled | RenewLocks
+    | Peek
     | Watch | ReceiveDeferred | Delete | Update | Detach
 )  # fmt: skip
 
 
-# --- answers --------------------------------------------------------------------------------------------------------
+# --- answers
+# ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Sent:
-    """The messages are durable. `first` is the first one's sequence number, the others follow it without a gap."""
+    """The messages are durable. `first` is the first one's sequence number, the others follow it without a
+    gap."""
 
     first: int
     cookie: object
@@ -271,7 +291,8 @@ class Locked:
 
 @dataclass(slots=True)
 class Unmet:
-    """Nothing more is available now; the client's demand, or what is left of it, waits for messages to come."""
+    """Nothing more is available now; the client's demand, or what is left of it, waits for messages to
+    come."""
 
     partition: int
     subqueue: str
@@ -287,7 +308,8 @@ class Withdrawn:
 
 @dataclass(slots=True)
 class Settled:
-    """A settlement is durable. `failures` names the tokens (by place in the operation) it did not reach, and why."""
+    """A settlement is durable. `failures` names the tokens (by place in the operation) it did not reach, and
+    why."""
 
     cookie: object
     failures: dict[int, Reason] = field(default_factory=dict)
@@ -295,7 +317,8 @@ class Settled:
 
 @dataclass(slots=True)
 class Renewed:
-    """Locks last until `locked_until_ms`, in monotonic time, except those in `failures` (by place in the operation)."""
+    """Locks last until `locked_until_ms`, in monotonic time, except those in `failures` (by place in the
+    operation)."""
 
     locked_until_ms: int
     cookie: object
@@ -362,7 +385,8 @@ class Updated:
 
 @dataclass(slots=True)
 class Unavailable:
-    """The partition went down: the client's demand and locks in it are void. Sent once to each attached client."""
+    """The partition went down: the client's demand and locks in it are void. Sent once to each attached
+    client."""
 
     partition: int
     for_good: bool = False
@@ -370,7 +394,8 @@ class Unavailable:
 
 
 Answer = (
-    Sent | Failed | Locked | Unmet | Withdrawn | Settled | Renewed | Peeked | Arrived | Deleted | Recall | Updated | Unavailable
+    Sent | Failed | Locked | Unmet | Withdrawn | Settled | Renewed | Peeked | Arrived | Deleted | Recall
+    | Updated | Unavailable
 )  # fmt: skip
 
 Sink = Callable[[Answer], None]

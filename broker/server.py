@@ -1,8 +1,9 @@
-"""Where the parts are put together: one process, one event loop, one TaskGroup; and the order of starting and stopping.
+"""Where the parts are put together: one process, one event loop, one TaskGroup; and the order of starting and
+stopping.
 
-Starting: catalogue, namespace, entities of the configuration file, then the sockets; `server.ready` names their addresses.
-Stopping (SIGTERM, Ctrl-C): no new connections; every client is told and disconnected; every partition finishes its commit,
-leaves a checkpoint and closes its log; the committer's threads end last.
+Starting: catalogue, namespace, entities of the configuration file, then the sockets; `server.ready` names
+their addresses. Stopping (SIGTERM, Ctrl-C): no new connections; every client is told and disconnected; every
+partition finishes its commit, leaves a checkpoint and closes its log; the committer's threads end last.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ CLOSE_TIMEOUT_S = 2.0
 CLOCK_LOOK_S = 1.0
 """How often the clock is looked at, for steps and suspends."""
 GC_THRESHOLDS = (50_000, 20, 100)
-"""Collections walk every object there is, and waiting messages are many: with Python's defaults they take a tenth of the time."""
+"""Collections walk every object there is, and waiting messages are many: with Python's defaults they take a
+tenth of the time."""
 
 
 class PartFailed(Exception):
@@ -75,7 +77,8 @@ class PartFailed(Exception):
 
 
 Announce = Callable[[Mapping[str, str], TlsFiles], None]
-"""Called once the broker is ready, with the address of each service (amqp, amqps, http) and the certificate files."""
+"""Called once the broker is ready, with the address of each service (amqp, amqps, http) and the certificate
+files."""
 
 
 def run(settings: Settings, file: ConfigFile | None, announce: Announce | None = None) -> None:
@@ -97,12 +100,15 @@ class Broker:
         announce: Announce | None = None,
     ) -> None:
         shares = Shares.of(settings)
-        settings = settings.model_copy(update={"connections_max": shares.amqp, "http_connections_max": shares.http})
+        settings = settings.model_copy(
+            update={"connections_max": shares.amqp, "http_connections_max": shares.http}
+        )
         self.settings, self.file = settings, file
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
         self.addresses: dict[str, str] = {}
-        """What is listened on, once it is: amqp, amqps, http → "host:port", with commas between the addresses of one host."""
+        """What is listened on, once it is: amqp, amqps, http → "host:port", with commas between the addresses
+        of one host."""
         self._announce = announce
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
@@ -117,7 +123,9 @@ class Broker:
         """The turns in which partitions are opened, recovered and forgotten."""
         self._payloads = payloads = PayloadBudget(settings.payload_memory_bytes)
         mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
-        self.memory = Memory(mark, resident_bytes, lambda: payloads.state_bytes + payloads.used, payloads.set_scarce)
+        self.memory = Memory(
+            mark, resident_bytes, lambda: payloads.state_bytes + payloads.used, payloads.set_scarce
+        )
         self._partition_limits = TaskLimits(
             disk_timeout_ms=settings.disk_timeout_ms,
             rest_ms=settings.log_idle_ms if settings.fsync == "always" else None,
@@ -131,7 +139,10 @@ class Broker:
             disk,
             close_within_ms=settings.disk_timeout_ms,
             executor=lanes.index,
-            witnesses=[self._make_witness(folder, store, disk) for folder, store in zip(folders, stores, strict=False)],
+            witnesses=[
+                self._make_witness(folder, store, disk)
+                for folder, store in zip(folders, stores, strict=False)
+            ],
             failed=self._part_failed,
         )
         self._resting = Resting(index, self.clock, failed=self._part_failed)
@@ -160,7 +171,8 @@ class Broker:
         self._stop.set()
 
     def _part_failed(self, name: str, error: BaseException) -> None:
-        """A background task of storage or namespace has died: stop in order, and let `run` raise PartFailed."""
+        """A background task of storage or namespace has died: stop in order, and let `run` raise
+        PartFailed."""
         log.critical("server.part_failed", task=name, exc_info=error)
         self._failure = self._failure or error
         self.stop()
@@ -228,7 +240,9 @@ class Broker:
                     secure = sockets
                     continue
                 listeners = [
-                    await loop.create_server(lambda: StreamProtocol(services), sock=each, backlog=BACKLOG, start_serving=False)
+                    await loop.create_server(
+                        lambda: StreamProtocol(services), sock=each, backlog=BACKLOG, start_serving=False
+                    )
                     for each in sockets
                 ]
             self.addresses["http"] = addresses_text(await http.start())
@@ -263,7 +277,8 @@ class Broker:
                 await http.stop()
 
     async def _watch_clock(self, services: Services) -> None:
-        """Report steps of the wall clock and suspends, and have partitions and connections check their deadlines again."""
+        """Report steps of the wall clock and suspends, and have partitions and connections check their
+        deadlines again."""
         watch = ClockWatch(self.clock)
         while True:
             await asyncio.sleep(CLOCK_LOOK_S)
@@ -287,8 +302,13 @@ class Broker:
         log.info("memory.mark", mark_mib=memory.mark // MIB)
         memory.look()
         if memory.limited:  # no message has been read yet, so receivers cannot make room
-            advice = "The broker itself uses more than the mark, so it accepts no messages. Give it more memory or raise the mark."
-            log.error("memory.mark_too_low", used_mib=memory.used // MIB, mark_mib=memory.mark // MIB, advice=advice)
+            advice = (
+                "The broker itself uses more than the mark, so it accepts no messages. Give it more memory "
+                "or raise the mark."
+            )
+            log.error(
+                "memory.mark_too_low", used_mib=memory.used // MIB, mark_mib=memory.mark // MIB, advice=advice
+            )
         loop = asyncio.get_running_loop()
         returned_at = -RETURN_S
         while True:
@@ -316,12 +336,20 @@ class Broker:
 
     @staticmethod
     def _make_witness(folder: Folder, store: FileLogStore, disk: Disk) -> Witness:
-        return Witness(folder.path, disk, admit=lambda: check_identity(disk, folder.path, folder.id), executor=store.lanes.index)
+        return Witness(
+            folder.path,
+            disk,
+            admit=lambda: check_identity(disk, folder.path, folder.id),
+            executor=store.lanes.index,
+        )
 
-    # --- parts that are made as they are needed ---------------------------------------------------------------------
+    # --- parts that are made as they are needed
+    # ---------------------------------------------------------------------
 
     def _make_queue(self, description: QueueDescription) -> Queue:
-        return Queue(description, EntityMeter(self.metrics, description.name), self._start_partition, self._resting)
+        return Queue(
+            description, EntityMeter(self.metrics, description.name), self._start_partition, self._resting
+        )
 
     def _start_partition(self, queue: Queue, number: int) -> PartitionTask:
         partition = PartitionTask(
@@ -343,7 +371,9 @@ class Broker:
     def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         assert self._tasks is not None, "the broker runs"
         task = self._tasks.create_task(_loudly(work, name), name=name)
-        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it has not begun, and Python would complain
+        task.add_done_callback(
+            lambda _: work.close()
+        )  # cancelled before its first step, it has not begun, and Python would complain
         return task
 
 

@@ -1,7 +1,8 @@
-"""The one place that words a refusal for the wire: AMQP condition, management status, HTTP status and sub-code.
+"""The one place that words a refusal for the wire: AMQP condition, management status, HTTP status and
+sub-code.
 
-The conditions are those that the official clients map to exceptions and retry decisions (AMQP contract 9.2): what is
-permanent gets one that no client repeats, what passes gets one that all of them do.
+The conditions are those that the official clients map to exceptions and retry decisions (AMQP contract 9.2):
+what is permanent gets one that no client repeats, what passes gets one that all of them do.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def error_of(refused: Refused) -> ErrorCondition:
 
 
 def no_transactions() -> Refused:
-    """The refusal of all that has to do with a transaction: it is not carried out, and must never look as if it were."""
+    """The refusal of all that has to do with a transaction: it is not carried out, and must never look as if
+    it were."""
     return Refused(Reason.NOT_IMPLEMENTED, "Transactions are not supported by this version.")
 
 
@@ -72,7 +74,8 @@ def http_status_of(reason: Reason) -> tuple[int, int]:
 
 
 def description_of(refused: Refused) -> str:
-    """The sentence for the client. JavaScript and Java know a missing entity by these words alone (AMQP contract 9.4)."""
+    """The sentence for the client. JavaScript and Java know a missing entity by these words alone (AMQP
+    contract 9.4)."""
     text = refused.description
     if refused.reason is Reason.ENTITY_NOT_FOUND and not _NOT_FOUND.search(text):
         return f"The messaging entity asked for could not be found. {text}"

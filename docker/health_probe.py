@@ -1,8 +1,9 @@
 """The container's health check: exit code 0 when `GET /health` answers 200, otherwise 1 with the reason.
 
-`partibus health` does the same and more, but loads the whole command line for it: half a second of CPU each time, which is 4.5 % of a core
-at one check every ten seconds. This script imports next to nothing and runs without site-packages (`python -I -S`). It knows the two
-settings that say where the broker listens, and their defaults; a test compares these with the settings.
+`partibus health` does the same and more, but loads the whole command line for it: half a second of CPU each
+time, which is 4.5 % of a core at one check every ten seconds. This script imports next to nothing and runs
+without site-packages (`python -I -S`). It knows the two settings that say where the broker listens, and their
+defaults; a test compares these with the settings.
 """
 
 import os

@@ -1,17 +1,19 @@
 """AMQP 1.0 values, to bytes and back: the type system of §1.6, pure.
 
-Answers for single values: bodies of management requests, annotations, performative fields. Knows nothing of messages,
-frames or entities; a message on its way through is never decoded here (`sections.py` finds its parts).
+Answers for single values: bodies of management requests, annotations, performative fields. Knows nothing of
+messages, frames or entities; a message on its way through is never decoded here (`sections.py` finds its
+parts).
 
-What comes in is untrusted: nesting, counts and sizes are bounded by the bytes that are really there, and every
-malformed input is a `DecodeError`, never an error of Python's own. What goes out carries AMQP's types: a value that was
-decoded encodes to the same type again, and a plain Python value gets the type that one expects:
+What comes in is untrusted: nesting, counts and sizes are bounded by the bytes that are really there, and
+every malformed input is a `DecodeError`, never an error of Python's own. What goes out carries AMQP's types:
+a value that was decoded encodes to the same type again, and a plain Python value gets the type that one
+expects:
 
-    None → null           bool → boolean     int → int, or long beyond 32 bits     float → double
-    str → string          bytes → binary     uuid.UUID → uuid                      list, tuple → list     dict → map
+    None → null           bool → boolean     int → int, or long beyond 32 bits     float → double str → string
+    bytes → binary     uuid.UUID → uuid                      list, tuple → list     dict → map
 
-Every other type has a class here. All of them but `Described` and `Array` *are* the Python value (`UInt(5) == 5`), so
-that reading code need not care.
+Every other type has a class here. All of them but `Described` and `Array` *are* the Python value (`UInt(5) ==
+5`), so that reading code need not care.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ DEPTH_MAX = 64
 """How deep values may be nested; the official .NET and Python clients refuse to read beyond this, too."""
 
 ZERO_WIDTH_ELEMENTS_MAX = 16
-"""Elements of an array whose elements take no bytes (null, true, list0 …): their number is bounded by nothing else."""
+"""Elements of an array whose elements take no bytes (null, true, list0 …): their number is bounded by nothing
+else."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -160,7 +163,8 @@ class TypeCode:
     LIST, MAP = 0xD0, 0xD1
 
 
-# --- decoding -------------------------------------------------------------------------------------------------------
+# --- decoding
+# ------------------------------------------------------------------------------------------------------------
 
 _Decoder = Callable[[Buffer, int, int], tuple[Any, int]]
 """(buffer, offset behind the constructor, depth) → (value, offset behind the value)."""
@@ -385,7 +389,8 @@ def _decoders() -> list[_Decoder]:
 _DECODERS = _decoders()
 
 
-# --- encoding -------------------------------------------------------------------------------------------------------
+# --- encoding
+# ------------------------------------------------------------------------------------------------------------
 
 
 def encode(value: Any) -> bytes:
@@ -555,7 +560,8 @@ _ENCODERS: dict[type, _Encoder] = {
 }
 
 
-# --- elements of arrays: the value without its constructor, in the one width the constructor prescribes ---------------
+# --- elements of arrays: the value without its constructor, in the one width the constructor prescribes
+# ---------------
 
 
 def _element_char(value: str, depth: int) -> bytes:
@@ -618,7 +624,8 @@ def _elements() -> dict[int, _Encoder]:
         0xE0: _element_array(u8), 0xF0: _element_array(_U32),
     }  # fmt: skip
     layouts = {
-        0x50: u8, 0x51: _I8, 0x52: u8, 0x53: u8, 0x54: _I8, 0x55: _I8, 0x56: struct.Struct(">?"), 0x60: _U16, 0x61: _I16,
+        0x50: u8, 0x51: _I8, 0x52: u8, 0x53: u8, 0x54: _I8, 0x55: _I8, 0x56: struct.Struct(">?"), 0x60: _U16,
+        0x61: _I16,
         0x70: _U32, 0x71: _I32, 0x72: _F32, 0x80: _U64, 0x81: _I64, 0x82: _F64, 0x83: _I64,
         0x74: struct.Struct("4s"), 0x84: struct.Struct("8s"), 0x94: struct.Struct("16s"),
     }  # fmt: skip

@@ -1,17 +1,19 @@
 """One AMQP 1.0 connection, server side, sans-IO: bytes in → events; calls → bytes out.
 
 Drives proton's C engine through its cffi surface (`proton_values.py` alone names `cproton_ffi`): a Python
-wrapper object per delivery would cost more than everything else together. What is plain (whole messages, their acceptance)
-goes through `runs.py`, many deliveries in one call; whatever is not is decided here, one event at a time.
-python-qpid-proton is pinned, and `tests/unit/protocol/test_engine_surface.py` fails loudly when an upgrade changes what is used.
+wrapper object per delivery would cost more than everything else together. What is plain (whole messages,
+their acceptance) goes through `runs.py`, many deliveries in one call; whatever is not is decided here, one
+event at a time. python-qpid-proton is pinned, and `tests/unit/protocol/test_engine_surface.py` fails loudly
+when an upgrade changes what is used.
 
-What proton leaves to us: the SASL exchange (`protocol/sasl.py`, in front of the engine), and a transfer's message-format,
-which it drops (§2.7.5): `protocol/frames.py` finds the frames of Service Bus batches, and each is pushed on its own, so that
-the delivery which then appears is known to be one. And a client that numbers its deliveries out of sequence, which proton
-refuses: `protocol/lenience.py` stands between the two.
+What proton leaves to us: the SASL exchange (`protocol/sasl.py`, in front of the engine), and a transfer's
+message-format, which it drops (§2.7.5): `protocol/frames.py` finds the frames of Service Bus batches, and
+each is pushed on its own, so that the delivery which then appears is known to be one. And a client that
+numbers its deliveries out of sequence, which proton refuses: `protocol/lenience.py` stands between the two.
 
-Invariants: no event is lost or reordered; a delivery is settled at most once; nothing that belongs to a link is touched after
-its `LinkDetached` was consumed (`release_link`). Knows no sockets, no tasks and no clock (`tick` is given the time).
+Invariants: no event is lost or reordered; a delivery is settled at most once; nothing that belongs to a link
+is touched after its `LinkDetached` was consumed (`release_link`). Knows no sockets, no tasks and no clock
+(`tick` is given the time).
 """
 
 from __future__ import annotations
@@ -64,12 +66,14 @@ PUSH_BYTES_MAX = 32 * 1024
 PUSH_BYTES_MIN = 256
 PUSH_BYTES_FIRST = 4 * 1024
 EVENTS_PER_PUSH = 32
-"""After a push that made more events than this, the next push is half as large. An attach costs 0.1 ms, and more with
-thousands of links."""
+"""After a push that made more events than this, the next push is half as large. An attach costs 0.1 ms, and
+more with thousands of links."""
 EVENTS_MAX = 400_000
-"""What may gather in proton between two looks at its events, some 165 bytes each, which it keeps until the connection is gone."""
+"""What may gather in proton between two looks at its events, some 165 bytes each, which it keeps until the
+connection is gone."""
 FREED_AT_ONCE = 256
-"""Links given back after one write: proton looks for each among all of its session, some 10 µs with thousands of them."""
+"""Links given back after one write: proton looks for each among all of its session, some 10 µs with thousands
+of them."""
 DISPOSITION_BYTES = 20
 """A disposition has at least so many, and may speak of every unsettled delivery of its session."""
 LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
@@ -97,9 +101,11 @@ class Engine:
         idle_timeout_ms: int,
         partial_bytes_max: int = PARTIAL_BYTES_MAX,
     ) -> None:
-        """`idle_timeout_ms` is how long the peer may be silent before it is given up; half of it is announced (§2.4.5).
+        """`idle_timeout_ms` is how long the peer may be silent before it is given up; half of it is announced
+        (§2.4.5).
 
-        `partial_bytes_max` bounds what is held of messages whose last frame has not come, unless it is a single message.
+        `partial_bytes_max` bounds what is held of messages whose last frame has not come, unless it is a
+        single message.
         """
         self._connection = lib.pn_connection()
         self._transport = lib.pn_transport()
@@ -121,8 +127,8 @@ class Engine:
         """Detached by the peer, and waiting for `release_link`."""
         self._sessions: dict[Any, Session] = {}
         self._written_off: list[tuple[Callable[[Any], None], Any]] = []
-        """Links and sessions to be freed once their detach or end is written. Freeing settles what is unsettled, without an outcome:
-        before the detach, some clients would take that for success."""
+        """Links and sessions to be freed once their detach or end is written. Freeing settles what is
+        unsettled, without an outcome: before the detach, some clients would take that for success."""
         self._untrimmed: list[Delivery] = []
         """Deliveries of which some are large and not written yet: proton would keep the room of each."""
         self._events: list[Event] = []
@@ -146,12 +152,14 @@ class Engine:
             lib.PN_TRANSPORT_CLOSED: self._on_transport_closed,
         }
 
-    # --- bytes ------------------------------------------------------------------------------------------------------
+    # --- bytes
+    # --------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, events_max: int = EVENTS_MAX) -> list[Event]:
         """Take what arrived from the peer; gives the events it makes, in order.
 
-        With `events_max` it stops once there are about so many; `has_more` then says so, and the next call goes on.
+        With `events_max` it stops once there are about so many; `has_more` then says so, and the next call
+        goes on.
         """
         pieces = self._intake.take(data)
         for index, (piece, is_batch) in enumerate(pieces):
@@ -173,7 +181,8 @@ class Engine:
         return self._intake.has_more
 
     def restrict(self) -> None:
-        """From here on, let the peer send no more than it needs to present credentials (`protocol/limits.py`)."""
+        """From here on, let the peer send no more than it needs to present credentials
+        (`protocol/limits.py`)."""
         self._intake.restrict()
 
     def lift_restriction(self) -> None:
@@ -181,7 +190,8 @@ class Engine:
         self._intake.lift_restriction()
 
     def _feed(self, piece: bytes, is_batch: bool, events_max: int) -> int:
-        """Push a piece; gives how many bytes of it were pushed, fewer than all once there are enough events; -1 if proton takes no more."""
+        """Push a piece; gives how many bytes of it were pushed, fewer than all once there are enough events;
+        -1 if proton takes no more."""
         begin, size, events = 0, len(piece), self._events
         while begin < size:
             before = len(events)
@@ -238,7 +248,8 @@ class Engine:
         return events
 
     def tick(self, now_ms: int) -> int:
-        """Keep time (§2.4.5): may produce output or a `ConnectionClosed`. Gives when to tick next, 0 for never. Monotonic clock."""
+        """Keep time (§2.4.5): may produce output or a `ConnectionClosed`. Gives when to tick next, 0 for
+        never. Monotonic clock."""
         return int(lib.pn_transport_tick(self._transport, now_ms))
 
     @property
@@ -277,16 +288,21 @@ class Engine:
         lib.pn_decref(self._transport)
         lib.pn_collector_free(self._collector)
 
-    # --- connection -------------------------------------------------------------------------------------------------
+    # --- connection
+    # --------------------------------------------------------------------------------------------------------
 
     def open(self, properties: dict[Any, Any] | None = None) -> None:
         """Answer the peer's open (§2.7.1)."""
-        if lib.pn_connection_state(self._connection) & LOCAL_OPEN_STATES:  # something else in the same read has closed it already
+        if (
+            lib.pn_connection_state(self._connection) & LOCAL_OPEN_STATES
+        ):  # something else in the same read has closed it already
             return
         if properties:
             put(lib.pn_connection_properties(self._connection), codec.encode(properties))
         lib.pn_connection_open(self._connection)
-        if lib.pn_connection_state(self._connection) & lib.PN_REMOTE_CLOSED:  # open and close came in one read
+        if (
+            lib.pn_connection_state(self._connection) & lib.PN_REMOTE_CLOSED
+        ):  # open and close came in one read
             lib.pn_connection_close(self._connection)
 
     def close(self, error: ErrorCondition | None = None) -> None:
@@ -297,7 +313,8 @@ class Engine:
             set_condition(lib.pn_connection_condition(self._connection), error)
         lib.pn_connection_close(self._connection)
 
-    # --- links ------------------------------------------------------------------------------------------------------
+    # --- links
+    # --------------------------------------------------------------------------------------------------------
 
     def links(self) -> list[Link]:
         """All links that are attached, and those whose `LinkDetached` was not consumed yet."""
@@ -305,7 +322,8 @@ class Engine:
 
     @property
     def link_count(self) -> int:
-        """How many links there are, including refused and closed ones whose end the peer has not confirmed."""
+        """How many links there are, including refused and closed ones whose end the peer has not
+        confirmed."""
         return len(self._links) + len(self._leaving)
 
     def link_properties(self, link: Link) -> dict[str, Any]:
@@ -313,11 +331,13 @@ class Engine:
         return fields_of(lib.pn_link_remote_properties(link.pn))
 
     def source_filter(self, link: Link) -> dict[str, Any]:
-        """The filter set of the peer's source (§3.5.8); keys as text. Raises DecodeError if it is not a filter set."""
+        """The filter set of the peer's source (§3.5.8); keys as text. Raises DecodeError if it is not a
+        filter set."""
         return map_of(lib.pn_terminus_filter(lib.pn_link_remote_source(link.pn)))
 
     def node_capabilities(self, link: Link) -> tuple[str, ...]:
-        """What the peer wants of our end of the link: the capabilities of its source if it receives, else of its target (§3.5.3)."""
+        """What the peer wants of our end of the link: the capabilities of its source if it receives, else of
+        its target (§3.5.3)."""
         terminus = lib.pn_link_remote_target(link.pn) if link.incoming else lib.pn_link_remote_source(link.pn)
         return symbols_of(lib.pn_terminus_capabilities(terminus))
 
@@ -330,11 +350,18 @@ class Engine:
         return bool(lib.pn_terminus_is_dynamic(lib.pn_link_remote_target(link.pn)))
 
     def accept_link(
-        self, link: Link, *, max_message_bytes: int = 0, properties: dict[Any, Any] | None = None, source_filter: bytes = b""
+        self,
+        link: Link,
+        *,
+        max_message_bytes: int = 0,
+        properties: dict[Any, Any] | None = None,
+        source_filter: bytes = b"",
     ) -> None:
-        """Answer the peer's attach with source, target and both settle modes as they were sent (AMQP contract 0.4.5).
+        """Answer the peer's attach with source, target and both settle modes as they were sent (AMQP contract
+        0.4.5).
 
-        `max_message_bytes` is announced, and held, on incoming links; `source_filter` (an encoded map) replaces the echo.
+        `max_message_bytes` is announced, and held, on incoming links; `source_filter` (an encoded map)
+        replaces the echo.
         """
         pn = link.pn
         echo_terminus(lib.pn_link_source(pn), lib.pn_link_remote_source(pn))
@@ -350,7 +377,8 @@ class Engine:
         lib.pn_link_open(pn)
 
     def refuse_link(self, link: Link, error: ErrorCondition) -> None:
-        """Answer with an attach without source and target, and at once a closing detach (§2.6.3; AMQP contract 0.4.6)."""
+        """Answer with an attach without source and target, and at once a closing detach (§2.6.3; AMQP
+        contract 0.4.6)."""
         lib.pn_terminus_set_type(lib.pn_link_source(link.pn), lib.PN_UNSPECIFIED)
         lib.pn_terminus_set_type(lib.pn_link_target(link.pn), lib.PN_UNSPECIFIED)
         lib.pn_link_set_snd_settle_mode(link.pn, link.snd_settle_mode)
@@ -359,19 +387,24 @@ class Engine:
         self.close_link(link, error)
 
     def close_link(self, link: Link, error: ErrorCondition) -> None:
-        """Close an attached link with an error (§2.6.6); it is gone for us, whatever the peer still sends on it."""
+        """Close an attached link with an error (§2.6.6); it is gone for us, whatever the peer still sends on
+        it."""
         if link.gone:
             return
         set_condition(lib.pn_link_condition(link.pn), error)
         lib.pn_link_close(link.pn)
         self._forget_partial(link)
         link.gone = True
-        self._written_off.append((free_if_settled, link))  # the peer may attach another link of this name before it answers
+        self._written_off.append(
+            (free_if_settled, link)
+        )  # the peer may attach another link of this name before it answers
 
     def release_link(self, link: Link) -> None:
-        """To be called with each `LinkDetached`, after what came before it: answers the detach and gives the link's memory back.
+        """To be called with each `LinkDetached`, after what came before it: answers the detach and gives the
+        link's memory back.
 
-        What a client sends in one write with its detach is so served like everything else: messages sent settled, outcomes.
+        What a client sends in one write with its detach is so served like everything else: messages sent
+        settled, outcomes.
         """
         if link not in self._leaving:
             return
@@ -391,7 +424,8 @@ class Engine:
                 lib.pn_link_detach(link.pn)
         self._written_off.append((free_link, link))
 
-    # --- incoming links ---------------------------------------------------------------------------------------------
+    # --- incoming links
+    # --------------------------------------------------------------------------------------------------------
 
     def grant(self, link: Link, credit: int) -> None:
         """Let the peer send `credit` more messages (§2.6.7)."""
@@ -407,16 +441,19 @@ class Engine:
         runs.settle(deliveries, _ACCEPTED)
 
     def reject(self, deliveries: Sequence[Delivery], error: ErrorCondition | None) -> None:
-        """Settle deliveries as rejected (§3.4.3), with all three fields of the error (AMQP contract 0.4.7), or bare."""
+        """Settle deliveries as rejected (§3.4.3), with all three fields of the error (AMQP contract 0.4.7),
+        or bare."""
         for delivery in deliveries:
             if error is not None:
                 set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
         runs.settle(deliveries, _REJECTED)
 
-    # --- outgoing links ---------------------------------------------------------------------------------------------
+    # --- outgoing links
+    # --------------------------------------------------------------------------------------------------------
 
     def credit(self, link: Link) -> int:
-        """How many messages the peer takes now, those handed to `send` deducted. Not below 0, whatever delivery-count it claims."""
+        """How many messages the peer takes now, those handed to `send` deducted. Not below 0, whatever
+        delivery-count it claims."""
         return max(int(lib.pn_link_credit(link.pn)), 0)
 
     def draining(self, link: Link) -> bool:
@@ -436,11 +473,19 @@ class Engine:
         lib.pn_link_drained(link.pn)
 
     def send(
-        self, link: Link, tags: Sequence[bytes], fronts: Sequence[bytes], settled: bool, rests: Sequence[bytes] = (), skipped: int = 0
+        self,
+        link: Link,
+        tags: Sequence[bytes],
+        fronts: Sequence[bytes],
+        settled: bool,
+        rests: Sequence[bytes] = (),
+        skipped: int = 0,
     ) -> list[Delivery]:
-        """Send whole messages, within the credit. `tags` are delivery tags, all of one size up to 32 bytes, unique among unsettled ones.
+        """Send whole messages, within the credit. `tags` are delivery tags, all of one size up to 32 bytes,
+        unique among unsettled ones.
 
-        A message is what `fronts` has of it, and then the part of its one of `rests`, if there are any, behind `skipped` bytes.
+        A message is what `fronts` has of it, and then the part of its one of `rests`, if there are any,
+        behind `skipped` bytes.
         """
         if not tags:
             return []
@@ -449,7 +494,14 @@ class Engine:
             self._untrimmed += deliveries
         return [] if settled else deliveries
 
-    def settle(self, deliveries: Sequence[Delivery], outcome: int, *, failed: bool = False, undeliverable_here: bool = False) -> None:
+    def settle(
+        self,
+        deliveries: Sequence[Delivery],
+        outcome: int,
+        *,
+        failed: bool = False,
+        undeliverable_here: bool = False,
+    ) -> None:
         """Settle outgoing deliveries with an outcome: an answer to the peer's own (AMQP contract 0.4.10)."""
         if outcome == _MODIFIED:
             for delivery in deliveries:
@@ -458,7 +510,8 @@ class Engine:
                 lib.pn_disposition_set_undeliverable(local, undeliverable_here)
         runs.settle(deliveries, int(outcome))
 
-    # --- events -----------------------------------------------------------------------------------------------------
+    # --- events
+    # --------------------------------------------------------------------------------------------------------
 
     def _pump(self, is_batch: bool) -> None:
         collector, handlers, links = self._collector, self._handlers, self._links
@@ -474,7 +527,9 @@ class Engine:
             event = _collector_peek(collector)
             if not event:
                 return
-            if delivery := _event_delivery(event):  # null for all events but PN_DELIVERY, which is by far the most
+            if delivery := _event_delivery(
+                event
+            ):  # null for all events but PN_DELIVERY, which is by far the most
                 link = links.get(_delivery_link(delivery))
                 if link is None:
                     pass
@@ -499,26 +554,40 @@ class Engine:
         events = self._events
         last = events[-1] if events else None
         if not run.incoming:
-            if type(last) is DeliveriesUpdated and last.link is link and last.outcome == _ACCEPTED and last.settled is settled:
+            if (
+                type(last) is DeliveriesUpdated
+                and last.link is link
+                and last.outcome == _ACCEPTED
+                and last.settled is settled
+            ):
                 last.deliveries += deliveries
             else:
                 events.append(DeliveriesUpdated(link, deliveries, _ACCEPTED, settled))
-        elif type(last) is MessagesReceived and last.link is link and last.settled is settled and not last.batch:
+        elif (
+            type(last) is MessagesReceived
+            and last.link is link
+            and last.settled is settled
+            and not last.batch
+        ):
             last.payloads += runs.payloads()
             last.deliveries += deliveries
         else:
             events.append(MessagesReceived(link, deliveries, runs.payloads(), settled, False))
 
     def _break(self, condition: str, description: str) -> None:
-        """The peer has broken the protocol in a way that proton does not see, or a bound: close the connection."""
+        """The peer has broken the protocol in a way that proton does not see, or a bound: close the
+        connection."""
         error = ErrorCondition(condition, description)
         self.close(error)
         self._report_closed(error)
 
     def _on_transfer(self, link: Link, delivery: Any, is_batch: bool) -> None:
-        """A transfer that is not plain: of a batch, in parts, aborted, too large, with a state, on a link without a bound."""
+        """A transfer that is not plain: of a batch, in parts, aborted, too large, with a state, on a link
+        without a bound."""
         pn = link.pn
-        if not lib.pn_delivery_readable(delivery):  # the rest of one that was refused has bytes, too, and is none
+        if not lib.pn_delivery_readable(
+            delivery
+        ):  # the rest of one that was refused has bytes, too, and is none
             return
         size = lib.pn_delivery_pending(delivery)
         settled = lib.pn_delivery_settled(delivery)
@@ -529,14 +598,16 @@ class Engine:
             return
         too_large = link.max_message_bytes and size > link.max_message_bytes
         if too_large or lib.pn_delivery_remote_state(delivery) == _TRANSACTIONAL:
-            # Settled now, even if more is to come: proton throws the rest of it away unseen (§2.7.5). Every frame of a delivery names
-            # its transaction (§4.4.2); proton reads the first one's.
+            # Settled now, even if more is to come: proton throws the rest of it away unseen (§2.7.5). Every
+            # frame of a delivery names its transaction (§4.4.2); proton reads the first one's.
             self._forget_partial(link)
             lib.pn_link_advance(pn)
             if settled:
                 lib.pn_delivery_settle(delivery)
             own = [] if settled else [delivery]
-            self._events.append(MessageTooLarge(link, own, size) if too_large else TransactionalMessage(link, own))
+            self._events.append(
+                MessageTooLarge(link, own, size) if too_large else TransactionalMessage(link, own)
+            )
             return
         if lib.pn_delivery_partial(delivery):
             link.partial_is_batch |= is_batch
@@ -556,7 +627,12 @@ class Engine:
             lib.pn_delivery_settle(delivery)
         events = self._events
         last = events[-1] if events else None
-        if type(last) is MessagesReceived and last.link is link and last.settled is settled and not (is_batch or last.batch):
+        if (
+            type(last) is MessagesReceived
+            and last.link is link
+            and last.settled is settled
+            and not (is_batch or last.batch)
+        ):
             last.payloads.append(payload)
             if not settled:
                 last.deliveries.append(delivery)
@@ -564,7 +640,8 @@ class Engine:
             events.append(MessagesReceived(link, [] if settled else [delivery], [payload], settled, is_batch))
 
     def _count_partial(self, link: Link, size: int) -> None:
-        """Bound what all links together hold of messages that are not whole: nobody else sees it, or can hold it back."""
+        """Bound what all links together hold of messages that are not whole: nobody else sees it, or can hold
+        it back."""
         size = max(size, 1)  # a first frame may be empty
         self._partial_bytes += size - link.partial_bytes
         link.partial_bytes = size
@@ -586,9 +663,11 @@ class Engine:
         events = self._events
         last = events[-1] if events else None
         if lib.pn_link_current(link.pn):
-            # What we send is never current any more: this is a transfer on a link on which we are the sender. Proton takes it,
-            # and would send our next message in its place.
-            self._break("amqp:not-allowed", f"transfer on link '{link.name}', on which the peer is the receiver")
+            # What we send is never current any more: this is a transfer on a link on which we are the sender.
+            # Proton takes it, and would send our next message in its place.
+            self._break(
+                "amqp:not-allowed", f"transfer on link '{link.name}', on which the peer is the receiver"
+            )
             return
         if outcome in _NOT_TERMINAL and not settled:
             return
@@ -609,7 +688,9 @@ class Engine:
     def _on_attach(self, event: Any) -> None:
         pn = lib.pn_event_link(event)
         if pn in self._links:
-            self._break("amqp:session:handle-in-use", "a link of this name is attached in this session already")
+            self._break(
+                "amqp:session:handle-in-use", "a link of this name is attached in this session already"
+            )
             return
         link = self._links[pn] = link_of(pn, self._session(lib.pn_link_session(pn)))
         self._events.append(LinkAttached(link))
@@ -657,7 +738,10 @@ class Engine:
     def _free_session(self, session: Session) -> None:
         lib.pn_session_close(session.pn)
         # A session with thousands of links takes long to be freed, so the links are, before it.
-        self._written_off += [*((free_link, link) for link in session.ended_links), (lib.pn_session_free, session.pn)]
+        self._written_off += [
+            *((free_link, link) for link in session.ended_links),
+            (lib.pn_session_free, session.pn),
+        ]
 
     def _on_open(self, event: Any) -> None:
         connection = self._connection
@@ -679,12 +763,17 @@ class Engine:
 
     def _on_transport_error(self, event: Any) -> None:
         # Proton reports a framing error when a peer hangs up without a close. There is nobody to tell.
-        self._report_closed(None if self._tail_ended else condition_of(lib.pn_transport_condition(self._transport)))
+        self._report_closed(
+            None if self._tail_ended else condition_of(lib.pn_transport_condition(self._transport))
+        )
 
     def _on_tail_closed(self, event: Any) -> None:
-        # A close and what proton complains of were reported before; of a frame it cannot read it says nothing.
+        # A close and what proton complains of were reported before; of a frame it cannot read it says
+        # nothing.
         if not self._closed_reported and not self._tail_ended:
-            self._break("amqp:decode-error", "a frame that holds no performative, or one that cannot be decoded")
+            self._break(
+                "amqp:decode-error", "a frame that holds no performative, or one that cannot be decoded"
+            )
 
     def _on_transport_closed(self, event: Any) -> None:
         self._report_closed(None)

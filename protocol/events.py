@@ -1,7 +1,8 @@
 """What the engine reports: one event per batch, never one per message where several arrived together.
 
-Events are consumed in order. The deliveries that one carries stay valid until they are settled or their link is gone
-(`Link.gone`), and a link that its peer detached is gone when its `LinkDetached` was consumed (`Engine.release_link`), not before.
+Events are consumed in order. The deliveries that one carries stay valid until they are settled or their link
+is gone (`Link.gone`), and a link that its peer detached is gone when its `LinkDetached` was consumed
+(`Engine.release_link`), not before.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class ConnectionOpened:
 
 @dataclass(slots=True)
 class ConnectionClosed:
-    """The peer closed the connection (§2.7.9), or broke the protocol, or said nothing for too long; `error` says which."""
+    """The peer closed the connection (§2.7.9), or broke the protocol, or said nothing for too long; `error`
+    says which."""
 
     error: ErrorCondition | None
 
@@ -62,7 +64,8 @@ class LinkAttached:
 
 @dataclass(slots=True)
 class LinkDetached:
-    """A link was detached or closed by the peer (§2.7.7), or its session ended; it waits for `Engine.release_link`."""
+    """A link was detached or closed by the peer (§2.7.7), or its session ended; it waits for
+    `Engine.release_link`."""
 
     link: Link
     closed: bool
@@ -71,7 +74,8 @@ class LinkDetached:
 
 @dataclass(slots=True)
 class CreditGranted:
-    """A receiving peer's flow arrived, or credit was used: `Engine.credit(link)` and `Engine.draining(link)` tell (§2.6.7)."""
+    """A receiving peer's flow arrived, or credit was used: `Engine.credit(link)` and `Engine.draining(link)`
+    tell (§2.6.7)."""
 
     link: Link
 
@@ -101,7 +105,8 @@ class MessageTooLarge:
 
 @dataclass(slots=True)
 class TransactionalMessage:
-    """A delivery that the peer sent as work of a transaction (§4.4.2); what it carries is thrown away, all of it."""
+    """A delivery that the peer sent as work of a transaction (§4.4.2); what it carries is thrown away, all of
+    it."""
 
     link: Link
     deliveries: list[Delivery]
@@ -120,7 +125,8 @@ class DeliveriesUpdated:
     error: ErrorCondition | None = None
     """With REJECTED."""
     failed: bool = False
-    """With MODIFIED: delivery-failed; False also where it was left out, which the engine cannot tell apart."""
+    """With MODIFIED: delivery-failed; False also where it was left out, which the engine cannot tell
+    apart."""
     undeliverable_here: bool = False
     """With MODIFIED."""
     annotations: bytes = b""
@@ -134,7 +140,8 @@ class DeliveriesUpdated:
 
 
 Event = (
-    ConnectionOpened | ConnectionClosed | LinkAttached | LinkDetached | CreditGranted | MessagesReceived | MessageTooLarge
+    ConnectionOpened | ConnectionClosed | LinkAttached | LinkDetached | CreditGranted | MessagesReceived
+    | MessageTooLarge
     | TransactionalMessage | DeliveriesUpdated
 )  # fmt: skip
 

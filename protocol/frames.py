@@ -1,17 +1,19 @@
-"""AMQP frames where proton does not look, or writes too little (AMQP 1.0 §2.3): both ends of the engine's byte stream.
+"""AMQP frames where proton does not look, or writes too little (AMQP 1.0 §2.3): both ends of the engine's
+byte stream.
 
-    size  4 bytes, of the whole frame    doff  1, where the body begins, in units of 4
-    type  1, 0 for AMQP                  2 bytes of channel         body: performative, then a transfer's payload
+    size  4 bytes, of the whole frame    doff  1, where the body begins, in units of 4 type  1, 0 for AMQP
+    2 bytes of channel         body: performative, then a transfer's payload
 
-*In*: proton drops a transfer's message-format, the mark of a Service Bus batch. `BatchFrameFinder` cuts the stream so that the
-frame of each such transfer ends a piece of its own. Frames are followed from header to header, so that the same bytes
-inside a payload mean nothing; a performative is looked into only where the format's bytes occur near the frame's begin.
+*In*: proton drops a transfer's message-format, the mark of a Service Bus batch. `BatchFrameFinder` cuts the
+stream so that the frame of each such transfer ends a piece of its own. Frames are followed from header to
+header, so that the same bytes inside a payload mean nothing; a performative is looked into only where the
+format's bytes occur near the frame's begin.
 
-*Out*: proton leaves trailing nulls off performatives (§1.4), and azure-servicebus up to 7.14.3 fails on what is not there.
-`pad_performatives` puts them back, for the connections that need it.
+*Out*: proton leaves trailing nulls off performatives (§1.4), and azure-servicebus up to 7.14.3 fails on what
+is not there. `pad_performatives` puts them back, for the connections that need it.
 
-Frames too large or malformed are proton's to refuse: it closes the connection with the standard's error. Here they only end
-the search.
+Frames too large or malformed are proton's to refuse: it closes the connection with the standard's error. Here
+they only end the search.
 """
 
 from __future__ import annotations
@@ -28,14 +30,16 @@ BATCH_MESSAGE_FORMAT = b"\x80\x01\x37\x00"
 """0x80013700 (AMQP contract B)."""
 
 _LOOK_BYTES = 128
-"""From the begin of a frame, where the format may stand: behind 8 bytes of header, descriptor, list head, handle, delivery-id
-and a delivery-tag of at most 32 bytes (§2.8.7), each in its longest spelling, and with room to spare."""
+"""From the begin of a frame, where the format may stand: behind 8 bytes of header, descriptor, list head,
+handle, delivery-id and a delivery-tag of at most 32 bytes (§2.8.7), each in its longest spelling, and with
+room to spare."""
 
 _HEAD_BYTES_MAX = 1024 + _LOOK_BYTES
 """The same behind the longest extended header (§2.3.1)."""
 
 _KEPT_BYTES_MAX = DISPOSITION_BYTES_MAX
-"""How much is kept of a frame that comes in parts and is not a transfer. Larger ones are refused for their size alone."""
+"""How much is kept of a frame that comes in parts and is not a transfer. Larger ones are refused for their
+size alone."""
 
 _PLAIN_TRANSFER = b"\x00\x53\x14\xc0"
 """How every client begins its transfers: the performative has 255 bytes at most (list8)."""
@@ -51,14 +55,18 @@ class BatchFrameFinder:
 
     def __init__(self) -> None:
         self._head = b""  # the begin of a frame that has not come whole
-        self._missing: int | None = None  # bytes of it that are still to come; None while its size is not known
+        self._missing: int | None = (
+            None  # bytes of it that are still to come; None while its size is not known
+        )
         self._at_start = True
         self._lost = False
         self.refusal: ErrorCondition | None = None
-        """Why a frame was refused for the size of its performative. That frame and everything behind it is left out of the pieces."""
+        """Why a frame was refused for the size of its performative. That frame and everything behind it is
+        left out of the pieces."""
 
     def pieces(self, data: bytes) -> list[tuple[bytes, bool]]:
-        """The data in order, cut: True with a piece that ends with a transfer of batch format and completes no other frame."""
+        """The data in order, cut: True with a piece that ends with a transfer of batch format and completes
+        no other frame."""
         if self._lost:
             return [(data, False)] if self.refusal is None else []
         found: list[tuple[bytes, bool]] = []
@@ -83,12 +91,15 @@ class BatchFrameFinder:
             end = offset + frame_bytes
             if end > size:
                 break
-            if frame_bytes > SMALL_FRAME_BYTES and self._refuses(data[offset : min(end, offset + _KEPT_BYTES_MAX)], frame_bytes):
+            if frame_bytes > SMALL_FRAME_BYTES and self._refuses(
+                data[offset : min(end, offset + _KEPT_BYTES_MAX)], frame_bytes
+            ):
                 if taken < offset:
                     found.append((data[taken:offset], False))
                 return found
             if (
-                find(BATCH_MESSAGE_FORMAT, offset, offset + _LOOK_BYTES) >= 0 or data[offset + 4] != _NO_EXTENDED_HEADER
+                find(BATCH_MESSAGE_FORMAT, offset, offset + _LOOK_BYTES) >= 0
+                or data[offset + 4] != _NO_EXTENDED_HEADER
             ) and _is_batch_transfer(data[offset : min(end, offset + _HEAD_BYTES_MAX)]):
                 if taken < offset:
                     found.append((data[taken:offset], False))
@@ -103,7 +114,8 @@ class BatchFrameFinder:
         return found
 
     def _continue(self, data: bytes) -> tuple[int, bool]:
-        """How much of the data belongs to the frame begun before, and whether that completes a transfer of batch format."""
+        """How much of the data belongs to the frame begun before, and whether that completes a transfer of
+        batch format."""
         head = self._head + data[: max(0, _kept_bytes(self._head, 0) - len(self._head))]
         if self._missing is None:
             if len(head) < 4:
@@ -125,12 +137,17 @@ class BatchFrameFinder:
         rest, known = self._missing, len(self._head) + self._missing
         self._head, self._missing = b"", None
         frame_bytes = _U32.unpack_from(head)[0]
-        if frame_bytes > SMALL_FRAME_BYTES and not head.startswith(b"AMQP") and self._refuses(head[:known], frame_bytes):
+        if (
+            frame_bytes > SMALL_FRAME_BYTES
+            and not head.startswith(b"AMQP")
+            and self._refuses(head[:known], frame_bytes)
+        ):
             return 0, False
         return rest, BATCH_MESSAGE_FORMAT in head and _is_batch_transfer(head[: min(known, _HEAD_BYTES_MAX)])
 
     def _refuses(self, frame: bytes, frame_bytes: int) -> bool:
-        """Whether a frame is refused, judged by its beginning. `refusal` then says why, and nothing more is found."""
+        """Whether a frame is refused, judged by its beginning. `refusal` then says why, and nothing more is
+        found."""
         if frame.startswith(_PLAIN_TRANSFER, 8) and frame[4] == _NO_EXTENDED_HEADER:
             return False
         self.refusal = oversized(frame, frame_bytes)
@@ -170,11 +187,13 @@ def _is_batch_transfer(frame: bytes) -> bool:
 
 
 _FIELDS = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
-"""How many fields each performative has (§2.7): open, begin, attach, flow, transfer, disposition, detach, end, close."""
+"""How many fields each performative has (§2.7): open, begin, attach, flow, transfer, disposition, detach,
+end, close."""
 
 
 def needs_padding(properties: dict[str, object]) -> bool:
-    """Whether the client cannot read performatives without their trailing nulls: azure-servicebus up to 7.14."""
+    """Whether the client cannot read performatives without their trailing nulls: azure-servicebus up to
+    7.14."""
     if "python" not in str(properties.get("product", "")).casefold():
         return False
     try:
@@ -187,9 +206,10 @@ def needs_padding(properties: dict[str, object]) -> bool:
 def pad_performatives(outgoing: bytes) -> bytes:
     """The same frames, each performative with all its fields, nulls at the end where they were left off.
 
-    `outgoing` is whole frames as proton writes them (descriptors as smallulong), the protocol header possibly before them.
-    Transfers are padded as well: the client that needs this takes the payload for the twelfth field. A frame grows by a
-    few bytes, which may carry a full one beyond the peer's max-frame-size; that client does not check it.
+    `outgoing` is whole frames as proton writes them (descriptors as smallulong), the protocol header possibly
+    before them. Transfers are padded as well: the client that needs this takes the payload for the twelfth
+    field. A frame grows by a few bytes, which may carry a full one beyond the peer's max-frame-size; that
+    client does not check it.
     """
     offset = _PROTOCOL_HEADER_BYTES if outgoing.startswith(b"AMQP") else 0
     padded = [outgoing[:offset]]

@@ -1,4 +1,5 @@
-"""The peer's bytes on their way to proton: checked against the bounds, corrected, cut where a batch ends, and kept for a later turn."""
+"""The peer's bytes on their way to proton: checked against the bounds, corrected, cut where a batch ends, and
+kept for a later turn."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Intake:
             self._allowance.lift()
 
     def take(self, data: bytes) -> list[Piece]:
-        """Take bytes from the peer; gives the pieces to push now, in order, beginning with those that were kept."""
+        """Take bytes from the peer; gives the pieces to push now, in order, beginning with those that were
+        kept."""
         if self._refusal is not None:
             data = b""  # it waits for what was kept, and nothing comes behind it
         elif self._allowance is not None:

@@ -1,28 +1,32 @@
-"""Corrects what the official Python client sends and proton would refuse, in both directions of the engine's byte stream.
+"""Corrects what the official Python client sends and proton would refuse, in both directions of the engine's
+byte stream.
 
-*Delivery-ids out of sequence* (AMQP 1.0 §2.7.5). Each session numbers its deliveries one by one, and proton closes the connection upon
-any other number. The Python client takes its numbers from a counter that its threads share without a lock: when several threads use one
-receiver (renewal of several locks, concurrent peeks), numbers are repeated, swapped or left out. The service accepts them all
-(AMQP contract 4.3).
+*Delivery-ids out of sequence* (AMQP 1.0 §2.7.5). Each session numbers its deliveries one by one, and proton
+closes the connection upon any other number. The Python client takes its numbers from a counter that its
+threads share without a lock: when several threads use one receiver (renewal of several locks, concurrent
+peeks), numbers are repeated, swapped or left out. The service accepts them all (AMQP contract 4.3).
 
-On the way in, each delivery gets the number that proton expects next, written into all of its frames. On the way out, its outcome is
-sent under the client's own number.
+On the way in, each delivery gets the number that proton expects next, written into all of its frames. On the
+way out, its outcome is sent under the client's own number.
 
     the client's numbers   5 6 6 9
     proton's               5 6 7 8      what proton says of 6 to 8 goes to the client as 6, 6 and 9
 
-*A detach behind an end* (§2.5.5), which the Python client sends whenever it closes. The link ended with its session, so the frame is
-dropped.
+*A detach behind an end* (§2.5.5), which the Python client sends whenever it closes. The link ended with its
+session, so the frame is dropped.
 
-*Sessions that come and go faster than their ends are answered.* Proton needs a channel of its own for each, fails without a word when
-there is none left, and keeps whatever the client sends after that. The stream is refused before that happens.
+*Sessions that come and go faster than their ends are answered.* Proton needs a channel of its own for each,
+fails without a word when there is none left, and keeps whatever the client sends after that. The stream is
+refused before that happens.
 
-A client that numbers in order costs little: `native/delivery_ids.c` walks over plain frames and stops at each frame that needs a
-decision: a transfer with another number or in several frames, a link or session that begins or ends.
+A client that numbers in order costs little: `native/delivery_ids.c` walks over plain frames and stops at each
+frame that needs a decision: a transfer with another number or in several frames, a link or session that
+begins or ends.
 
-A frame is handed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept. Malformed frames are left for
-proton to refuse: from the first one on, this connection's bytes pass unchanged. Proton still refuses a second delivery on a link whose
-first one is unfinished. If both have the same number or tag, they cannot be told apart and count as one.
+A frame is handed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept.
+Malformed frames are left for proton to refuse: from the first one on, this connection's bytes pass unchanged.
+Proton still refuses a second delivery on a link whose first one is unfinished. If both have the same number
+or tag, they cannot be told apart and count as one.
 """
 
 from __future__ import annotations
@@ -76,7 +80,8 @@ class _Session:
     is_ended: bool = False
     """The peer has ended it."""
     renamed: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Deliveries without an outcome yet whose number was changed: proton's number → the peer's number and the link's handle."""
+    """Deliveries without an outcome yet whose number was changed: proton's number → the peer's number and the
+    link's handle."""
 
 
 @dataclass(slots=True)
@@ -116,7 +121,8 @@ class Lenience:
         self._renamed = 0
         """How many deliveries have another number, over all sessions."""
         self._departed: list[tuple[_Session, int]] = []
-        """Renumbered deliveries of detached links: they may have an outcome until the detach is served, and none after that write."""
+        """Renumbered deliveries of detached links: they may have an outcome until the detach is served, and
+        none after that write."""
         self._head = b""
         """The beginning of a frame, kept back until it can be judged."""
         self._missing = _HEADER_BYTES
@@ -124,10 +130,12 @@ class Lenience:
         self._lost = False
         """The stream is malformed, and passes unchanged."""
 
-    # --- in -----------------------------------------------------------------------------------------------------------------
+    # --- in
+    # --------------------------------------------------------------------------------------------------------
 
     def incoming(self, data: bytes) -> bytes:
-        """Take bytes from the peer, protocol header included; gives the bytes for proton, none of them behind a refusal."""
+        """Take bytes from the peer, protocol header included; gives the bytes for proton, none of them behind
+        a refusal."""
         if self.refusal is not None:
             return b""
         if self._lost:
@@ -143,7 +151,8 @@ class Lenience:
         return data
 
     def take_back(self) -> tuple[bytes, int]:
-        """Where the incoming stream stands: what was kept back of a frame, to be given again, or how much is missing of one handed on."""
+        """Where the incoming stream stands: what was kept back of a frame, to be given again, or how much is
+        missing of one handed on."""
         head, self._head = self._head, b""
         return head, 0 if head else self._missing
 
@@ -180,7 +189,8 @@ class Lenience:
     def _judge(self, head: bytes, frame_bytes: int) -> bytes | None:
         """Look at a frame by its beginning, `head`; gives the bytes that replace `head`, None to leave it.
 
-        Raises IndexError, struct.error or DecodeError where the frame ends too early; nothing has changed then.
+        Raises IndexError, struct.error or DecodeError where the frame ends too early; nothing has changed
+        then.
         """
         code, value = _performative(head, frame_bytes)
         channel = int.from_bytes(head[6:8], "big")
@@ -212,7 +222,11 @@ class Lenience:
             return
         if len(self._sessions) + self._ending > self._channel_max:
             self.refusal = ErrorCondition(
-                RESOURCE_LIMIT, f"A connection may have {self._channel_max + 1} sessions, counting those whose end was not answered yet."
+                RESOURCE_LIMIT,
+                (
+                    f"A connection may have {self._channel_max + 1} sessions, counting those whose end was "
+                    "not answered yet."
+                ),
             )
             return
         if channel >= self._channels:
@@ -236,10 +250,13 @@ class Lenience:
         self._table[session.channel].divided = bool(session.unfinished)
 
     def _transferred(self, session: _Session, head: bytes, value: int) -> bytes | None:
-        """A transfer: what replaces its beginning so that the delivery has the number that proton expects; None to leave it."""
+        """A transfer: what replaces its beginning so that the delivery has the number that proton expects;
+        None to leave it."""
         transfer = _read_transfer(head, value)
         begun = session.unfinished.get(transfer.handle)
-        if begun is not None and (transfer.given in (None, begun.given) or (transfer.tag is not None and transfer.tag == begun.tag)):
+        if begun is not None and (
+            transfer.given in (None, begun.given) or (transfer.tag is not None and transfer.tag == begun.tag)
+        ):
             return self._continued(session, head, value, transfer, begun)
         entry = self._table[session.channel]
         if not entry.known:
@@ -265,7 +282,9 @@ class Lenience:
             self._renamed += 1
         return renamed
 
-    def _continued(self, session: _Session, head: bytes, value: int, transfer: _Transfer, begun: _Unfinished) -> bytes | None:
+    def _continued(
+        self, session: _Session, head: bytes, value: int, transfer: _Transfer, begun: _Unfinished
+    ) -> bytes | None:
         """A further frame of a delivery: it needs no number, since it then has the first frame's (§2.7.5)."""
         if not transfer.goes_on:
             self._finish(session, transfer.handle)
@@ -289,13 +308,16 @@ class Lenience:
         if frame_bytes > self._frame_bytes_max:
             return None
         fields = value + len(sized)
-        return b"".join((_U32.pack(frame_bytes), head[4:value], sized, head[fields:begin], replacement, head[end:]))
+        return b"".join(
+            (_U32.pack(frame_bytes), head[4:value], sized, head[fields:begin], replacement, head[end:])
+        )
 
     def _forget(self, session: _Session, number: int) -> None:
         if session.renamed.pop(number, None) is not None:
             self._renamed -= 1
 
-    # --- out ----------------------------------------------------------------------------------------------------------------
+    # --- out
+    # --------------------------------------------------------------------------------------------------------
 
     @property
     def watches(self) -> bool:
@@ -303,10 +325,11 @@ class Lenience:
         return bool(self._renamed or self._unanswered or self._ending)
 
     def outgoing(self, chunks: list[bytes], all_is_served: bool) -> list[bytes]:
-        """Take what proton has written, whole frames with or without the protocol header; gives the bytes for the peer.
+        """Take what proton has written, whole frames with or without the protocol header; gives the bytes for
+        the peer.
 
-        `all_is_served`: everything that went through `incoming` has been served. Until then, deliveries of a link whose detach has
-        arrived may still get an outcome.
+        `all_is_served`: everything that went through `incoming` has been served. Until then, deliveries of a
+        link whose detach has arrived may still get an outcome.
         """
         found = list(self._answered(b"".join(chunks)))  # a frame may begin in one chunk and end in the next
         if all_is_served:
@@ -376,9 +399,11 @@ class Lenience:
 
 
 def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
-    """The code of a frame's performative, and where its list begins; no code for a frame without one that proton knows.
+    """The code of a frame's performative, and where its list begins; no code for a frame without one that
+    proton knows.
 
-    Raises IndexError where the frame ends too early, and DecodeError for a frame whose body begins in its header.
+    Raises IndexError where the frame ends too early, and DecodeError for a frame whose body begins in its
+    header.
     """
     body = 4 * head[4]
     if head[5] != 0 or body >= frame_bytes:
@@ -407,11 +432,23 @@ def _read_transfer(head: bytes, value: int) -> _Transfer:
         raise IndexError("the fields are not all there")
     if places[-1] > skip(head, value):
         raise DecodeError("a transfer's fields reach beyond their list")
-    handle, given, tag = _scalar(head, place), _scalar(head, places[1]), _scalar(head, places[2]) if count > 2 else None
-    if not isinstance(handle, UInt) or not isinstance(given, UInt | None) or not isinstance(tag, bytes | None):
+    handle, given, tag = (
+        _scalar(head, place),
+        _scalar(head, places[1]),
+        _scalar(head, places[2]) if count > 2 else None,
+    )
+    if (
+        not isinstance(handle, UInt)
+        or not isinstance(given, UInt | None)
+        or not isinstance(tag, bytes | None)
+    ):
         raise DecodeError("a transfer's handle, delivery-id or delivery-tag is of another type")
-    settled, more, aborted = (count > number and _is_true(head, places[number]) for number in (_SETTLED, _MORE, _ABORTED))
-    return _Transfer(handle, given, None if tag is None else hash(tag), more and not aborted, settled or aborted, places)
+    settled, more, aborted = (
+        count > number and _is_true(head, places[number]) for number in (_SETTLED, _MORE, _ABORTED)
+    )
+    return _Transfer(
+        handle, given, None if tag is None else hash(tag), more and not aborted, settled or aborted, places
+    )
 
 
 def _is_true(head: bytes, place: int) -> bool:
@@ -419,7 +456,8 @@ def _is_true(head: bytes, place: int) -> bool:
 
 
 def _scalar(head: bytes, place: int) -> Any:
-    """A null, uint or binary. Nothing else is decoded here: these fields hold nothing else, and a nested value may be large."""
+    """A null, uint or binary. Nothing else is decoded here: these fields hold nothing else, and a nested
+    value may be large."""
     if head[place] not in _SCALARS:
         raise DecodeError("a field is of another type")
     return decode(head, place)[0]

@@ -1,6 +1,7 @@
 """Converts values between proton's C engine and ours: conditions, termini, encoded maps, links.
 
-The only file that names `cproton_ffi`; `engine.py` takes `ffi` and `lib` from here. Holds no state of a connection.
+The only file that names `cproton_ffi`; `engine.py` takes `ffi` and `lib` from here. Holds no state of a
+connection.
 """
 
 from __future__ import annotations
@@ -56,14 +57,16 @@ def link_of(pn: Any, session: Session) -> Link:
 
 
 def free_link(link: Link) -> None:
-    """Free a link that is gone, unless that was done before. Freeing settles its deliveries, without an outcome."""
+    """Free a link that is gone, unless that was done before. Freeing settles its deliveries, without an
+    outcome."""
     if not link.freed:
         link.freed = True
         lib.pn_link_free(link.pn)
 
 
 def free_if_settled(link: Link) -> None:
-    """Free a link that we have closed, although the peer's detach is still to come: proton then forgets its name, and keeps its handle."""
+    """Free a link that we have closed, although the peer's detach is still to come: proton then forgets its
+    name, and keeps its handle."""
     if not link.freed and not lib.pn_link_unsettled(link.pn):
         free_link(link)
 
@@ -108,9 +111,15 @@ def encoded_of(data: Any) -> bytes:
 
 
 def echo_terminus(local: Any, remote: Any) -> None:
-    """Copy the peer's source or target to ours, without parts that cannot be encoded again: proton would crash on them."""
+    """Copy the peer's source or target to ours, without parts that cannot be encoded again: proton would
+    crash on them."""
     lib.pn_terminus_copy(local, remote)
-    for part in (lib.pn_terminus_properties, lib.pn_terminus_capabilities, lib.pn_terminus_outcomes, lib.pn_terminus_filter):
+    for part in (
+        lib.pn_terminus_properties,
+        lib.pn_terminus_capabilities,
+        lib.pn_terminus_outcomes,
+        lib.pn_terminus_filter,
+    ):
         data = part(local)
         if lib.pn_data_encoded_size(data) < 0:
             lib.pn_data_clear(data)
@@ -163,14 +172,17 @@ def condition_of(pn: Any) -> ErrorCondition | None:
     if not pn or not lib.pn_condition_is_set(pn):
         return None
     name = text_of(lib.pn_condition_get_name(pn)) or ""
-    return ErrorCondition(name, text_of(lib.pn_condition_get_description(pn)) or "", encoded_of(lib.pn_condition_info(pn)))
+    return ErrorCondition(
+        name, text_of(lib.pn_condition_get_description(pn)) or "", encoded_of(lib.pn_condition_info(pn))
+    )
 
 
 _DEFAULT_INFO = codec.encode({codec.Symbol("product"): PRODUCT})
 
 
 def set_condition(pn: Any, error: ErrorCondition) -> None:
-    """All three fields: an error of two hangs the Python SDK, and proton drops an empty map (AMQP contract 0.4.7)."""
+    """All three fields: an error of two hangs the Python SDK, and proton drops an empty map (AMQP contract
+    0.4.7)."""
     lib.pn_condition_set_name(pn, error.condition.encode())
     lib.pn_condition_set_description(pn, error.description.encode() or b" ")
     put(lib.pn_condition_info(pn), error.info or _DEFAULT_INFO)

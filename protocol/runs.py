@@ -1,7 +1,9 @@
-"""Runs of plain deliveries: the Python side of `native/runs.c`, which does for many in one call what proton does one by one.
+"""Runs of plain deliveries: the Python side of `native/runs.c`, which does for many in one call what proton
+does one by one.
 
-What is plain, and why this is worth a file of C, stands there. Proton's functions come from whoever binds it (`bind`), so that one
-file alone names proton's module. Objects of proton go through as they are, in both directions.
+What is plain, and why this is worth a file of C, stands there. Proton's functions come from whoever binds it
+(`bind`), so that one file alone names proton's module. Objects of proton go through as they are, in both
+directions.
 
 The buffers are good until the next call: all engines run in one thread, and none of these functions nests.
 """
@@ -17,10 +19,17 @@ MESSAGES_MAX = 1024
 BYTES_MAX = 256 * 1024
 """Taken at once, at most; what does not fit comes with the next call, and a larger message is not plain."""
 
-_take, _send, _settle, _push, _output = lib.runs_take, lib.runs_send, lib.runs_settle, lib.runs_push, lib.runs_output
+_take, _send, _settle, _push, _output = (
+    lib.runs_take,
+    lib.runs_send,
+    lib.runs_settle,
+    lib.runs_push,
+    lib.runs_output,
+)
 _trim_all = lib.deliveries_trim_all
 forget = lib.deliveries_forget
-"""Give back what proton keeps of the peer's state of a delivery, and the room of its payload if nothing of it is left."""
+"""Give back what proton keeps of the peer's state of a delivery, and the room of its payload if nothing of it
+is left."""
 _new, _unpack, _from_buffer = ffi.new, ffi.unpack, ffi.from_buffer
 _run = _new("run_t *")
 _messages = _new("messages_t *")
@@ -41,7 +50,10 @@ def bind(proton_ffi: Any, proton: Any) -> None:
     decref = proton_ffi.addressof(proton, "pn_decref")
     lib.deliveries_bind(int(proton_ffi.cast("uintptr_t", decref)))
     if not _deliveries_are_known(proton_ffi, proton):
-        raise ImportError("python-qpid-proton is not the version that this broker was built for: its deliveries have another layout")
+        raise ImportError(
+            "python-qpid-proton is not the version that this broker was built for: its deliveries have "
+            "another layout"
+        )
 
 
 def _deliveries_are_known(proton_ffi: Any, proton: Any) -> bool:
@@ -53,7 +65,12 @@ def _deliveries_are_known(proton_ffi: Any, proton: Any) -> bool:
     proton.pn_link_send(link, b"message", 7)
     remote = proton.pn_delivery_remote(delivery)
     info = proton.pn_condition_info(proton.pn_disposition_condition(remote))
-    parts = info, proton.pn_disposition_data(remote), proton.pn_disposition_annotations(remote), proton.pn_delivery_attachments(delivery)
+    parts = (
+        info,
+        proton.pn_disposition_data(remote),
+        proton.pn_disposition_annotations(remote),
+        proton.pn_delivery_attachments(delivery),
+    )
     known: bool = lib.deliveries_are_known(delivery, remote, *parts, proton.pn_delivery_pending(delivery))
     proton.pn_connection_release(connection)
     proton.pn_decref(connection)
@@ -63,8 +80,9 @@ def _deliveries_are_known(proton_ffi: Any, proton: Any) -> bool:
 def take(collector: Any) -> Any:
     """The run at the front of a collector of events, to be looked at before the next call.
 
-    Its fields: `count`, 0 when there is none; `link`; `incoming`, messages that came, otherwise `accepted` of what was sent;
-    `settled`, by the peer; `last`, nothing is behind it, otherwise an event that is not plain, or another run.
+    Its fields: `count`, 0 when there is none; `link`; `incoming`, messages that came, otherwise `accepted` of
+    what was sent; `settled`, by the peer; `last`, nothing is behind it, otherwise an event that is not plain,
+    or another run.
     """
     _take(collector, _run, _deliveries, _sizes, MESSAGES_MAX, _bytes, BYTES_MAX)
     return _run
@@ -88,9 +106,15 @@ def payloads() -> list[bytes]:
 
 
 def send(
-    link: Any, tags: Sequence[bytes], fronts: Sequence[bytes], settled: bool, rests: Sequence[bytes], skipped: int
+    link: Any,
+    tags: Sequence[bytes],
+    fronts: Sequence[bytes],
+    settled: bool,
+    rests: Sequence[bytes],
+    skipped: int,
 ) -> tuple[list[Any], bool]:
-    """Send messages; gives their deliveries, and whether any is large: then all are to be given to `trim_all` once they are written.
+    """Send messages; gives their deliveries, and whether any is large: then all are to be given to `trim_all`
+    once they are written.
 
     Deliveries that were sent settled are good for nothing else. See `Engine.send`.
     """
@@ -115,7 +139,8 @@ def settle(deliveries: Sequence[Any], outcome: int) -> None:
 
 
 def trim_all(deliveries: Sequence[Any]) -> list[Any]:
-    """Give back the room of large messages that have been written; gives the deliveries of those that have not.
+    """Give back the room of large messages that have been written; gives the deliveries of those that have
+    not.
 
     Their connection must not have been freed.
     """
@@ -124,13 +149,15 @@ def trim_all(deliveries: Sequence[Any]) -> list[Any]:
 
 
 def push(transport: Any, data: bytes, begin: int, end: int) -> int:
-    """Hand over a part of what the peer sent; gives how much was taken: not all of it when the connection is closed or broken."""
+    """Hand over a part of what the peer sent; gives how much was taken: not all of it when the connection is
+    closed or broken."""
     taken: int = _push(transport, _from_buffer(data) + begin, end - begin)
     return taken
 
 
 def output(transport: Any) -> tuple[list[bytes], int]:
-    """Take what is to be written, in order; and how large what is left is: a frame larger than the buffer, or 0, or -1 for ever."""
+    """Take what is to be written, in order; and how large what is left is: a frame larger than the buffer, or
+    0, or -1 for ever."""
     chunks = []
     while count := _output(transport, _bytes, BYTES_MAX, _left):
         chunks.append(_unpack(_bytes, count))

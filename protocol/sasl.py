@@ -3,13 +3,15 @@
     client  AMQP 3 1 0 0                 sasl-init(mechanism, initial-response)   AMQP 0 1 0 0, open …
     server  AMQP 3 1 0 0, mechanisms                                              sasl-outcome
 
-Proton's own server offers ANONYMOUS and EXTERNAL only; the official clients want MSSBCBS (.NET) and PLAIN as well. Every
-mechanism but PLAIN leaves the client without rights until it puts a token (`$cbs`), so none of them is verified here.
+Proton's own server offers ANONYMOUS and EXTERNAL only; the official clients want MSSBCBS (.NET) and PLAIN as
+well. Every mechanism but PLAIN leaves the client without rights until it puts a token (`$cbs`), so none of
+them is verified here.
 
-EXTERNAL stands for a client certificate (§5.3.3). The broker asks for none, so it does not offer EXTERNAL: Qpid Proton takes it
-before PLAIN wherever it finds it in the list, and keeps its user name and password to itself (AMQP contract 0.4.1).
-What follows sasl-init belongs to the AMQP layer and is handed on: clients that pipeline send their open at once. A client
-that skips SASL is taken as anonymous; one that asks for another protocol is told ours and refused (§2.2).
+EXTERNAL stands for a client certificate (§5.3.3). The broker asks for none, so it does not offer EXTERNAL:
+Qpid Proton takes it before PLAIN wherever it finds it in the list, and keeps its user name and password to
+itself (AMQP contract 0.4.1). What follows sasl-init belongs to the AMQP layer and is handed on: clients that
+pipeline send their open at once. A client that skips SASL is taken as anonymous; one that asks for another
+protocol is told ours and refused (§2.2).
 
 Bounds: frames of at most 512 bytes (§5.3.1), so nothing here grows with what a client sends.
 """
@@ -37,7 +39,8 @@ class Step:
     """What came of some bytes."""
 
     outputs: list[bytes] = field(default_factory=list)
-    """To be written one by one: rhea stalls on an outcome that shares a write with the AMQP header and open."""
+    """To be written one by one: rhea stalls on an outcome that shares a write with the AMQP header and
+    open."""
     done: bool = False
     """The exchange is over and the client let in."""
     failed: bool = False
@@ -50,7 +53,9 @@ class Step:
 class SaslServer:
     """One connection's exchange. Not to be used any more once a step is done or failed."""
 
-    def __init__(self, verify_plain: Callable[[str, str], bool], mechanisms: tuple[str, ...] = MECHANISMS) -> None:
+    def __init__(
+        self, verify_plain: Callable[[str, str], bool], mechanisms: tuple[str, ...] = MECHANISMS
+    ) -> None:
         """`verify_plain` is given user and password of SASL PLAIN and says whether they let the client in."""
         self._verify_plain = verify_plain
         self._mechanisms = mechanisms
@@ -87,7 +92,11 @@ class SaslServer:
     def _read_init(self, step: Step) -> None:
         if len(self._buffer) < 8:
             return
-        size, data_offset, frame_type = int.from_bytes(self._buffer[:4], "big"), 4 * self._buffer[4], self._buffer[5]
+        size, data_offset, frame_type = (
+            int.from_bytes(self._buffer[:4], "big"),
+            4 * self._buffer[4],
+            self._buffer[5],
+        )
         if not 8 <= data_offset <= size <= FRAME_BYTES_MAX or frame_type != _SASL_FRAME:
             raise DecodeError(f"frame of {size} bytes, its body at {data_offset}, type {frame_type}")
         if len(self._buffer) < size:

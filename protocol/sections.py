@@ -1,12 +1,13 @@
 """Where the sections of a message begin and end (AMQP 1.0 §3.2), found in one walk that decodes nothing.
 
-A section is a described value: `00`, the descriptor (`53 70` … `53 78`, a smallulong, by far the most; the long and the
-symbolic spelling are understood too), then a list, map, binary or, for amqp-value, anything. Only sizes are read. Each
-section stands at most once, but for data and amqp-sequence, which may repeat and then follow one another directly; a
-body is of one kind. Any order is taken: the official Python client puts delivery-annotations last.
+A section is a described value: `00`, the descriptor (`53 70` … `53 78`, a smallulong, by far the most; the
+long and the symbolic spelling are understood too), then a list, map, binary or, for amqp-value, anything.
+Only sizes are read. Each section stands at most once, but for data and amqp-sequence, which may repeat and
+then follow one another directly; a body is of one kind. Any order is taken: the official Python client puts
+delivery-annotations last.
 
-Single fields and map entries are found the same way, by stepping over what is not asked for. What is malformed is a
-`DecodeError`. Which section means what to a broker is not known here.
+Single fields and map entries are found the same way, by stepping over what is not asked for. What is
+malformed is a `DecodeError`. Which section means what to a broker is not known here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from typing import Any
 from protocol.codec import DecodeError, Symbol
 from protocol.values import SIZE8, SIZE32, SPANS, decode_bounded, skip
 
-HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES, DATA, SEQUENCE, VALUE, FOOTER = range(9)
+(
+    HEADER,
+    DELIVERY_ANNOTATIONS,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    APPLICATION_PROPERTIES,
+    DATA,
+    SEQUENCE,
+    VALUE,
+    FOOTER,
+) = range(9)
 
 _DESCRIPTOR_BASE = 0x70
 _NAMES = (
@@ -35,7 +46,8 @@ _NAMES = (
 
 _U32 = struct.Struct(">I")
 SECTIONS_MAX = 16_384
-"""Repeated sections in one message, as in a body of several parts or the envelope of a batch. Finding this many takes some 10 ms."""
+"""Repeated sections in one message, as in a body of several parts or the envelope of a batch. Finding this
+many takes some 10 ms."""
 ELEMENTS_MAX = 65_536
 """Keys and values of one map: the most that the official Python client reads."""
 
@@ -53,7 +65,8 @@ _LEGAL = frozenset(
 
 @dataclass(slots=True)
 class Sections:
-    """Offsets by section number. A section is there if its `ends` is not 0; `begins` and `values` are 0 otherwise."""
+    """Offsets by section number. A section is there if its `ends` is not 0; `begins` and `values` are 0
+    otherwise."""
 
     begins: list[int]
     """Of the section's descriptor."""
@@ -153,12 +166,15 @@ def fields(buffer: bytes, value: int, end: int, count_max: int) -> list[int]:
     except (IndexError, struct.error) as error:
         raise DecodeError(f"list or map at byte {value} is cut off") from error
     if offset != end:
-        raise DecodeError(f"elements of the list or map at byte {value} end at byte {offset}, its size says byte {end}")
+        raise DecodeError(
+            f"elements of the list or map at byte {value} end at byte {offset}, its size says byte {end}"
+        )
     return offsets
 
 
 def pairs(buffer: bytes, value: int, end: int) -> list[int]:
-    """The offsets of keys and values, in turn, of the map at `value`, which ends at `end`; and `end`. Raises DecodeError."""
+    """The offsets of keys and values, in turn, of the map at `value`, which ends at `end`; and `end`. Raises
+    DecodeError."""
     offsets = fields(buffer, value, end, ELEMENTS_MAX)
     if not len(offsets) % 2:
         raise DecodeError(f"map of {len(offsets) - 1} elements at byte {value}: a key lacks its value")
@@ -182,7 +198,8 @@ def annotation(message: bytes, sections: Sections, key: bytes) -> Any:
 
 
 def entry(message: bytes, sections: Sections, section: int, key: bytes) -> Any:
-    """The value under `key` in a section that is a map, decoded; None if it is not there. Raises DecodeError."""
+    """The value under `key` in a section that is a map, decoded; None if it is not there. Raises
+    DecodeError."""
     if not sections.ends[section]:
         return None
     found = None
@@ -194,7 +211,8 @@ def entry(message: bytes, sections: Sections, section: int, key: bytes) -> Any:
 
 
 def field(message: bytes, sections: Sections, section: int, index: int) -> Any:
-    """One field of the header (§3.2.1) or the properties (§3.2.4), decoded; None if it is not there. Raises DecodeError."""
+    """One field of the header (§3.2.1) or the properties (§3.2.4), decoded; None if it is not there. Raises
+    DecodeError."""
     if not sections.ends[section]:
         return None
     offsets = fields(message, sections.values[section], sections.ends[section], FIELDS_MAX[section])

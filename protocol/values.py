@@ -1,8 +1,9 @@
 """How long encoded values are and how many there are, found without decoding them (AMQP 1.0 §1.6).
 
-A decoded value may take a hundred times the memory of its encoded bytes, and a microsecond for each of its parts: a list of lists
-of 4 MB has four million parts. So the code that decodes what a peer sent first asks here how many values that would make, and refuses
-more than its own bound. Counting stops at the bound, so a refusal is cheap however large the value is.
+A decoded value may take a hundred times the memory of its encoded bytes, and a microsecond for each of its
+parts: a list of lists of 4 MB has four million parts. So the code that decodes what a peer sent first asks
+here how many values that would make, and refuses more than its own bound. Counting stops at the bound, so a
+refusal is cheap however large the value is.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 from protocol.codec import DEPTH_MAX, DecodeError, decode
 
 VALUES_MAX = 32_768
-"""The default bound. A management request for thousands of messages stays far below it, and decoding so many values takes some
-15 ms."""
+"""The default bound. A management request for thousands of messages stays far below it, and decoding so many
+values takes some 15 ms."""
 
 SIZE8, SIZE32, DESCRIBED, NO_TYPE = 0, -1, -2, -3
 _U32 = struct.Struct(">I")
@@ -25,7 +26,8 @@ class TooManyValues(DecodeError):
 
 
 def _spans() -> list[int]:
-    """For each constructor: the size of the value in bytes, with the constructor, or how to find that size (§1.2)."""
+    """For each constructor: the size of the value in bytes, with the constructor, or how to find that size
+    (§1.2)."""
     spans = [NO_TYPE] * 256
     widths = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
     for code in range(0x40, 0x100):
@@ -37,11 +39,13 @@ def _spans() -> list[int]:
 
 SPANS = _spans()
 _STEPS_MAX = 4 * DEPTH_MAX
-"""Steps to skip one value. A level of descriptors takes two, and every decoder refuses more levels than DEPTH_MAX."""
+"""Steps to skip one value. A level of descriptors takes two, and every decoder refuses more levels than
+DEPTH_MAX."""
 
 
 def skip(buffer: bytes, offset: int) -> int:
-    """The offset behind the value at `offset`, which may lie beyond the buffer. Raises DecodeError, IndexError, struct.error."""
+    """The offset behind the value at `offset`, which may lie beyond the buffer. Raises DecodeError,
+    IndexError, struct.error."""
     pending = 1  # values still to be stepped over: a described one is two, without recursion
     for _ in range(_STEPS_MAX):
         span = SPANS[buffer[offset]]
@@ -63,10 +67,12 @@ def skip(buffer: bytes, offset: int) -> int:
 
 
 def count_values(buffer: bytes, offset: int, end: int, values_max: int) -> int:
-    """The number of values between `offset` and `end`, including descriptors and everything inside lists, maps and arrays.
+    """The number of values between `offset` and `end`, including descriptors and everything inside lists,
+    maps and arrays.
 
-    An array of compound elements is counted by its size in bytes: each value takes at least one. Raises TooManyValues beyond
-    `values_max`, and DecodeError, IndexError or struct.error for bytes that are not values.
+    An array of compound elements is counted by its size in bytes: each value takes at least one. Raises
+    TooManyValues beyond `values_max`, and DecodeError, IndexError or struct.error for bytes that are not
+    values.
     """
     count = 0
     while offset < end:
@@ -82,7 +88,11 @@ def count_values(buffer: bytes, offset: int, end: int, values_max: int) -> int:
             size, elements, first = (
                 (buffer[offset + 1], buffer[offset + 2], offset + 3)
                 if high == 0xE
-                else (_U32.unpack_from(buffer, offset + 1)[0], _U32.unpack_from(buffer, offset + 5)[0], offset + 9)
+                else (
+                    _U32.unpack_from(buffer, offset + 1)[0],
+                    _U32.unpack_from(buffer, offset + 5)[0],
+                    offset + 9,
+                )
             )
             if elements:
                 compound = buffer[first] >> 4 >= 0xC or buffer[first] in (0x00, 0x45)

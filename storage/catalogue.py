@@ -1,37 +1,38 @@
 """Catalogue: a durable set of named small documents, such as the broker's entities and settings.
 
-Each document is kept twice, in two files that are replaced as a whole or not at all: `….document` and `….copy`. All numbers are
-little endian.
+Each document is kept twice, in two files that are replaced as a whole or not at all: `….document` and
+`….copy`. All numbers are little endian.
 
     offset  size  field
          0     8  magic "PbDocmnt"
          8     4  CRC-32C of everything behind
-        12     2  format version, 2
-        14     2  length of the name in bytes
-        16     4  length of the document in bytes
-        20     8  number: rises with each change of the document; of two whole files the one with the higher number counts
-        28     …  name, UTF-8
+        12     2  format version, 2 14     2  length of the name in bytes 16     4  length of the document in
+        bytes 20     8  number: rises with each change of the document; of two whole files the one with the
+        higher number counts 28     …  name, UTF-8
          …     …  document
 
 Files of version 1 have no number, which counts as 0, and the name follows at 20.
 
-With several data folders the copies are in the second one (`folders.py`). Then either folder is enough to read all documents, and both
-are needed to change one.
+With several data folders the copies are in the second one (`folders.py`). Then either folder is enough to
+read all documents, and both are needed to change one.
 
-A file's name begins with the plain characters of the document's name and ends with a digest of it. A change is acknowledged once both
-files are durable. So a crash leaves two old files, two new ones or one of each, and a damaged or missing file costs nothing: the other
-serves, and the next load writes the file again. A document without a readable file is `damaged`: reported and left alone.
+A file's name begins with the plain characters of the document's name and ends with a digest of it. A change
+is acknowledged once both files are durable. So a crash leaves two old files, two new ones or one of each, and
+a damaged or missing file costs nothing: the other serves, and the next load writes the file again. A document
+without a readable file is `damaged`: reported and left alone.
 
-A deletion renames both files, to `….deleted` and `….copy-deleted`, which needs no room on a full disk. The renamed files stay as the
-record that the document was deleted and not lost, until the owner has cleared away what belonged to it (`forget`). A deletion is
-acknowledged once neither file has its old name. If one still has, the document exists: it was put again later, or the deletion was cut
-short.
+A deletion renames both files, to `….deleted` and `….copy-deleted`, which needs no room on a full disk. The
+renamed files stay as the record that the document was deleted and not lost, until the owner has cleared away
+what belonged to it (`forget`). A deletion is acknowledged once neither file has its old name. If one still
+has, the document exists: it was put again later, or the deletion was cut short.
 
-*An unknown outcome.* When the folder cannot be synced, its last change may be on the disk or not. It is made known by making it
-anew: the next sync then has something to write, and is no mere repetition of the one that failed (durability rule 4).
+*An unknown outcome.* When the folder cannot be synced, its last change may be on the disk or not. It is made
+known by making it anew: the next sync then has something to write, and is no mere repetition of the one that
+failed (durability rule 4).
 
-*A disk that hangs.* A change that takes longer than the timeout has an unknown outcome, too. It keeps its turn until the disk has
-answered. Meanwhile every other change is refused at once, without being begun (DiskHangs).
+*A disk that hangs.* A change that takes longer than the timeout has an unknown outcome, too. It keeps its
+turn until the disk has answered. Meanwhile every other change is refused at once, without being begun
+(DiskHangs).
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class Catalogue:
         timeout_ms: int = TIMEOUT_MS,
         executor: Executor | None = None,
     ) -> None:
-        """`copies`: the folder of the copies, if it is another one; then each folder's parent must be the one with this identity.
+        """`copies`: the folder of the copies, if it is another one; then each folder's parent must be the one
+        with this identity.
 
         `executor`: whose threads do the work; the event loop's own unless given.
         """
@@ -146,7 +148,8 @@ class Catalogue:
         """What the last `load_all` could not read."""
 
     async def load_all(self) -> dict[str, bytes]:
-        """All documents by name, durable as read. Removes what a crash has left half done, and repairs files that have a good copy.
+        """All documents by name, durable as read. Removes what a crash has left half done, and repairs files
+        that have a good copy.
 
         Documents that cannot be read are in `damaged` afterwards. Raises UnknownFormat, DiskFailed.
         """
@@ -154,15 +157,17 @@ class Catalogue:
             return await run_to_end(self._executor, self._load_all, self._under_way)
 
     async def load_deleted(self) -> list[str]:
-        """The names of the documents that were deleted and not forgotten yet. Raises as `load_all`, which comes first."""
+        """The names of the documents that were deleted and not forgotten yet. Raises as `load_all`, which
+        comes first."""
         async with self._turn:
             return await run_to_end(self._executor, self._load_deleted, self._under_way)
 
     async def put(self, name: str, document: bytes) -> None:
         """Keep the document in place of the one of that name; durable when it returns.
 
-        Raises DiskFull and DiskHangs (nothing happened), CommitFailed: the outcome is not known, now and after a restart there may be
-        the old one or the new one, until a `put` or `delete` of that name has returned.
+        Raises DiskFull and DiskHangs (nothing happened), CommitFailed: the outcome is not known, now and
+        after a restart there may be the old one or the new one, until a `put` or `delete` of that name has
+        returned.
         """
         await self._change(lambda: self._until_known(name, lambda: self._put(name, document)))
 
@@ -174,21 +179,28 @@ class Catalogue:
         await self._change(lambda: self._until_known(name, lambda: self._delete(name)))
 
     async def forget(self, name: str) -> None:
-        """A deleted document need not be remembered any longer. After a crash it may still be. Raises DiskFailed, CommitFailed."""
+        """A deleted document need not be remembered any longer. After a crash it may still be. Raises
+        DiskFailed, CommitFailed."""
         await self._change(lambda: self._forget(name))
 
     async def close(self) -> None:
-        """Wait for the change that is under way, but not for a disk that hangs: then the process may end without it."""
+        """Wait for the change that is under way, but not for a disk that hangs: then the process may end
+        without it."""
         try:
             if not self._is_late:
                 await within(self._timeout_s, self._under_way.ended())
         except TimeoutError:
             self._is_late = True
         if self._under_way.let_go():
-            _log.error("catalogue.left", path=str(self._directory), reason="The disk does not answer: the last change may be lost.")
+            _log.error(
+                "catalogue.left",
+                path=str(self._directory),
+                reason="The disk does not answer: the last change may be lost.",
+            )
 
     async def _change(self, change: Callable[[], None]) -> None:
-        """Make a change in its turn, in a thread. Raises what it raises; DiskHangs, CommitFailed if it is late."""
+        """Make a change in its turn, in a thread. Raises what it raises; DiskHangs, CommitFailed if it is
+        late."""
         if self._is_late:
             raise DiskHangs(f"{self._directory}: the disk has not answered an earlier change yet")
         has_turn = False
@@ -213,7 +225,11 @@ class Catalogue:
             task.result()
         elif has_turn:
             self._is_late = True
-            _log.error("catalogue.hangs", path=str(self._directory), reason="Nothing can be changed until the disk answers.")
+            _log.error(
+                "catalogue.hangs",
+                path=str(self._directory),
+                reason="Nothing can be changed until the disk answers.",
+            )
             raise CommitFailed(f"{self._directory}: the disk has not answered within {self._timeout_s:g} s")
         else:
             raise DiskHangs(f"{self._directory}: the disk has not answered earlier changes in time")
@@ -243,8 +259,9 @@ class Catalogue:
             for directory in self._directories():
                 if not self._names_in(directory, tolerant=True):
                     continue
-                # Whoever was here before may have died between a change and its sync. What is read is acted upon: an entity is
-                # served, another one's logs are removed. So it must not be otherwise after a power cut (durability rule 3).
+                # Whoever was here before may have died between a change and its sync. What is read is acted
+                # upon: an entity is served, another one's logs are removed. So it must not be otherwise after
+                # a power cut (durability rule 3).
                 self._disk.sync_directory(directory)
         except OSError as error:
             raise disk_error(error, self._directory) from error
@@ -269,7 +286,8 @@ class Catalogue:
         return self._directory_of(suffix) / f"{stem}{suffix}"
 
     def _names_in(self, directory: Path, *, tolerant: bool = False) -> set[str]:
-        """The names in one directory. With two, a tolerant caller does with what one of them has. Raises OSError."""
+        """The names in one directory. With two, a tolerant caller does with what one of them has. Raises
+        OSError."""
         try:
             return set(self._disk.names(directory))
         except OSError as error:
@@ -288,28 +306,35 @@ class Catalogue:
         return names
 
     def _admit(self) -> None:
-        """Raise DiskFailed unless all folders are there: a change that reached one of two alone would be undone when the other is back."""
+        """Raise DiskFailed unless all folders are there: a change that reached one of two alone would be
+        undone when the other is back."""
         for directory, identity in zip((self._directory, self._copies), self._identities, strict=True):
             check_identity(self._disk, directory.parent, identity)
 
     def _read_newest(self, stem: str, names: set[str]) -> tuple[_Copy, list[Path]] | None:
-        """The whole file with the highest number, and the paths that need a file like it; None if no file is whole (`damaged`)."""
+        """The whole file with the highest number, and the paths that need a file like it; None if no file is
+        whole (`damaged`)."""
         paths = [self._path(stem, suffix) for suffix in _LIVE]
         found = [self._read_copy(path) for path in paths if path.name in names]
         whole = [copy for copy in found if isinstance(copy, _Copy)]
         if not whole:
             files = [path for path in paths if path.name in names]
-            self.damaged.append(Damaged(document_of(stem), files, [copy for copy in found if isinstance(copy, bytes)]))
+            self.damaged.append(
+                Damaged(document_of(stem), files, [copy for copy in found if isinstance(copy, bytes)])
+            )
             return None
         newest = max(whole, key=lambda copy: copy.number)
-        as_newest = {copy.path for copy in whole if (copy.number, copy.document) == (newest.number, newest.document)}
+        as_newest = {
+            copy.path for copy in whole if (copy.number, copy.document) == (newest.number, newest.document)
+        }
         others = [path for path in paths if path not in as_newest]
         if newest.version > 1 and any(path.name not in names for path in others):
             _log.warning("document.copy_missing", document=newest.name, paths=[str(path) for path in others])
         return newest, others
 
     def _repair(self, broken: list[tuple[_Copy, list[Path]]]) -> None:
-        """Write the missing or older files of these documents again. Where the disk refuses, the next load or put does it."""
+        """Write the missing or older files of these documents again. Where the disk refuses, the next load or
+        put does it."""
         if broken and self._copies != self._directory:
             try:
                 self._admit()
@@ -322,7 +347,12 @@ class Catalogue:
         for number, (copy, paths) in enumerate(broken):
             try:
                 for path in paths:
-                    publish_together(self._disk, [path], _encode(copy.name, copy.number, copy.document), sync_directory=False)
+                    publish_together(
+                        self._disk,
+                        [path],
+                        _encode(copy.name, copy.number, copy.document),
+                        sync_directory=False,
+                    )
             except DiskFull as error:
                 failed, failure = failed + len(broken) - number, str(error)
                 break
@@ -334,12 +364,15 @@ class Catalogue:
             _log.info("document.repaired", documents=len(broken) - failed)
 
     def _remove_moved(self) -> None:
-        """Remove copies from the documents' folder that have moved to a folder of their own since. Raises OSError."""
+        """Remove copies from the documents' folder that have moved to a folder of their own since. Raises
+        OSError."""
         if self._copies == self._directory:
             return
         moved = self._names_in(self._copies, tolerant=True)
         for name in self._names_in(self._directory, tolerant=True):
-            if Path(name).suffix in (COPY_SUFFIX, COPY_DELETED_SUFFIX) and (name in moved or name.endswith(COPY_DELETED_SUFFIX)):
+            if Path(name).suffix in (COPY_SUFFIX, COPY_DELETED_SUFFIX) and (
+                name in moved or name.endswith(COPY_DELETED_SUFFIX)
+            ):
                 self._disk.remove(self._directory / name)
 
     def _load_deleted(self) -> list[str]:
@@ -351,7 +384,11 @@ class Catalogue:
                     continue
                 name = document_of(stem)
                 if name is None:
-                    found = [self._read_copy(self._path(stem, suffix)) for suffix in _DELETED if f"{stem}{suffix}" in names]
+                    found = [
+                        self._read_copy(self._path(stem, suffix))
+                        for suffix in _DELETED
+                        if f"{stem}{suffix}" in names
+                    ]
                     name = next((copy.name for copy in found if isinstance(copy, _Copy)), None)
                 if name is not None:
                     deleted.append(name)
@@ -360,7 +397,8 @@ class Catalogue:
             raise disk_error(error, self._directory) from error
 
     def _read_copy(self, path: Path) -> _Copy | bytes:
-        """The document in a file; if the file is damaged, which is reported, its bytes. Raises UnknownFormat."""
+        """The document in a file; if the file is damaged, which is reported, its bytes. Raises
+        UnknownFormat."""
         data = b""
         try:
             data = read_file(self._disk, path)
@@ -403,7 +441,9 @@ class Catalogue:
         """The highest number of the document so far. Raises OSError."""
         if name not in self._numbers:
             stem = Path(file_name_of(name)).stem
-            paths = [self._path(stem, suffix) for suffix in _LIVE]  # asked for by name: a list would take longer with each document
+            paths = [
+                self._path(stem, suffix) for suffix in _LIVE
+            ]  # asked for by name: a list would take longer with each document
             found = [self._read_copy(each) for each in paths if self._exists(each)]
             self._numbers[name] = max((copy.number for copy in found if isinstance(copy, _Copy)), default=0)
         return self._numbers[name]
@@ -421,11 +461,16 @@ class Catalogue:
         is_changed = False
         try:
             self._admit()
-            for live, deleted in zip(*([self._path(stem, each) for each in suffixes] for suffixes in (_LIVE, _DELETED)), strict=True):
+            for live, deleted in zip(
+                *([self._path(stem, each) for each in suffixes] for suffixes in (_LIVE, _DELETED)),
+                strict=True,
+            ):
                 if not self._exists(live):
                     if name not in self._unknown or not self._exists(deleted):
                         continue
-                    self._disk.rename(deleted, live)  # durability rule 4: the next sync writes only what is changed again
+                    self._disk.rename(
+                        deleted, live
+                    )  # durability rule 4: the next sync writes only what is changed again
                 self._disk.rename(live, deleted)
                 is_changed = True
             if is_changed:
@@ -437,7 +482,8 @@ class Catalogue:
             raise CommitFailed(str(error)) from error
 
     def _until_known(self, name: str, change: Callable[[], None]) -> None:
-        """Make a change, and make it anew while its outcome is not known. Raises DiskFull (nothing happened), CommitFailed."""
+        """Make a change, and make it anew while its outcome is not known. Raises DiskFull (nothing happened),
+        CommitFailed."""
         for _ in range(ATTEMPTS):
             try:
                 change()
@@ -471,7 +517,9 @@ def file_name_of(name: str) -> str:
 
 def _stems(names: set[str], suffixes: tuple[str, str]) -> list[str]:
     """The names of files with one of these suffixes, without it, each once."""
-    return sorted({name.removesuffix(suffix) for name in names for suffix in suffixes if name.endswith(suffix)})
+    return sorted(
+        {name.removesuffix(suffix) for name in names for suffix in suffixes if name.endswith(suffix)}
+    )
 
 
 def document_of(stem: str) -> str | None:
@@ -488,7 +536,8 @@ def _encode(name: str, number: int, document: bytes) -> list[bytes]:
 
 
 def merge_files(contents: Sequence[bytes], path: Path) -> bytes | None:
-    """A whole file out of two damaged ones of the same document, in `path`; None if no combination of them is whole.
+    """A whole file out of two damaged ones of the same document, in `path`; None if no combination of them is
+    whole.
 
     They hold the same bytes, so wherever they differ one of them is damaged. The checksum says which.
     """
@@ -518,8 +567,14 @@ def decode_document(data: bytes, path: Path) -> _Copy:
         raise CorruptRecord(str(path), 0, "the document's checksum does not match")
     version, name_length, length = _TAIL.unpack_from(data, _HEAD.size)
     if version not in (1, FORMAT_VERSION):
-        raise UnknownFormat(f"{path}: document format version {version} is not known, only 1 and {FORMAT_VERSION}")
-    number, name_at = (0, _NUMBER_AT) if version == 1 else (_NUMBER.unpack_from(data, _NUMBER_AT)[0], _NUMBER_AT + _NUMBER.size)
+        raise UnknownFormat(
+            f"{path}: document format version {version} is not known, only 1 and {FORMAT_VERSION}"
+        )
+    number, name_at = (
+        (0, _NUMBER_AT)
+        if version == 1
+        else (_NUMBER.unpack_from(data, _NUMBER_AT)[0], _NUMBER_AT + _NUMBER.size)
+    )
     name = data[name_at : name_at + name_length].decode()
     document = data[name_at + name_length :]
     if len(document) != length or path.with_suffix(DOCUMENT_SUFFIX).name != file_name_of(name):

@@ -1,8 +1,10 @@
-"""Checking a data folder: every frame of every log, every checkpoint, extent and document of the catalogue. Reads only.
+"""Checking a data folder: every frame of every log, every checkpoint, extent and document of the catalogue.
+Reads only.
 
-No lock is taken, and the broker may be at work in the folder meanwhile. Its files change under the reader: a commit is half written, a
-segment is trimmed, an extent written anew. So a partition in which something was found is surveyed again after a pause, and only what is
-found at the same place each time is reported. What is really damaged stays where it is.
+No lock is taken, and the broker may be at work in the folder meanwhile. Its files change under the reader: a
+commit is half written, a segment is trimmed, an extent written anew. So a partition in which something was
+found is surveyed again after a pause, and only what is found at the same place each time is reported. What is
+really damaged stays where it is.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from storage.survey import Finding, LogFolder, Severity, frames, survey_files
 
 CATALOGUE_DIRECTORY = "catalogue"
 LOOKS_MAX = 5
-"""How often a place is looked at before it counts as damaged. While something changes, it is looked at again."""
+"""How often a place is looked at before it counts as damaged. While something changes, it is looked at
+again."""
 PAUSE_S = 0.3
 """Between two looks: a commit that is being written is whole by then, or stays a torn tail."""
 
@@ -33,7 +36,8 @@ _PARTITION = re.compile(rf"([0-9a-f]{{4}})(?:{re.escape(EXTENT_SUFFIX)})?")
 
 @dataclass(slots=True)
 class Progress:
-    """How far a check is. Whoever shows it reads it from time to time; the check calls `report` after each step."""
+    """How far a check is. Whoever shows it reads it from time to time; the check calls `report` after each
+    step."""
 
     report: Callable[[], None] = lambda: None
     logs: int = 0
@@ -58,7 +62,8 @@ class Documents:
 
 
 def log_folders(disk: Disk, root: Path, findings: list[Finding] | None = None) -> list[LogFolder]:
-    """All logs of a data folder, and those that an extent says were there. Raises OSError if the folder of all logs cannot be listed.
+    """All logs of a data folder, and those that an extent says were there. Raises OSError if the folder of
+    all logs cannot be listed.
 
     `findings` gets what else cannot be listed.
     """
@@ -67,9 +72,13 @@ def log_folders(disk: Disk, root: Path, findings: list[Finding] | None = None) -
         try:
             return disk.names(directory)
         except NotADirectoryError:
-            problem = Finding(Severity.NOTE, None, None, str(directory), 0, 0, "it is a file where only folders belong")
+            problem = Finding(
+                Severity.NOTE, None, None, str(directory), 0, 0, "it is a file where only folders belong"
+            )
         except OSError as error:
-            problem = Finding(Severity.UNUSABLE, None, None, str(directory), 0, 0, f"it cannot be listed: {error.strerror}")
+            problem = Finding(
+                Severity.UNUSABLE, None, None, str(directory), 0, 0, f"it cannot be listed: {error.strerror}"
+            )
         if findings is not None:
             findings.append(problem)
         return []
@@ -78,14 +87,21 @@ def log_folders(disk: Disk, root: Path, findings: list[Finding] | None = None) -
     in_logs = disk.names(logs)
     deleted = {name.removesuffix(DELETED_SUFFIX) for name in in_logs if name.endswith(DELETED_SUFFIX)}
     found: list[LogFolder] = []
-    for name in sorted({name for name in in_logs if not name.endswith(DELETED_SUFFIX)} | (set(names_in(extents)) - deleted)):
+    for name in sorted(
+        {name for name in in_logs if not name.endswith(DELETED_SUFFIX)} | (set(names_in(extents)) - deleted)
+    ):
         names = [*names_in(logs / name), *names_in(extents / name)]
         partitions = sorted({int(match[1], 16) for match in map(_PARTITION.fullmatch, names) if match})
-        found += [LogFolder(logs / name / f"{partition:04x}", extents, unquote(name), partition) for partition in partitions]
+        found += [
+            LogFolder(logs / name / f"{partition:04x}", extents, unquote(name), partition)
+            for partition in partitions
+        ]
     return found
 
 
-def check_log(disk: Disk, folder: LogFolder, pause: Callable[[float], None], progress: Progress) -> list[Finding]:
+def check_log(
+    disk: Disk, folder: LogFolder, pause: Callable[[float], None], progress: Progress
+) -> list[Finding]:
     """Read every frame of one log; what is damaged, missing or unfinished in it."""
     found = _check_log_once(disk, folder, progress)
     for _ in range(LOOKS_MAX - 1):
@@ -108,12 +124,25 @@ def _check_log_once(disk: Disk, folder: LogFolder, progress: Progress) -> list[F
             pass
     except OSError as error:
         path = error.filename or folder.directory
-        return [Finding(Severity.UNUSABLE, folder.entity, folder.partition, str(path), 0, 0, f"it cannot be read: {error.strerror}")]
+        return [
+            Finding(
+                Severity.UNUSABLE,
+                folder.entity,
+                folder.partition,
+                str(path),
+                0,
+                0,
+                f"it cannot be read: {error.strerror}",
+            )
+        ]
     return survey.findings
 
 
-def check_documents(disk: Disk, roots: Sequence[Path], pause: Callable[[float], None], progress: Progress) -> Documents:
-    """Read every document of the catalogue, both of its files, in whichever of the data folders they are. Raises OSError."""
+def check_documents(
+    disk: Disk, roots: Sequence[Path], pause: Callable[[float], None], progress: Progress
+) -> Documents:
+    """Read every document of the catalogue, both of its files, in whichever of the data folders they are.
+    Raises OSError."""
     found = _check_documents_once(disk, roots, progress)
     for _ in range(LOOKS_MAX - 1):
         if not found.findings:
@@ -152,7 +181,9 @@ def _check_documents_once(disk: Disk, roots: Sequence[Path], progress: Progress)
     return documents
 
 
-def _check_document(disk: Disk, stem: str, paths: Mapping[str, Path], documents: Documents, progress: Progress) -> None:
+def _check_document(
+    disk: Disk, stem: str, paths: Mapping[str, Path], documents: Documents, progress: Progress
+) -> None:
     newest = -1
     entity, is_old = document_of(stem), False
     broken: list[tuple[Path, int, int, str]] = []

@@ -1,33 +1,30 @@
-"""One checkpoint of a log, byte by byte: the owner's state as of a position, in blocks. Pure, but for reading one.
+"""One checkpoint of a log, byte by byte: the owner's state as of a position, in blocks. Pure, but for reading
+one.
 
-A checkpoint's file holds the blocks that have changed since the checkpoint on which it builds, and a table of all blocks. The
-others stand in the files of earlier checkpoints (`checkpoints.py` says which, and which files are kept). All numbers are little endian.
+A checkpoint's file holds the blocks that have changed since the checkpoint on which it builds, and a table of
+all blocks. The others stand in the files of earlier checkpoints (`checkpoints.py` says which, and which files
+are kept). All numbers are little endian.
 
     offset  size  field
          0     8  magic "PbChckpt"
          8     4  CRC-32C of everything behind, up to the end of the table of blocks
-        12     2  format version, 2
-        14     2  partition
-        16     4  epoch of the owner
-        20     4  1 if sequence and digest are known, else 0
-        24     8  position: replay goes on here
-        32     8  sequence of the frame that stands there, or will
-        40    16  digest of the frame before it
-        56    16  the log's salt
-        72     4  serial: the number of this checkpoint in the log
-        76     4  sections s
-        80     4  files f
-        84     4  blocks b
-        88   32s  sections: name (24 bytes of ASCII, then zeros), version (u32), how many of the blocks are its own (u32)
-         …   16f  files that hold the blocks: serial (u32), zero (u32), size in bytes of the blocks it was written with (u64)
-         …   40b  blocks, section by section: number (u64), position of the checkpoint for which it was written (u64),
+        12     2  format version, 2 14     2  partition 16     4  epoch of the owner 20     4  1 if sequence
+        and digest are known, else 0 24     8  position: replay goes on here 32     8  sequence of the frame
+        that stands there, or will 40    16  digest of the frame before it 56    16  the log's salt 72     4
+        serial: the number of this checkpoint in the log 76     4  sections s 80     4  files f 84     4
+        blocks b 88   32s  sections: name (24 bytes of ASCII, then zeros), version (u32), how many of the
+        blocks are its own (u32)
+         …   16f  files that hold the blocks: serial (u32), zero (u32), size in bytes of the blocks it was
+         written with (u64) …   40b  blocks, section by section: number (u64), position of the checkpoint for
+         which it was written (u64),
                   serial of the file (u32), size (u32), offset in the file (u64), CRC-32C (u32), zero (u32)
          …     …  blocks
 
 Its name is `<position>-<serial>.checkpoint`, in hexadecimal.
 
-Version 1 had the whole state in one piece. It is read, and never written: its header ends with the length of the state (u64) at 72, the
-state follows, the CRC-32C covers everything behind it, and the name is `<position>.checkpoint`.
+Version 1 had the whole state in one piece. It is read, and never written: its header ends with the length of
+the state (u64) at 72, the state follows, the CRC-32C covers everything behind it, and the name is
+`<position>.checkpoint`.
 """
 
 from __future__ import annotations
@@ -95,7 +92,8 @@ class StoredCheckpoint:
     serial: int
     sections: Mapping[str, StoredSection]
     files: Mapping[int, int]
-    """The serials of the files in which its blocks stand, with the bytes of blocks that each was written with."""
+    """The serials of the files in which its blocks stand, with the bytes of blocks that each was written
+    with."""
     is_whole_state: bool = False
     """It is of version 1: one block of one section without a name, in its own file."""
 
@@ -113,9 +111,13 @@ class StoredCheckpoint:
 
 
 def checkpoint_paths(directory: Path, names: list[str]) -> list[Path]:
-    """The checkpoints among the names in a log's directory, newest first: of two at one position the one of version 1 is the older."""
+    """The checkpoints among the names in a log's directory, newest first: of two at one position the one of
+    version 1 is the older."""
     found = [name for name in names if name.endswith(CHECKPOINT_SUFFIX)]
-    return [directory / name for name in sorted(found, key=lambda name: name.removesuffix(CHECKPOINT_SUFFIX), reverse=True)]
+    return [
+        directory / name
+        for name in sorted(found, key=lambda name: name.removesuffix(CHECKPOINT_SUFFIX), reverse=True)
+    ]
 
 
 def serial_of(path: Path) -> int | None:
@@ -139,21 +141,29 @@ def encode_tables(stored: StoredCheckpoint) -> bytes:
     blocks = sum(len(section.places) for section in stored.sections.values())
     parts = [
         _TAIL.pack(
-            FORMAT_VERSION, stored.partition, stored.epoch, known, chain.position, chain.sequence, before, stored.salt,
+            FORMAT_VERSION, stored.partition, stored.epoch, known, chain.position, chain.sequence, before,
+            stored.salt,
             stored.serial, len(stored.sections), len(stored.files), blocks,
         )
     ]  # fmt: skip
-    parts += [_SECTION.pack(name.encode("ascii"), section.version, len(section.places)) for name, section in stored.sections.items()]
+    parts += [
+        _SECTION.pack(name.encode("ascii"), section.version, len(section.places))
+        for name, section in stored.sections.items()
+    ]
     parts += [_FILE.pack(serial, 0, size) for serial, size in stored.files.items()]
     pack = _PLACE.pack
     for section in stored.sections.values():
-        parts += [pack(number, at.taken, at.file, at.size, at.offset, at.crc, 0) for number, at in section.places.items()]
+        parts += [
+            pack(number, at.taken, at.file, at.size, at.offset, at.crc, 0)
+            for number, at in section.places.items()
+        ]
     rest = b"".join(parts)
     return _HEAD.pack(_MAGIC, crc32c(rest)) + rest
 
 
 def read_checkpoint(disk: Disk, path: Path, salt: bytes) -> StoredCheckpoint:
-    """A checkpoint's header and tables, checked; of version 1 the state too. Raises CorruptRecord, UnknownFormat, OSError."""
+    """A checkpoint's header and tables, checked; of version 1 the state too. Raises CorruptRecord,
+    UnknownFormat, OSError."""
     fd = disk.open_read(path)
     try:
         size = disk.size(fd)
@@ -175,7 +185,9 @@ def read_checkpoint(disk: Disk, path: Path, salt: bytes) -> StoredCheckpoint:
     elif version == FORMAT_VERSION:
         stored = _decode(data)
     else:
-        raise UnknownFormat(f"{path}: checkpoint format version {version} is not known, only 1 to {FORMAT_VERSION}")
+        raise UnknownFormat(
+            f"{path}: checkpoint format version {version} is not known, only 1 to {FORMAT_VERSION}"
+        )
     if stored.salt != salt or stored.name != path.name:
         raise CorruptRecord(str(path), 0, "the checkpoint belongs to another log")
     return stored
@@ -183,7 +195,9 @@ def read_checkpoint(disk: Disk, path: Path, salt: bytes) -> StoredCheckpoint:
 
 def _decode(data: bytes) -> StoredCheckpoint:
     """Decode tables whose checksum was verified."""
-    _, partition, epoch, known, position, sequence, before, salt, serial, section_count, file_count, _ = _TAIL.unpack_from(data, _HEAD.size)
+    _, partition, epoch, known, position, sequence, before, salt, serial, section_count, file_count, _ = (
+        _TAIL.unpack_from(data, _HEAD.size)
+    )
     files_at = CHECKPOINT_HEADER_BYTES + _SECTION.size * section_count
     places_at = files_at + _FILE.size * file_count
     files = {file: size for file, _, size in _FILE.iter_unpack(data[files_at:places_at])}
@@ -201,7 +215,9 @@ def _decode(data: bytes) -> StoredCheckpoint:
 
 
 def _decode_v1(data: bytes, path: Path) -> StoredCheckpoint:
-    _, partition, epoch, known, position, sequence, before, salt, length = _TAIL_V1.unpack_from(data, _HEAD.size)
+    _, partition, epoch, known, position, sequence, before, salt, length = _TAIL_V1.unpack_from(
+        data, _HEAD.size
+    )
     if length != len(data) - _HEADER_BYTES_V1:
         raise CorruptRecord(str(path), 0, "the checkpoint is not as long as it says")
     place = Place(Position(position), 0, _HEADER_BYTES_V1, length, crc32c(data[_HEADER_BYTES_V1:]))

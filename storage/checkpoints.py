@@ -1,19 +1,21 @@
 """The checkpoints of one log: which two are kept, what a new one writes, and which files may go.
 
-*The two that are kept share no byte.* Each checkpoint builds on the one before the last, which it replaces: it writes the blocks that
-have changed since that one, and refers to that one's files for all others. So the even ones have files of their own, and so have the
-odd ones. Whatever happens to one of the two, the other is whole, and the log is trimmed only up to the older: it and the rest
-of the log recover everything.
+*The two that are kept share no byte.* Each checkpoint builds on the one before the last, which it replaces:
+it writes the blocks that have changed since that one, and refers to that one's files for all others. So the
+even ones have files of their own, and so have the odd ones. Whatever happens to one of the two, the other is
+whole, and the log is trimmed only up to the older: it and the rest of the log recover everything.
 
-*What a checkpoint costs.* The blocks that were changed since the checkpoint before the last, and a table of 40 bytes for each block
-there is. Every change is written twice, once into either file set.
+*What a checkpoint costs.* The blocks that were changed since the checkpoint before the last, and a table of
+40 bytes for each block there is. Every change is written twice, once into either file set.
 
-*Space.* A block that was written anew, or is gone, leaves dead bytes in the file that held it. A file without a live block is removed.
-If the dead bytes exceed the live ones (and some slack), or there are many small files, the next checkpoint copies what is live out of some
-of them, those with the most dead bytes first: at most as many bytes as it writes anyway, or COPIED_BYTES_MIN. Where dead bytes are
-half of the total, a copied byte frees another one, so copying at most doubles what is written.
+*Space.* A block that was written anew, or is gone, leaves dead bytes in the file that held it. A file without
+a live block is removed. If the dead bytes exceed the live ones (and some slack), or there are many small
+files, the next checkpoint copies what is live out of some of them, those with the most dead bytes first: at
+most as many bytes as it writes anyway, or COPIED_BYTES_MIN. Where dead bytes are half of the total, a copied
+byte frees another one, so copying at most doubles what is written.
 
-A damaged checkpoint stops counting as soon as the damage is noticed. The next one replaces it, and is written as a whole.
+A damaged checkpoint stops counting as soon as the damage is noticed. The next one replaces it, and is written
+as a whole.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class Checkpoints:
 
     @staticmethod
     def find(disk: Disk, directory: Path, names: list[str], salt: bytes, start: Position) -> Checkpoints:
-        """Those on disk that can be used, of a log with this salt that begins at `start`. Their blocks are not read yet.
+        """Those on disk that can be used, of a log with this salt that begins at `start`. Their blocks are
+        not read yet.
 
         Raises CorruptRecord if the log was trimmed and none is left, UnknownFormat, OSError.
         """
@@ -94,7 +97,11 @@ class Checkpoints:
             try:
                 stored = read_checkpoint(disk, path, salt)
                 if missing := stored.files.keys() - serials:
-                    raise CorruptRecord(str(path), 0, f"checkpoint file {min(missing):08x} is missing, in which some of its blocks stand")
+                    raise CorruptRecord(
+                        str(path),
+                        0,
+                        f"checkpoint file {min(missing):08x} is missing, in which some of its blocks stand",
+                    )
             except CorruptRecord as error:
                 _report(error)
                 damage = damage or error
@@ -111,7 +118,9 @@ class Checkpoints:
     def _check_start(self, start: Position, damage: CorruptRecord | None) -> None:
         """No checkpoint can be used: raise CorruptRecord unless the log has its beginning."""
         if start > 0:
-            raise damage or CorruptRecord(str(self._directory), start, "the log was trimmed, and its checkpoint is missing")
+            raise damage or CorruptRecord(
+                str(self._directory), start, "the log was trimmed, and its checkpoint is missing"
+            )
 
     @property
     def newest(self) -> StoredCheckpoint | None:
@@ -139,7 +148,8 @@ class Checkpoints:
     # --- reading ---
 
     def load(self, disk: Disk, start: Position) -> Checkpoint | None:
-        """The newest whole one; None if the log, which begins at `start`, has to be read from there. Raises CorruptRecord, OSError."""
+        """The newest whole one; None if the log, which begins at `start`, has to be read from there. Raises
+        CorruptRecord, OSError."""
         damage: CorruptRecord | None = None
         while self._kept:
             try:
@@ -154,7 +164,8 @@ class Checkpoints:
     # --- writing ---
 
     def save(self, disk: Disk, checkpoint: Checkpoint, origin: Origin) -> None:
-        """Keep a new one, durably, in place of the older of two. Raises DiskFull, DiskFailed, CommitFailed."""
+        """Keep a new one, durably, in place of the older of two. Raises DiskFull, DiskFailed,
+        CommitFailed."""
         base, serial = self.base, self._next_serial
         kept = {section.name: self._unchanged(section) for section in checkpoint.sections}
         fresh = [
@@ -176,10 +187,17 @@ class Checkpoints:
         for name, number, data, taken in fresh:
             kept[name][number] = Place(taken, serial, offset, len(data), crc32c(data))
             offset += len(data)
-        sections = {section.name: StoredSection(section.version, kept[section.name]) for section in checkpoint.sections}
-        stored = StoredCheckpoint(origin.chain, origin.epoch, origin.partition, origin.salt, serial, sections, sizes)
+        sections = {
+            section.name: StoredSection(section.version, kept[section.name])
+            for section in checkpoint.sections
+        }
+        stored = StoredCheckpoint(
+            origin.chain, origin.epoch, origin.partition, origin.salt, serial, sections, sizes
+        )
         self._next_serial += 1  # also if this fails: its file may be there
-        fd = publish(disk, self._directory / stored.name, [encode_tables(stored), *(data for _, _, data, _ in fresh)])
+        fd = publish(
+            disk, self._directory / stored.name, [encode_tables(stored), *(data for _, _, data, _ in fresh)]
+        )
         self._kept = (stored, *self._kept[: CHECKPOINTS_KEPT - 1])
         with contextlib.suppress(OSError):  # what stays behind is removed after the next one
             disk.close(fd)
@@ -195,13 +213,19 @@ class Checkpoints:
             return {}
         assert older.version == newer.version == section.version, "blocks of one format"
         given = section.blocks
-        # What the newest checkpoint does not have any more was gone by then, and did not come back, or it would be given.
-        return {number: place for number, place in older.places.items() if number not in given and number in newer.places}
+        # What the newest checkpoint does not have any more was gone by then, and did not come back, or it
+        # would be given.
+        return {
+            number: place
+            for number, place in older.places.items()
+            if number not in given and number in newer.places
+        }
 
     def _copied(
         self, disk: Disk, base: StoredCheckpoint, kept: dict[str, dict[int, Place]], victims: set[int]
     ) -> list[tuple[str, int, bytes, Position]]:
-        """The live blocks of some files, taken out of `kept`. Raises DiskFailed; if one is damaged, `base` does not count any more."""
+        """The live blocks of some files, taken out of `kept`. Raises DiskFailed; if one is damaged, `base`
+        does not count any more."""
         copied: list[tuple[str, int, bytes, Position]] = []
         if not victims:
             return copied
@@ -264,10 +288,14 @@ class _Files:
                 self._fd, self._file = self._disk.open_read(path), place.file
             except FileNotFoundError:
                 missing = str(path or self._directory / f"…-{place.file:08x}{CHECKPOINT_SUFFIX}")
-                raise CorruptRecord(missing, 0, "the file is missing, in which blocks of a checkpoint stand") from None
+                raise CorruptRecord(
+                    missing, 0, "the file is missing, in which blocks of a checkpoint stand"
+                ) from None
         data = self._disk.read(self._fd, place.size, place.offset)
         if len(data) != place.size or crc32c(data) != place.crc:
-            raise CorruptRecord(str(path), place.offset, "the checksum of a checkpoint's block does not match")
+            raise CorruptRecord(
+                str(path), place.offset, "the checksum of a checkpoint's block does not match"
+            )
         return data
 
 
@@ -307,7 +335,12 @@ def _to_copy(base: StoredCheckpoint, kept: dict[str, dict[int, Place]], written:
         for place in places.values():
             live[place.file] = live.get(place.file, 0) + place.size
     room = max(written, COPIED_BYTES_MIN)
-    excess = sum(base.files[file] - size for file, size in live.items()) - sum(live.values()) - written - DEAD_BYTES_SLACK
+    excess = (
+        sum(base.files[file] - size for file, size in live.items())
+        - sum(live.values())
+        - written
+        - DEAD_BYTES_SLACK
+    )
     too_many = len(live) - FILES_MIN - sum(live.values()) // BYTES_PER_FILE
     victims: set[int] = set()
     for file in sorted(live, key=lambda file: live[file] / base.files[file]):

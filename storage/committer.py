@@ -1,17 +1,19 @@
 """Group commit over many logs: what is submitted in one turn of the event loop is synced together.
 
-A job is one file's share. Where it can be sure not to wait, it writes at once, in the event loop, and its file is synced by
-the disk's `SyncQueue`: all files of the turn with one system call, and no thread. What may wait (a file that grows, a new
-segment) and everything on a disk without such a queue goes to a few threads, several files each, for with the event loop
-busy each hop to a thread and back costs more than the write.
+A job is one file's share. Where it can be sure not to wait, it writes at once, in the event loop, and its
+file is synced by the disk's `SyncQueue`: all files of the turn with one system call, and no thread. What may
+wait (a file that grows, a new segment) and everything on a disk without such a queue goes to a few threads,
+several files each, for with the event loop busy each hop to a thread and back costs more than the write.
 
-A job's failure is its own. The caller sees to it that no two jobs of one file are under way at once. A job that was
-submitted is carried to its end and its `finish` called, also when the caller is cancelled meanwhile: what was begun cannot be
-taken back. The caller waits for that end, unless the job was let go (`Job.is_let_go`).
+A job's failure is its own. The caller sees to it that no two jobs of one file are under way at once. A job
+that was submitted is carried to its end and its `finish` called, also when the caller is cancelled meanwhile:
+what was begun cannot be taken back. The caller waits for that end, unless the job was let go
+(`Job.is_let_go`).
 
-*A disk that does not answer* holds up the files it does not answer for, and no others. While a sync has been under way for longer
-than SLOW_S, nothing is written in the event loop: the write might wait as well. A thread that has been busy for longer than STUCK_S
-gives up the jobs of its batch that it has not begun, and another thread takes its place.
+*A disk that does not answer* holds up the files it does not answer for, and no others. While a sync has been
+under way for longer than SLOW_S, nothing is written in the event loop: the write might wait as well. A thread
+that has been busy for longer than STUCK_S gives up the jobs of its batch that it has not begun, and another
+thread takes its place.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class Job(Protocol):
         """Whether a caller that is cancelled leaves the job alone; its `finish` is called all the same."""
 
     def begin(self) -> int:
-        """Do what does not wait, in the event loop: gives the file to sync, or ENDED, or NEEDS_THREAD. May raise."""
+        """Do what does not wait, in the event loop: gives the file to sync, or ENDED, or NEEDS_THREAD. May
+        raise."""
 
     def run(self) -> None:
         """Do what `begin` did not, and sync, in a thread. May raise."""
@@ -63,11 +66,13 @@ class Job(Protocol):
         """What it means that the sync of the file which `begin` gave has failed."""
 
     def finish(self, error: Exception | None) -> None:
-        """Take note of how the job ended; called in the event loop, in any case, before the caller goes on."""
+        """Take note of how the job ended; called in the event loop, in any case, before the caller goes
+        on."""
 
 
 class _Entry:
-    """A job on its way. Its fields but `error` (a thread's, while it has the job) are owned by the event loop."""
+    """A job on its way. Its fields but `error` (a thread's, while it has the job) are owned by the event
+    loop."""
 
     __slots__ = ("began", "done", "ended", "error", "job")
 
@@ -87,7 +92,8 @@ class _Batch:
 
     def __init__(self, entries: Iterable[_Entry], began: float) -> None:
         self.entries = deque(entries)
-        """Those that nobody has begun. The thread takes them from the front; the event loop takes back what is left."""
+        """Those that nobody has begun. The thread takes them from the front; the event loop takes back what
+        is left."""
         self.ended: deque[_Entry] = deque()
         """Those that the thread has carried out, and whose callers have not heard of it."""
         self.began = began
@@ -137,7 +143,11 @@ class Committer:
     def _begin(self, loop: asyncio.AbstractEventLoop, entry: _Entry) -> None:
         """Begin a job here, or leave all of it to a thread."""
         try:
-            fd = entry.job.begin() if self._sync_queue is not None and not self._is_slow(entry.began) else NEEDS_THREAD
+            fd = (
+                entry.job.begin()
+                if self._sync_queue is not None and not self._is_slow(entry.began)
+                else NEEDS_THREAD
+            )
         except Exception as error:
             entry.error = error
             fd = ENDED
@@ -151,7 +161,8 @@ class Committer:
             is_alone = not self._syncing and not self._dispatch_due
             self._syncing[number] = entry
             self._to_sync.append((number, fd))
-            if is_alone:  # nobody to go together with: the disk is idle, and a turn of the loop would only be waited for
+            # nobody to go together with: the disk is idle, and a turn of the loop would only be waited for
+            if is_alone:
                 self._submit_syncs()
                 if not self._waiting:
                     return
@@ -235,7 +246,9 @@ class Committer:
     # --- by threads ---
 
     def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
-        thread = threading.Thread(target=self._work, args=(loop,), name=f"storage-commit-{len(self._threads)}", daemon=True)
+        thread = threading.Thread(
+            target=self._work, args=(loop,), name=f"storage-commit-{len(self._threads)}", daemon=True
+        )
         self._threads.append(thread)
         thread.start()
 
@@ -246,11 +259,15 @@ class Committer:
                     entry = batch.entries.popleft()
                     try:
                         entry.job.run()
-                    except Exception as error:  # the outermost frame of the job: its owner makes a state of it
+                    except (
+                        Exception
+                    ) as error:  # the outermost frame of the job: its owner makes a state of it
                         entry.error = error
                     batch.ended.append(entry)
                     del entry  # its frame may be some MiB, and the next batch hours away
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the broker has stopped without this disk's answer
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop is closed: the broker has stopped without this disk's answer
                 loop.call_soon_threadsafe(self._batch_ended, loop, batch)
 
     def _batch_ended(self, loop: asyncio.AbstractEventLoop, batch: _Batch) -> None:
@@ -268,7 +285,8 @@ class Committer:
             self._end(batch.ended.popleft())
 
     async def close(self) -> bool:
-        """Release threads and queue. False if the disk has not answered for a job: then all is left as it is."""
+        """Release threads and queue. False if the disk has not answered for a job: then all is left as it
+        is."""
         if self._look is not None:
             self._look.cancel()
             self._look = None

@@ -1,12 +1,15 @@
-"""Disk: the few things storage does with files. The only file that opens, writes, syncs, renames and removes them.
+"""Disk: the few things storage does with files. The only file that opens, writes, syncs, renames and removes
+them.
 
-`LocalDisk` is one system call per method, so that a test's disk can refuse each of them, or remember what was synced
-(`tests/support/faulty_disk.py`, `tests/support/recording_disk.py`). What they make together is below the classes:
-`read_file`, `write_all`, and `publish`, the only way in which a file appears under its final name.
+`LocalDisk` is one system call per method, so that a test's disk can refuse each of them, or remember what was
+synced (`tests/support/faulty_disk.py`, `tests/support/recording_disk.py`). What they make together is below
+the classes: `read_file`, `write_all`, and `publish`, the only way in which a file appears under its final
+name.
 
 Rules of the Linux file systems that everything here stands on:
-- data is durable once `sync` returned, not before, and not at all if it failed: a failed sync marks the pages clean, so
-  that a second one succeeds without having written anything. It is never repeated on the same file (durability rule 4);
+- data is durable once `sync` returned, not before, and not at all if it failed: a failed sync marks the pages
+  clean, so that a second one succeeds without having written anything. It is never repeated on the same file
+  (durability rule 4);
 - a new, renamed or removed name is durable once `sync_directory` returned.
 `sync_queue` and `read_cached` spare the event loop's thread a hop where the system can (`kernel_sync.py`).
 """
@@ -78,16 +81,19 @@ class Disk(Protocol):
         """The file's size in bytes."""
 
     def identity(self, fd: int) -> tuple[int, int]:
-        """Device and inode: the same for two descriptors of one file, and never for those of two files that both exist."""
+        """Device and inode: the same for two descriptors of one file, and never for those of two files that
+        both exist."""
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes at `offset`; fewer only at the file's end."""
 
     def read_cached(self, fd: int, size: int, offset: int) -> bytes:
-        """`size` bytes at `offset` that are in memory already; BlockingIOError if they are not, or nobody can tell."""
+        """`size` bytes at `offset` that are in memory already; BlockingIOError if they are not, or nobody can
+        tell."""
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
-        """Write the buffers one after the other at `offset`; gives how many bytes were written, which may be too few."""
+        """Write the buffers one after the other at `offset`; gives how many bytes were written, which may be
+        too few."""
 
     def sync(self, fd: int) -> None:
         """Make the file's bytes and size durable."""
@@ -116,7 +122,8 @@ class SyncQueue(Protocol):
         """Readable while there are ended syncs to be heard of."""
 
     def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
-        """Begin syncs, each a number of the caller's and a file descriptor; gives how many were begun, from the first on.
+        """Begin syncs, each a number of the caller's and a file descriptor; gives how many were begun, from
+        the first on.
 
         The others were not tried at all.
         """
@@ -252,7 +259,8 @@ def read_file(disk: Disk, path: Path) -> bytes:
 
 
 def publish(disk: Disk, path: Path, buffers: Sequence[bytes]) -> int:
-    """Make a file appear at `path`, whole and durable or not at all; gives its descriptor, still open for writing.
+    """Make a file appear at `path`, whole and durable or not at all; gives its descriptor, still open for
+    writing.
 
     Raises DiskFull if nothing happened, CommitFailed if the name may or may not be durable.
     """
@@ -276,11 +284,13 @@ def publish(disk: Disk, path: Path, buffers: Sequence[bytes]) -> int:
     return fd
 
 
-def publish_together(disk: Disk, paths: Sequence[Path], buffers: Sequence[bytes], *, sync_directory: bool = True) -> None:
+def publish_together(
+    disk: Disk, paths: Sequence[Path], buffers: Sequence[bytes], *, sync_directory: bool = True
+) -> None:
     """Make files with the same content appear in one directory, each whole or not at all, and durably.
 
-    With `sync_directory` False the caller syncs the directory. Raises DiskFull if nothing happened, CommitFailed if some or all of
-    the files may have been replaced.
+    With `sync_directory` False the caller syncs the directory. Raises DiskFull if nothing happened,
+    CommitFailed if some or all of the files may have been replaced.
     """
     temporaries = [path.with_name(path.name + TEMPORARY_SUFFIX) for path in paths]
     is_changed = False
@@ -302,7 +312,9 @@ def publish_together(disk: Disk, paths: Sequence[Path], buffers: Sequence[bytes]
             with contextlib.suppress(OSError):
                 disk.remove(temporary)
         if is_changed:
-            raise CommitFailed(f"{paths[0]}: it or its copy may have been replaced: {error.strerror}") from error
+            raise CommitFailed(
+                f"{paths[0]}: it or its copy may have been replaced: {error.strerror}"
+            ) from error
         raise commit_error(error, paths[0]) from error
 
 
@@ -340,5 +352,6 @@ def commit_error(error: OSError, path: Path) -> StorageError:
 
 
 def disk_error(error: OSError, path: Path) -> DiskFailed:
-    """What a failure of anything that is no commit means. `path`: what was at hand, where the error does not say itself."""
+    """What a failure of anything that is no commit means. `path`: what was at hand, where the error does not
+    say itself."""
     return DiskFailed(f"{error.filename or path}: {error.strerror}")

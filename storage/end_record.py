@@ -1,8 +1,10 @@
-"""Records in the extents of logs in use how far these logs are durable, so that a last segment that loses its end is noticed.
+"""Records in the extents of logs in use how far these logs are durable, so that a last segment that loses its
+end is noticed.
 
-A commit writes nothing to its log's extent (`extent.py`): that would double its cost. So what was committed since the segment was begun
-would be known to the segment alone, and a file that was cut off, or zeroed, behind a whole frame looks like one that ends there. The
-extents are brought up to date in the background, a few in a second, however much traffic there is.
+A commit writes nothing to its log's extent (`extent.py`): that would double its cost. So what was committed
+since the segment was begun would be known to the segment alone, and a file that was cut off, or zeroed,
+behind a whole frame looks like one that ends there. The extents are brought up to date in the background, a
+few in a second, however much traffic there is.
 """
 
 from __future__ import annotations

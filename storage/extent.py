@@ -1,9 +1,10 @@
 """Extent: what a log is known to hold, kept outside the log's folder, so that missing files are noticed.
 
-A log's own files cannot show that its folder or its last segment is gone: the rest looks like an older log in good order. So a file
-outside that folder records which segments there are and up to which position everything is durable. It is written
-- when a log is claimed or rolled, before the first commit in the new segment is acknowledged: a segment that the extent does not know
-  holds nothing that was acknowledged;
+A log's own files cannot show that its folder or its last segment is gone: the rest looks like an older log in
+good order. So a file outside that folder records which segments there are and up to which position everything
+is durable. It is written
+- when a log is claimed or rolled, before the first commit in the new segment is acknowledged: a segment that
+  the extent does not know holds nothing that was acknowledged;
 - after each checkpoint;
 - some seconds after commits, in the background (`end_record.py`);
 - before trimmed segments are removed.
@@ -14,24 +15,17 @@ The file has two slots of 512 bytes, one sector each. All numbers are little end
     offset  size  field
          0     8  magic "PbExtent"
          8     4  CRC-32C of the bytes 12 … 511
-        12     2  format version, 1
-        14     2  partition
-        16     4  epoch of the last segment
-        20     2  length of the entity's identifier in bytes
-        22     2  zero
-        24     8  number of this version of the extent: of two whole slots the one with the higher number counts
-        32     8  start: the base of the first segment
-        40     8  base of the last segment
-        48     8  durable: everything below was on stable storage
-        56     8  position of the newest checkpoint, 2^64-1 for none
-        64     4  how many segments there are
-        68     4  zero
-        72    16  the log's salt
-        88   184  the entity's generation identifier, UTF-8
+        12     2  format version, 1 14     2  partition 16     4  epoch of the last segment 20     2  length
+        of the entity's identifier in bytes 22     2  zero 24     8  number of this version of the extent: of
+        two whole slots the one with the higher number counts 32     8  start: the base of the first segment
+        40     8  base of the last segment 48     8  durable: everything below was on stable storage 56     8
+        position of the newest checkpoint, 2^64-1 for none 64     4  how many segments there are 68     4
+        zero 72    16  the log's salt 88   184  the entity's generation identifier, UTF-8
        272     …  zeros
 
-A new version is written to the slot that does not hold the last one, and synced; then it is copied to the other slot, without a
-sync. So a torn write leaves the version before, and one damaged slot costs no more than a report.
+A new version is written to the slot that does not hold the last one, and synced; then it is copied to the
+other slot, without a sync. So a torn write leaves the version before, and one damaged slot costs no more than
+a report.
 """
 
 from __future__ import annotations
@@ -101,7 +95,8 @@ class ExtentFile:
         return self._path
 
     def slots(self) -> list[tuple[int, Extent] | None] | None:
-        """What stands in each slot, with its number; None for a damaged slot, and for no file. For those who only look.
+        """What stands in each slot, with its number; None for a damaged slot, and for no file. For those who
+        only look.
 
         Raises UnknownFormat, OSError.
         """
@@ -126,12 +121,19 @@ class ExtentFile:
             slots = [self._decode(data[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES)]
             whole = [slot for slot in slots if slot is not None]
             if not whole:
-                raise CorruptRecord(str(self._path), 0, "both slots are damaged, so what the log held is not known")
+                raise CorruptRecord(
+                    str(self._path), 0, "both slots are damaged, so what the log held is not known"
+                )
             self._number, extent = max(whole)
             self._is_sound = len(whole) == len(slots)
             if not self._is_sound:
                 offset = SLOT_BYTES * slots.index(None)
-                _log.warning("extent.slot_damaged", path=str(self._path), offset=offset, advice="The other slot serves; it is repaired.")
+                _log.warning(
+                    "extent.slot_damaged",
+                    path=str(self._path),
+                    offset=offset,
+                    advice="The other slot serves; it is repaired.",
+                )
             return extent
 
     def claimed(self, bases: Sequence[Position], extent: Extent) -> None:
@@ -222,7 +224,8 @@ class ExtentFile:
         entity = self._entity.encode()
         checkpoint = _NO_CHECKPOINT if extent.checkpoint is None else extent.checkpoint
         tail = _TAIL.pack(
-            FORMAT_VERSION, self._partition, extent.epoch, len(entity), 0, self._number, extent.start, extent.base, extent.durable,
+            FORMAT_VERSION, self._partition, extent.epoch, len(entity), 0, self._number, extent.start,
+            extent.base, extent.durable,
             checkpoint, extent.segments, 0, extent.salt, entity,
         ).ljust(SLOT_BYTES - _HEAD.size, b"\0")  # fmt: skip
         return _HEAD.pack(_MAGIC, crc32c(tail)) + tail
@@ -234,12 +237,29 @@ class ExtentFile:
         magic, crc = _HEAD.unpack_from(slot)
         if magic != _MAGIC or crc != crc32c(slot[_HEAD.size :]):
             return None
-        version, partition, epoch, length, _, number, start, base, durable, checkpoint, segments, _, salt, entity = _TAIL.unpack_from(
-            slot, _HEAD.size
-        )
+        (
+            version,
+            partition,
+            epoch,
+            length,
+            _,
+            number,
+            start,
+            base,
+            durable,
+            checkpoint,
+            segments,
+            _,
+            salt,
+            entity,
+        ) = _TAIL.unpack_from(slot, _HEAD.size)
         if version != FORMAT_VERSION:
-            raise UnknownFormat(f"{self._path}: extent format version {version} is not known, only {FORMAT_VERSION}")
+            raise UnknownFormat(
+                f"{self._path}: extent format version {version} is not known, only {FORMAT_VERSION}"
+            )
         if (entity[:length], partition) != (self._entity.encode(), self._partition):
             return None
         newest = None if checkpoint == _NO_CHECKPOINT else Position(checkpoint)
-        return number, Extent(Position(start), Position(base), epoch, Position(durable), newest, segments, salt)
+        return number, Extent(
+            Position(start), Position(base), epoch, Position(durable), newest, segments, salt
+        )

@@ -20,7 +20,8 @@ RUN_BYTES_MAX = 1 << 20
 """What is read at once, at most, but for a larger frame."""
 
 READ_ON_LOOP_BYTES = 2 << 20
-"""What a fetch reads and checks in the event loop: about a millisecond. More is for a thread, also where all of it is in memory."""
+"""What a fetch reads and checks in the event loop: about a millisecond. More is for a thread, also where all
+of it is in memory."""
 
 Read = Callable[[int, int, int], bytes]
 """File descriptor, size, offset: `Disk.read` or `Disk.read_cached`."""
@@ -41,7 +42,12 @@ def bounded(read: Read, bytes_max: int = READ_ON_LOOP_BYTES) -> Read:
 
 
 def fetch_frames(
-    read: Read, reading: Reading, segments: Sequence[Segment], codec: FrameCodec, end: Position, positions: Sequence[Position]
+    read: Read,
+    reading: Reading,
+    segments: Sequence[Segment],
+    codec: FrameCodec,
+    end: Position,
+    positions: Sequence[Position],
 ) -> list[Frame]:
     """The frames at these positions of a log that ends at `end`. Raises CorruptRecord, OSError.
 
@@ -51,7 +57,9 @@ def fetch_frames(
     assert wanted[-1] < end, "only what is in the log is fetched"
     if wanted[0] < segments[0].base:
         directory = segments[0].path.parent
-        raise RecordsMissing(str(directory), 0, "the first segments are missing", expected=wanted[0], found=segments[0].base)
+        raise RecordsMissing(
+            str(directory), 0, "the first segments are missing", expected=wanted[0], found=segments[0].base
+        )
     bases = [segment.base for segment in segments]
     found: dict[Position, Frame] = {}
     first = 0
@@ -74,11 +82,16 @@ def fetch_frames(
 def _joins(wanted: list[Position], first: int, last: int, limit: Position) -> bool:
     """Whether the position behind `last` is read together with the run that began at `first`."""
     following = wanted[last + 1]
-    return following < limit and following - wanted[last] <= GAP_BYTES_MAX and following - wanted[first] < RUN_BYTES_MAX
+    return (
+        following < limit
+        and following - wanted[last] <= GAP_BYTES_MAX
+        and following - wanted[first] < RUN_BYTES_MAX
+    )
 
 
 def _frame(
-    read: Read, fd: int, segment: Segment, codec: FrameCodec, limit: Position, chunk: bytes, begin: int, position: Position
+    read: Read, fd: int, segment: Segment, codec: FrameCodec, limit: Position, chunk: bytes, begin: int,
+    position: Position
 ) -> Frame:  # fmt: skip
     """The frame that begins at `begin` in the chunk, the rest of it read if need be."""
     offset = segment.offset_of(position)

@@ -1,17 +1,17 @@
 """FileLog: `Log` on local files. Knows which segment a position is in, and when a log may be written to.
 
 Invariants:
-- `end` moves when a commit's job has ended well, also if its caller was cancelled meanwhile; positions below it are read,
-  nothing else is (durability rules 1 to 3);
+- `end` moves when a commit's job has ended well, also if its caller was cancelled meanwhile; positions below
+  it are read, nothing else is (durability rules 1 to 3);
 - after CommitFailed everything is refused until `claim`, which goes on in a new segment (durability rule 4);
 - after DiskFull nothing has changed (durability rule 6);
 - all segments but the active one are durable as a whole;
-- `fence` makes a failure of what the disk has not answered for: a commit that ends well afterwards has failed all the same, and
-  nobody touches the log's files before all that was under way has ended.
+- `fence` makes a failure of what the disk has not answered for: a commit that ends well afterwards has failed
+  all the same, and nobody touches the log's files before all that was under way has ended.
 
-What runs in a thread is a method of a job or a function given to `run_to_end`; all else runs in the event loop. `_turn` lets
-one job at a time near the active segment, `_housekeeping` one of checkpoint and trim near the older files; who wants
-both takes `_housekeeping` first.
+What runs in a thread is a method of a job or a function given to `run_to_end`; all else runs in the event
+loop. `_turn` lets one job at a time near the active segment, `_housekeeping` one of checkpoint and trim near
+the older files; who wants both takes `_housekeeping` first.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class FileLog:
     async def room(self) -> int:
         shared = self._shared
         try:
-            space = await asyncio.get_running_loop().run_in_executor(shared.executor, shared.disk.space, shared.root)
+            space = await asyncio.get_running_loop().run_in_executor(
+                shared.executor, shared.disk.space, shared.root
+            )
         except OSError as error:
             raise disk_error(error, shared.root) from error
         return space.free + shared.reserve.held_bytes
@@ -169,7 +171,9 @@ class FileLog:
     def _open(self) -> OpenLog:
         """The log, if it may be used. Raises CommitFailed."""
         if self._state is _State.FAILED:
-            raise CommitFailed(f"{self._directory}: an earlier commit failed, and the log was not claimed since")
+            raise CommitFailed(
+                f"{self._directory}: an earlier commit failed, and the log was not claimed since"
+            )
         assert self._state is _State.OPEN, "the log was claimed"
         return self._known()
 
@@ -181,7 +185,8 @@ class FileLog:
             await self._under_way.ended()
             try:
                 if self._state is _State.OPEN:
-                    await self._close_files(keeps_place=True)  # who waits for its place waits for our turn: we must not wait for them
+                    # who waits for its place waits for our turn: we must not wait for them
+                    await self._close_files(keeps_place=True)
                 await self._shared.open_segments.take(self)
                 await run_to_end(self._shared.executor, lambda: self._claim(epoch), self._under_way)
             finally:
@@ -190,11 +195,17 @@ class FileLog:
             opened = self._known()
             self._state = _State.OPEN
             self._recent.keep_only(opened.tail)
-            _log.debug("log.claimed", directory=str(self._directory), epoch=opened.epoch, position=opened.tail.position)
+            _log.debug(
+                "log.claimed",
+                directory=str(self._directory),
+                epoch=opened.epoch,
+                position=opened.tail.position,
+            )
             return opened.epoch
 
     def _claim(self, epoch: int | None) -> None:
-        """In a thread. Claiming writes a little: on a full disk it may take the reserve (durability rule 6)."""
+        """In a thread. Claiming writes a little: on a full disk it may take the reserve (durability rule
+        6)."""
         try:
             self._claim_once(epoch, REWRITTEN_BYTES_MAX)
         except DiskFull:
@@ -229,21 +240,25 @@ class FileLog:
             free = shared.disk.space(shared.root).free
         except OSError:
             free = 0  # a disk that does not tell may be full
-        opened.segment_bytes_max = segment_bytes(opened.tail.position - opened.segments[0].base, free, shared.segment_bytes_max)
+        opened.segment_bytes_max = segment_bytes(
+            opened.tail.position - opened.segments[0].base, free, shared.segment_bytes_max
+        )
 
     def _claim_files(self, epoch: int | None, rewritten_bytes_max: int) -> OpenLog:
         shared, known = self._shared, None
         try:
             known = self._extent.read()
         except CorruptRecord as error:
-            # That the file exists says that there was a log. Only the log's own files can say now which one, and how much it held.
+            # That the file exists says that there was a log. Only the log's own files can say now which one,
+            # and how much it held.
             if not any(name.endswith(SEGMENT_SUFFIX) for name in shared.disk.names(self._directory)):
                 raise
             _log.error("extent.damaged", path=error.path, why=error.why, directory=str(self._directory))
         if known is None:
             make_directories(shared.disk, shared.root, [self._directory.parent.name, self._directory.name])
         return claim_log(
-            shared.disk, self._directory, self._entity, self._partition, epoch, shared.make_salt(), rewritten_bytes_max, known
+            shared.disk, self._directory, self._entity, self._partition, epoch, shared.make_salt(),
+            rewritten_bytes_max, known
         )  # fmt: skip
 
     def _keep_extent(self, opened: OpenLog) -> None:
@@ -272,7 +287,9 @@ class FileLog:
             if not failed:
                 self._state, self._opened = _State.UNCLAIMED, None
             try:
-                await run_to_end(self._shared.executor, lambda: self._release_files(opened, failed), self._under_way)
+                await run_to_end(
+                    self._shared.executor, lambda: self._release_files(opened, failed), self._under_way
+                )
             finally:
                 if not keeps_place:
                     self._shared.open_segments.give(self)
@@ -298,7 +315,9 @@ class FileLog:
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         async with self._turn:
             opened = self._open()
-            assert commit.start == opened.tail.position and commit.parts, "one commit at a time, and not an empty one"
+            assert commit.start == opened.tail.position and commit.parts, (
+                "one commit at a time, and not an empty one"
+            )
             reserve = self._shared.reserve
             if not (frees or reserve.held):
                 self._shared.reserve_released()
@@ -316,7 +335,8 @@ class FileLog:
                 self._mind_the_descriptor()
 
     async def sync(self) -> None:
-        """Make what was acknowledged unsynced durable; a failure shows at the next append. For `fsync: interval`."""
+        """Make what was acknowledged unsynced durable; a failure shows at the next append. For `fsync:
+        interval`."""
         async with self._turn:
             opened = self._opened
             if self._state is _State.OPEN and opened is not None and opened.durable < opened.tail.position:
@@ -342,7 +362,9 @@ class FileLog:
             try:
                 if opened is None or not opened.active.is_open:
                     return
-                if self._under_way.is_let_go:  # the file is in use: its descriptor is lent without a place until that ends
+                if (
+                    self._under_way.is_let_go
+                ):  # the file is in use: its descriptor is lent without a place until that ends
                     self._shared.open_segments.give(self)
                     return
                 active = opened.active
@@ -351,7 +373,8 @@ class FileLog:
                         await self._shared.committer.run(_Sync(self, opened))
                     except CommitFailed as error:
                         _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
-                # durability rule 4: a file that failed is never written to again, so it need not be found again either
+                # durability rule 4: a file that failed is never written to again, so it need not be found
+                # again either
                 close_active = active.put_away if self._state is _State.OPEN else active.abandon
                 paths = [segment.path for segment in opened.segments]
 
@@ -372,12 +395,15 @@ class FileLog:
         return self._state is not _State.OPEN or self._known().durable <= self._extent.durable
 
     async def record_end(self) -> None:
-        """Have the extent know what is durable. A disk that refuses is tried again later, or fails what needs the extent."""
+        """Have the extent know what is durable. A disk that refuses is tried again later, or fails what needs
+        the extent."""
         async with self._housekeeping:
             if not self.is_end_recorded:
                 durable = self._known().durable
                 with contextlib.suppress(StorageError):
-                    await run_to_end(self._shared.executor, lambda: self._extent.reached(durable), self._under_way)
+                    await run_to_end(
+                        self._shared.executor, lambda: self._extent.reached(durable), self._under_way
+                    )
 
     async def _use_descriptor(self, opened: OpenLog) -> None:
         """Get a place for the active segment's descriptor. The caller holds the turn."""
@@ -408,7 +434,12 @@ class FileLog:
             self._shared.found_full()
         elif error is not None:
             self._state = _State.FAILED
-            _log.error("log.failed", directory=str(self._directory), position=self._known().tail.position, error=str(error))
+            _log.error(
+                "log.failed",
+                directory=str(self._directory),
+                position=self._known().tail.position,
+                error=str(error),
+            )
         self._mind_the_reserve()
 
     def _mind_the_reserve(self) -> None:
@@ -428,7 +459,14 @@ class FileLog:
                 return fetch_frames(read, reading, segments, opened.codec, end, positions)
             except BlockingIOError:  # it wants the disk, or is much: that is for a thread
                 return await asyncio.get_running_loop().run_in_executor(
-                    shared.lanes.reads, fetch_frames, shared.disk.read, shared.files.reading, segments, opened.codec, end, positions
+                    shared.lanes.reads,
+                    fetch_frames,
+                    shared.disk.read,
+                    shared.files.reading,
+                    segments,
+                    opened.codec,
+                    end,
+                    positions,
                 )
         except OSError as error:
             raise disk_error(error, self._directory) from error
@@ -445,7 +483,9 @@ class FileLog:
             start = segment.header.chain if since <= segment.base else Chain(since, 0, None)
             try:
                 scanner = FrameScanner(shared.disk, -1, segment, opened.codec, start, behind.position)
-                while frames := await loop.run_in_executor(shared.executor, _frames, shared.files, scanner, segment.path):
+                while frames := await loop.run_in_executor(
+                    shared.executor, _frames, shared.files, scanner, segment.path
+                ):
                     for frame in frames:
                         yield frame
             except OSError as error:
@@ -461,14 +501,18 @@ class FileLog:
             opened, shared = self._open(), self._shared
             checkpoints, start = opened.checkpoints, opened.segments[0].base
             try:
-                return await run_to_end(shared.executor, lambda: checkpoints.load(shared.disk, start), self._under_way)
+                return await run_to_end(
+                    shared.executor, lambda: checkpoints.load(shared.disk, start), self._under_way
+                )
             except OSError as error:
                 raise disk_error(error, self._directory) from error
 
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         async with self._housekeeping:
             opened, shared = self._open(), self._shared
-            assert opened.segments[0].base <= checkpoint.position <= opened.tail.position, "a checkpoint of this log"
+            assert opened.segments[0].base <= checkpoint.position <= opened.tail.position, (
+                "a checkpoint of this log"
+            )
             chain = self._chain_at(checkpoint.position)
             if opened.durable < checkpoint.position:
                 await self.sync()  # a checkpoint never stands behind the end of what is durable
@@ -480,7 +524,8 @@ class FileLog:
                 try:
                     checkpoints.save(shared.disk, checkpoint, origin)
                 except DiskFull:
-                    shared.reserve.release()  # without a checkpoint no segment is ever given back (durability rule 6)
+                    # without a checkpoint no segment is ever given back (durability rule 6)
+                    shared.reserve.release()
                     checkpoints.save(shared.disk, checkpoint, origin)
                 self._extent.checkpointed(checkpoint.position, opened.durable)
 
@@ -507,7 +552,11 @@ class FileLog:
             limit = min(position, trim_limit)
             if limit >= opened.tail.position and opened.active.used >= DEAD_BYTES_MIN:
                 await self._roll(limit)
-            if len(opened.segments) > 1 and opened.segments[1].base <= limit and opened.durable < opened.tail.position:
+            if (
+                len(opened.segments) > 1
+                and opened.segments[1].base <= limit
+                and opened.durable < opened.tail.position
+            ):
                 await self.sync()  # a power cut must not undo the commits that made these segments needless
                 self._open()
             while len(opened.segments) > 1 and opened.segments[1].base <= limit:
@@ -520,12 +569,15 @@ class FileLog:
                 # Nothing reads these files any more. They only take room, so the log goes on.
                 if not self._is_untidy:
                     path = opened.strays[0] if opened.strays else self._directory
-                    _log.warning("log.not_trimmed", path=str(path), files=len(opened.strays), error=str(error))
+                    _log.warning(
+                        "log.not_trimmed", path=str(path), files=len(opened.strays), error=str(error)
+                    )
                 self._is_untidy = True
                 shared.untidy(self)
 
     async def tidy(self) -> bool:
-        """Remove trimmed files that are still there; True if none are left. A disk that refuses raises nothing."""
+        """Remove trimmed files that are still there; True if none are left. A disk that refuses raises
+        nothing."""
         async with self._housekeeping:
             opened = self._opened
             if self._state is not _State.OPEN or opened is None:
@@ -541,7 +593,9 @@ class FileLog:
 
     def _give_back(self, opened: OpenLog) -> None:
         """Remove trimmed files. Runs in a thread."""
-        self._extent.trimmed(opened.segments[0].base)  # first, so that the removed files do not count as missing
+        self._extent.trimmed(
+            opened.segments[0].base
+        )  # first, so that the removed files do not count as missing
         remove_strays(self._shared.disk, opened)
 
     async def roll(self) -> None:
@@ -570,7 +624,8 @@ def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:
 
 
 class _Job:
-    """What the committer does for a log; until `finish` was called the log's turn is held, or the log is fenced."""
+    """What the committer does for a log; until `finish` was called the log's turn is held, or the log is
+    fenced."""
 
     __slots__ = ("_log", "_opened", "_rolled")
 
@@ -598,9 +653,13 @@ class _Job:
         opened.active.close()
         self._log._size_segment(opened)
         try:
-            self._log._extent.rolled(self._rolled.segment.base)  # before anything in the segment is acknowledged
+            self._log._extent.rolled(
+                self._rolled.segment.base
+            )  # before anything in the segment is acknowledged
         except DiskFull as error:
-            raise CommitFailed(f"{opened.directory}: the new segment could not be recorded in the extent: {error}") from error
+            raise CommitFailed(
+                f"{opened.directory}: the new segment could not be recorded in the extent: {error}"
+            ) from error
 
     def sync_error(self, error: OSError) -> Exception:
         return self._active.sync_error(error)
@@ -620,7 +679,9 @@ class _Append(_Job):
 
     __slots__ = ("_after", "_frame", "_size", "_spare", "_written")
 
-    def __init__(self, log: FileLog, opened: OpenLog, commit: Commit, spare: Callable[[], None] | None) -> None:
+    def __init__(
+        self, log: FileLog, opened: OpenLog, commit: Commit, spare: Callable[[], None] | None
+    ) -> None:
         """`spare` gives up the reserve that the commit may use, if there is one."""
         super().__init__(log, opened)
         self._spare = spare
@@ -633,7 +694,11 @@ class _Append(_Job):
 
     def begin(self) -> int:
         active = self._active
-        if not active.is_open or not active.has_room(self._size) or active.used + self._size > self._opened.segment_bytes_max:
+        if (
+            not active.is_open
+            or not active.has_room(self._size)
+            or active.used + self._size > self._opened.segment_bytes_max
+        ):
             return NEEDS_THREAD
         try:
             active.write(self._frame, fill_until=0)
@@ -658,10 +723,16 @@ class _Append(_Job):
 
     def _write(self) -> None:
         used = self._active.used
-        if used > SEGMENT_HEADER_BYTES and used + self._size > self._opened.segment_bytes_max and self._rolled is None:
+        if (
+            used > SEGMENT_HEADER_BYTES
+            and used + self._size > self._opened.segment_bytes_max
+            and self._rolled is None
+        ):
             self._roll()
         # On a full disk only what is needed is taken.
-        self._active.write(self._frame, fill_until=self._opened.segment_bytes_max if self._log._shared.reserve.held else 0)
+        self._active.write(
+            self._frame, fill_until=self._opened.segment_bytes_max if self._log._shared.reserve.held else 0
+        )
 
     def finish(self, error: Exception | None) -> None:
         super().finish(error)
@@ -698,5 +769,6 @@ class _Roll(_Job):
         try:
             self._roll()
         except DiskFull:
-            self._log._shared.reserve.release()  # a new segment is small, and the old one may be all garbage (durability rule 6)
+            # a new segment is small, and the old one may be all garbage (durability rule 6)
+            self._log._shared.reserve.release()
             self._roll()

@@ -1,10 +1,11 @@
 """FileLogStore: all logs of a broker below one folder, and what they share.
 
-    <root>/lock                           held by the process that uses the folder
-    <root>/reserve, <root>/reserve-upkeep room for settlements and upkeep on a full disk (`reserve.py`)
-    <root>/logs/<entity>/<partition>/     segments and checkpoints of one log; the entity's name is percent-encoded
-    <root>/catalogue/logs/<entity>/<partition>.extent    what that log is known to hold (`extent.py`)
-    <root>/logs/<entity>#deleted/         an entity whose deletion was cut short: removed at the next start
+    <root>/lock                           held by the process that uses the folder <root>/reserve,
+    <root>/reserve-upkeep room for settlements and upkeep on a full disk (`reserve.py`)
+    <root>/logs/<entity>/<partition>/     segments and checkpoints of one log; the entity's name is
+    percent-encoded <root>/catalogue/logs/<entity>/<partition>.extent    what that log is known to hold
+    (`extent.py`) <root>/logs/<entity>#deleted/         an entity whose deletion was cut short: removed at the
+    next start
 
 No log's file is opened before the log is claimed: ten thousand idle entities are ten thousand names.
 """
@@ -44,7 +45,8 @@ DELETED_SUFFIX = "#deleted"
 """No percent-encoded name holds a `#`."""
 _PARTITION = re.compile(rf"([0-9a-f]{{4}})(?:{re.escape(EXTENT_SUFFIX)})?")
 TIDY_DELAY_MS = 1_000
-"""How soon to try again after the disk refused to remove a trimmed file. The delay doubles while no log's files can be removed …"""
+"""How soon to try again after the disk refused to remove a trimmed file. The delay doubles while no log's
+files can be removed …"""
 TIDY_DELAY_MS_MAX = 600_000
 """… up to this maximum."""
 CLOSE_WITHIN_S = 5.0
@@ -64,22 +66,21 @@ class FolderInUse(DiskFailed):
 class FileLogStore:
     """Logs on local files. See `storage.log.LogStore`. Used from one event loop.
 
-    fsync: `always` syncs a commit before it is acknowledged, `interval` some time after, `never` leaves it to the system;
-    a segment that is full, a log that is closed or idle, and what a checkpoint stands on are synced in any case.
-    fsync_interval_ms: how long after, at most, but for the sync itself.
-    segment_bytes_max: a segment is not filled beyond it, but for a single larger frame. `sizing.py` may ask for less.
-    committer_threads, worker_threads: the former write and sync commits, the latter open, replay, close and list logs (`lanes.py` has
-    a few more, for the rest).
-    open_files_max: descriptors kept open for reading.
-    open_segments_max: logs whose active segment is kept open for writing; the longest unused is closed for another one.
-    segment_idle_ms: an active segment that nothing was written to for so long is closed until the next commit.
-    reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk, 0 for none, None for a size that suits the
-    disk (`sizing.py`), and how often it is tried to take it again once it was given up.
-    tidy_delay_ms: how soon to try again to remove trimmed files, after the disk refused.
-    end_record_ms: about how often the extents of logs in use are told how far they are durable (`end_record.py`).
-    make_salt: 16 random bytes for each new log.
-    identity: which folder it must be (`folders.py`), if the broker has several: then it is never made.
-    failed: called when a background task has died. Commits may then stay unsynced, so the broker must stop.
+    fsync: `always` syncs a commit before it is acknowledged, `interval` some time after, `never` leaves it to
+    the system; a segment that is full, a log that is closed or idle, and what a checkpoint stands on are
+    synced in any case. fsync_interval_ms: how long after, at most, but for the sync itself.
+    segment_bytes_max: a segment is not filled beyond it, but for a single larger frame. `sizing.py` may ask
+    for less. committer_threads, worker_threads: the former write and sync commits, the latter open, replay,
+    close and list logs (`lanes.py` has a few more, for the rest). open_files_max: descriptors kept open for
+    reading. open_segments_max: logs whose active segment is kept open for writing; the longest unused is
+    closed for another one. segment_idle_ms: an active segment that nothing was written to for so long is
+    closed until the next commit. reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk, 0
+    for none, None for a size that suits the disk (`sizing.py`), and how often it is tried to take it again
+    once it was given up. tidy_delay_ms: how soon to try again to remove trimmed files, after the disk
+    refused. end_record_ms: about how often the extents of logs in use are told how far they are durable
+    (`end_record.py`). make_salt: 16 random bytes for each new log. identity: which folder it must be
+    (`folders.py`), if the broker has several: then it is never made. failed: called when a background task
+    has died. Commits may then stay unsynced, so the broker must stop.
     """
 
     def __init__(
@@ -151,7 +152,8 @@ class FileLogStore:
         self._recording: asyncio.Task[None] | None = None
 
     def log(self, entity: str, partition: int) -> FileLog:
-        """See `LogStore.log`; the same object each time. Raises ValueError if the name is empty or too long to be stored."""
+        """See `LogStore.log`; the same object each time. Raises ValueError if the name is empty or too long
+        to be stored."""
         log = self._logs.get((entity, partition))
         if log is None:
             directory = self._directory(entity) / f"{partition:04x}"
@@ -163,7 +165,10 @@ class FileLogStore:
         if name.startswith("."):
             name = f"%2E{name[1:]}"
         if not name or len(name) > NAME_BYTES_MAX or len(entity.encode()) > ENTITY_BYTES_MAX:
-            raise ValueError(f"an entity's identifier has 1 to {ENTITY_BYTES_MAX} bytes, {NAME_BYTES_MAX} when percent-encoded: {entity!r}")
+            raise ValueError(
+                f"an entity's identifier has 1 to {ENTITY_BYTES_MAX} bytes, {NAME_BYTES_MAX} when "
+                f"percent-encoded: {entity!r}"
+            )
         return self._shared.root / name
 
     async def entities(self) -> list[str]:
@@ -172,9 +177,15 @@ class FileLogStore:
         logs = await run_to_end(self._executor, lambda: self._names(self._shared.root), self._under_way)
         extents: list[str] = []
         try:
-            extents = await run_to_end(self._executor, lambda: self._names(self._shared.extents), self._under_way)
+            extents = await run_to_end(
+                self._executor, lambda: self._names(self._shared.extents), self._under_way
+            )
         except DiskFailed as error:  # a partition without its extent does not open, and says so
-            _log.error("extents.unreadable", error=str(error), reason="A queue whose logs are lost would not be noticed.")
+            _log.error(
+                "extents.unreadable",
+                error=str(error),
+                reason="A queue whose logs are lost would not be noticed.",
+            )
         deleted = {name.removesuffix(DELETED_SUFFIX) for name in logs if name.endswith(DELETED_SUFFIX)}
         with_logs = {name for name in logs if not name.endswith(DELETED_SUFFIX)}
         return sorted(unquote(name) for name in with_logs | (set(extents) - deleted))
@@ -194,7 +205,11 @@ class FileLogStore:
         name = self._directory(entity).name
         try:
             paths = [root / name for root in self._roots()]
-            names = await run_to_end(self._executor, lambda: [each for path in paths for each in self._disk.names(path)], self._under_way)
+            names = await run_to_end(
+                self._executor,
+                lambda: [each for path in paths for each in self._disk.names(path)],
+                self._under_way,
+            )
         except OSError as error:
             raise disk_error(error, self._shared.root / name) from error
         return sorted({int(found[1], 16) for found in map(_PARTITION.fullmatch, names) if found})
@@ -212,7 +227,9 @@ class FileLogStore:
     def _missing(self) -> dict[str, set[int]]:
         """In a thread. Raises DiskFailed."""
         logs, extents = self._roots()
-        deleted = {name.removesuffix(DELETED_SUFFIX) for name in self._names(logs) if name.endswith(DELETED_SUFFIX)}
+        deleted = {
+            name.removesuffix(DELETED_SUFFIX) for name in self._names(logs) if name.endswith(DELETED_SUFFIX)
+        }
         return {name: self._missing_of(name) for name in self._names(extents) if name not in deleted}
 
     def _missing_of(self, name: str) -> set[int]:
@@ -252,18 +269,24 @@ class FileLogStore:
             raise disk_error(error, directory) from error
 
     def _forget(self, name: str) -> None:
-        """Remove the extents of an entity whose logs are about to be removed, so that they do not count as missing."""
+        """Remove the extents of an entity whose logs are about to be removed, so that they do not count as
+        missing."""
         if name in self._disk.names(self._shared.extents):
             self._disk.remove_tree(self._shared.extents / name)
             self._disk.sync_directory(self._shared.extents)
 
     def _finish_deletion(self, name: str) -> None:
-        """Remove what a deletion that was cut short has left in this folder of logs. If the disk refuses, the next start does it."""
+        """Remove what a deletion that was cut short has left in this folder of logs. If the disk refuses, the
+        next start does it."""
         try:
             self._forget(name.removesuffix(DELETED_SUFFIX))
             self._disk.remove_tree(self._shared.root / name)
         except OSError as error:
-            _log.warning("store.not_cleared", path=error.filename or str(self._shared.root / name), error=error.strerror)
+            _log.warning(
+                "store.not_cleared",
+                path=error.filename or str(self._shared.root / name),
+                error=error.strerror,
+            )
 
     async def close(self) -> None:
         for task in (self._syncing, self._holding, self._tidying, self._closing_idle, self._recording):
@@ -273,7 +296,8 @@ class FileLogStore:
         answered = await self._shared.committer.close()
         self.lanes.shutdown(cancel_futures=not answered)
         if not self.lanes.join(CLOSE_WITHIN_S) or not answered:
-            # The lock stays until the process has ended: nobody else may use the folder while writes are under way.
+            # The lock stays until the process has ended: nobody else may use the folder while writes are
+            # under way.
             _log.warning("store.left_open", path=str(self.root))
             self._under_way.let_go()
             return
@@ -356,7 +380,9 @@ class FileLogStore:
     def _close_idle_later(self) -> None:
         """Close what nobody writes to, and record where it ends, as long as something is open."""
         if self._closing_idle is None or self._closing_idle.done():
-            self._closing_idle = start_background(self._shared.open_segments.close_idle(), "storage-idle", self._failed)
+            self._closing_idle = start_background(
+                self._shared.open_segments.close_idle(), "storage-idle", self._failed
+            )
         if self._recording is None or self._recording.done():
             self._recording = start_background(self._ends.keep(), "storage-ends", self._failed)
 

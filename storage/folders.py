@@ -1,20 +1,22 @@
 """The data folders of a broker: which they are, in which order they count, and which are missing.
 
-A broker may keep its partitions in several folders, most likely on several disks. Each folder has a number, which it keeps for good: an
-entity says over how many folders it is spread, and then the number of a partition says in which of them its log is
-(`storage/spread_store.py`). So folders are only ever added, and may be named in any order.
+A broker may keep its partitions in several folders, most likely on several disks. Each folder has a number,
+which it keeps for good: an entity says over how many folders it is spread, and then the number of a partition
+says in which of them its log is (`storage/spread_store.py`). So folders are only ever added, and may be named
+in any order.
 
-What they are stands in a file `folder` in each of them, JSON on one line, behind its CRC-32C in hex and a blank:
+What they are stands in a file `folder` in each of them, JSON on one line, behind its CRC-32C in hex and a
+blank:
 
     4a1f90c2 {"version": 1, "set": …, "id": …, "folders": [{"id": …, "path": …}, …]}
 
-    set       the same in all folders of a broker
-    id        this folder's own
-    folders   all folders by number; the longest list is the latest; `path` is where each was when the list was written
+    set       the same in all folders of a broker id        this folder's own folders   all folders by number;
+    the longest list is the latest; `path` is where each was when the list was written
 
 A broker with one folder has no such file until a second folder is added: then the first one is number 0.
 
-A folder whose disk is not mounted looks like an empty one. So a folder counts as new only if all known ones are there.
+A folder whose disk is not mounted looks like an empty one. So a folder counts as new only if all known ones
+are there.
 """
 
 from __future__ import annotations
@@ -73,9 +75,11 @@ class _Identity:
 
 
 def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
-    """All folders of a broker by number, found again in whatever order they are named; new ones get a number and are told so.
+    """All folders of a broker by number, found again in whatever order they are named; new ones get a number
+    and are told so.
 
-    A folder whose identity is damaged or cannot be read counts as missing if the others name it. Raises WrongFolders, DiskFailed.
+    A folder whose identity is damaged or cannot be read counts as missing if the others name it. Raises
+    WrongFolders, DiskFailed.
     """
     found: dict[Path, _Identity | None] = {}
     unreadable: dict[Path, DamagedIdentity | StorageError] = {}
@@ -100,9 +104,16 @@ def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
         raise disk_error(error, paths[0]) from error
 
 
-def _check_named(found: Mapping[Path, _Identity | None], unreadable: Mapping[Path, DamagedIdentity | StorageError]) -> None:
-    """Raise what is wrong with a folder unless the others say that it is one of theirs: then it is missing, and they serve."""
-    latest = max((each for each in found.values() if each is not None), key=lambda each: len(each.folders), default=None)
+def _check_named(
+    found: Mapping[Path, _Identity | None], unreadable: Mapping[Path, DamagedIdentity | StorageError]
+) -> None:
+    """Raise what is wrong with a folder unless the others say that it is one of theirs: then it is missing,
+    and they serve."""
+    latest = max(
+        (each for each in found.values() if each is not None),
+        key=lambda each: len(each.folders),
+        default=None,
+    )
     lost = {} if latest is None else dict(latest.folders)
     for each in found.values():
         lost.pop(each.id if each is not None else "", None)
@@ -123,7 +134,8 @@ def _check_named(found: Mapping[Path, _Identity | None], unreadable: Mapping[Pat
 
 
 def unnamed(disk: Disk, paths: Sequence[Path]) -> list[Path]:
-    """Where the folders were that belong to the same broker and are not among these. Only looks. Raises WrongFolders, OSError."""
+    """Where the folders were that belong to the same broker and are not among these. Only looks. Raises
+    WrongFolders, OSError."""
     identities = [identity for identity in (_read(disk, path) for path in paths) if identity is not None]
     known = max((identity.folders for identity in identities), key=len, default=())
     named = {identity.id for identity in identities}
@@ -156,9 +168,15 @@ def _arrange(disk: Disk, found: dict[Path, _Identity | None]) -> list[Folder]:
         for id_, path in missing:
             log.error("folder.missing", path=str(path), number=[each for each, _ in known].index(id_))
         for path in blank:
-            log.warning("folder.not_added", path=str(path), reason="It is empty, and may be the place of a folder that is missing.")
+            log.warning(
+                "folder.not_added",
+                path=str(path),
+                reason="It is empty, and may be the place of a folder that is missing.",
+            )
         if not {id_ for id_, _ in known[:2]} & places.keys():
-            raise WrongFolders(f"the catalogue cannot be read: neither {known[0][1]} nor {known[1][1]} is there")
+            raise WrongFolders(
+                f"the catalogue cannot be read: neither {known[0][1]} nor {known[1][1]} is there"
+            )
         return [Folder(places.get(id_, path), id_, id_ not in places) for id_, path in known]
     new = [*with_data, *(path for path in blank if path not in with_data)]
     entries = [(id_, places[id_]) for id_, _ in known] + [(uuid.uuid4().hex, path) for path in new]
@@ -203,14 +221,17 @@ def _read(disk: Disk, path: Path) -> _Identity | None:
     fields: dict[str, Any] = json.loads(content)
     if fields["version"] != _VERSION:
         raise WrongFolders(f"{path / FILE_NAME} has version {fields['version']}; only {_VERSION} is known")
-    return _Identity(fields["set"], fields["id"], tuple((each["id"], Path(each["path"])) for each in fields["folders"]))
+    return _Identity(
+        fields["set"], fields["id"], tuple((each["id"], Path(each["path"])) for each in fields["folders"])
+    )
 
 
 def home_of(disk: Disk, folders: Sequence[Folder]) -> Path:
-    """Where the index of partitions and the generated certificate are: folder 0, or folder 1 while that is missing.
+    """Where the index of partitions and the generated certificate are: folder 0, or folder 1 while that is
+    missing.
 
-    What folder 0 has of an index is out of date once the broker has run without it. An index in folder 1 says so. Then both are removed,
-    and the index is made anew. Raises DiskFailed.
+    What folder 0 has of an index is out of date once the broker has run without it. An index in folder 1 says
+    so. Then both are removed, and the index is made anew. Raises DiskFailed.
     """
     if len(folders) == 1:
         return folders[0].path
@@ -218,7 +239,9 @@ def home_of(disk: Disk, folders: Sequence[Folder]) -> Path:
     if first.is_missing:
         return second.path
     try:
-        if not second.is_missing and not {INDEX_NAME, COPY_NAME}.isdisjoint(disk.names(second.path / CATALOGUE_DIRECTORY)):
+        if not second.is_missing and not {INDEX_NAME, COPY_NAME}.isdisjoint(
+            disk.names(second.path / CATALOGUE_DIRECTORY)
+        ):
             for folder in (first, second):
                 if CATALOGUE_DIRECTORY not in disk.names(folder.path):
                     continue
@@ -231,7 +254,8 @@ def home_of(disk: Disk, folders: Sequence[Folder]) -> Path:
 
 
 def check_identity(disk: Disk, path: Path, id_: str) -> None:
-    """Raise DiskFailed unless the folder is there and the one that is meant; an empty `id_` means whatever is there."""
+    """Raise DiskFailed unless the folder is there and the one that is meant; an empty `id_` means whatever is
+    there."""
     if not id_:
         return
     try:
@@ -241,4 +265,6 @@ def check_identity(disk: Disk, path: Path, id_: str) -> None:
     except DamagedIdentity as error:
         raise DiskFailed(str(error)) from error
     if identity is None or identity.id != id_:
-        raise DiskFailed(f"{path}: the data folder is missing" + (", and another one is in its place" if identity else ""))
+        raise DiskFailed(
+            f"{path}: the data folder is missing" + (", and another one is in its place" if identity else "")
+        )

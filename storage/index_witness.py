@@ -1,8 +1,10 @@
-"""Witness: what one data folder says about the index of partitions, so that an index that is out of date is not believed.
+"""Witness: what one data folder says about the index of partitions, so that an index that is out of date is
+not believed.
 
-The index (`partition_index.py`) is one file for all data folders, and it looks as whole when it is old as when it is new. Two things make
-it wrong without damage: somebody puts an older one in its place, from a backup; or its disk does not answer, and partitions in other
-folders are opened without being entered. So each data folder has a file of its own, `partitions.witness`. All numbers are little endian.
+The index (`partition_index.py`) is one file for all data folders, and it looks as whole when it is old as
+when it is new. Two things make it wrong without damage: somebody puts an older one in its place, from a
+backup; or its disk does not answer, and partitions in other folders are opened without being entered. So each
+data folder has a file of its own, `partitions.witness`. All numbers are little endian.
 
     offset  size  field
          0     8  magic "PbWitnss"
@@ -11,9 +13,10 @@ folders are opened without being entered. So each data folder has a file of its 
         14     2  1 if no index is to be believed, else 0
         16     8  number: the index had reached this frame
 
-An index is believed about a folder whose witness is not void and names no later frame than the index has. A missing or damaged witness
-counts as void. The number is brought up to date some seconds after the index was written and when it is closed. Frames' numbers only
-rise: an index that is made anew goes on far above all witnesses.
+An index is believed about a folder whose witness is not void and names no later frame than the index has. A
+missing or damaged witness counts as void. The number is brought up to date some seconds after the index was
+written and when it is closed. Frames' numbers only rise: an index that is made anew goes on far above all
+witnesses.
 """
 
 from __future__ import annotations
@@ -57,8 +60,16 @@ class Says(enum.Enum):
 class Witness:
     """The witness of one folder. Used from one event loop."""
 
-    def __init__(self, root: Path, disk: Disk, *, admit: Callable[[], None] = lambda: None, executor: Executor | None = None) -> None:
-        """`admit` raises DiskFailed if the folder is not there, or another one is in its place. It is called in a thread.
+    def __init__(
+        self,
+        root: Path,
+        disk: Disk,
+        *,
+        admit: Callable[[], None] = lambda: None,
+        executor: Executor | None = None,
+    ) -> None:
+        """`admit` raises DiskFailed if the folder is not there, or another one is in its place. It is called
+        in a thread.
 
         `executor`: whose threads do the work; the event loop's own unless given.
         """
@@ -88,16 +99,19 @@ class Witness:
             self.is_read = True
 
     async def make_void(self) -> None:
-        """No index is to be believed about this folder, from when this returns. Raises StorageError: then it may be otherwise."""
+        """No index is to be believed about this folder, from when this returns. Raises StorageError: then it
+        may be otherwise."""
         async with self._turn:
             if self.says is not Says.VOID:
                 await self._write(Says.VOID, self.number)
             self.is_given_up = True
 
     async def confirm(self, number: Callable[[], int | None]) -> None:
-        """An index is to be believed that has reached the frame of this number; None to leave it as it is. Durable when it returns.
+        """An index is to be believed that has reached the frame of this number; None to leave it as it is.
+        Durable when it returns.
 
-        `number` is called when it counts: from then on nothing may be opened that has not been entered. Raises StorageError.
+        `number` is called when it counts: from then on nothing may be opened that has not been entered.
+        Raises StorageError.
         """
         async with self._turn:
             reached = number() if self.is_read else None
@@ -133,24 +147,42 @@ class Witness:
             return None
         found = decode(data)
         if found is None:
-            _log.error("witness.damaged", path=str(self.path), advice="The partitions of this folder are counted anew.")
+            _log.error(
+                "witness.damaged",
+                path=str(self.path),
+                advice="The partitions of this folder are counted anew.",
+            )
         return found
 
     def _publish(self, says: Says, number: int) -> None:
         self._admit()
         tail = _TAIL.pack(FORMAT_VERSION, says is Says.VOID, number)
         try:
-            close_quietly(self._disk, publish(self._disk, self.path, [_HEAD.pack(_MAGIC, crc32c(tail)) + tail]))
+            close_quietly(
+                self._disk, publish(self._disk, self.path, [_HEAD.pack(_MAGIC, crc32c(tail)) + tail])
+            )
         except OSError as error:
             raise commit_error(error, self.path) from error
 
 
 def damage(disk: Disk, root: Path) -> list[tuple[Path, int, str]]:
-    """What is wrong with a folder's witness, if it has one: path, byte and why. For those who only look. Raises OSError."""
+    """What is wrong with a folder's witness, if it has one: path, byte and why. For those who only look.
+    Raises OSError."""
     path = root / WITNESS_NAME
     is_damaged = WITNESS_NAME in disk.names(root) and decode(read_file(disk, path)) is None
     return (
-        [(path, 0, "the witness's checksum does not match, so the next start counts all partitions of this folder")] if is_damaged else []
+        [
+            (
+                path,
+                0,
+                (
+                    "the witness's checksum does not match, so the next start counts all partitions of "
+                    "this folder"
+                ),
+            )
+        ]
+        if is_damaged
+        else []
     )
 
 

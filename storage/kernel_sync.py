@@ -1,10 +1,12 @@
-"""Syncing files without a thread: Linux's kernel AIO (`io_submit` with IOCB_CMD_FDSYNC, Linux 4.18), through ctypes.
+"""Syncing files without a thread: Linux's kernel AIO (`io_submit` with IOCB_CMD_FDSYNC, Linux 4.18), through
+ctypes.
 
-A part of `disk.py`, apart from it for its own craft. The kernel runs each fdatasync in a worker of its own and counts the
-ended ones in an eventfd, which the event loop watches. Why not threads: each thread wants the interpreter lock after every
-system call, and while the event loop is busy gets it about once per callback. Measured here with the loop at its limit, 16
-logs of 32 KiB commits: 8,100 commits a second this way, 2,900 with four threads, at the same load; with the loop
-idle 0.25 ms of CPU a round instead of 1.2 ms. io_uring would do, but containers forbid it by default.
+A part of `disk.py`, apart from it for its own craft. The kernel runs each fdatasync in a worker of its own
+and counts the ended ones in an eventfd, which the event loop watches. Why not threads: each thread wants the
+interpreter lock after every system call, and while the event loop is busy gets it about once per callback.
+Measured here with the loop at its limit, 16 logs of 32 KiB commits: 8,100 commits a second this way, 2,900
+with four threads, at the same load; with the loop idle 0.25 ms of CPU a round instead of 1.2 ms. io_uring
+would do, but containers forbid it by default.
 
 `open_sync_queue` gives None where the system has none of this; `Committer` then uses its threads.
 """
@@ -32,14 +34,15 @@ class _Calls(NamedTuple):
 _CALLS = {"x86_64": _Calls(206, 207, 209, 208), "aarch64": _Calls(0, 1, 2, 4)}
 
 _IOCB = struct.Struct("=QIiHhIQQqQII")
-"""struct iocb of <linux/aio_abi.h>, little endian: data, key, rw_flags, opcode, priority, fd, buffer, length, offset,
-reserved, flags, eventfd."""
+"""struct iocb of <linux/aio_abi.h>, little endian: data, key, rw_flags, opcode, priority, fd, buffer, length,
+offset, reserved, flags, eventfd."""
 _EVENT = struct.Struct("=QQqq")
 """struct io_event: data, object, result, second result."""
 _FDSYNC = 3
 _FLAG_EVENTFD = 1
 _SYNCS_MAX = 1024
-"""How many syncs one system call submits or reaps. More may be under way: the kernel rounds the size of its queue up."""
+"""How many syncs one system call submits or reaps. More may be under way: the kernel rounds the size of its
+queue up."""
 
 
 class KernelSyncQueue:
@@ -51,7 +54,10 @@ class KernelSyncQueue:
         self._syscall.restype = ctypes.c_long
         self._calls = calls
         self._context = ctypes.c_ulong(0)
-        if self._syscall(ctypes.c_long(calls.setup), ctypes.c_uint(_SYNCS_MAX), ctypes.byref(self._context)) != 0:
+        if (
+            self._syscall(ctypes.c_long(calls.setup), ctypes.c_uint(_SYNCS_MAX), ctypes.byref(self._context))
+            != 0
+        ):
             raise OSError(ctypes.get_errno(), "io_setup")
         self._ready_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events = ctypes.create_string_buffer(_EVENT.size * _SYNCS_MAX)
@@ -76,8 +82,25 @@ class KernelSyncQueue:
 
     def _submit(self, syncs: Sequence[tuple[int, int]]) -> int:
         for place, (number, fd) in enumerate(syncs):
-            _IOCB.pack_into(self._blocks, place * _IOCB.size, number, 0, 0, _FDSYNC, 0, fd, 0, 0, 0, 0, _FLAG_EVENTFD, self._ready_fd)
-        accepted: int = self._syscall(ctypes.c_long(self._calls.submit), self._context, ctypes.c_long(len(syncs)), self._pointers)
+            _IOCB.pack_into(
+                self._blocks,
+                place * _IOCB.size,
+                number,
+                0,
+                0,
+                _FDSYNC,
+                0,
+                fd,
+                0,
+                0,
+                0,
+                0,
+                _FLAG_EVENTFD,
+                self._ready_fd,
+            )
+        accepted: int = self._syscall(
+            ctypes.c_long(self._calls.submit), self._context, ctypes.c_long(len(syncs)), self._pointers
+        )
         return max(accepted, 0)
 
     def ended(self) -> list[tuple[int, int]]:
@@ -85,7 +108,8 @@ class KernelSyncQueue:
             os.eventfd_read(self._ready_fd)
         except BlockingIOError:
             return []
-        # The eventfd is quiet from here on until another sync ends, so nothing may be left behind in the kernel's ring.
+        # The eventfd is quiet from here on until another sync ends, so nothing may be left behind in the
+        # kernel's ring.
         ended: list[tuple[int, int]] = []
         while True:
             events = self._reap()
@@ -95,7 +119,12 @@ class KernelSyncQueue:
 
     def _reap(self) -> list[tuple[int, int]]:
         count: int = self._syscall(
-            ctypes.c_long(self._calls.getevents), self._context, ctypes.c_long(0), ctypes.c_long(_SYNCS_MAX), self._events, None
+            ctypes.c_long(self._calls.getevents),
+            self._context,
+            ctypes.c_long(0),
+            ctypes.c_long(_SYNCS_MAX),
+            self._events,
+            None,
         )
         events = memoryview(self._events)[: max(count, 0) * _EVENT.size]
         return [(number, max(-result, 0)) for number, _, result, _ in _EVENT.iter_unpack(events)]

@@ -1,8 +1,9 @@
 """The threads of a store, in lanes: work of one kind never waits behind work of another.
 
-Commits have the committer's threads. As for the rest: to remove a large log, to write a checkpoint or to read what is not in memory may
-each take seconds on a slow disk, and there may be many of them at a time. The catalogue and the index have a thread each, which nothing
-else in the process shares: when their disk hangs, whatever does not need it goes on.
+Commits have the committer's threads. As for the rest: to remove a large log, to write a checkpoint or to read
+what is not in memory may each take seconds on a slow disk, and there may be many of them at a time. The
+catalogue and the index have a thread each, which nothing else in the process shares: when their disk hangs,
+whatever does not need it goes on.
 """
 
 from __future__ import annotations

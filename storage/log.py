@@ -1,11 +1,12 @@
 """Log: append a batch, replay, trim. All that broker/ sees of storage.
 
-A log is a sequence of *frames*. A frame is one commit: it becomes durable as a whole or not at all, and holds one or
-more *records*, each a kind (one byte, the caller's) and a body (opaque bytes).
+A log is a sequence of *frames*. A frame is one commit: it becomes durable as a whole or not at all, and holds
+one or more *records*, each a kind (one byte, the caller's) and a body (opaque bytes).
 
-Positions are logical byte positions in the log: frame headers count, segment headers do not, so the position of every
-record of a commit is known before it is written (`Commit.add`), and stays the same however the log is cut into files.
-Nothing here says that the log is a local file: a replicated log can stand behind the same interface.
+Positions are logical byte positions in the log: frame headers count, segment headers do not, so the position
+of every record of a commit is known before it is written (`Commit.add`), and stays the same however the log
+is cut into files. Nothing here says that the log is a local file: a replicated log can stand behind the same
+interface.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
 Position = NewType("Position", int)
-"""A logical byte position in one log. Once a frame is durable, its position never means anything else, also not after a
-restart; a position whose commit failed may be given to another, which its epoch and the digest chain tell apart."""
+"""A logical byte position in one log. Once a frame is durable, its position never means anything else, also
+not after a restart; a position whose commit failed may be given to another, which its epoch and the digest
+chain tell apart."""
 
 FRAME_HEADER_BYTES = 64
 """Bytes in front of the first record of a frame (`storage/record.py` draws them)."""
@@ -30,7 +32,8 @@ RECORD_HEADER = struct.Struct("<IBBH")
 
 
 class Commit:
-    """The records of one commit while they are gathered. Made by `Log.begin`, given to `Log.append`, used once."""
+    """The records of one commit while they are gathered. Made by `Log.begin`, given to `Log.append`, used
+    once."""
 
     __slots__ = ("bytes", "parts", "start")
 
@@ -43,7 +46,8 @@ class Commit:
         """The size of all parts."""
 
     def add(self, kind: int, body: Sequence[bytes], version: int = 1) -> int:
-        """Append one record whose body is the concatenation of `body`; gives the body's offset from the frame's start."""
+        """Append one record whose body is the concatenation of `body`; gives the body's offset from the
+        frame's start."""
         length = 0
         for part in body:
             length += len(part)
@@ -73,7 +77,8 @@ class Frame:
 
     position: Position
     data: bytes
-    """The whole frame, header included: `data[offset:offset + size]` is what `Commit.add` and `Record.offset` speak of."""
+    """The whole frame, header included: `data[offset:offset + size]` is what `Commit.add` and `Record.offset`
+    speak of."""
 
     def records(self) -> list[Record]:
         """The records of the commit, in order."""
@@ -98,9 +103,11 @@ class Section:
     version: int
     """Of the blocks' format, the owner's."""
     blocks: Mapping[int, bytes]
-    """Each block's content by its number. To `save_checkpoint`: those that have changed, empty if there is no such block any more."""
+    """Each block's content by its number. To `save_checkpoint`: those that have changed, empty if there is no
+    such block any more."""
     taken: Mapping[int, Position] = field(default_factory=dict, compare=False)
-    """From `load_checkpoint`: the position of the checkpoint for which each block was written. It did not change between then and now."""
+    """From `load_checkpoint`: the position of the checkpoint for which each block was written. It did not
+    change between then and now."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -114,7 +121,8 @@ class Checkpoint:
 class Log(Protocol):
     """One partition's log. Owned by one task.
 
-    One `append` or `roll`, any number of `fetch`, and one of `save_checkpoint` and `trim` may be under way at the same time.
+    One `append` or `roll`, any number of `fetch`, and one of `save_checkpoint` and `trim` may be under way at
+    the same time.
     """
 
     @property
@@ -127,43 +135,52 @@ class Log(Protocol):
 
     @property
     def trim_points(self) -> Sequence[Position]:
-        """Ascending, above `start`: the positions at which `trim` gives room back; between them it waits for the next.
+        """Ascending, above `start`: the positions at which `trim` gives room back; between them it waits for
+        the next.
 
-        What a few live records keep in front of the first one can be appended again, and then trimmed (compaction).
+        What a few live records keep in front of the first one can be appended again, and then trimmed
+        (compaction).
         """
 
     @property
     def checkpoints(self) -> Sequence[Position]:
-        """Where the checkpoints that can be used stand, newest first: at most two. The log can be trimmed up to the second."""
+        """Where the checkpoints that can be used stand, newest first: at most two. The log can be trimmed up
+        to the second."""
 
     @property
     def checkpoint_base(self) -> Position | None:
-        """The checkpoint on which the next one builds: it needs the blocks that were changed by frames from this position on.
+        """The checkpoint on which the next one builds: it needs the blocks that were changed by frames from
+        this position on.
 
-        None if it needs all blocks: there are not two checkpoints, or one of them is damaged or of an earlier format.
+        None if it needs all blocks: there are not two checkpoints, or one of them is damaged or of an earlier
+        format.
         """
 
     async def claim(self, epoch: int | None = None) -> int:
         """Open the log and become its owner; gives the epoch, higher than any before (epoch given: that one).
 
-        Cuts off a torn tail and says so in the log output (durability rule 5). Raises CorruptRecord for damage that a
-        crash cannot explain, Fenced if `epoch` is not higher than the last one, StorageError where the disk refuses.
+        Cuts off a torn tail and says so in the log output (durability rule 5). Raises CorruptRecord for
+        damage that a crash cannot explain, Fenced if `epoch` is not higher than the last one, StorageError
+        where the disk refuses.
         """
 
     async def load_checkpoint(self) -> Checkpoint | None:
-        """The newest whole checkpoint, with all its blocks, or None. A damaged one is reported, and does not count from then on.
+        """The newest whole checkpoint, with all its blocks, or None. A damaged one is reported, and does not
+        count from then on.
 
         Raises CorruptRecord if the log was trimmed and no whole checkpoint is left, DiskFailed.
         """
 
     def replay(self, since: Position) -> AsyncIterator[Frame]:
-        """Every frame from `since` (a frame's position, or `end`) on, in order, verified. Raises CorruptRecord, DiskFailed."""
+        """Every frame from `since` (a frame's position, or `end`) on, in order, verified. Raises
+        CorruptRecord, DiskFailed."""
 
     def begin(self) -> Commit:
         """A new, empty commit that will stand at `end`."""
 
     on_full: Callable[[], None]
-    """Called in the event loop when the disk was found full: whoever owns the log gives back what it can. Not before `claim`."""
+    """Called in the event loop when the disk was found full: whoever owns the log gives back what it can. Not
+    before `claim`."""
 
     @property
     def is_full(self) -> bool:
@@ -171,7 +188,8 @@ class Log(Protocol):
 
     @property
     def making_room(self) -> asyncio.Lock:
-        """Held by whoever makes room on a full disk. It belongs to all logs that share the disk: one makes room at a time."""
+        """Held by whoever makes room on a full disk. It belongs to all logs that share the disk: one makes
+        room at a time."""
 
     async def room(self) -> int:
         """How many bytes a commit that `frees` would find, roughly. Raises DiskFailed."""
@@ -179,59 +197,70 @@ class Log(Protocol):
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         """Make the commit durable. Only one at a time; `end` moves when it is.
 
-        `urgent` commits (settlements: what gives room back in the end) may use the room kept in reserve for a full disk
-        (durability rule 6). What `frees` room soon, trimming and compaction, may use the last of it.
-        A commit that has begun is carried to its end also when the caller is cancelled.
-        Raises CommitFailed (the log must be claimed anew, which gives up what this commit may have left on disk),
+        `urgent` commits (settlements: what gives room back in the end) may use the room kept in reserve for a
+        full disk (durability rule 6). What `frees` room soon, trimming and compaction, may use the last of
+        it. A commit that has begun is carried to its end also when the caller is cancelled. Raises
+        CommitFailed (the log must be claimed anew, which gives up what this commit may have left on disk),
         DiskFull (nothing happened), Fenced.
         """
 
     async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
-        """The frames that stand at these positions, in the order asked for, verified. Raises CorruptRecord, DiskFailed."""
+        """The frames that stand at these positions, in the order asked for, verified. Raises CorruptRecord,
+        DiskFailed."""
 
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Keep the checkpoint durably, in place of the older one of two. It holds what has changed since `checkpoint_base`.
+        """Keep the checkpoint durably, in place of the older one of two. It holds what has changed since
+        `checkpoint_base`.
 
-        All that is not given is as it was. Raises StorageError; both checkpoints stay then, or the damaged one does not count any more.
+        All that is not given is as it was. Raises StorageError; both checkpoints stay then, or the damaged
+        one does not count any more.
         """
 
     async def roll(self) -> None:
         """Make `end` a trim point, unless nothing was appended since the last one. Raises as `append`."""
 
     async def trim(self, position: Position) -> None:
-        """Nothing below `position` will be read again: what lies below the last trim point up to it is given back.
+        """Nothing below `position` will be read again: what lies below the last trim point up to it is given
+        back.
 
-        What a replay from the older of two checkpoints would read is kept in any case, and everything while there are not two.
+        What a replay from the older of two checkpoints would read is kept in any case, and everything while
+        there are not two.
         """
 
     def fence(self) -> None:
-        """The disk does not answer: what is under way has failed, however it ends. Its caller is to be cancelled next.
+        """The disk does not answer: what is under way has failed, however it ends. Its caller is to be
+        cancelled next.
 
-        A commit that was under way is never read, unless it had ended already: then `end` has moved. `claim` waits until all that
-        was under way has ended. Nothing happens if nothing is.
+        A commit that was under way is never read, unless it had ended already: then `end` has moved. `claim`
+        waits until all that was under way has ended. Nothing happens if nothing is.
         """
 
     async def close(self) -> None:
-        """Finish what is under way and release the files. The log may be claimed again. Raises DiskFailed where `fence` was called."""
+        """Finish what is under way and release the files. The log may be claimed again. Raises DiskFailed
+        where `fence` was called."""
 
 
 class LogStore(Protocol):
     """All logs of a broker, and what they share: the disk, the committer's threads, the fsync policy."""
 
     def log(self, entity: str, partition: int) -> Log:
-        """The log of one partition of an entity (`entity` is its generation identifier). Touches no file until claimed."""
+        """The log of one partition of an entity (`entity` is its generation identifier). Touches no file
+        until claimed."""
 
     async def entities(self) -> list[str]:
         """The identifiers of all entities that have logs."""
 
     async def partitions(self, entity: str) -> list[int]:
-        """The partitions of an entity that have a log, ascending: those ever claimed. Opens none. Raises DiskFailed."""
+        """The partitions of an entity that have a log, ascending: those ever claimed. Opens none. Raises
+        DiskFailed."""
 
     async def is_without_logs(self, entity: str) -> bool:
-        """Whether an entity has no log anywhere, for certain: every folder has answered. Raises DiskFailed when one has not."""
+        """Whether an entity has no log anywhere, for certain: every folder has answered. Raises DiskFailed
+        when one has not."""
 
     async def missing(self) -> dict[str, list[int]]:
-        """The partitions, by entity, that are known to have had a log and have none now. Opens no log. Raises DiskFailed."""
+        """The partitions, by entity, that are known to have had a log and have none now. Opens no log. Raises
+        DiskFailed."""
 
     async def delete(self, entity: str) -> None:
         """Delete all logs of an entity, durably. They must be closed."""

@@ -1,7 +1,8 @@
-"""Descriptors for reading, shared by all logs: at most so many are kept open, the longest unused is closed first.
+"""Descriptors for reading, shared by all logs: at most so many are kept open, the longest unused is closed
+first.
 
-Thread-safe; a descriptor is never closed while a thread reads from it. A file is opened and closed without the mutex: the event loop takes
-it, too, and a disk may take long for either.
+Thread-safe; a descriptor is never closed while a thread reads from it. A file is opened and closed without
+the mutex: the event loop takes it, too, and a disk may take long for either.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def reading_if_open(self, path: Path) -> Iterator[int]:
-        """The same for the event loop, which must not wait. Raises BlockingIOError if the file is not open."""
+        """The same for the event loop, which must not wait. Raises BlockingIOError if the file is not
+        open."""
         with self._mutex:
             file = self._files.get(path)
             if file is None or file.fd < 0:

@@ -1,10 +1,11 @@
 """Bounds the logs whose active file is open, in number and in idle time.
 
-Each partition has a file that it writes to, and there may be more partitions than a process may have descriptors. So a log takes a place
-here before it opens its file. If all places are taken, the log that was written to least recently closes its file; logs that are not
-busy come first. Owned by the event loop.
+Each partition has a file that it writes to, and there may be more partitions than a process may have
+descriptors. So a log takes a place here before it opens its file. If all places are taken, the log that was
+written to least recently closes its file; logs that are not busy come first. Owned by the event loop.
 
-A log whose disk does not answer keeps its place, but nobody waits for that one log alone: after LATE_S another one is asked as well.
+A log whose disk does not answer keeps its place, but nobody waits for that one log alone: after LATE_S
+another one is asked as well.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Holder(Protocol):
         """Whether its file is in use."""
 
     async def put_away(self) -> None:
-        """Wait until the file is not in use, close it and give the place back. Errors of the disk raise nothing."""
+        """Wait until the file is not in use, close it and give the place back. Errors of the disk raise
+        nothing."""
 
 
 class OpenSegments:
@@ -47,7 +49,8 @@ class OpenSegments:
         return iter(self._logs)
 
     async def take(self, log: Holder) -> None:
-        """Get a place for a log, waiting until there is one. A log that has a place never waits here, so there is no deadlock.
+        """Get a place for a log, waiting until there is one. A log that has a place never waits here, so
+        there is no deadlock.
 
         A caller that is cancelled leaves at once, whatever it waits for.
         """
@@ -71,7 +74,8 @@ class OpenSegments:
         self._logs.pop(log, None)
 
     async def _make_room(self, is_late: bool) -> bool:
-        """Have one more log close its file; return when one of those that were asked has. True if none has within LATE_S.
+        """Have one more log close its file; return when one of those that were asked has. True if none has
+        within LATE_S.
 
         `is_late`: those that were asked before are late, so that one at work is asked as well.
         """
@@ -80,7 +84,9 @@ class OpenSegments:
             log = next((each for each in self._logs if each not in self._leaving), None)
         if log is not None:
             self._leaving[log] = asyncio.create_task(self._have_put_away(log), name="storage-place")
-        done, _ = await asyncio.wait(self._leaving.values(), timeout=LATE_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            self._leaving.values(), timeout=LATE_S, return_when=asyncio.FIRST_COMPLETED
+        )
         return not done
 
     async def _have_put_away(self, log: Holder) -> None:

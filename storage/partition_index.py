@@ -1,11 +1,14 @@
-"""Index of partitions: what is known of each partition without opening its log, so that a start need not open them all.
+"""Index of partitions: what is known of each partition without opening its log, so that a start need not open
+them all.
 
-For each partition that was ever opened the index holds a *note* (bytes of the owner's choice) and whether the partition is *open*: then
-the note may be out of date, and only the log knows. A partition that the index does not know was never opened, and holds nothing.
+For each partition that was ever opened the index holds a *note* (bytes of the owner's choice) and whether the
+partition is *open*: then the note may be out of date, and only the log knows. A partition that the index does
+not know was never opened, and holds nothing.
 
-A partition is entered as open, durably, before its log is claimed, and with its note after its log was closed. A commit costs nothing.
-So a clean stop leaves an index that is right for all partitions; after a crash it is right for all but those that were open, and says
-which these are. What was entered last, and not synced yet, costs no more than opening a partition that need not be opened.
+A partition is entered as open, durably, before its log is claimed, and with its note after its log was
+closed. A commit costs nothing. So a clean stop leaves an index that is right for all partitions; after a
+crash it is right for all but those that were open, and says which these are. What was entered last, and not
+synced yet, costs no more than opening a partition that need not be opened.
 
 The index is a file `partitions.index` of frames, and a copy of it. All numbers are little endian.
 
@@ -24,21 +27,23 @@ The index is a file `partitions.index` of frames, and a copy of it. All numbers 
          6     …  the entity's identifier, UTF-8
          …     …  note
 
-The first frame says everything. A frame is appended to the file and synced, then appended to the copy, without a sync. When most of the
-file is out of date, both are replaced.
+The first frame says everything. A frame is appended to the file and synced, then appended to the copy,
+without a sync. When most of the file is out of date, both are replaced.
 
-*Damage costs time, not truth.* Of the two files the one with more whole frames counts. What ends in a torn frame was never acknowledged.
-If there is no whole file, or a damaged frame stands in front of others, `load` gives False: the owner tells which partitions there
-are, and all of them count as open. The same holds for a folder that has no index yet. When the index cannot be written (a full disk, a
-failing one), its files are removed rather than left to say what is wrong, and a partition is opened all the same; the index is written
+*Damage costs time, not truth.* Of the two files the one with more whole frames counts. What ends in a torn
+frame was never acknowledged. If there is no whole file, or a damaged frame stands in front of others, `load`
+gives False: the owner tells which partitions there are, and all of them count as open. The same holds for a
+folder that has no index yet. When the index cannot be written (a full disk, a failing one), its files are
+removed rather than left to say what is wrong, and a partition is opened all the same; the index is written
 anew as soon as the disk takes it.
 
-*An index that is out of date* is not believed: each data folder has a witness (`index_witness.py`) that says how far the index had come.
-All partitions of a folder whose witness contradicts the index count as open.
+*An index that is out of date* is not believed: each data folder has a witness (`index_witness.py`) that says
+how far the index had come. All partitions of a folder whose witness contradicts the index count as open.
 
-*A disk that hangs* holds up the partitions of its own folder alone. If a partition of another folder waits for LATE_MS, the witness of
-that folder is made void instead. From then on partitions there are opened without waiting, and after a crash all of that folder would count
-as open. When the index's disk has answered, the entries are made up for, and the witness is valid again.
+*A disk that hangs* holds up the partitions of its own folder alone. If a partition of another folder waits
+for LATE_MS, the witness of that folder is made void instead. From then on partitions there are opened without
+waiting, and after a crash all of that folder would count as open. When the index's disk has answered, the
+entries are made up for, and the witness is valid again.
 """
 
 from __future__ import annotations
@@ -86,7 +91,8 @@ CLOSE_WITHIN_MS = 5_000
 RETRY_DELAY_S = 10.0
 """How soon it is tried again to write an index that the disk refused."""
 STALE_BYTES_MIN = 1 << 20
-"""So much of the file may be out of date before it is replaced, or as much as all entries take, if that is more."""
+"""So much of the file may be out of date before it is replaced, or as much as all entries take, if that is
+more."""
 
 _MAGIC = b"PbIx"
 _HEAD = struct.Struct("<4sI")
@@ -174,14 +180,16 @@ class PartitionIndex:
         self._is_wrong = False
         """The disk took no index, and would not remove the one that is there."""
 
-    # --- what is known ----------------------------------------------------------------------------------------------
+    # --- what is known
+    # --------------------------------------------------------------------------------------------------------
 
     def entities(self) -> Collection[str]:
         """The identifiers of all entities of which a partition was opened."""
         return self._rows.keys()
 
     def partitions(self, entity: str) -> Iterator[tuple[int, bool, bytes]]:
-        """The partitions of an entity that were ever opened: number, whether it counts as open, and its last note."""
+        """The partitions of an entity that were ever opened: number, whether it counts as open, and its last
+        note."""
         for partition, row in self._rows.get(entity, {}).items():
             yield partition, bool(row[0]), row[1:]
 
@@ -192,12 +200,18 @@ class PartitionIndex:
 
     def notes(self, entity: str, leave_out: Container[int]) -> list[bytes]:
         """The notes of an entity's partitions that are not open, but for some."""
-        return [row[1:] for partition, row in self._rows.get(entity, {}).items() if not row[0] and partition not in leave_out]
+        return [
+            row[1:]
+            for partition, row in self._rows.get(entity, {}).items()
+            if not row[0] and partition not in leave_out
+        ]
 
-    # --- loading ----------------------------------------------------------------------------------------------------
+    # --- loading
+    # --------------------------------------------------------------------------------------------------------
 
     async def load(self) -> bool:
-        """Read the index; False if there is none, or it is damaged: then `rebuild` has to follow. Raises UnknownFormat, DiskFailed."""
+        """Read the index; False if there is none, or it is damaged: then `rebuild` has to follow. Raises
+        UnknownFormat, DiskFailed."""
         found = await self._in_thread(self._load)
         if found is None:
             return False
@@ -210,7 +224,8 @@ class PartitionIndex:
         return True
 
     def damage(self) -> list[tuple[Path, int, str]]:
-        """The files that are damaged or missing: path, byte and why. For those who only look. Raises OSError."""
+        """The files that are damaged or missing: path, byte and why. For those who only look. Raises
+        OSError."""
         found: list[tuple[Path, int, str]] = []
         names = set(self._disk.names(self._directory))
         for path in self._paths if names & {INDEX_NAME, COPY_NAME} else ():
@@ -227,12 +242,14 @@ class PartitionIndex:
         return found
 
     async def rebuild(self, partitions: Mapping[str, Iterable[int]]) -> None:
-        """There are these partitions, and nothing else is known of them: they count as open. The witnesses were read, if they can be."""
+        """There are these partitions, and nothing else is known of them: they count as open. The witnesses
+        were read, if they can be."""
         self._rows.clear()
         await self.doubt(partitions)
 
     def contradicts(self, witness: Witness) -> bool:
-        """Whether a folder's witness, which was read, says that what was loaded is not to be believed about it. `doubt` has to follow."""
+        """Whether a folder's witness, which was read, says that what was loaded is not to be believed about
+        it. `doubt` has to follow."""
         return witness.says is Says.VOID or witness.number > self._loaded
 
     async def doubt(self, partitions: Mapping[str, Iterable[int]]) -> None:
@@ -264,9 +281,14 @@ class PartitionIndex:
             _log.error("index.damaged", path=str(self._paths[0]), position=best.size)
             return None
         if best.is_torn or len(files) < 2 or any(file.is_damaged for file in files):
-            _log.warning("index.repaired", path=str(self._paths[0]), advice="The frames that are whole serve; both files are written anew.")
+            _log.warning(
+                "index.repaired",
+                path=str(self._paths[0]),
+                advice="The frames that are whole serve; both files are written anew.",
+            )
             return best._replace(is_torn=True)
-        # The copy may be behind, for nobody waits for it. Frames are appended where each file ends, so both begin anew then.
+        # The copy may be behind, for nobody waits for it. Frames are appended where each file ends, so both
+        # begin anew then.
         return best._replace(is_torn=files[0].number != files[1].number)
 
     def _read(self, path: Path) -> _File:
@@ -278,7 +300,9 @@ class PartitionIndex:
         rows: _Rows = {}
         shared: dict[bytes, bytes] = {}
         number = at = all_bytes = 0
-        while (frame := _frame_at(data, at, path)) is not None and (frame.number == number + 1 if at else frame.is_all):
+        while (frame := _frame_at(data, at, path)) is not None and (
+            frame.number == number + 1 if at else frame.is_all
+        ):
             if frame.is_all:
                 rows.clear()
                 all_bytes = frame.length
@@ -286,14 +310,17 @@ class PartitionIndex:
             number, at = frame.number, at + frame.length
         return _File(number, rows, at, all_bytes, at < len(data), data.find(_MAGIC, at + 1) >= 0)
 
-    # --- writing ----------------------------------------------------------------------------------------------------
+    # --- writing
+    # --------------------------------------------------------------------------------------------------------
 
     async def opened(self, entity: str, partition: int, folder: int = 0) -> None:
-        """The partition is about to be opened: its note does not count any more. Durable when it returns, or the index is given up.
+        """The partition is about to be opened: its note does not count any more. Durable when it returns, or
+        the index is given up.
 
         `folder`: the number of the data folder that its log is in.
 
-        A caller that is cancelled leaves at once, also while the disk hangs. What it began goes on, and the next caller waits for that.
+        A caller that is cancelled leaves at once, also while the disk hangs. What it began goes on, and the
+        next caller waits for that.
         """
         rows = self._rows.setdefault(entity, {})
         row = rows.get(partition, _AT_REST)
@@ -316,13 +343,18 @@ class PartitionIndex:
             await self._goes_without(witness)
 
     async def _goes_without(self, witness: Witness, writing: asyncio.Task[None] | None = None) -> bool:
-        """Make a folder's witness void, unless the write that its caller waits for ends first; False if that was refused."""
+        """Make a folder's witness void, unless the write that its caller waits for ends first; False if that
+        was refused."""
         giving_up = self._giving_up.get(witness)
         if giving_up is None:
-            giving_up = self._giving_up[witness] = asyncio.create_task(witness.make_void(), name="index-witness")
+            giving_up = self._giving_up[witness] = asyncio.create_task(
+                witness.make_void(), name="index-witness"
+            )
             giving_up.add_done_callback(lambda _: self._giving_up.pop(witness, None))
             giving_up.add_done_callback(take_note)
-        await asyncio.wait([giving_up] if writing is None else [giving_up, writing], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [giving_up] if writing is None else [giving_up, writing], return_when=asyncio.FIRST_COMPLETED
+        )
         if not giving_up.done():
             return False
         if giving_up.cancelled() or (error := giving_up.exception()) is None:
@@ -331,7 +363,8 @@ class PartitionIndex:
         return False
 
     def closed(self, entity: str, partition: int, note: bytes) -> None:
-        """The partition's log was closed in good order, and this is its note. It reaches the disk some time later."""
+        """The partition's log was closed in good order, and this is its note. It reaches the disk some time
+        later."""
         assert len(note) <= NOTE_BYTES_MAX
         self._rows.setdefault(entity, {})[partition] = row = _AT_REST + note
         self._enter(entity, partition, row)
@@ -387,7 +420,8 @@ class PartitionIndex:
             await asyncio.sleep(self._write_delay_ms / 1_000)
             await self._write()
 
-    # --- witnesses --------------------------------------------------------------------------------------------------
+    # --- witnesses
+    # --------------------------------------------------------------------------------------------------------
 
     def _reached(self) -> int | None:
         """The number of the frame with which all that was entered is durable; None if not all of it is."""
@@ -395,8 +429,11 @@ class PartitionIndex:
         return self._number if is_durable else None
 
     async def _confirm(self) -> None:
-        """Tell the witnesses how far the index has come. Nobody waits longer for them than when the index is closed."""
-        await asyncio.gather(*(self._confirm_one(witness) for witness in self.witnesses if not witness.is_busy))
+        """Tell the witnesses how far the index has come. Nobody waits longer for them than when the index is
+        closed."""
+        await asyncio.gather(
+            *(self._confirm_one(witness) for witness in self.witnesses if not witness.is_busy)
+        )
 
     async def _confirm_one(self, witness: Witness) -> None:
         try:
@@ -416,7 +453,10 @@ class PartitionIndex:
 
     async def _keep_confirming(self) -> None:
         """Until all witnesses know what is durable."""
-        while any(witness.is_read and (witness.says, witness.number) != (Says.VALID, self._number) for witness in self.witnesses):
+        while any(
+            witness.is_read and (witness.says, witness.number) != (Says.VALID, self._number)
+            for witness in self.witnesses
+        ):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CONFIRM_DELAY_S):
                     await self._is_urgent.wait()
@@ -424,7 +464,8 @@ class PartitionIndex:
             await self._confirm()
 
     async def _write(self) -> None:
-        """Write all entries that were made before. They wait for each other: what gathers meanwhile is written at once."""
+        """Write all entries that were made before. They wait for each other: what gathers meanwhile is
+        written at once."""
         entered = self._entered
         async with self._turn:
             if (self._written >= entered and self._size) or self._is_left:
@@ -432,19 +473,26 @@ class PartitionIndex:
             pending, self._pending = self._pending, []
             entered = self._entered
             try:
-                is_new = not self._size or self._number < self._least or self._size > 2 * self._all_bytes + STALE_BYTES_MIN
+                is_new = (
+                    not self._size
+                    or self._number < self._least
+                    or self._size > 2 * self._all_bytes + STALE_BYTES_MIN
+                )
                 if not is_new and not await self._in_thread(lambda: self._append(pending)):
                     is_new, self._retry_at_s = True, 0.0
                 if is_new:
                     await self._write_anew()
             except asyncio.CancelledError:
-                self._pending[:0] = pending  # what was written nevertheless is written twice, which changes nothing
+                self._pending[:0] = (
+                    pending  # what was written nevertheless is written twice, which changes nothing
+                )
                 raise
             self._written = entered
             self._confirm_later()
 
     async def _write_anew(self) -> None:
-        """Write everything into new files; if the disk refuses, remove the old ones, which are not right any more."""
+        """Write everything into new files; if the disk refuses, remove the old ones, which are not right any
+        more."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._retry_at_s:
             return
@@ -462,7 +510,9 @@ class PartitionIndex:
         except OSError as error:
             _log.warning("index.not_written", path=str(self._paths[0]), error=error.strerror)
             return False  # durability rule 4: to a new file
-        with contextlib.suppress(OSError):  # a copy that is behind is noticed, and costs nothing as long as the file is whole
+        with contextlib.suppress(
+            OSError
+        ):  # a copy that is behind is noticed, and costs nothing as long as the file is whole
             self._write_at_end(self._paths[1], frame, sync=False)
         self._number += 1
         self._size += len(frame)
@@ -478,7 +528,11 @@ class PartitionIndex:
             close_quietly(self._disk, fd)
 
     def _publish(self, rows: list[tuple[str, dict[int, bytes]]]) -> bool:
-        entries = [_encode_entry(entity, partition, row) for entity, partitions in rows for partition, row in partitions.items()]
+        entries = [
+            _encode_entry(entity, partition, row)
+            for entity, partitions in rows
+            for partition, row in partitions.items()
+        ]
         number = max(self._number, self._least) + 1
         frame = _encode_frame(number, entries, is_all=True)
         try:
@@ -486,7 +540,12 @@ class PartitionIndex:
             publish_together(self._disk, self._paths, [frame])
         except (StorageError, OSError) as error:
             self._size = 0
-            _log.warning("index.given_up", path=str(self._paths[0]), error=str(error), reason="The next start opens every log.")
+            _log.warning(
+                "index.given_up",
+                path=str(self._paths[0]),
+                error=str(error),
+                reason="The next start opens every log.",
+            )
             self._remove()
             return False
         self._number = number
@@ -505,7 +564,10 @@ class PartitionIndex:
                 "index.not_removed",
                 path=str(self._paths[0]),
                 error=error.strerror,
-                advice="If the broker ends now, remove it by hand: the next start may show old counts until partitions are used.",
+                advice=(
+                    "If the broker ends now, remove it by hand: the next start may show old counts until "
+                    "partitions are used."
+                ),
             )
 
 
@@ -521,7 +583,11 @@ def _frame_at(data: bytes, at: int, path: Path) -> _Frame | None:
         return None
     magic, crc = _HEAD.unpack_from(data, at)
     length, version, is_all, number = _TAIL.unpack_from(data, at + _HEAD.size)
-    if magic != _MAGIC or not _FRAME_BYTES <= length <= len(data) - at or crc != crc32c(data[at + _HEAD.size : at + length]):
+    if (
+        magic != _MAGIC
+        or not _FRAME_BYTES <= length <= len(data) - at
+        or crc != crc32c(data[at + _HEAD.size : at + length])
+    ):
         return None
     if version != FORMAT_VERSION:
         raise UnknownFormat(f"{path}: index format version {version} is not known, only {FORMAT_VERSION}")
@@ -529,7 +595,8 @@ def _frame_at(data: bytes, at: int, path: Path) -> _Frame | None:
 
 
 def _apply(rows: _Rows, data: bytes, at: int, end: int, shared: dict[bytes, bytes]) -> None:
-    """Enter a whole frame's entries. `shared` makes equal rows one object: most of them say that a partition is empty."""
+    """Enter a whole frame's entries. `shared` makes equal rows one object: most of them say that a partition
+    is empty."""
     encoded, of_entity = b"", dict[int, bytes]()
     while at < end:
         state, length, partition, note_length = _ENTRY.unpack_from(data, at)

@@ -1,7 +1,9 @@
-"""RecentPlaces: the positions where a log's latest commits ended, each with the digest that the next frame must carry.
+"""RecentPlaces: the positions where a log's latest commits ended, each with the digest that the next frame
+must carry.
 
-A checkpoint is saved some commits after the position for which it was taken. If the digest at that position is still known, recovery can
-read on from the checkpoint; otherwise it reads from the start of the segment. A ring holds 32 bytes for each commit, at most 32 KiB.
+A checkpoint is saved some commits after the position for which it was taken. If the digest at that position
+is still known, recovery can read on from the checkpoint; otherwise it reads from the start of the segment. A
+ring holds 32 bytes for each commit, at most 32 KiB.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class RecentPlaces:
     def find(self, position: Position) -> Chain | None:
         """The place at a position, if it is one of the latest."""
         for back in range(1, min(self._count, RECENT_MAX) + 1):
-            at, sequence, before = _PLACE.unpack_from(self._ring, (self._count - back) % RECENT_MAX * _PLACE.size)
+            at, sequence, before = _PLACE.unpack_from(
+                self._ring, (self._count - back) % RECENT_MAX * _PLACE.size
+            )
             if at <= position:
                 return Chain(Position(at), sequence, before) if at == position else None
         return None

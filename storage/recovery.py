@@ -1,16 +1,19 @@
-"""Claiming a log that is on disk: which files it consists of, where it ends, what a crash or a failed commit left behind.
+"""Claiming a log that is on disk: which files it consists of, where it ends, what a crash or a failed commit
+left behind.
 
 Invariants (durability rules 4 and 5):
-- a segment makes void whatever segments of lower epochs hold from its base on: it is never read. So a segment ends where
-  the next one begins, and one whose base is not below that of a later epoch is nothing;
-- in the last segment the end is behind the last whole frame. Zeros behind it are room not used yet. Anything else is the
-  torn tail of a commit that nobody was told of: it is given up and reported;
-- unless something whole (a later frame, a checkpoint) says that this place was durable once. Then it is damage,
-  and nothing is changed: CorruptRecord;
-- every claim begins a new segment, and never writes to one that another owner wrote. The frames of which it is not known
-  that they are durable are written again into the new segment: a sync that failed may have left them in memory alone,
-  where they read well until the power goes, and syncing that file again would write nothing;
-- anything that the log's extent (`extent.py`) records and that is missing is damage, whatever the log's own files look like;
+- a segment makes void whatever segments of lower epochs hold from its base on: it is never read. So a segment
+  ends where the next one begins, and one whose base is not below that of a later epoch is nothing;
+- in the last segment the end is behind the last whole frame. Zeros behind it are room not used yet. Anything
+  else is the torn tail of a commit that nobody was told of: it is given up and reported;
+- unless something whole (a later frame, a checkpoint) says that this place was durable once. Then it is
+  damage, and nothing is changed: CorruptRecord;
+- every claim begins a new segment, and never writes to one that another owner wrote. The frames of which it
+  is not known that they are durable are written again into the new segment: a sync that failed may have left
+  them in memory alone, where they read well until the power goes, and syncing that file again would write
+  nothing;
+- anything that the log's extent (`extent.py`) records and that is missing is damage, whatever the log's own
+  files look like;
 - nothing is changed before it is known that the claim's epoch is good.
 """
 
@@ -45,7 +48,8 @@ _log = structlog.get_logger()
 
 
 REWRITTEN_BYTES_MAX = 256 << 10
-"""A last segment with no more than this is written again as a whole, so that many restarts do not make many files."""
+"""A last segment with no more than this is written again as a whole, so that many restarts do not make many
+files."""
 
 
 @dataclass(slots=True)
@@ -90,10 +94,10 @@ def claim_log(
 ) -> OpenLog:
     """Become the owner of the log in `directory`; `salt` is for a new one. Durable when it returns.
 
-    The caller then writes the new extent, and only then clears up (`clear_up`): until then the old extent may need the old files.
-    known: the log's extent; None if it has none. Then the directory must exist, and the log may be new.
-    rewritten_bytes_max: REWRITTEN_BYTES_MAX, or 0 where there is hardly room for what must be written.
-    Raises CorruptRecord, Fenced, CommitFailed, DiskFull, UnknownFormat, OSError.
+    The caller then writes the new extent, and only then clears up (`clear_up`): until then the old extent may
+    need the old files. known: the log's extent; None if it has none. Then the directory must exist, and the
+    log may be new. rewritten_bytes_max: REWRITTEN_BYTES_MAX, or 0 where there is hardly room for what must be
+    written. Raises CorruptRecord, Fenced, CommitFailed, DiskFull, UnknownFormat, OSError.
     """
     names = disk.names(directory)
     segments = _live_segments(_read_segments(disk, directory, names, entity, partition), known)
@@ -104,12 +108,18 @@ def claim_log(
         codec = FrameCodec(segments[0].header.salt, partition)
         kept = Checkpoints.find(disk, directory, names, segments[0].header.salt, segments[0].base)
         checkpoint = kept.newest
-        if known is not None and known.checkpoint is not None and (checkpoint is None or checkpoint.position < known.checkpoint):
+        if (
+            known is not None
+            and known.checkpoint is not None
+            and (checkpoint is None or checkpoint.position < known.checkpoint)
+        ):
             found = checkpoint.position if checkpoint else None
             _log.error("checkpoint.missing", directory=str(directory), expected=known.checkpoint, found=found)
         tail = _find_tail(disk, segments[-1], codec, checkpoint, known.durable if known else Position(0))
         epoch = _next_epoch(directory, tail.epoch, epoch)
-        active, end = _begin_segment(disk, directory, segments, codec, tail.chain, tail.durable, epoch, rewritten_bytes_max)
+        active, end = _begin_segment(
+            disk, directory, segments, codec, tail.chain, tail.durable, epoch, rewritten_bytes_max
+        )
         log = OpenLog(directory, segments, active, codec, end, end.position, epoch, kept)
     elif checkpoints:
         raise CorruptRecord(str(checkpoints[0]), 0, "there is a checkpoint but no segment")
@@ -117,12 +127,15 @@ def claim_log(
         header = SegmentHeader(entity, partition, _next_epoch(directory, 0, epoch), salt, CHAIN_START)
         active = ActiveSegment.begin(disk, directory, header)
         codec, none = FrameCodec(salt, partition), Checkpoints(directory)
-        log = OpenLog(directory, [active.segment], active, codec, CHAIN_START, CHAIN_START.position, header.epoch, none)
+        log = OpenLog(
+            directory, [active.segment], active, codec, CHAIN_START, CHAIN_START.position, header.epoch, none
+        )
     return log
 
 
 def reclaim_log(disk: Disk, log: OpenLog, epoch: int | None, rewritten_bytes_max: int) -> None:
-    """Go on with a log after a failed commit, in a new segment; nothing of that commit is ever read (durability rule 4).
+    """Go on with a log after a failed commit, in a new segment; nothing of that commit is ever read
+    (durability rule 4).
 
     What its owner knows is better than what could be read from its files. Raises as `claim_log`.
     """
@@ -138,22 +151,36 @@ def extent_of(log: OpenLog) -> Extent:
     """The extent of a log that was just claimed."""
     last, newest = log.active.segment, log.checkpoints.newest
     checkpoint = newest.position if newest else None
-    return Extent(log.segments[0].base, last.base, last.header.epoch, log.durable, checkpoint, len(log.segments), last.header.salt)
+    return Extent(
+        log.segments[0].base,
+        last.base,
+        last.header.epoch,
+        log.durable,
+        checkpoint,
+        len(log.segments),
+        last.header.salt,
+    )
 
 
 def clear_up(disk: Disk, log: OpenLog) -> None:
-    """Remove what nothing reads: unpublished files, trimmed and void segments, and the void end of the last segment but one."""
+    """Remove what nothing reads: unpublished files, trimmed and void segments, and the void end of the last
+    segment but one."""
     if len(log.segments) > 1:
         _cut_void(disk, log.segments[-2], log.active.segment.base)
     with contextlib.suppress(OSError):
         live = {segment.path.name for segment in log.segments}
-        names = [name for name in disk.names(log.directory) if name.endswith((TEMPORARY_SUFFIX, SEGMENT_SUFFIX)) and name not in live]
+        names = [
+            name
+            for name in disk.names(log.directory)
+            if name.endswith((TEMPORARY_SUFFIX, SEGMENT_SUFFIX)) and name not in live
+        ]
         log.strays = [log.directory / name for name in names]
         remove_strays(disk, log)
 
 
 def remove_strays(disk: Disk, log: OpenLog) -> None:
-    """Remove these files, durably one after the other: if they came back in part, that would look like damage. Raises OSError."""
+    """Remove these files, durably one after the other: if they came back in part, that would look like
+    damage. Raises OSError."""
     while log.strays:
         disk.remove(log.strays[0])
         disk.sync_directory(log.directory)
@@ -166,10 +193,14 @@ def _next_epoch(directory: Path, last: int, wanted: int | None) -> int:
     return last + 1 if wanted is None else wanted
 
 
-def _read_segments(disk: Disk, directory: Path, names: list[str], entity: str, partition: int) -> list[tuple[Segment, int]]:
+def _read_segments(
+    disk: Disk, directory: Path, names: list[str], entity: str, partition: int
+) -> list[tuple[Segment, int]]:
     """The segments with the sizes of their files."""
     found: list[tuple[Segment, int]] = []
-    for name in sorted(name for name in names if name.endswith(SEGMENT_SUFFIX)):  # sorted: damage is told the same each time
+    for name in sorted(
+        name for name in names if name.endswith(SEGMENT_SUFFIX)
+    ):  # sorted: damage is told the same each time
         path = directory / name
         fd = disk.open_read(path)
         try:
@@ -178,14 +209,19 @@ def _read_segments(disk: Disk, directory: Path, names: list[str], entity: str, p
         finally:
             disk.close(fd)
         if (header.entity, header.partition, segment_name(header)) != (entity, partition, name):
-            raise CorruptRecord(str(path), 0, f"the segment is {segment_name(header)} of partition {header.partition} of {header.entity!r}")
+            raise CorruptRecord(
+                str(path),
+                0,
+                f"the segment is {segment_name(header)} of partition {header.partition} of {header.entity!r}",
+            )
         if header.salt != found[0][0].header.salt:
             raise CorruptRecord(str(path), 0, "the segment belongs to another log")
     return found
 
 
 def _live_segments(found: list[tuple[Segment, int]], known: Extent | None) -> list[Segment]:
-    """Those that hold a part of the log, in order, checked for gaps. What the extent says was trimmed is left out."""
+    """Those that hold a part of the log, in order, checked for gaps. What the extent says was trimmed is left
+    out."""
     start = known.start if known is not None else Position(0)
     live: list[tuple[Segment, int]] = []
     for segment, size in sorted(found, key=lambda entry: (entry[0].header.epoch, entry[0].base)):
@@ -199,8 +235,12 @@ def _live_segments(found: list[tuple[Segment, int]], known: Extent | None) -> li
                 # Most likely this one is whole, and the file that follows it is gone.
                 missing = segment.path.with_name(f"{segment.position_at(size):016x}-*{SEGMENT_SUFFIX}")
                 why = f"the segment between {segment.path.name} and {successor.path.name} is missing"
-                raise RecordsMissing(str(missing), 0, why, expected=segment.position_at(size), found=successor.base)
-            raise CorruptRecord(str(segment.path), size, f"the segment ends before {successor.path.name} begins")
+                raise RecordsMissing(
+                    str(missing), 0, why, expected=segment.position_at(size), found=successor.base
+                )
+            raise CorruptRecord(
+                str(segment.path), size, f"the segment ends before {successor.path.name} begins"
+            )
     return [segment for segment, _ in live]
 
 
@@ -208,24 +248,35 @@ def _check_extent(directory: Path, live: list[Segment], known: Extent) -> None:
     """Raise RecordsMissing if segments are missing, CorruptRecord if they belong to another log."""
     last = directory / f"{known.base:016x}-{known.epoch:08x}{SEGMENT_SUFFIX}"
     if not live:
-        raise RecordsMissing(str(directory), 0, "all segments of the log are missing", expected=known.durable, found=0)
+        raise RecordsMissing(
+            str(directory), 0, "all segments of the log are missing", expected=known.durable, found=0
+        )
     if live[0].header.salt != known.salt:
         raise CorruptRecord(str(live[0].path), 0, "the segment belongs to another log than the extent")
     if (live[-1].base, live[-1].header.epoch) < (known.base, known.epoch):
         found = live[-1].base
         raise RecordsMissing(
-            str(last), 0, f"the segment is missing, and {live[-1].path.name} is the last", expected=known.base, found=found
+            str(last),
+            0,
+            f"the segment is missing, and {live[-1].path.name} is the last",
+            expected=known.base,
+            found=found,
         )
     if live[0].base > known.start:
-        raise RecordsMissing(str(directory), 0, "the first segments are missing", expected=known.start, found=live[0].base)
+        raise RecordsMissing(
+            str(directory), 0, "the first segments are missing", expected=known.start, found=live[0].base
+        )
     count = sum(segment.base <= known.base for segment in live)
     if count != known.segments:
         why = f"{count} of {known.segments} segments are there"
         raise RecordsMissing(str(directory), 0, why, expected=known.durable, found=live[0].base)
 
 
-def _find_tail(disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredCheckpoint | None, known: Position) -> _Tail:
-    """Read the last segment to its end, from the checkpoint on if that is possible. Everything below `known` was durable."""
+def _find_tail(
+    disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredCheckpoint | None, known: Position
+) -> _Tail:
+    """Read the last segment to its end, from the checkpoint on if that is possible. Everything below `known`
+    was durable."""
     start, epoch, witness = last.header.chain, last.header.epoch, known
     fd = disk.open_read(last.path)
     try:
@@ -247,9 +298,22 @@ def _find_tail(disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredC
     finally:
         disk.close(fd)
     if witness > end:
-        raise RecordsMissing(str(last.path), offset, scanner.why or "the end of the log is missing", expected=witness, found=end)
+        raise RecordsMissing(
+            str(last.path),
+            offset,
+            scanner.why or "the end of the log is missing",
+            expected=witness,
+            found=end,
+        )
     if not clean:
-        _log.warning("log.tail_cut", path=str(last.path), offset=offset, position=end, bytes=size - offset, why=scanner.why)
+        _log.warning(
+            "log.tail_cut",
+            path=str(last.path),
+            offset=offset,
+            position=end,
+            bytes=size - offset,
+            why=scanner.why,
+        )
     durable = max(scanner.last.durable, start.position) if scanner.last else end
     return _Tail(scanner.chain, epoch, Position(durable))
 
@@ -264,7 +328,8 @@ def _begin_segment(
     epoch: int,
     rewritten_bytes_max: int,
 ) -> tuple[ActiveSegment, Chain]:
-    """Begin the new owner's segment with a copy of what may not be durable; gives it, and where the log ends now."""
+    """Begin the new owner's segment with a copy of what may not be durable; gives it, and where the log ends
+    now."""
     last = segments[-1]
     fd = disk.open_read(last.path)
     try:
@@ -280,8 +345,16 @@ def _begin_segment(
     end = scanner.chain
     if end.position < durable:
         raise CorruptRecord(str(last.path), last.offset_of(end.position), scanner.why)
-    if end.position < tail.position:  # possible where commits are acknowledged unsynced: `fsync` is `interval` or `never`
-        _log.error("log.unsynced_lost", path=str(last.path), position=end.position, bytes=tail.position - end.position, why=scanner.why)
+    if (
+        end.position < tail.position
+    ):  # possible where commits are acknowledged unsynced: `fsync` is `interval` or `never`
+        _log.error(
+            "log.unsynced_lost",
+            path=str(last.path),
+            position=end.position,
+            bytes=tail.position - end.position,
+            why=scanner.why,
+        )
 
     header = last.header._replace(epoch=epoch, chain=begin)
     active = ActiveSegment.begin(disk, directory, header, copied)

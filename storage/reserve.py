@@ -1,11 +1,14 @@
-"""Files of zeros that are given up when the disk is full, so that settlements and upkeep still find room (durability rule 6).
+"""Files of zeros that are given up when the disk is full, so that settlements and upkeep still find room
+(durability rule 6).
 
-Held: sends and settlements are written as the disk lets them. A settlement that finds the disk full releases the
-reserve and takes what it needs. From then on sends are refused unseen, so that what was released, and what draining
-gives back, serves settlements alone, until the reserve could be made anew: then there is room again.
+Held: sends and settlements are written as the disk lets them. A settlement that finds the disk full releases
+the reserve and takes what it needs. From then on sends are refused unseen, so that what was released, and
+what draining gives back, serves settlements alone, until the reserve could be made anew: then there is room
+again.
 
-A second, smaller reserve is for what gives room back: trimming and compaction must write a little before they free much. It
-comes back first, and as long as it has been given up, settlements wait for it too: they must not use up what would help them.
+A second, smaller reserve is for what gives room back: trimming and compaction must write a little before they
+free much. It comes back first, and as long as it has been given up, settlements wait for it too: they must
+not use up what would help them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One segment: a file of a log, its name, its header, and the writing at its end. Knows nothing of other segments.
+"""One segment: a file of a log, its name, its header, and the writing at its end. Knows nothing of other
+segments.
 
 A segment is a header of 256 bytes and the frames from position `base` on. All numbers are little endian.
 
@@ -17,11 +18,12 @@ A segment is a header of 256 bytes and the frames from position `base` on. All n
         72   184  the entity's generation identifier, UTF-8, filled up with zeros
        256     …  frames (`record.py`), then zeros
 
-Its name is `<base>-<epoch>.segment`, in hexadecimal. What a log's segments of lower epochs hold from its base on is void.
+Its name is `<base>-<epoch>.segment`, in hexadecimal. What a log's segments of lower epochs hold from its base
+on is void.
 
-The file is filled with zeros ahead of its frames, in steps that double while the log is busy: a sync that changes neither
-the size nor the extents of a file spares the file system a journal commit. Measured (ext4, 16 files of 32 KiB a round,
-4 threads): 1.05 ms and 0.70 ms of CPU a round, 1.5 ms and 0.95 ms without.
+The file is filled with zeros ahead of its frames, in steps that double while the log is busy: a sync that
+changes neither the size nor the extents of a file spares the file system a journal commit. Measured (ext4, 16
+files of 32 KiB a round, 4 threads): 1.05 ms and 0.70 ms of CPU a round, 1.5 ms and 0.95 ms without.
 """
 
 from __future__ import annotations
@@ -103,7 +105,8 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
     position, sequence, before = header.chain
     assert before is not None and len(entity) <= ENTITY_BYTES_MAX and len(header.salt) == SALT_BYTES
     tail = _TAIL.pack(
-        FORMAT_VERSION, header.partition, header.epoch, len(entity), 0, position, sequence, before, header.salt, entity
+        FORMAT_VERSION, header.partition, header.epoch, len(entity), 0, position, sequence, before,
+        header.salt, entity
     )  # fmt: skip
     return _HEAD.pack(_MAGIC, crc32c(tail)) + tail
 
@@ -135,7 +138,8 @@ class _Put(NamedTuple):
 class ActiveSegment:
     """The segment that is written to. Used by one thread at a time; after CommitFailed not at all.
 
-    While nothing is written, the file may be put away: it is closed as it is, and taken up again before the next write.
+    While nothing is written, the file may be put away: it is closed as it is, and taken up again before the
+    next write.
     """
 
     __slots__ = ("_disk", "_fd", "_fill_step", "_filled", "_put", "segment", "used")
@@ -151,8 +155,11 @@ class ActiveSegment:
         self._put: _Put | None = None
 
     @classmethod
-    def begin(cls, disk: Disk, directory: Path, header: SegmentHeader, frames: Sequence[bytes] = ()) -> ActiveSegment:
-        """Begin a new segment, durably, which holds these frames. Raises DiskFull (nothing happened), CommitFailed."""
+    def begin(
+        cls, disk: Disk, directory: Path, header: SegmentHeader, frames: Sequence[bytes] = ()
+    ) -> ActiveSegment:
+        """Begin a new segment, durably, which holds these frames. Raises DiskFull (nothing happened),
+        CommitFailed."""
         segment = Segment(directory / segment_name(header), header)
         fd = publish(disk, segment.path, [encode_segment_header(header), *frames])
         used = SEGMENT_HEADER_BYTES + sum(map(len, frames))
@@ -169,7 +176,8 @@ class ActiveSegment:
         return self._fd >= 0
 
     def put_away(self) -> None:
-        """Close the file; nothing on the disk changes. Every frame must be durable, for a later error of this file would go unnoticed."""
+        """Close the file; nothing on the disk changes. Every frame must be durable, for a later error of this
+        file would go unnoticed."""
         with contextlib.suppress(OSError):  # then it is not taken up again either
             begin = max(0, self.used - PUT_BYTES)
             end = self._disk.read(self._fd, self.used - begin, begin)
@@ -177,7 +185,8 @@ class ActiveSegment:
         self.abandon()
 
     def take_up(self) -> None:
-        """Open the file that was put away. Raises CommitFailed, with nothing written, if it cannot be opened or has changed."""
+        """Open the file that was put away. Raises CommitFailed, with nothing written, if it cannot be opened
+        or has changed."""
         put, self._put = self._put, None
         fd = -1
         try:
@@ -185,13 +194,26 @@ class ActiveSegment:
                 raise CommitFailed(f"{self.segment.path}: its end could not be read when it was closed")
             fd = self._disk.open_write(self.segment.path)
             begin = self.used - len(put.end)
-            found = _Put(self._disk.identity(fd), self._disk.size(fd), self._disk.read(fd, len(put.end), begin))
+            found = _Put(
+                self._disk.identity(fd), self._disk.size(fd), self._disk.read(fd, len(put.end), begin)
+            )
             if found != put:
-                what = "file" if found.identity != put.identity else f"size ({put.size} bytes)" if found.size != put.size else "end"
-                raise CommitFailed(f"{self.segment.path}: it was changed while it was closed: it has not the same {what} any more")
+                what = (
+                    "file"
+                    if found.identity != put.identity
+                    else f"size ({put.size} bytes)"
+                    if found.size != put.size
+                    else "end"
+                )
+                raise CommitFailed(
+                    f"{self.segment.path}: it was changed while it was closed: it has not the same "
+                    f"{what} any more"
+                )
         except OSError as error:
             close_quietly(self._disk, fd)
-            raise CommitFailed(f"{self.segment.path}: it could not be opened again: {error.strerror}") from error
+            raise CommitFailed(
+                f"{self.segment.path}: it could not be opened again: {error.strerror}"
+            ) from error
         except CommitFailed:
             close_quietly(self._disk, fd)
             raise
@@ -202,7 +224,8 @@ class ActiveSegment:
         return self.used + length <= self._filled
 
     def write(self, frame: list[bytes], fill_until: int) -> None:
-        """Write a frame behind the last one, and zeros behind it as far as `fill_until` allows; it is not durable yet.
+        """Write a frame behind the last one, and zeros behind it as far as `fill_until` allows; it is not
+        durable yet.
 
         Raises DiskFull, and then nothing of it is kept, or CommitFailed.
         """
@@ -233,15 +256,19 @@ class ActiveSegment:
         self.used = end
 
     def _undo(self) -> None:
-        """Cut off what a write to a full disk has left. Raises CommitFailed: then only a new segment makes it void."""
+        """Cut off what a write to a full disk has left. Raises CommitFailed: then only a new segment makes it
+        void."""
         try:
             self._disk.truncate(self._fd, self.used)
         except OSError as error:
-            raise CommitFailed(f"{self.segment.path}: what a full disk left could not be undone: {error.strerror}") from error
+            raise CommitFailed(
+                f"{self.segment.path}: what a full disk left could not be undone: {error.strerror}"
+            ) from error
         self._filled = self.used
 
     def sync(self) -> None:
-        """Make all frames durable. Raises CommitFailed; it is never tried again on this file (durability rule 4)."""
+        """Make all frames durable. Raises CommitFailed; it is never tried again on this file (durability rule
+        4)."""
         try:
             self._disk.sync(self._fd)
         except OSError as error:
@@ -263,6 +290,7 @@ class ActiveSegment:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is: what stands behind its last durable frame is made void by the next segment."""
+        """Close the file as it is: what stands behind its last durable frame is made void by the next
+        segment."""
         fd, self._fd = self._fd, -1
         close_quietly(self._disk, fd)

@@ -1,11 +1,13 @@
-"""How large a segment may become, and how much is held back for a full disk: in proportion to the disk and to the log. Pure."""
+"""How large a segment may become, and how much is held back for a full disk: in proportion to the disk and to
+the log. Pure."""
 
 from __future__ import annotations
 
 SEGMENT_BYTES_MIN = 16 << 10
 """However little room there is."""
 SEGMENT_BYTES_FIRST = 4 << 20
-"""The first segments of a log. Smaller ones would cost traffic through a short log more syncs than they gain room."""
+"""The first segments of a log. Smaller ones would cost traffic through a short log more syncs than they gain
+room."""
 SEGMENTS_PER_LOG = 16
 """A long log has about so many segments, so that what a few messages hold back is a small part of it."""
 SEGMENTS_PER_FREE = 64
@@ -19,7 +21,8 @@ UPKEEP_RESERVES = 2
 
 
 def segment_bytes(log_bytes: int, free_bytes: int, bytes_max: int) -> int:
-    """The bound for a segment that is begun now: the log's length, what the disk has free, and the setting."""
+    """The bound for a segment that is begun now: the log's length, what the disk has free, and the
+    setting."""
     wanted = max(SEGMENT_BYTES_FIRST, log_bytes // SEGMENTS_PER_LOG)
     return min(bytes_max, max(SEGMENT_BYTES_MIN, min(wanted, free_bytes // SEGMENTS_PER_FREE)))
 

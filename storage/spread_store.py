@@ -1,10 +1,12 @@
-"""SpreadStore: the logs of a broker in several folders, each a store of its own with its own committer, threads, reserve and lock.
+"""SpreadStore: the logs of a broker in several folders, each a store of its own with its own committer,
+threads, reserve and lock.
 
-The log of a partition is in the folder `place(entity, partition, folders)`, where `folders` is how many there were when the entity was
-created. So a folder that is added takes partitions of new entities alone, and nothing has to be looked for.
+The log of a partition is in the folder `place(entity, partition, folders)`, where `folders` is how many there
+were when the entity was created. So a folder that is added takes partitions of new entities alone, and
+nothing has to be looked for.
 
-What goes wrong with one folder concerns the partitions in it. Where all folders are asked, those that fail are left out, and reported,
-as long as one answers.
+What goes wrong with one folder concerns the partitions in it. Where all folders are asked, those that fail
+are left out, and reported, as long as one answers.
 """
 
 from __future__ import annotations
@@ -40,8 +42,11 @@ def place(entity: str, partition: int, folders: int) -> int:
 class SpreadStore:
     """See `storage.log.LogStore`."""
 
-    def __init__(self, stores: Sequence[FileLogStore], unknown: FileLogStore, *, timeout_ms: int = TIMEOUT_MS) -> None:
-        """One store for each folder, by number; `unknown` stands for folders that nobody knows any more, and has none of its own."""
+    def __init__(
+        self, stores: Sequence[FileLogStore], unknown: FileLogStore, *, timeout_ms: int = TIMEOUT_MS
+    ) -> None:
+        """One store for each folder, by number; `unknown` stands for folders that nobody knows any more, and
+        has none of its own."""
         self._timeout_s = timeout_ms / 1_000
         self._stores = stores
         self._unknown = unknown
@@ -55,7 +60,9 @@ class SpreadStore:
         return store.log(entity, partition)
 
     async def entities(self) -> list[str]:
-        return sorted({entity for entities in await self._of_all(lambda store: store.entities()) for entity in entities})
+        return sorted(
+            {entity for entities in await self._of_all(lambda store: store.entities()) for entity in entities}
+        )
 
     async def partitions(self, entity: str) -> list[int]:
         """See `LogStore.partitions`. A folder that does not answer in time counts as failed."""
@@ -81,8 +88,11 @@ class SpreadStore:
         return {entity: sorted(numbers) for entity, numbers in missing.items()}
 
     async def delete(self, entity: str) -> None:
-        """See `LogStore.delete`. Deletes in all folders that let it, and then raises what another one has raised."""
-        results = await asyncio.gather(*(store.delete(entity) for store in self._stores), return_exceptions=True)
+        """See `LogStore.delete`. Deletes in all folders that let it, and then raises what another one has
+        raised."""
+        results = await asyncio.gather(
+            *(store.delete(entity) for store in self._stores), return_exceptions=True
+        )
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -91,11 +101,16 @@ class SpreadStore:
         await asyncio.gather(*(store.close() for store in (*self._stores, self._unknown)))
 
     async def _of_all(self, ask: Callable[[FileLogStore], Coroutine[Any, Any, T]]) -> list[T]:
-        """What the folders answer, but for those that fail. Raises FolderInUse, or what they raise if all fail."""
+        """What the folders answer, but for those that fail. Raises FolderInUse, or what they raise if all
+        fail."""
         answers: list[T] = []
         errors: list[StorageError] = []
-        for number, answer in enumerate(await asyncio.gather(*map(ask, self._stores), return_exceptions=True)):
-            if isinstance(answer, FolderInUse) or (isinstance(answer, BaseException) and not isinstance(answer, StorageError)):
+        for number, answer in enumerate(
+            await asyncio.gather(*map(ask, self._stores), return_exceptions=True)
+        ):
+            if isinstance(answer, FolderInUse) or (
+                isinstance(answer, BaseException) and not isinstance(answer, StorageError)
+            ):
                 raise answer
             if isinstance(answer, StorageError):
                 errors.append(answer)

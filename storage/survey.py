@@ -1,12 +1,15 @@
-"""Survey of one log, damaged or not: which files it has, which frames are whole, and where something is damaged or missing.
+"""Survey of one log, damaged or not: which files it has, which frames are whole, and where something is
+damaged or missing.
 
-Reads only, and needs no lock, so it also looks at the log of a running broker: the caller repeats a survey that has found something, and
-believes only what it finds twice (`check.py`). While `recovery.py` stops at the first damage, a survey goes on behind it: after a damaged
-place it looks for the next whole frame. A frame counts as whole if both of its checksums match and it says that it stands where it stands.
-No message can carry such a frame, because the checksum covers the log's salt (`record.py`).
+Reads only, and needs no lock, so it also looks at the log of a running broker: the caller repeats a survey
+that has found something, and believes only what it finds twice (`check.py`). While `recovery.py` stops at the
+first damage, a survey goes on behind it: after a damaged place it looks for the next whole frame. A frame
+counts as whole if both of its checksums match and it says that it stands where it stands. No message can
+carry such a frame, because the checksum covers the log's salt (`record.py`).
 
-The same rules as at a claim tell a torn tail from damage: behind the last whole frame of the last segment anything may stand, unless the
-extent, a checkpoint or a later frame says that this place was durable (durability rule 5).
+The same rules as at a claim tell a torn tail from damage: behind the last whole frame of the last segment
+anything may stand, unless the extent, a checkpoint or a later frame says that this place was durable
+(durability rule 5).
 """
 
 from __future__ import annotations
@@ -95,7 +98,8 @@ class Survey:
     folder: LogFolder
     findings: list[Finding] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    """Those that hold a part of the log, in order. The header of a damaged one is put together from its name and its neighbours."""
+    """Those that hold a part of the log, in order. The header of a damaged one is put together from its name
+    and its neighbours."""
     sizes: list[int] = field(default_factory=list)
     """Of their files."""
     checkpoints: list[StoredCheckpoint] = field(default_factory=list)
@@ -111,7 +115,9 @@ class Survey:
 
     def note(self, severity: Severity, path: Path, offset: int, why: str, size: int = 0) -> None:
         """Add a finding."""
-        self.findings.append(Finding(severity, self.folder.entity, self.folder.partition, str(path), offset, size, why))
+        self.findings.append(
+            Finding(severity, self.folder.entity, self.folder.partition, str(path), offset, size, why)
+        )
 
     @property
     def start(self) -> Position:
@@ -122,7 +128,8 @@ class Survey:
 
 
 def survey_files(disk: Disk, folder: LogFolder) -> Survey:
-    """Look at the names, headers, checkpoints and extent of a log; `frames` reads the rest. Raises OSError."""
+    """Look at the names, headers, checkpoints and extent of a log; `frames` reads the rest. Raises
+    OSError."""
     survey = Survey(folder)
     extents = ExtentFile(disk, folder.extents, folder.directory.parent.name, folder.entity, folder.partition)
     try:
@@ -134,18 +141,29 @@ def survey_files(disk: Disk, folder: LogFolder) -> Survey:
     names = disk.names(folder.directory)
     headers = _read_headers(disk, survey, names)
     _read_extent(survey, extents, slots)
-    salt = survey.extent.salt if survey.extent else next((header.salt for header, _ in headers.values() if header), None)
+    salt = (
+        survey.extent.salt
+        if survey.extent
+        else next((header.salt for header, _ in headers.values() if header), None)
+    )
     if salt is not None:
         survey.codec = FrameCodec(salt, folder.partition)
     _choose_segments(survey, headers, salt)
     _read_checkpoints(disk, survey, names, salt)
     is_old = slots is None and (len(survey.segments) > 1 or bool(checkpoint_paths(folder.directory, names)))
     if is_old and survey.segments:
-        survey.note(Severity.SPARE, extents.path, 0, "the extent is missing: if the log's last files are missing too, nothing shows it")
+        survey.note(
+            Severity.SPARE,
+            extents.path,
+            0,
+            "the extent is missing: if the log's last files are missing too, nothing shows it",
+        )
     return survey
 
 
-def _read_headers(disk: Disk, survey: Survey, names: list[str]) -> dict[str, tuple[SegmentHeader | None, int]]:
+def _read_headers(
+    disk: Disk, survey: Survey, names: list[str]
+) -> dict[str, tuple[SegmentHeader | None, int]]:
     """By file name: the header, None if it is damaged, and the file's size."""
     found: dict[str, tuple[SegmentHeader | None, int]] = {}
     folder = survey.folder
@@ -171,8 +189,14 @@ def _read_headers(disk: Disk, survey: Survey, names: list[str]) -> dict[str, tup
             continue
         except OSError as error:
             survey.note(Severity.UNUSABLE, path, 0, f"it cannot be read: {error.strerror}")
-        if header is not None and (header.entity, header.partition, segment_name(header)) != (folder.entity, folder.partition, name):
-            why = f"the segment is {segment_name(header)} of partition {header.partition} of {header.entity!r}"
+        if header is not None and (header.entity, header.partition, segment_name(header)) != (
+            folder.entity,
+            folder.partition,
+            name,
+        ):
+            why = (
+                f"the segment is {segment_name(header)} of partition {header.partition} of {header.entity!r}"
+            )
             survey.note(Severity.UNUSABLE, path, 0, why)
             continue
         found[name] = (header, size)
@@ -182,23 +206,36 @@ def _read_headers(disk: Disk, survey: Survey, names: list[str]) -> dict[str, tup
 def _read_extent(survey: Survey, extents: ExtentFile, slots: list[tuple[int, Extent] | None] | None) -> None:
     for place, slot in enumerate(slots or ()):
         if slot is None:
-            survey.note(Severity.SPARE, extents.path, place * SLOT_BYTES, "the slot's checksum does not match", SLOT_BYTES)
+            survey.note(
+                Severity.SPARE,
+                extents.path,
+                place * SLOT_BYTES,
+                "the slot's checksum does not match",
+                SLOT_BYTES,
+            )
     whole = [slot for slot in slots or () if slot is not None]
     survey.extent = max(whole)[1] if whole else None
 
 
-def _choose_segments(survey: Survey, headers: dict[str, tuple[SegmentHeader | None, int]], salt: bytes | None) -> None:
-    """The segments that hold the log, as `recovery.py` chooses them, but by their names, so that it does not need the headers."""
+def _choose_segments(
+    survey: Survey, headers: dict[str, tuple[SegmentHeader | None, int]], salt: bytes | None
+) -> None:
+    """The segments that hold the log, as `recovery.py` chooses them, but by their names, so that it does not
+    need the headers."""
     live: list[tuple[Segment, int]] = []
     by_epoch = sorted(headers, key=lambda name: (int(name[17:25], 16), int(name[:16], 16)))
     for name in by_epoch:
         header, size = headers[name]
         base, epoch = Position(int(name[:16], 16)), int(name[17:25], 16)
         if header is not None and salt is not None and header.salt != salt:
-            survey.note(Severity.UNUSABLE, survey.folder.directory / name, 56, "the segment belongs to another log")
+            survey.note(
+                Severity.UNUSABLE, survey.folder.directory / name, 56, "the segment belongs to another log"
+            )
             continue
         if header is None:
-            header = SegmentHeader(survey.folder.entity, survey.folder.partition, epoch, salt or b"", Chain(base, 0, None))
+            header = SegmentHeader(
+                survey.folder.entity, survey.folder.partition, epoch, salt or b"", Chain(base, 0, None)
+            )
         while live and live[-1][0].base >= base:
             live.pop()
         live.append((Segment(survey.folder.directory / name, header), size))
@@ -213,7 +250,8 @@ def _choose_segments(survey: Survey, headers: dict[str, tuple[SegmentHeader | No
 def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes | None) -> None:
     damaged: list[tuple[Path, int, str]] = []
     start = survey.start
-    # The files of checkpoints that were replaced hold blocks of the two that are kept. Nothing reads their own tables.
+    # The files of checkpoints that were replaced hold blocks of the two that are kept. Nothing reads their
+    # own tables.
     paths = checkpoint_paths(survey.folder.directory, names)
     known = survey.extent.checkpoint if survey.extent else None
     newest_is_missing = known is not None and (not paths or paths[0].name < f"{known:016x}")
@@ -246,8 +284,11 @@ def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes 
         survey.note(severity, path, offset, why)
 
 
-def frames(disk: Disk, survey: Survey, progress: Callable[[int], None] = lambda size: None) -> Iterator[Frame | Gap]:
-    """All whole frames of a log in order, and the gaps between them; adds what is wrong to the survey's findings. Raises OSError.
+def frames(
+    disk: Disk, survey: Survey, progress: Callable[[int], None] = lambda size: None
+) -> Iterator[Frame | Gap]:
+    """All whole frames of a log in order, and the gaps between them; adds what is wrong to the survey's
+    findings. Raises OSError.
 
     `progress` is told how many bytes were read since it was told last.
     """
@@ -264,7 +305,10 @@ def frames(disk: Disk, survey: Survey, progress: Callable[[int], None] = lambda 
         yield Gap(survey.segments[0].path, 0, survey.segments[0].base, None, why)
         return
     if known is not None and survey.segments[0].base > known.start:
-        why = f"the first segments are missing: the log began at position {known.start} and begins at {survey.segments[0].base}"
+        why = (
+            f"the first segments are missing: the log began at position {known.start} and begins at "
+            f"{survey.segments[0].base}"
+        )
         survey.note(Severity.UNUSABLE, folder.directory, 0, why)
         yield Gap(folder.directory, 0, known.start, survey.segments[0].base, why)
     for number, segment in enumerate(survey.segments):
@@ -284,11 +328,21 @@ def frames(disk: Disk, survey: Survey, progress: Callable[[int], None] = lambda 
 class _Reader:
     """The frames and gaps of one segment."""
 
-    def __init__(self, disk: Disk, survey: Survey, segment: Segment, size: int, successor: Segment | None) -> None:
-        self._disk, self._survey, self._segment, self._size, self._successor = disk, survey, segment, size, successor
+    def __init__(
+        self, disk: Disk, survey: Survey, segment: Segment, size: int, successor: Segment | None
+    ) -> None:
+        self._disk, self._survey, self._segment, self._size, self._successor = (
+            disk,
+            survey,
+            segment,
+            size,
+            successor,
+        )
         assert survey.codec is not None
         self._codec = survey.codec
-        self._until = successor.base if successor is not None else max(segment.position_at(size), segment.base)
+        self._until = (
+            successor.base if successor is not None else max(segment.position_at(size), segment.base)
+        )
         self._fd = -1
 
     def close(self) -> None:
@@ -311,11 +365,17 @@ class _Reader:
             except OSError as error:
                 failure = f"it cannot be read: {error.strerror}"
             place = scanner.chain.position
-            if not failure and (place >= self._until if self._successor is not None else self._is_end(place, scanner.why)):
+            if not failure and (
+                place >= self._until if self._successor is not None else self._is_end(place, scanner.why)
+            ):
                 return
             behind = self._next_frame(place)
             why = failure or scanner.why or "the end of the log is missing"
-            if behind is None and self._successor is not None and self._segment.offset_of(self._until) > self._size:
+            if (
+                behind is None
+                and self._successor is not None
+                and self._segment.offset_of(self._until) > self._size
+            ):
                 why = f"the segment ends before {self._successor.path.name} begins"
             yield self._gap(place, self._end_of_gap(behind), why)
             if behind is None:
@@ -335,7 +395,12 @@ class _Reader:
     def _is_end(self, place: Position, why: str) -> bool:
         """Whether the log may end here, in the last segment: nothing says that more was durable."""
         survey, offset = self._survey, self._segment.offset_of(place)
-        witness = max([survey.extent.durable if survey.extent else 0, *(each.chain.position for each in survey.checkpoints)])
+        witness = max(
+            [
+                survey.extent.durable if survey.extent else 0,
+                *(each.chain.position for each in survey.checkpoints),
+            ]
+        )
         last = survey.extent
         if last is not None and (self._segment.base, self._segment.header.epoch) < (last.base, last.epoch):
             witness = last.base
@@ -346,7 +411,13 @@ class _Reader:
             return False
         if not is_clean:
             size = self._disk.size(self._fd) - offset
-            survey.note(Severity.NOTE, self._segment.path, offset, f"an unfinished commit, which nobody was told of ({why})", size)
+            survey.note(
+                Severity.NOTE,
+                self._segment.path,
+                offset,
+                f"an unfinished commit, which nobody was told of ({why})",
+                size,
+            )
         return True
 
     def _next_frame(self, position: Position) -> Position | None:

@@ -11,14 +11,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 OwnerFailed = Callable[[str, BaseException], None]
-"""Called with the name of a background task that has died, and its error. Its owner cannot keep its promises any more."""
+"""Called with the name of a background task that has died, and its error. Its owner cannot keep its promises
+any more."""
 
 
 class UnderWay:
     """Counts the work that a log has begun on the disk and cannot call back. Owned by the event loop.
 
-    Whoever waits for such work waits to its end, also when cancelled, until `let_go` is called: from then on a cancelled waiter
-    leaves the work alone. The work goes on all the same, and whoever needs the files next awaits `ended` first.
+    Whoever waits for such work waits to its end, also when cancelled, until `let_go` is called: from then on
+    a cancelled waiter leaves the work alone. The work goes on all the same, and whoever needs the files next
+    awaits `ended` first.
     """
 
     __slots__ = ("_count", "_none", "is_let_go")
@@ -26,7 +28,8 @@ class UnderWay:
     def __init__(self) -> None:
         self._count = 0
         self._none: asyncio.Event | None = None
-        """Set when none is left; made when somebody waits for that, for an event takes 800 bytes in each log."""
+        """Set when none is left; made when somebody waits for that, for an event takes 800 bytes in each
+        log."""
         self.is_let_go = False
         """Cancelled waiters do not wait for what is under way. False again once all of it has ended."""
 
@@ -59,11 +62,14 @@ class UnderWay:
             await self._none.wait()
 
 
-async def run_to_end(executor: Executor | None, function: Callable[[], T], under_way: UnderWay | None = None) -> T:
-    """Run a function in a thread and wait for its end, also when cancelled meanwhile: a thread cannot be called back.
+async def run_to_end(
+    executor: Executor | None, function: Callable[[], T], under_way: UnderWay | None = None
+) -> T:
+    """Run a function in a thread and wait for its end, also when cancelled meanwhile: a thread cannot be
+    called back.
 
-    Executor None is the event loop's own. The cancellation is raised afterwards, in place of the function's result.
-    With `under_way`, the wait after a cancellation ends when that lets go.
+    Executor None is the event loop's own. The cancellation is raised afterwards, in place of the function's
+    result. With `under_way`, the wait after a cancellation ends when that lets go.
     """
     future = asyncio.get_running_loop().run_in_executor(executor, function)
     if under_way is not None:
@@ -81,7 +87,8 @@ async def run_to_end(executor: Executor | None, function: Callable[[], T], under
 
 
 async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives. If it takes longer, or the caller is cancelled, it goes on unheard. Raises TimeoutError."""
+    """What the work gives. If it takes longer, or the caller is cancelled, it goes on unheard. Raises
+    TimeoutError."""
     task = asyncio.create_task(work)
     task.add_done_callback(take_note)
     if not (await asyncio.wait([task], timeout=limit_s))[0]:
@@ -114,4 +121,6 @@ def start_background(work: Coroutine[Any, Any, None], name: str, failed: OwnerFa
 
 def report_to_loop(name: str, error: BaseException) -> None:
     """The default for `failed`: the event loop's exception handler reports the death."""
-    asyncio.get_running_loop().call_exception_handler({"message": f"the background task {name} has died", "exception": error})
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": f"the background task {name} has died", "exception": error}
+    )

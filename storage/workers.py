@@ -1,8 +1,8 @@
 """A thread pool in which work that hangs does not hold up the rest.
 
-While work waits, the pool looks at its threads every LOOK_S. A thread that still does what it did at the last look is stuck, and another
-thread takes its place, up to STUCK_MAX times. The threads are daemons: a process that stops does not wait for a disk that
-does not answer.
+While work waits, the pool looks at its threads every LOOK_S. A thread that still does what it did at the last
+look is stuck, and another thread takes its place, up to STUCK_MAX times. The threads are daemons: a process
+that stops does not wait for a disk that does not answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ STUCK_MAX = 64
 
 
 class Workers(Executor):
-    """At most `threads` at work, not counting stuck ones. Work is submitted in the event loop, or where there is none."""
+    """At most `threads` at work, not counting stuck ones. Work is submitted in the event loop, or where there
+    is none."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._threads_max, self._name = threads, name
@@ -57,7 +58,9 @@ class Workers(Executor):
             self._changed.notify()
         elif len(self._threads) < self._threads_max + len(self._stuck):
             number = next(self._numbers)
-            thread = threading.Thread(target=self._work, args=(number,), name=f"{self._name}-{number}", daemon=True)
+            thread = threading.Thread(
+                target=self._work, args=(number,), name=f"{self._name}-{number}", daemon=True
+            )
             self._threads[number] = thread
             thread.start()
         elif not self._look_due:

@@ -1,4 +1,5 @@
-"""What holds for every test: property tests draw the same examples in each run, unless HYPOTHESIS_PROFILE says otherwise."""
+"""What holds for every test: property tests draw the same examples in each run, unless HYPOTHESIS_PROFILE
+says otherwise."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Sends and receives through the official Azure SDK, and shows which partition each message went to.
 
-Run it while a broker runs (`make run`, then `make demo`). A message's partition stands in the top 16 bits of its sequence
-number. Messages with the same partition key share a partition and keep their order; without one they go round.
+Run it while a broker runs (`make run`, then `make demo`). A message's partition stands in the top 16 bits of
+its sequence number. Messages with the same partition key share a partition and keep their order; without one
+they go round.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from azure.servicebus.exceptions import ServiceBusConnectionError
 from rich.console import Console
 from rich.table import Table
 
-CONNECTION_STRING = (
-    "Endpoint=sb://localhost;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;"
-)
+CONNECTION_STRING = "Endpoint=sb://localhost;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;"
 PARTITION_SHIFT = 48
 NOT_REACHED = """\
 The broker cannot be reached. {error}
@@ -29,8 +28,14 @@ KEYS = ("red", "green", "blue", None)
 
 def main() -> int:
     """Send, receive, complete, and print a table; 1 if no broker can be reached."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--connection-string", default=CONNECTION_STRING, help="as the broker prints it (default: the standard port)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--connection-string",
+        default=CONNECTION_STRING,
+        help="as the broker prints it (default: the standard port)",
+    )
     parser.add_argument("--queue", default="queue.1", help="default: %(default)s")
     parser.add_argument("--count", type=int, default=24, help="how many messages (default: %(default)s)")
     arguments = parser.parse_args()
@@ -52,11 +57,15 @@ def send(client: ServiceBusClient, queue: str, run_id: str, count: int) -> float
     with client.get_queue_sender(queue) as sender:
         for number in range(count):
             key = KEYS[number % len(KEYS)]
-            sender.send_messages(ServiceBusMessage(f"message {number}", partition_key=key, correlation_id=run_id))
+            sender.send_messages(
+                ServiceBusMessage(f"message {number}", partition_key=key, correlation_id=run_id)
+            )
     return time.perf_counter() - began
 
 
-def receive(client: ServiceBusClient, queue: str, run_id: str, count: int) -> tuple[list[ServiceBusReceivedMessage], float]:
+def receive(
+    client: ServiceBusClient, queue: str, run_id: str, count: int
+) -> tuple[list[ServiceBusReceivedMessage], float]:
     """Receive and complete until this run's messages are all here, or nothing comes any more."""
     found: list[ServiceBusReceivedMessage] = []
     began = time.perf_counter()
@@ -75,12 +84,18 @@ def show(messages: list[ServiceBusReceivedMessage], queue: str, sent_in: float, 
     table = Table("Message", "Partition key", "Partition", "Number in it", title=f"{queue}: what went where")
     for message in sorted(messages, key=lambda each: int(str(each).split()[-1])):
         number = message.sequence_number or 0
-        table.add_row(str(message), message.partition_key or "-", str(number >> PARTITION_SHIFT), str(number & (1 << PARTITION_SHIFT) - 1))
+        table.add_row(
+            str(message),
+            message.partition_key or "-",
+            str(number >> PARTITION_SHIFT),
+            str(number & (1 << PARTITION_SHIFT) - 1),
+        )
     console = Console()
     console.print(table)
     partitions = Counter((message.sequence_number or 0) >> PARTITION_SHIFT for message in messages)
     console.print(
-        f"{len(messages)} messages in {len(partitions)} partitions; sent in {sent_in:.2f} s, received and completed in {received_in:.2f} s"
+        f"{len(messages)} messages in {len(partitions)} partitions; sent in {sent_in:.2f} s, received "
+        f"and completed in {received_in:.2f} s"
     )
 
 

@@ -3,9 +3,9 @@
     amqps://host:port/orders      /orders      orders      percent%20encoded      topic/Subscriptions/sub
     …/$DeadLetterQueue            …/$Transfer/$DeadLetterQueue          …/$management          $cbs
 
-Scheme and authority are cut off, the rest is percent-decoded and loses its slashes at both ends; suffixes are known in any
-case. Whether the entity exists is not known here. An attach is answered with the address as it came, never with what is
-made of it here.
+Scheme and authority are cut off, the rest is percent-decoded and loses its slashes at both ends; suffixes are
+known in any case. Whether the entity exists is not known here. An attach is answered with the address as it
+came, never with what is made of it here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Address:
 
     @property
     def path(self) -> str:
-        """What a claim must reach for a client to be let in: a claim on an entity reaches its subqueues and its node."""
+        """What a claim must reach for a client to be let in: a claim on an entity reaches its subqueues and
+        its node."""
         return "/".join(part for part in (self.entity, self.subqueue, self.node) if part)
 
     @property
@@ -74,8 +75,8 @@ def parse_address(text: str) -> Address:
 def audience_path(audience: str) -> str:
     """The entity path of a token's audience, or of a SAS token's resource; "" for the whole namespace.
 
-    Scheme, authority and query are cut off, slashes trimmed, case folded (AMQP contract 2.5). Without a scheme the first
-    part is the host: `host/orders`, `host`. The text is decoded already.
+    Scheme, authority and query are cut off, slashes trimmed, case folded (AMQP contract 2.5). Without a
+    scheme the first part is the host: `host/orders`, `host`. The text is decoded already.
     """
     _, scheme, rest = audience.partition("://")
     without_scheme = rest if scheme else audience
@@ -98,7 +99,9 @@ def _checked_entity(segments: list[str], text: str) -> str:
     if not entity:
         raise BadAddress(f"The address '{text:.300}' names no entity.")
     if len(entity) > ENTITY_CHARACTERS_MAX:
-        raise BadAddress(f"The entity path has {len(entity)} characters, at most {ENTITY_CHARACTERS_MAX} are allowed.")
+        raise BadAddress(
+            f"The entity path has {len(entity)} characters, at most {ENTITY_CHARACTERS_MAX} are allowed."
+        )
     if not all(segments) or any(segment.startswith("$") for segment in segments):
         raise BadAddress(f"'{entity}' is no entity path: a part of it is empty or begins with '$'.")
     if not {".", ".."}.isdisjoint(segments):

@@ -2,9 +2,10 @@
 
     SharedAccessSignature sr=<resource>&sig=<signature>&se=<unix seconds>&skn=<rule name>         in any order
 
-The signature covers `sr` as it stands in the token, still encoded, and `se`: each SDK encodes differently, so nothing is
-decoded and encoded again. Keys look like Base64 but are used as text. A rule is looked for on the entity that `sr` names,
-on its parents, then on the namespace; a token is good for its resource and everything below it.
+The signature covers `sr` as it stands in the token, still encoded, and `se`: each SDK encodes differently, so
+nothing is decoded and encoded again. Keys look like Base64 but are used as text. A rule is looked for on the
+entity that `sr` names, on its parents, then on the namespace; a token is good for its resource and everything
+below it.
 
 No text made here repeats a key, a signature or a token.
 """
@@ -25,7 +26,8 @@ from broker.entities.descriptions import AuthorizationRule
 MANAGE, LISTEN, SEND = "Manage", "Listen", "Send"
 
 EXPIRY_S_MAX = 253_402_300_799
-"""The last second of the year 9999, the latest that the clients' timestamps can hold. Later expiries count as this one."""
+"""The last second of the year 9999, the latest that the clients' timestamps can hold. Later expiries count as
+this one."""
 
 _SCHEME = "sharedaccesssignature "
 _TOKEN_CHARACTERS_MAX = 8_192
@@ -49,7 +51,8 @@ class Claim:
 
     @property
     def of_namespace(self) -> bool:
-        """Whether the key is one of the namespace's rules; an entity's own key creates and lists no entities (HTTP contract 1.7)."""
+        """Whether the key is one of the namespace's rules; an entity's own key creates and lists no entities
+        (HTTP contract 1.7)."""
         return not self.owner
 
     def lasts(self, now_ms: int) -> bool:
@@ -61,7 +64,8 @@ class Claim:
         return reaches(self.path, path)
 
     def covers(self, path: str, right: str) -> bool:
-        """Whether the claim gives the right on the entity path; "" is the namespace. Manage includes the other two."""
+        """Whether the claim gives the right on the entity path; "" is the namespace. Manage includes the
+        other two."""
         return (right in self.rights or MANAGE in self.rights) and self.covers_path(path)
 
     def covers_any(self, path: str, rights: Iterable[str]) -> bool:
@@ -72,15 +76,21 @@ class Claim:
 class Authorizer:
     """Verifies tokens and keys against the rules in force."""
 
-    def __init__(self, namespace_rules: Sequence[AuthorizationRule], entity_rules: Callable[[str], Sequence[AuthorizationRule]]) -> None:
-        """`entity_rules` gives the rules of an entity path, in any case; none for an entity that does not exist."""
+    def __init__(
+        self,
+        namespace_rules: Sequence[AuthorizationRule],
+        entity_rules: Callable[[str], Sequence[AuthorizationRule]],
+    ) -> None:
+        """`entity_rules` gives the rules of an entity path, in any case; none for an entity that does not
+        exist."""
         self._namespace_rules = namespace_rules
         self._entity_rules = entity_rules
 
     def verify_token(self, text: str, now_ms: int, grace_ms: int = 0) -> Claim:
         """The claim of a SAS token. Raises Refused(UNAUTHORIZED).
 
-        `grace_ms` is how long after its end the token is still taken: Python's administration client uses one for 60 s more.
+        `grace_ms` is how long after its end the token is still taken: Python's administration client uses one
+        for 60 s more.
         """
         resource, signature, expiry, key_name = _token_parts(text)
         path = audience_path(unquote_plus(resource))
@@ -100,29 +110,40 @@ class Authorizer:
         expires_at_ms = claim.expires_at_ms
         assert expires_at_ms is not None, "a token has an expiry"
         if expires_at_ms + grace_ms <= now_ms:
-            raise _refused(f"ExpiredToken: The token expired at {expiry} (seconds since 1970), {(now_ms - expires_at_ms) // 1000} s ago.")
+            raise _refused(
+                f"ExpiredToken: The token expired at {expiry} (seconds since 1970), "
+                f"{(now_ms - expires_at_ms) // 1000} s ago."
+            )
         return claim
 
     def verify_key(self, key_name: str, key: str) -> Claim:
-        """The claim of a rule of the namespace by its name and either of its keys (SASL PLAIN). Raises Refused(UNAUTHORIZED).
+        """The claim of a rule of the namespace by its name and either of its keys (SASL PLAIN). Raises
+        Refused(UNAUTHORIZED).
 
-        An entity's rules cannot be meant: the login comes before any address, and rules of many entities may share a name. Their keys
-        sign tokens, which name the entity.
+        An entity's rules cannot be meant: the login comes before any address, and rules of many entities may
+        share a name. Their keys sign tokens, which name the entity.
         """
         for rule in self._namespace_rules:
-            if rule.key_name == key_name and any(hmac.compare_digest(one.encode(), key.encode()) for one in _keys(rule)):
+            if rule.key_name == key_name and any(
+                hmac.compare_digest(one.encode(), key.encode()) for one in _keys(rule)
+            ):
                 return Claim("", rule.rights, None, key_name, key=key)
         raise _refused("InvalidSignature: Unknown key name or wrong key.")
 
     def in_force(self, claim: Claim) -> Claim | None:
-        """What is left of a claim under the rules of now: with fewer rights if its rule lost some, None without any.
+        """What is left of a claim under the rules of now: with fewer rights if its rule lost some, None
+        without any.
 
-        None once the key was removed or changed, or its entity was deleted (even if created again without it). A right that the rule has
-        gained does not count: a token put anew brings it.
+        None once the key was removed or changed, or its entity was deleted (even if created again without
+        it). A right that the rule has gained does not count: a token put anew brings it.
         """
         rules = self._entity_rules(claim.owner) if claim.owner else self._namespace_rules
         for rule in rules:
-            if rule.key_name == claim.key_name and claim.key in _keys(rule) and (rights := claim.rights & rule.rights):
+            if (
+                rule.key_name == claim.key_name
+                and claim.key in _keys(rule)
+                and (rights := claim.rights & rule.rights)
+            ):
                 return claim if rights == claim.rights else replace(claim, rights=rights)
         return None
 
@@ -143,7 +164,8 @@ def key_name_of(token: object) -> str | None:
 
 
 def reaches(claimed: str, path: str) -> bool:
-    """Whether an entity path, in any case, is a claimed one (case folded; "" is the whole namespace), or lies below it."""
+    """Whether an entity path, in any case, is a claimed one (case folded; "" is the whole namespace), or lies
+    below it."""
     path = path.strip("/").casefold()
     return not claimed or path == claimed or path.startswith(claimed + "/")
 
@@ -151,11 +173,19 @@ def reaches(claimed: str, path: str) -> bool:
 def _token_parts(text: str) -> tuple[str, str, str, str]:
     """`sr`, `sig` and `se` as they stand in the token, and `skn` decoded."""
     if len(text) > _TOKEN_CHARACTERS_MAX:
-        raise _refused(f"MalformedToken: The token has {len(text)} characters, at most {_TOKEN_CHARACTERS_MAX} are allowed.")
-    if any("\ud800" <= character <= "\udfff" for character in text):  # a header that is no UTF-8, as Python HTTP stacks hand it over
+        raise _refused(
+            f"MalformedToken: The token has {len(text)} characters, at most {_TOKEN_CHARACTERS_MAX} "
+            "are allowed."
+        )
+    if any(
+        "\ud800" <= character <= "\udfff" for character in text
+    ):  # a header that is no UTF-8, as Python HTTP stacks hand it over
         raise _refused("MalformedToken: The token is no UTF-8.")
     if text[: len(_SCHEME)].casefold() != _SCHEME:
-        raise _refused("MalformedToken: Only SAS tokens are supported ('SharedAccessSignature sr=…'); JSON web tokens are not.")
+        raise _refused(
+            "MalformedToken: Only SAS tokens are supported ('SharedAccessSignature sr=…'); JSON web "
+            "tokens are not."
+        )
     parts: dict[str, str] = {}
     for pair in text[len(_SCHEME) :].strip().split("&"):
         name, _, value = pair.partition("=")
@@ -172,9 +202,12 @@ def _token_parts(text: str) -> tuple[str, str, str, str]:
 
 
 def _expires_at_ms(expiry: str) -> int:
-    """A token's `se` in milliseconds since the epoch, clamped to what a timestamp can hold: long-lived ready-made tokens work."""
+    """A token's `se` in milliseconds since the epoch, clamped to what a timestamp can hold: long-lived
+    ready-made tokens work."""
     digits = expiry.lstrip("0")
-    return (EXPIRY_S_MAX if len(digits) > len(str(EXPIRY_S_MAX)) else min(int(digits or "0"), EXPIRY_S_MAX)) * 1000
+    return (
+        EXPIRY_S_MAX if len(digits) > len(str(EXPIRY_S_MAX)) else min(int(digits or "0"), EXPIRY_S_MAX)
+    ) * 1000
 
 
 def _keys(rule: AuthorizationRule) -> list[str]:

@@ -1,1 +1,2 @@
-"""What every part of the broker uses, and which uses none of them: time, refusals, counters, slices of work, sockets."""
+"""What every part of the broker uses, and which uses none of them: time, refusals, counters, slices of work,
+sockets."""

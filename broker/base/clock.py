@@ -2,16 +2,18 @@
 
 A clock gives two times, both in milliseconds:
 
-*Wall time* (`now_ms`), since the Unix epoch: what is stored, what clients are shown, schedules, and the expiry of tokens and
-certificates. It follows the machine's clock, so it may step forward or back at any moment.
+*Wall time* (`now_ms`), since the Unix epoch: what is stored, what clients are shown, schedules, and the
+expiry of tokens and certificates. It follows the machine's clock, so it may step forward or back at any
+moment.
 
-*Monotonic time* (`monotonic_ms`), from an arbitrary start: for durations. Locks, times to live, idle times, duplicate windows, pauses and
-retries use it, so a step of the wall clock neither ends nor freezes them. It advances while the machine is suspended (CLOCK_BOOTTIME), as
-time does for clients on other machines. The event loop's timers may stand still in a suspend. They only wake tasks, which then look at this
-clock, and `ClockWatch` notices a suspend.
+*Monotonic time* (`monotonic_ms`), from an arbitrary start: for durations. Locks, times to live, idle times,
+duplicate windows, pauses and retries use it, so a step of the wall clock neither ends nor freezes them. It
+advances while the machine is suspended (CLOCK_BOOTTIME), as time does for clients on other machines. The
+event loop's timers may stand still in a suspend. They only wake tasks, which then look at this clock, and
+`ClockWatch` notices a suspend.
 
-The two never mix. To show a moment in monotonic time to a client, add `Clock.now_ms() - Clock.monotonic_ms()` at that time. A stored moment
-in wall time is converted to monotonic time when it is read back.
+The two never mix. To show a moment in monotonic time to a client, add `Clock.now_ms() - Clock.monotonic_ms()`
+at that time. A stored moment in wall time is converted to monotonic time when it is read back.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def elapsed_s() -> float:
 
 
 def worked_s() -> float:
-    """Seconds of processor time that this thread has used: how long its work takes, whatever else the machine does meanwhile."""
+    """Seconds of processor time that this thread has used: how long its work takes, whatever else the machine
+    does meanwhile."""
     return time.thread_time()
 
 
@@ -46,7 +49,8 @@ class SystemClock:
     __slots__ = ()
 
     _MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    """Where CLOCK_BOOTTIME does not exist, the system's monotonic clock is used, whether or not it advances in a suspend."""
+    """Where CLOCK_BOOTTIME does not exist, the system's monotonic clock is used, whether or not it advances
+    in a suspend."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -56,7 +60,8 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that tests move by hand. Its two times are far apart, so that a test fails where they are mixed up."""
+    """A clock that tests move by hand. Its two times are far apart, so that a test fails where they are mixed
+    up."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000, monotonic_ms: int = 5_000_000) -> None:
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
@@ -90,7 +95,8 @@ INTERRUPTED_MS = 50
 
 
 class ClockWatch:
-    """Notices that the wall clock was set, or that the machine was suspended. Call `look` about every second."""
+    """Notices that the wall clock was set, or that the machine was suspended. Call `look` about every
+    second."""
 
     __slots__ = ("_before", "_clock")
 
@@ -99,16 +105,20 @@ class ClockWatch:
         self._before = self._read()
 
     def look(self) -> tuple[int, int]:
-        """How far the wall clock was set since the last look, negative for back, and how long timers stood still; 0 for neither."""
+        """How far the wall clock was set since the last look, negative for back, and how long timers stood
+        still; 0 for neither."""
         before, read = self._before, self._read()
         self._before = read or before
         if before is None or read is None:
             return 0, 0
         step_ms, suspended_ms = read[0] - before[0], read[1] - before[1]
-        return step_ms if abs(step_ms) >= STEP_MS_MIN else 0, suspended_ms if suspended_ms >= SUSPEND_MS_MIN else 0
+        return step_ms if abs(
+            step_ms
+        ) >= STEP_MS_MIN else 0, suspended_ms if suspended_ms >= SUSPEND_MS_MIN else 0
 
     def _read(self) -> tuple[int, int] | None:
-        """How far wall time is ahead of monotonic time, and monotonic time ahead of the clock of the event loop's timers."""
+        """How far wall time is ahead of monotonic time, and monotonic time ahead of the clock of the event
+        loop's timers."""
         before = self._clock.monotonic_ms()
         now_ms, timer_ms = self._clock.now_ms(), time.monotonic_ns() // 1_000_000
         after = self._clock.monotonic_ms()

@@ -1,8 +1,9 @@
 """The counters of one entity as plain numbers, and how many entities' counters are written for Prometheus.
 
-A broker may have ten thousand entities with some thirty-five series each. So an entity's counters are numbers in one small object (some
-2 KiB with everything counted), the hot path adds to them once per batch, and they become text only when somebody asks, a few entities
-at a time: `exposition` gives small steps, for `broker/base/slices.py`.
+A broker may have ten thousand entities with some thirty-five series each. So an entity's counters are numbers
+in one small object (some 2 KiB with everything counted), the hot path adds to them once per batch, and they
+become text only when somebody asks, a few entities at a time: `exposition` gives small steps, for
+`broker/base/slices.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ COUNTERS: Mapping[str, str] = {
     "receive_cache_recalls": "Messages that a partition took back from a cache for another receiver.",
     "receive_cache_returns": "Messages given back unseen when a link or connection closed.",
 }
-"""Counters of each entity: attribute of `EntityCounters` and name without `partibus_` and `_total`, and what it counts."""
+"""Counters of each entity: attribute of `EntityCounters` and name without `partibus_` and `_total`, and what
+it counts."""
 SEND_SECONDS = "send_seconds"
 SEND_SECONDS_TEXT = "From a transfer's arrival to its acknowledgement."
 ENTITY_SERIES = frozenset({*(f"{PREFIX}{name}_total" for name in COUNTERS), PREFIX + SEND_SECONDS})
@@ -51,7 +53,8 @@ class Durations:
 
     def __init__(self) -> None:
         self.buckets = [0] * (len(SECONDS) + 1)
-        """How many were at most as long as each bound of SECONDS and longer than the one before; the last: longer than all."""
+        """How many were at most as long as each bound of SECONDS and longer than the one before; the last:
+        longer than all."""
         self.seconds = 0.0
         """Their sum."""
 
@@ -89,10 +92,14 @@ class EntityCounters:
     def __init__(self, entity: str) -> None:
         self.entity = entity
         self.incoming_messages = self.incoming_bytes = self.outgoing_messages = self.outgoing_bytes = 0
-        self.completed_messages = self.abandoned_messages = self.deferred_messages = self.dead_lettered_messages = 0
+        self.completed_messages = self.abandoned_messages = self.deferred_messages = (
+            self.dead_lettered_messages
+        ) = 0
         self.expired_messages = self.expired_locks = 0
         self.successful_requests = self.user_errors = self.server_errors = 0
-        self.receive_cache_hits = self.receive_cache_misses = self.receive_cache_recalls = self.receive_cache_returns = 0
+        self.receive_cache_hits = self.receive_cache_misses = self.receive_cache_recalls = (
+            self.receive_cache_returns
+        ) = 0
         self.send_seconds = Durations()
 
     @property
@@ -113,7 +120,8 @@ def label_of(entity: str) -> str:
 
 
 def exposition(entities: Sequence[EntityCounters]) -> Iterator[str]:
-    """The text of these entities' counters, family by family; each step has some hundred lines, or is empty."""
+    """The text of these entities' counters, family by family; each step has some hundred lines, or is
+    empty."""
     groups: list[tuple[list[str], list[EntityCounters]]] = []
     for start in range(0, len(entities), _ENTITIES_PER_STEP):
         counted = [each for each in entities[start : start + _ENTITIES_PER_STEP] if each.counted]
@@ -124,10 +132,17 @@ def exposition(entities: Sequence[EntityCounters]) -> Iterator[str]:
         yield heading(total, text, "counter")
         value_of = attrgetter(name)
         for labels, counted in groups:
-            yield "".join([f"{total}{{{label}}} {value_of(each)}.0\n" for label, each in zip(labels, counted, strict=True)])
+            yield "".join(
+                [
+                    f"{total}{{{label}}} {value_of(each)}.0\n"
+                    for label, each in zip(labels, counted, strict=True)
+                ]
+            )
     yield heading(PREFIX + SEND_SECONDS, SEND_SECONDS_TEXT, "histogram")
     for labels, counted in groups:
-        yield "".join([_histogram(label, each.send_seconds) for label, each in zip(labels, counted, strict=True)])
+        yield "".join(
+            [_histogram(label, each.send_seconds) for label, each in zip(labels, counted, strict=True)]
+        )
 
 
 _LE = [*(f',le="{bound}"}} ' for bound in SECONDS), ',le="+Inf"} ']
@@ -140,5 +155,8 @@ def _histogram(label: str, durations: Durations) -> str:
     for le, more in zip(_LE, durations.buckets, strict=True):
         count += more
         lines.append(f"{start}{le}{count}.0\n")
-    lines.append(f"{PREFIX}{SEND_SECONDS}_count{{{label}}} {count}.0\n{PREFIX}{SEND_SECONDS}_sum{{{label}}} {durations.seconds!r}\n")
+    lines.append(
+        f"{PREFIX}{SEND_SECONDS}_count{{{label}}} {count}.0\n{PREFIX}{SEND_SECONDS}_sum{{{label}}} "
+        f"{durations.seconds!r}\n"
+    )
     return "".join(lines)

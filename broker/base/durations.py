@@ -1,7 +1,8 @@
 """Durations as text: ISO 8601 / XML `duration`, to and from milliseconds (HTTP contract 3.1).
 
-"Without limit" is None inside and `P10675199DT2H48M5.4775807S` outside, which is .NET's longest time span. It does not
-survive every client's arithmetic (Python sends `…5.477539S` back), so anything from 10,675,199 days on means the same.
+"Without limit" is None inside and `P10675199DT2H48M5.4775807S` outside, which is .NET's longest time span. It
+does not survive every client's arithmetic (Python sends `…5.477539S` back), so anything from 10,675,199 days
+on means the same.
 
 Written with days, hours, minutes and seconds only: Java's parser knows neither years nor months.
 """
@@ -43,7 +44,11 @@ def format_duration(milliseconds: int | None) -> str:
     minutes, rest = divmod(rest, 60_000)
     seconds, fraction = divmod(rest, 1_000)
     second = f"{seconds}.{fraction:03d}".rstrip("0") if fraction else str(seconds)
-    clock = "".join(f"{value}{unit}" for value, unit in ((hours, "H"), (minutes, "M"), (second, "S")) if value not in (0, "0"))
+    clock = "".join(
+        f"{value}{unit}"
+        for value, unit in ((hours, "H"), (minutes, "M"), (second, "S"))
+        if value not in (0, "0")
+    )
     if not days and not clock:
         return "PT0S"
     return "P" + (f"{days}D" if days else "") + (f"T{clock}" if clock else "")

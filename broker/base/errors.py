@@ -32,7 +32,8 @@ class Reason(enum.Enum):
 
 
 class Refused(Exception):
-    """An operation that is not carried out: a reason, and a sentence that names the limit and the value met."""
+    """An operation that is not carried out: a reason, and a sentence that names the limit and the value
+    met."""
 
     def __init__(self, reason: Reason, description: str) -> None:
         super().__init__(description)

@@ -1,9 +1,10 @@
 """Log lines about single clients, of which only so many are written in a second.
 
-A client without credentials can be refused thousands of times a second. A line for each would fill the disk that the messages are on, and
-take the time of everybody else. For each event the first LINES_MAX lines of a second are written; the next line that is written has the
-number of those that were left out before it (`left_out`). If none follows within a second or two, the number has a line of its own. What a
-client says may be long, so no text in a line is longer than TEXT_MAX.
+A client without credentials can be refused thousands of times a second. A line for each would fill the disk
+that the messages are on, and take the time of everybody else. For each event the first LINES_MAX lines of a
+second are written; the next line that is written has the number of those that were left out before it
+(`left_out`). If none follows within a second or two, the number has a line of its own. What a client says may
+be long, so no text in a line is longer than TEXT_MAX.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ SECOND = 1.0
 
 
 class SparingLog:
-    """Counts the lines of each event. One per broker; used in the event loop. `elapsed_s` is a clock in seconds that nobody sets."""
+    """Counts the lines of each event. One per broker; used in the event loop. `elapsed_s` is a clock in
+    seconds that nobody sets."""
 
     def __init__(self, elapsed_s: Callable[[], float], *, look_s: float = SECOND) -> None:
         """`look_s`: how often to look whether a flood has ended."""
@@ -29,7 +31,8 @@ class SparingLog:
         self._events: dict[str, _Second] = {}
 
     def info(self, log: FilteringBoundLogger, event: str, **values: object) -> None:
-        """Write a line to `log`, or count it as left out. Event names are fixed, so there are a few of them only."""
+        """Write a line to `log`, or count it as left out. Event names are fixed, so there are a few of them
+        only."""
         now = self._elapsed_s()
         second = self._events.get(event)
         if second is None:

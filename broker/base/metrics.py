@@ -1,12 +1,13 @@
 """The broker's metrics: one object, one registry, every name (`GET /metrics`, Prometheus).
 
-Names follow the service's metrics (HTTP contract 6.4) in Prometheus' spelling: totals are counters, `entity` is the
-label, times are histograms in seconds. Each one is explained in `docs/configuration.md`; a test fails when one is missing
-there. The registry has what the process has once. The counters of entities are plain numbers (`entity_counters.py`), and what can be
-counted when asked for (messages in an entity) is a gauge, gathered at scrape time; `http/metrics.py` puts all three together.
+Names follow the service's metrics (HTTP contract 6.4) in Prometheus' spelling: totals are counters, `entity`
+is the label, times are histograms in seconds. Each one is explained in `docs/configuration.md`; a test fails
+when one is missing there. The registry has what the process has once. The counters of entities are plain
+numbers (`entity_counters.py`), and what can be counted when asked for (messages in an entity) is a gauge,
+gathered at scrape time; `http/metrics.py` puts all three together.
 
-On the hot path call `committed` once per batch: adding to a registered counter takes a lock and five calls. What was added is moved
-into the counters when somebody looks.
+On the hot path call `committed` once per batch: adding to a registered counter takes a lock and five calls.
+What was added is moved into the counters when somebody looks.
 """
 
 from __future__ import annotations
@@ -69,16 +70,27 @@ class Metrics:
         self.connections_opened = counter("connections_opened", "AMQP connections opened.")
         self.connections_closed = counter("connections_closed", "AMQP connections closed.")
         self.active_links = gauge("active_links", "AMQP links attached now.")
-        self.inflight_bytes = gauge("inflight_bytes", "Bytes received and not yet acknowledged, unfinished messages and requests included.")
+        self.inflight_bytes = gauge(
+            "inflight_bytes",
+            "Bytes received and not yet acknowledged, unfinished messages and requests included.",
+        )
         self.unserved_bytes = gauge(
-            "unserved_bytes", "Bytes read from sockets that wait for their connection's turn, over all connections."
+            "unserved_bytes",
+            "Bytes read from sockets that wait for their connection's turn, over all connections.",
         )
         self.memory_used_bytes = gauge(
-            "memory_used_bytes", "Memory in use: resident memory, without what was freed and is used again first."
+            "memory_used_bytes",
+            "Memory in use: resident memory, without what was freed and is used again first.",
         )
-        self.memory_mark_bytes = gauge("memory_mark_bytes", "Memory above which messages are refused until receivers have made room.")
-        self.memory_limited = gauge("memory_limited", "1 while messages are refused for lack of memory, 0 otherwise.")
-        self.http_requests = counter("http_requests", "HTTP requests answered, by status.", ("method", "status"))
+        self.memory_mark_bytes = gauge(
+            "memory_mark_bytes", "Memory above which messages are refused until receivers have made room."
+        )
+        self.memory_limited = gauge(
+            "memory_limited", "1 while messages are refused for lack of memory, 0 otherwise."
+        )
+        self.http_requests = counter(
+            "http_requests", "HTTP requests answered, by status.", ("method", "status")
+        )
         self.http_connections_refused = counter(
             "http_connections_refused", "HTTP connections that the broker ended, by reason.", ("reason",)
         )
@@ -94,9 +106,13 @@ class Metrics:
             registry=self.registry,
             buckets=SECONDS,
         )
-        self.commit_failures = counter("commit_failures", "Commits whose write or sync failed; each takes its partition down.")
+        self.commit_failures = counter(
+            "commit_failures", "Commits whose write or sync failed; each takes its partition down."
+        )
         self.partition_restarts = counter("partition_restarts", "Partitions that came back after a failure.")
-        self.partitions_unknown = gauge("partitions_unknown", "Partitions whose messages have not been counted again since a crash.")
+        self.partitions_unknown = gauge(
+            "partitions_unknown", "Partitions whose messages have not been counted again since a crash."
+        )
 
     def committed(self, records: int, size: int, seconds: float) -> None:
         """A commit is durable: its records, its bytes, and how long it took."""

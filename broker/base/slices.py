@@ -1,6 +1,7 @@
 """Long work on the event loop, done in slices, so that whoever has a message under way hardly notices.
 
-All who share one `Slices` take turns: in one turn of the event loop no more than one slice runs, however many clients ask at once.
+All who share one `Slices` take turns: in one turn of the event loop no more than one slice runs, however many
+clients ask at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Slices:
         self._turn = asyncio.Lock()
 
     async def of(self, steps: Iterable[T]) -> AsyncIterator[list[T]]:
-        """What the steps give, a slice at a time. A step must be short: 1 ms at most. The caller may wait between slices."""
+        """What the steps give, a slice at a time. A step must be short: 1 ms at most. The caller may wait
+        between slices."""
         seconds = self._seconds or asyncio.get_running_loop().time
         remaining = iter(steps)
         more = True
@@ -38,7 +40,9 @@ class Slices:
                     if seconds() >= end:
                         more = True
                         break
-                await asyncio.sleep(0)  # with the turn in hand: the next slice, whoever's it is, comes in another turn of the loop
+                await asyncio.sleep(
+                    0
+                )  # with the turn in hand: the next slice, whoever's it is, comes in another turn of the loop
             if found:
                 yield found
 

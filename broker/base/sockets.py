@@ -16,9 +16,11 @@ import structlog
 log = structlog.get_logger("sockets")
 
 ATTEMPTS = 16
-"""With port 0: a port that is free on one address may be taken on the next one, but hardly so often in a row."""
+"""With port 0: a port that is free on one address may be taken on the next one, but hardly so often in a
+row."""
 ACCEPTED_AT_ONCE = 32
-"""Connections accepted in one turn of the event loop, so that many that come at once do not hold up the loop."""
+"""Connections accepted in one turn of the event loop, so that many that come at once do not hold up the
+loop."""
 ACCEPT_PAUSE_S = 0.5
 """How long to wait when the process is out of file descriptors: accepting again at once would spin."""
 _MISSING = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
@@ -28,12 +30,16 @@ _Address = tuple[int, tuple[Any, ...]]
 
 
 async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Listening sockets on every address of the host, all on one port; port 0 is one that is free on all of them.
+    """Listening sockets on every address of the host, all on one port; port 0 is one that is free on all of
+    them.
 
-    Clients are queued from here on. An address that only the host's name has, and not this machine (`localhost` where IPv6 is switched
-    off), is left out and logged. Raises OSError, also where nothing is left.
+    Clients are queued from here on. An address that only the host's name has, and not this machine
+    (`localhost` where IPv6 is switched off), is left out and logged. Raises OSError, also where nothing is
+    left.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     addresses = list(dict.fromkeys((int(family), address) for family, _, _, _, address in found))
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -45,7 +51,8 @@ async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
 
 
 async def accept_each(listener: socket.socket, welcome: Callable[[socket.socket], None], name: str) -> None:
-    """Accept clients and hand each to `welcome`, until cancelled; then close the listener. `name` is the service's, for the log."""
+    """Accept clients and hand each to `welcome`, until cancelled; then close the listener. `name` is the
+    service's, for the log."""
     try:
         while True:
             await readable(listener)

@@ -23,8 +23,10 @@ from storage.survey import Severity
 CHECK_EPILOG = """
 What the findings mean:
 
-* `unusable`: a queue or partition cannot be served, or some of its messages cannot be read. `partibus repair` says what can be saved.
-* `spare`: one of two copies is damaged or missing. The other serves; the broker or `partibus repair` replaces it.
+* `unusable`: a queue or partition cannot be served, or some of its messages cannot be read.
+  `partibus repair` says what can be saved.
+* `spare`: one of two copies is damaged or missing. The other serves; the broker or `partibus repair`
+  replaces it.
 * `note`: no damage, for example an unfinished commit that a crash has left. The next start clears it away.
 
 Exit codes: 0 nothing is damaged, 1 something is damaged or missing, 2 the folder could not be checked.
@@ -38,10 +40,14 @@ Examples:
 DataDir = Annotated[
     list[Path] | None,
     typer.Option(
-        envvar=variable_of("data_dir"), show_default="data", help="The broker's data folder. Give it once for each, if there are several."
+        envvar=variable_of("data_dir"),
+        show_default="data",
+        help="The broker's data folder. Give it once for each, if there are several.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table, and no progress.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of a table, and no progress.")
+]
 
 
 def check(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = False) -> None:
@@ -62,13 +68,15 @@ def check(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fa
 
 
 def named_folders(context: typer.Context, given: list[Path] | None) -> list[Path] | None:
-    """The data folders that the command line names. Those in variables are left to the settings, which pass over empty names."""
+    """The data folders that the command line names. Those in variables are left to the settings, which pass
+    over empty names."""
     source = context.get_parameter_source("data_dir")
     return given if given and source is not None and source.name == "COMMANDLINE" else None
 
 
 def data_folders(context: typer.Context, given: list[Path] | None) -> tuple[Path, ...]:
-    """The folders that `partibus serve` would use with the same options and variables. Raises WrongSettings."""
+    """The folders that `partibus serve` would use with the same options and variables. Raises
+    WrongSettings."""
     named = named_folders(context, given)
     return (load_settings(data_dir=named) if named else load_settings()).data_dirs
 
@@ -84,14 +92,20 @@ def shown(progress: Progress, *, hidden: bool) -> Iterator[Progress]:
     """Show on the terminal how far a check is; nothing is shown where standard error is no terminal."""
     console = Console(stderr=True)
     bar = ProgressBar(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("partitions"),
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("partitions"),
         TextColumn("{task.fields[read]}"), TimeElapsedColumn(),
         console=console, transient=True, disable=hidden or not console.is_terminal,
     )  # fmt: skip
     task = bar.add_task("Checking", total=None, read="")
 
     def report() -> None:
-        bar.update(task, completed=progress.logs_read, total=progress.logs or None, read=size_text(progress.bytes_read))
+        bar.update(
+            task,
+            completed=progress.logs_read,
+            total=progress.logs or None,
+            read=size_text(progress.bytes_read),
+        )
 
     progress.report = report
     with bar:
@@ -111,14 +125,18 @@ def counted(count: int, noun: str) -> str:
 
 
 def output() -> Console:
-    """Standard output. In a file or pipe nothing is wrapped, so that a search for a file's name finds it in one piece."""
+    """Standard output. In a file or pipe nothing is wrapped, so that a search for a file's name finds it in
+    one piece."""
     return Console(width=None if sys.stdout.isatty() else 400, highlight=False)
 
 
 def _print(report: Report) -> None:
     console = output()
     progress = report.progress
-    read = f"{counted(progress.logs_read, 'partition')} ({size_text(progress.bytes_read)}) and {counted(progress.files, 'catalogue file')}"
+    read = (
+        f"{counted(progress.logs_read, 'partition')} ({size_text(progress.bytes_read)}) and "
+        f"{counted(progress.files, 'catalogue file')}"
+    )
     console.print(f"{', '.join(map(str, report.roots))}: read {read}.")
     if not report.findings:
         console.print("Nothing is damaged, and nothing is missing.")
@@ -137,5 +155,6 @@ def _print(report: Report) -> None:
     console.print(table)
     if any(each.severity is Severity.UNUSABLE for each in report.findings):
         console.print(
-            "Stop the broker and run `partibus repair`: it says what can be saved and what is gone, and changes nothing without --yes."
+            "Stop the broker and run `partibus repair`: it says what can be saved and what is gone, "
+            "and changes nothing without --yes."
         )

@@ -1,8 +1,8 @@
 """The command line: `partibus serve`, and small helpers around it.
 
-Reads options, environment and configuration file, says what is wrong with them in words that help, and hands over to
-`server.py`. Exit codes: 0 ended as asked, 1 the world failed (a port is taken, a disk is broken), 2 the settings or the
-configuration file are wrong.
+Reads options, environment and configuration file, says what is wrong with them in words that help, and hands
+over to `server.py`. Exit codes: 0 ended as asked, 1 the world failed (a port is taken, a disk is broken), 2
+the settings or the configuration file are wrong.
 """
 
 from __future__ import annotations
@@ -54,11 +54,17 @@ Then connect any Service Bus SDK with
 Every other setting is a `PARTIBUS_...` variable too: `partibus settings` lists them.
 """
 
-PORTS_ADVICE = "Another program listens there. Choose other ports with --amqp-port, --amqps-port and --http-port; 0 takes a free one."
+PORTS_ADVICE = (
+    "Another program listens there. Choose other ports with --amqp-port, --amqps-port and --http-port; 0 "
+    "takes a free one."
+)
 
 app = typer.Typer(
     name="partibus",
-    help="A partitioned service bus: an AMQP 1.0 broker that behaves like Azure Service Bus partitioned entities.",
+    help=(
+        "A partitioned service bus: an AMQP 1.0 broker that behaves like Azure Service Bus partitioned "
+        "entities."
+    ),
     epilog="`partibus serve --help` has examples; `partibus settings` lists every setting.",
     no_args_is_help=True,
     add_completion=False,
@@ -82,7 +88,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def partibus(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """A partitioned service bus."""
 
@@ -103,14 +111,25 @@ def serve(
         typer.Option(
             envvar=variable_of("data_dir"),
             show_default="data",
-            help="Folder for the logs and the generated certificate. Give it once for each disk: new queues are spread over all of them.",
+            help=(
+                "Folder for the logs and the generated certificate. Give it once for each disk: new queues "
+                "are spread over all of them."
+            ),
         ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(envvar=variable_of("host"), show_default="127.0.0.1", help="Address to listen on; `0.0.0.0` is every one.")
+        str | None,
+        typer.Option(
+            envvar=variable_of("host"),
+            show_default="127.0.0.1",
+            help="Address to listen on; `0.0.0.0` is every one.",
+        ),
     ] = None,
     amqp_port: Annotated[
-        int | None, typer.Option(envvar=variable_of("amqp_port"), show_default="5672", help="AMQP port. 0 takes any free one.")
+        int | None,
+        typer.Option(
+            envvar=variable_of("amqp_port"), show_default="5672", help="AMQP port. 0 takes any free one."
+        ),
     ] = None,
     amqps_port: Annotated[
         str | None,
@@ -131,7 +150,11 @@ def serve(
     ] = None,
     log_format: Annotated[
         LogFormatOption | None,
-        typer.Option(envvar=variable_of("log_format"), show_default="console in a terminal, otherwise json", help="How log lines look."),
+        typer.Option(
+            envvar=variable_of("log_format"),
+            show_default="console in a terminal, otherwise json",
+            help="How log lines look.",
+        ),
     ] = None,
     show_connections: Annotated[
         bool | None,
@@ -176,14 +199,22 @@ def serve(
         cause = _cause(error)
         if cause is None:
             raise
-        reason = f"{cause.strerror}\n{PORTS_ADVICE}" if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE else cause
+        reason = (
+            f"{cause.strerror}\n{PORTS_ADVICE}"
+            if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+            else cause
+        )
         _fail(reason, 2 if isinstance(cause, WrongCertificate) else 1)
 
 
 @app.command()
 def health(
     url: Annotated[
-        str, typer.Option(help="Address of the HTTP port.", show_default=f"{variable_of('host')} and {variable_of('http_port')}")
+        str,
+        typer.Option(
+            help="Address of the HTTP port.",
+            show_default=f"{variable_of('host')} and {variable_of('http_port')}",
+        ),
     ] = "",
 ) -> None:
     """Ask a running broker how it is: exit code 0 when it serves, 1 when not. For container health checks."""
@@ -202,7 +233,8 @@ def health(
 
 @app.command("settings")
 def list_settings() -> None:
-    """List every setting: its environment variable, default and meaning. The values in effect are not shown: keys are among them."""
+    """List every setting: its environment variable, default and meaning. The values in effect are not shown:
+    keys are among them."""
     table = Table("Variable", "Default", "Meaning", show_lines=False)
     for name, field in Settings.model_fields.items():
         table.add_row(variable_of(name), default_text(field.default), field.description or "")
@@ -247,7 +279,9 @@ def _warn(settings: Settings, file: ConfigFile | None) -> None:
         log.warning(
             "setting.unknown",
             variable=name,
-            advice=f"No setting has this name; `partibus settings` lists all {ENVIRONMENT_PREFIX}… variables.",
+            advice=(
+                f"No setting has this name; `partibus settings` lists all {ENVIRONMENT_PREFIX}… variables."
+            ),
         )
     for warning in file.warnings if file is not None else ():
         log.warning("config.without_effect", file=str(file.path) if file else None, detail=warning)
@@ -255,7 +289,8 @@ def _warn(settings: Settings, file: ConfigFile | None) -> None:
 
 
 def _cause(error: Exception) -> Exception | None:
-    """What the world or the user did, out of the groups that tasks wrap it in; None for a fault of our own."""
+    """What the world or the user did, out of the groups that tasks wrap it in; None for a fault of our
+    own."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error if isinstance(error, OSError | WrongCertificate | StorageError) else None
@@ -265,7 +300,10 @@ def _fail(reason: object, code: int) -> NoReturn:
     for line in str(reason).splitlines():
         typer.echo(f"partibus: {line}", err=True)
     if code == 2:
-        typer.echo("Nothing was started. `partibus serve --help` and docs/configuration.md say what is possible.", err=True)
+        typer.echo(
+            "Nothing was started. `partibus serve --help` and docs/configuration.md say what is possible.",
+            err=True,
+        )
     raise typer.Exit(code)
 
 

@@ -24,13 +24,16 @@ Without `--yes` nothing is changed: the command says what it would do, and which
 
 With `--yes`:
 
-* A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are lost: such messages come again.
+* A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are
+  lost: such messages come again.
 * A damaged file whose copy serves is set aside, and the broker makes a new one.
-* Nothing is deleted: what is replaced moves to the folder `damaged`, with a report. Remove that folder once you do not need it any more.
+* Nothing is deleted: what is replaced moves to the folder `damaged`, with a report. Remove that folder
+  once you do not need it any more.
 
 A rebuilt log needs room for its messages beside the old one.
 
-Exit codes: 0 nothing was damaged, or all of it was repaired; 1 something is damaged and was not repaired; 2 the command could not work.
+Exit codes: 0 nothing was damaged, or all of it was repaired; 1 something is damaged and was not repaired;
+2 the command could not work.
 
 Examples:
 
@@ -39,10 +42,15 @@ Examples:
 * `partibus repair --json | jq '.logs[] | {queue, partition, gone}'`
 """
 
-Yes = Annotated[bool, typer.Option("--yes", help="Carry it out. Without this option the command only says what it would do.")]
+Yes = Annotated[
+    bool,
+    typer.Option("--yes", help="Carry it out. Without this option the command only says what it would do."),
+]
 
 
-def repair(context: typer.Context, data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -> None:
+def repair(
+    context: typer.Context, data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False
+) -> None:
     """Say what can be saved of a damaged data folder and which messages are gone; with --yes, repair it.
 
     The broker must be stopped. Damaged files are moved aside, never deleted.
@@ -76,27 +84,47 @@ def repair(context: typer.Context, data_dir: DataDir = None, yes: Yes = False, a
 def _print(plan: Plan) -> None:
     console = output()
     if plan.is_empty:
-        missing = "What is missing has a copy, and the broker makes it again. " if plan.report.damaged else "Nothing is damaged. "
+        missing = (
+            "What is missing has a copy, and the broker makes it again. "
+            if plan.report.damaged
+            else "Nothing is damaged. "
+        )
         console.print(f"{', '.join(map(str, plan.report.roots))}: {missing}There is nothing to repair.")
         return
     for name in plan.finished:
-        console.print(f"{name}: an earlier repair was cut short {'and is finished now' if plan.done else 'and would be finished first'}.")
+        console.print(
+            f"{name}: an earlier repair was cut short "
+            f"{'and is finished now' if plan.done else 'and would be finished first'}."
+        )
     if plan.logs:
-        table = Table("Queue", "Partition", "Kept", "Sequence numbers gone", "Settlements", "Damage", show_lines=True)
+        table = Table(
+            "Queue", "Partition", "Kept", "Sequence numbers gone", "Settlements", "Damage", show_lines=True
+        )
         for log in plan.logs:
             table.add_row(log.queue, str(log.partition), *outcome_texts(log), "\n".join(log.why))
         console.print(table)
     moved = "moved to" if plan.done else "would be moved to"
     for log in plan.logs:
         if log.moved_to:
-            console.print(f"{log.queue}, partition {log.partition}: rebuilt. The old log and the report are in {log.moved_to}")
+            console.print(
+                f"{log.queue}, partition {log.partition}: rebuilt. The old log and the report are in "
+                f"{log.moved_to}"
+            )
     for each in plan.aside:
-        console.print(f"{each.path}: {each.why}. The other copy serves; this one {moved} {DAMAGED_DIRECTORY}/")
+        console.print(
+            f"{each.path}: {each.why}. The other copy serves; this one {moved} {DAMAGED_DIRECTORY}/"
+        )
     for paths, _ in plan.merged:
         done = "was put together" if plan.done else "would be put together"
-        console.print(f"{paths[0]}: the document {done} from the good parts of its two files, which {moved} {DAMAGED_DIRECTORY}/")
+        console.print(
+            f"{paths[0]}: the document {done} from the good parts of its two files, which {moved} "
+            f"{DAMAGED_DIRECTORY}/"
+        )
     for each in plan.hopeless:
-        console.print(f"{each.path}: {each.why}. This command cannot repair it; docs/operations.md says what you can do.")
+        console.print(
+            f"{each.path}: {each.why}. This command cannot repair it; docs/operations.md says what you "
+            "can do."
+        )
     if not plan.can_help:
         console.print("Nothing was changed: there is nothing here that this command can repair.")
     elif not plan.done:
@@ -110,7 +138,11 @@ def outcome_texts(log: Rebuilding) -> tuple[str, str, str]:
     if log.commits_gone == 0:
         settlements = "all kept"
     else:
-        commits = "an unknown number of commits" if log.commits_gone is None else counted(log.commits_gone, "commit")
+        commits = (
+            "an unknown number of commits"
+            if log.commits_gone is None
+            else counted(log.commits_gone, "commit")
+        )
         settlements = f"those in {commits} are lost: receivers get these messages again"
     return counted(log.kept, "message"), "\n".join(map(range_text, log.gone)) or "none", settlements
 

@@ -1,6 +1,7 @@
 """The text for people once the broker is ready: where it listens, and connection strings to copy.
 
-Pure: takes the settings and the addresses in use, gives lines of text. A key is shown only if it is the public development key.
+Pure: takes the settings and the addresses in use, gives lines of text. A key is shown only if it is the
+public development key.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ EVERY_ADDRESS = ("0.0.0.0", "[::]")
 
 
 def welcome(settings: Settings, addresses: Mapping[str, str], authority: Path | None) -> list[str]:
-    """The lines to print. `addresses` holds the address of each service (amqp, amqps, http); `authority` is the file of the generated
-    certificate authority, None if the settings name a certificate.
+    """The lines to print. `addresses` holds the address of each service (amqp, amqps, http); `authority` is
+    the file of the generated certificate authority, None if the settings name a certificate.
     """
     key = settings.sas_key if settings.sas_key == DEVELOPMENT_KEY else f"<{variable_of('sas_key')}>"
     keys = f"SharedAccessKeyName={settings.sas_key_name};SharedAccessKey={key}"
@@ -34,6 +35,7 @@ def welcome(settings: Settings, addresses: Mapping[str, str], authority: Path | 
 
 
 def _reachable(addresses: str) -> str:
-    """`host:port` for a client on this machine; Go insists on the name `localhost` with the emulator's connection string."""
+    """`host:port` for a client on this machine; Go insists on the name `localhost` with the emulator's
+    connection string."""
     host, _, port = addresses.partition(", ")[0].rpartition(":")
     return f"localhost:{port}" if host in (*EVERY_ADDRESS, "127.0.0.1", "[::1]") else f"{host}:{port}"

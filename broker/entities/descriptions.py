@@ -14,9 +14,11 @@ MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER = "", "$deadletterqueue", "$transfer/$de
 """Names of an entity's subqueues, as they stand (case folded) behind the entity in an address."""
 
 MESSAGE_OVERHEAD_BYTES = 256
-"""What a waiting message takes of the broker's memory, whatever its size: its reference, and its entries in indexes.
+"""What a waiting message takes of the broker's memory, whatever its size: its reference, and its entries in
+indexes.
 
-An entity's size counts it for each message, so that quotas bound memory. Measured: 264 bytes with 3.6 million messages in 16 partitions.
+An entity's size counts it for each message, so that quotas bound memory. Measured: 264 bytes with 3.6 million
+messages in 16 partitions.
 """
 
 
@@ -83,20 +85,26 @@ class QueueDescription:
     name: str
     """As spelled at creation; compared without case."""
     generation: str
-    """32 hex digits, new for each creation: names the logs, and tells a client that the queue is another one."""
+    """32 hex digits, new for each creation: names the logs, and tells a client that the queue is another
+    one."""
     partitions: int
     """How many partitions, fixed at creation (1 unless partitioned)."""
     settings: QueueSettings = field(default_factory=QueueSettings)
     created_at_ms: int = 0
     updated_at_ms: int = 0
     file_settings: QueueSettings | None = None
-    """What the configuration file asked for when it was last applied: only what has changed in it since is applied again."""
+    """What the configuration file asked for when it was last applied: only what has changed in it since is
+    applied again."""
     folders: int = 1
     """Over how many data folders its partitions are spread: as many as there were when it was created."""
 
-    def updated(self, settings: QueueSettings, now_ms: int, file_settings: QueueSettings | None = None) -> QueueDescription:
+    def updated(
+        self, settings: QueueSettings, now_ms: int, file_settings: QueueSettings | None = None
+    ) -> QueueDescription:
         """The same queue with other settings; `file_settings` if they come from the configuration file."""
-        return replace(self, settings=settings, updated_at_ms=now_ms, file_settings=file_settings or self.file_settings)
+        return replace(
+            self, settings=settings, updated_at_ms=now_ms, file_settings=file_settings or self.file_settings
+        )
 
 
 def key_of(name: str) -> str:

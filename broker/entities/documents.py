@@ -1,11 +1,12 @@
 """Entities as the catalogue keeps them: one document each, JSON, so that a person can read it. Pure.
 
-    {"version": 1, "kind": "queue", "name": …, "generation": …, "partitions": …, "settings": {…}, "created_at_ms": …, "updated_at_ms": …,
+    {"version": 1, "kind": "queue", "name": …, "generation": …, "partitions": …, "settings": {…},
+    "created_at_ms": …, "updated_at_ms": …,
      "file_settings": null, or {…} as the configuration file gave them when they were last applied,
      "folders": over how many data folders its partitions are spread, 1 where it is missing}
 
-Fields of the settings that a later version added keep their defaults when an older document is read; `file_settings` is missing
-in the oldest ones.
+Fields of the settings that a later version added keep their defaults when an older document is read;
+`file_settings` is missing in the oldest ones.
 """
 
 from __future__ import annotations
@@ -37,14 +38,19 @@ def encode_description(description: QueueDescription) -> bytes:
 def decode_description(content: bytes) -> QueueDescription:
     """The inverse."""
     fields: dict[str, Any] = json.loads(content)
-    assert fields.pop("version") == CATALOGUE_VERSION and fields.pop("kind") == "queue", "a catalogue document of another version"
+    assert fields.pop("version") == CATALOGUE_VERSION and fields.pop("kind") == "queue", (
+        "a catalogue document of another version"
+    )
     of_file = fields.pop("file_settings", None)
     settings = _decode_settings(fields.pop("settings"))
-    return QueueDescription(**fields, settings=settings, file_settings=None if of_file is None else _decode_settings(of_file))
+    return QueueDescription(
+        **fields, settings=settings, file_settings=None if of_file is None else _decode_settings(of_file)
+    )
 
 
 def salvage_name(remains: bytes) -> str | None:
-    """The queue's name from a damaged document, if it is still legible. It may be damaged itself, so use it only for messages to people."""
+    """The queue's name from a damaged document, if it is still legible. It may be damaged itself, so use it
+    only for messages to people."""
     found = _NAME_LINE.search(remains)
     if found is None:
         return None
@@ -56,6 +62,9 @@ def salvage_name(remains: bytes) -> str | None:
 
 
 def _decode_settings(fields: dict[str, Any]) -> QueueSettings:
-    rules = tuple(AuthorizationRule(**(rule | {"rights": frozenset(rule["rights"])})) for rule in fields.pop("authorization_rules"))
+    rules = tuple(
+        AuthorizationRule(**(rule | {"rights": frozenset(rule["rights"])}))
+        for rule in fields.pop("authorization_rules")
+    )
     status = EntityStatus(fields.pop("status"))
     return replace(QueueSettings(**fields), authorization_rules=rules, status=status)

@@ -1,8 +1,9 @@
-"""What an entity may be called, and what its settings may be: one place for the API and the configuration file.
+"""What an entity may be called, and what its settings may be: one place for the API and the configuration
+file.
 
-Pure. Raises `WrongProperty` (a `Refused` for `Reason.ARGUMENT`) with the element, the limit and the value met, worded
-for the person who set it. Ranges are the service's (HTTP contract 3.1 to 3.4) unless a comment says that ours are
-wider. Existence of other entities is not judged here: only the namespace knows them.
+Pure. Raises `WrongProperty` (a `Refused` for `Reason.ARGUMENT`) with the element, the limit and the value
+met, worded for the person who set it. Ranges are the service's (HTTP contract 3.1 to 3.4) unless a comment
+says that ours are wider. Existence of other entities is not judged here: only the namespace knows them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ AUTO_DELETE_ON_IDLE_MS_MIN = 300_000
 DUPLICATE_WINDOW_MS = (5_000, 604_800_000)
 """Wider than the service's 20 s to 7 d: the emulator's files may say 5 s."""
 MAX_SIZE_MB_MAX = 81_920
-"""The service takes 1,024 and some multiples of it alone; here any number counts, so that a small disk can say what it has."""
+"""The service takes 1,024 and some multiples of it alone; here any number counts, so that a small disk can
+say what it has."""
 MAX_DELIVERY_COUNT_MAX = 2_147_483_647
 MAX_MESSAGE_SIZE_KB = (1, 102_400)
 """Wider than the service's, which begins at 1,024: a user may want small messages only."""
 
-# Starts and ends with a letter or a digit. `~` is not in the documentation, but the service takes it and MassTransit
-# makes such names.
+# Starts and ends with a letter or a digit. `~` is not in the documentation, but the service takes it and
+# MassTransit makes such names.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._~/-]*[A-Za-z0-9])?")
 # `{topic}/subscriptions/{name}` addresses a subscription, in AMQP as over HTTP.
 _SUBSCRIPTION = re.compile(r"/subscriptions(?:/|$)", re.IGNORECASE)
@@ -38,22 +40,36 @@ _RIGHTS = frozenset({"Manage", "Send", "Listen"})
 
 
 _NOT_YET: tuple[tuple[str, Callable[[QueueSettings], object], str], ...] = (
-    ("RequiresSession", lambda settings: settings.requires_session or None, "message sessions are not supported"),
+    (
+        "RequiresSession",
+        lambda settings: settings.requires_session or None,
+        "message sessions are not supported",
+    ),
     (
         "RequiresDuplicateDetection",
         lambda settings: settings.requires_duplicate_detection or None,
         "duplicates are not detected",
     ),
     ("ForwardTo", lambda settings: settings.forward_to, "messages are not forwarded"),
-    ("ForwardDeadLetteredMessagesTo", lambda settings: settings.forward_dead_lettered_to, "messages are not forwarded"),
+    (
+        "ForwardDeadLetteredMessagesTo",
+        lambda settings: settings.forward_dead_lettered_to,
+        "messages are not forwarded",
+    ),
     ("AutoDeleteOnIdle", lambda settings: settings.auto_delete_on_idle_ms, "idle entities are not deleted"),
-    ("IsAnonymousAccessible", lambda settings: settings.anonymous_accessible or None, "no entity is open without a key"),
+    (
+        "IsAnonymousAccessible",
+        lambda settings: settings.anonymous_accessible or None,
+        "no entity is open without a key",
+    ),
 )
-"""Settings that this version keeps but does not carry out: the element, its value (None if it asks for nothing), what is missing."""
+"""Settings that this version keeps but does not carry out: the element, its value (None if it asks for
+nothing), what is missing."""
 
 
 class WrongProperty(Refused):
-    """A setting that cannot be; `element` is its name in the administration API and in the configuration file."""
+    """A setting that cannot be; `element` is its name in the administration API and in the configuration
+    file."""
 
     def __init__(self, element: str, description: str) -> None:
         super().__init__(Reason.ARGUMENT, description)
@@ -71,17 +87,31 @@ def check_entity_name(name: str) -> None:
     if not _NAME.fullmatch(name) or "//" in name:
         _refuse(
             "Name",
-            f"'{name}' contains character(s) that is not allowed by Service Bus. Entity segments can contain only letters, numbers, "
+            f"'{name}' contains character(s) that is not allowed by Service Bus. Entity segments can "
+            "contain only letters, numbers, "
             "periods (.), hyphens (-), and underscores (_).",
         )
     if any(segment in (".", "..") for segment in name.split("/")):
-        _refuse("Name", f"'{name}' contains the segment '.' or '..', which HTTP clients and proxies resolve, so no request could reach it.")
+        _refuse(
+            "Name",
+            (
+                f"'{name}' contains the segment '.' or '..', which HTTP clients and proxies resolve, so no "
+                "request could reach it."
+            ),
+        )
     if _SUBSCRIPTION.search(name):
-        _refuse("Name", f"'{name}' contains the segment 'subscriptions', which is reserved for the subscriptions of a topic.")
+        _refuse(
+            "Name",
+            (
+                f"'{name}' contains the segment 'subscriptions', which is reserved for the subscriptions "
+                "of a topic."
+            ),
+        )
 
 
 def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
-    """Checks every setting of a queue by itself and with the others; gives the settings as they take effect."""
+    """Checks every setting of a queue by itself and with the others; gives the settings as they take
+    effect."""
     check_entity_name(name)
     if not 0 < settings.lock_duration_ms <= LOCK_DURATION_MS_MAX:
         _refuse(
@@ -93,13 +123,18 @@ def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
     _check_range("MaxSizeInMegabytes", settings.max_size_mb, 1, MAX_SIZE_MB_MAX)
     _check_range("MaxDeliveryCount", settings.max_delivery_count, 1, MAX_DELIVERY_COUNT_MAX)
     _check_range("MaxMessageSizeInKilobytes", settings.max_message_size_kb, *MAX_MESSAGE_SIZE_KB)
-    _check_duration("DuplicateDetectionHistoryTimeWindow", settings.duplicate_detection_window_ms, *DUPLICATE_WINDOW_MS)
+    _check_duration(
+        "DuplicateDetectionHistoryTimeWindow", settings.duplicate_detection_window_ms, *DUPLICATE_WINDOW_MS
+    )
     _check_duration("DefaultMessageTimeToLive", settings.default_time_to_live_ms, 1_000, None)
     _check_duration("AutoDeleteOnIdle", settings.auto_delete_on_idle_ms, AUTO_DELETE_ON_IDLE_MS_MIN, None)
     if len(settings.user_metadata or "") > USER_METADATA_LENGTH_MAX:
         _refuse(
             "UserMetadata",
-            f"UserMetadata has {len(settings.user_metadata or '')} characters; at most {USER_METADATA_LENGTH_MAX} are allowed.",
+            (
+                f"UserMetadata has {len(settings.user_metadata or '')} characters; at most "
+                f"{USER_METADATA_LENGTH_MAX} are allowed."
+            ),
         )
     check_authorization_rules(settings.authorization_rules)
     _check_combinations(name, settings)
@@ -115,7 +150,10 @@ def check_update(name: str, old: QueueSettings, new: QueueSettings) -> QueueSett
         ("requiresSession", old.requires_session, new.requires_session),
     ):
         if before != after:
-            _refuse(element, f"The value for the '{element}' property of an existing Queue(or Topic) cannot be changed.")
+            _refuse(
+                element,
+                f"The value for the '{element}' property of an existing Queue(or Topic) cannot be changed.",
+            )
     if old.enable_partitioning != new.enable_partitioning:
         _refuse("EnablePartitioning", "Partitioning cannot be changed for Queue/Topic.")
     return check_queue(name, new)
@@ -127,7 +165,8 @@ def without_effect(settings: QueueSettings) -> list[str]:
 
 
 def check_effect(settings: QueueSettings, stored: QueueSettings | None = None) -> None:
-    """Refuse a setting that would have no effect. Stored values may stay, because an update sends the whole description back.
+    """Refuse a setting that would have no effect. Stored values may stay, because an update sends the whole
+    description back.
 
     Raises Refused(NOT_IMPLEMENTED).
     """
@@ -136,46 +175,83 @@ def check_effect(settings: QueueSettings, stored: QueueSettings | None = None) -
         if value is not None and (stored is None or value_of(stored) != value):
             raise Refused(
                 Reason.NOT_IMPLEMENTED,
-                f"{element} is not supported by this version of the broker: {missing} yet. Leave it out, and the rest takes effect.",
+                (
+                    f"{element} is not supported by this version of the broker: {missing} yet. Leave it "
+                    "out, and the rest takes effect."
+                ),
             )
 
 
 def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:
     """At most 12, each with a name of its own, keys, and rights of which Manage includes the others."""
     if len(rules) > AUTHORIZATION_RULES_MAX:
-        _refuse("AuthorizationRules", f"There are {len(rules)} authorization rules; at most {AUTHORIZATION_RULES_MAX} are allowed.")
+        _refuse(
+            "AuthorizationRules",
+            f"There are {len(rules)} authorization rules; at most {AUTHORIZATION_RULES_MAX} are allowed.",
+        )
     names = [rule.key_name.casefold() for rule in rules]
     if len(set(names)) != len(names):
         _refuse("AuthorizationRules", "Two authorization rules have the same KeyName.")
     for rule in rules:
         if not 1 <= len(rule.key_name) <= 256:
-            _refuse("AuthorizationRules", "The KeyName of an authorization rule must have 1 to 256 characters.")
+            _refuse(
+                "AuthorizationRules", "The KeyName of an authorization rule must have 1 to 256 characters."
+            )
         if not rule.primary_key:
             _refuse("AuthorizationRules", f"The authorization rule '{rule.key_name}' has no PrimaryKey.")
         if not rule.rights or not rule.rights <= _RIGHTS:
-            _refuse("AuthorizationRules", f"The authorization rule '{rule.key_name}' must have rights out of Manage, Send and Listen.")
+            _refuse(
+                "AuthorizationRules",
+                f"The authorization rule '{rule.key_name}' must have rights out of Manage, Send and Listen.",
+            )
         if "Manage" in rule.rights and rule.rights != _RIGHTS:
-            _refuse("AuthorizationRules", f"The authorization rule '{rule.key_name}': Manage requires Send and Listen.")
+            _refuse(
+                "AuthorizationRules",
+                f"The authorization rule '{rule.key_name}': Manage requires Send and Listen.",
+            )
 
 
 def _check_combinations(name: str, settings: QueueSettings) -> None:
     if settings.requires_session and settings.forward_to is not None:
         _refuse("ForwardTo", "Bad Request. ForwardTo cannot be set on an entity that requires sessions.")
     if settings.requires_duplicate_detection and settings.enable_express:
-        _refuse("EnableExpress", "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be enabled together.")
-    for element, target in (("ForwardTo", settings.forward_to), ("ForwardDeadLetteredMessagesTo", settings.forward_dead_lettered_to)):
+        _refuse(
+            "EnableExpress",
+            (
+                "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be "
+                "enabled together."
+            ),
+        )
+    for element, target in (
+        ("ForwardTo", settings.forward_to),
+        ("ForwardDeadLetteredMessagesTo", settings.forward_dead_lettered_to),
+    ):
         if target is not None and key_of(target) == key_of(name):
             _refuse(element, f"'{name}' cannot forward to itself.")
 
 
 def _check_range(element: str, value: int, lowest: int, highest: int) -> None:
     if not lowest <= value <= highest:
-        _refuse(element, f"The specified value {value} is invalid. The property '{element}' must be between {lowest} and {highest}.")
+        _refuse(
+            element,
+            (
+                f"The specified value {value} is invalid. The property '{element}' must be between "
+                f"{lowest} and {highest}."
+            ),
+        )
 
 
 def _check_duration(element: str, value_ms: int | None, lowest_ms: int, highest_ms: int | None) -> None:
     if value_ms is None and highest_ms is None:
         return
     if value_ms is None or value_ms < lowest_ms or (highest_ms is not None and value_ms > highest_ms):
-        allowed = f"at least {format_duration(lowest_ms)}" + (f" and at most {format_duration(highest_ms)}" if highest_ms else "")
-        _refuse(element, f"The specified value {format_duration(value_ms)} is invalid. The property '{element}' must be {allowed}.")
+        allowed = f"at least {format_duration(lowest_ms)}" + (
+            f" and at most {format_duration(highest_ms)}" if highest_ms else ""
+        )
+        _refuse(
+            element,
+            (
+                f"The specified value {format_duration(value_ms)} is invalid. The property '{element}' "
+                f"must be {allowed}."
+            ),
+        )

@@ -1,8 +1,9 @@
-"""One connection: events of the engine go to the link they belong to; what the links say goes out, once per turn.
+"""One connection: events of the engine go to the link they belong to; what the links say goes out, once per
+turn.
 
-Answers for the SASL exchange, the open, the claims a client has put (`$cbs`) or logged in with (PLAIN), the bounds on links,
-sessions and bytes under way, idle time-outs, and the writing: links change the engine and call `flush_soon`, and one write
-per turn of the event loop carries everything that came together.
+Answers for the SASL exchange, the open, the claims a client has put (`$cbs`) or logged in with (PLAIN), the
+bounds on links, sessions and bytes under way, idle time-outs, and the writing: links change the engine and
+call `flush_soon`, and one write per turn of the event loop carries everything that came together.
 
 Knows the socket only as a `Wire`. Runs in the event loop; nothing here waits.
 """
@@ -60,7 +61,8 @@ log = structlog.get_logger("connection")
 
 SERVER_PROPERTIES = {"product": "Partibus"}
 NO_CREDENTIALS = (
-    " This connection has presented no valid credentials: put a token to '$cbs', or log in with SASL PLAIN, with the name of a key of the"
+    " This connection has presented no valid credentials: put a token to '$cbs', or log in with SASL "
+    "PLAIN, with the name of a key of the"
     " namespace as user and the key as password."
 )
 CLOSE_TIMEOUT_S = 5.0
@@ -68,11 +70,11 @@ CLOSE_TIMEOUT_S = 5.0
 STOPS_SENDING_WITHIN_S = 2.0
 """How long messages may still come in that a client had sent before it heard that its links are closed."""
 EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
-"""About how many events are taken from the engine in one turn, and how many are dispatched between two looks at the clock. An attach costs
-0.1 ms in either place."""
+"""About how many events are taken from the engine in one turn, and how many are dispatched between two looks
+at the clock. An attach costs 0.1 ms in either place."""
 REMOTE_IDLE_TIMEOUT_MS_MIN = 1_000
-"""The shortest idle time-out that a client may announce (§2.4.5): the broker must send an empty frame twice within it. The official clients
-announce 60 s."""
+"""The shortest idle time-out that a client may announce (§2.4.5): the broker must send an empty frame twice
+within it. The official clients announce 60 s."""
 
 
 class Connection:
@@ -130,7 +132,8 @@ class Connection:
         )
         services.joined(self)
 
-    # --- from the wire ----------------------------------------------------------------------------------------------
+    # --- from the wire
+    # --------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client. What nobody foresaw ends this connection, loudly, and no other."""
@@ -154,7 +157,8 @@ class Connection:
         self.flush_soon()
 
     def fail(self) -> None:
-        """End this connection after an unexpected exception, with a traceback in the log, and no other connection."""
+        """End this connection after an unexpected exception, with a traceback in the log, and no other
+        connection."""
         log.exception("connection.failed", peer=self.peer, container=self.container_id)
         self._failed = True
         self.wire.abort()
@@ -179,7 +183,8 @@ class Connection:
 
     @property
     def is_late(self) -> bool:
-        """The slice of time in which the client's bytes are served is used up: what is left can wait for another turn."""
+        """The slice of time in which the client's bytes are served is used up: what is left can wait for
+        another turn."""
         return self._is_served and self.services.turns.is_late
 
     def may_be_served(self) -> bool:
@@ -202,7 +207,13 @@ class Connection:
             return
         self._closed = True
         self.services.left(self)
-        for timer in (self._tick_timer, self._claim_timer, self._unclaimed_timer, self._open_timer, self._close_timer):
+        for timer in (
+            self._tick_timer,
+            self._claim_timer,
+            self._unclaimed_timer,
+            self._open_timer,
+            self._close_timer,
+        ):
             if timer is not None:
                 timer.cancel()
         for task in self._tasks:
@@ -211,7 +222,8 @@ class Connection:
         self.engine.free()
 
     def _end_links(self) -> None:
-        """Nothing more goes over the links: what they hold unseen goes back now, not when the socket is gone at last."""
+        """Nothing more goes over the links: what they hold unseen goes back now, not when the socket is gone
+        at last."""
         for link in self.engine.links():
             if not link.gone:
                 link.gone = True
@@ -227,7 +239,8 @@ class Connection:
         self.writable = True
         self.flush_soon()
 
-    # --- to the wire ------------------------------------------------------------------------------------------------
+    # --- to the wire
+    # --------------------------------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
         """Write what the engine has to say, at the end of this turn of the event loop."""
@@ -236,9 +249,11 @@ class Connection:
             self._loop.call_soon(self._flush)
 
     def flush_if_done(self) -> None:
-        """Write now if nothing more of this client is under way, because no other answer will follow; else at the end of the turn.
+        """Write now if nothing more of this client is under way, because no other answer will follow; else at
+        the end of the turn.
 
-        A client that sends one message at a time then has its answer a whole turn of a busy event loop earlier.
+        A client that sends one message at a time then has its answer a whole turn of a busy event loop
+        earlier.
         """
         if self.cost_under_way:
             self.flush_soon()
@@ -296,7 +311,8 @@ class Connection:
             self.fail()
 
     def _close_wire(self) -> None:
-        """Close the socket once it has taken what is written; a client that does not read does not keep it."""
+        """Close the socket once it has taken what is written; a client that does not read does not keep
+        it."""
         if self._close_timer is None:
             self.wire.close()
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.wire.abort)
@@ -308,11 +324,12 @@ class Connection:
         self.flush_soon()
 
     def has_room_for(self, link: OutgoingLink | BrowseLink | ResponseLink) -> bool:
-        """Whether the link may hand more messages to the engine; if not, its `credit_granted` is called when it may.
+        """Whether the link may hand more messages to the engine; if not, its `credit_granted` is called when
+        it may.
 
-        No room is where this turn's bytes are not written yet, where the client does not read, and where it keeps the window of its
-        AMQP session shut (§2.5.6): what it has given credit for would wait in the engine. And where too much waits in all connections
-        together, and this one has its share of it.
+        No room is where this turn's bytes are not written yet, where the client does not read, and where it
+        keeps the window of its AMQP session shut (§2.5.6): what it has given credit for would wait in the
+        engine. And where too much waits in all connections together, and this one has its share of it.
         """
         output = self.services.output
         if (
@@ -327,7 +344,8 @@ class Connection:
 
     @property
     def room(self) -> int:
-        """How many bytes may wait for this client: as much as its reading has earned, and at most its share of the total."""
+        """How many bytes may wait for this client: as much as its reading has earned, and at most its share
+        of the total."""
         return min(self._room.bytes, self.services.output.room)
 
     def waiting_bytes(self) -> int:
@@ -337,13 +355,15 @@ class Connection:
     def unread_bytes(self) -> int:
         """Bytes that links have handed over and the client has not taken.
 
-        uvloop's transports count a write only when they have tried it, at the end of a turn, so the last write counts as unread until then.
+        uvloop's transports count a write only when they have tried it, at the end of a turn, so the last
+        write counts as unread until then.
         """
         just_written = self._written if self.services.output.turn - self._written_in < 2 else 0
         in_engine = 0 if self._closed else self.engine.unsent_bytes_of_all()
         return just_written + self.wire.get_write_buffer_size() + in_engine
 
-    # --- bounds -----------------------------------------------------------------------------------------------------
+    # --- bounds
+    # --------------------------------------------------------------------------------------------------------
 
     def took(self, size: int, messages: int) -> None:
         """Messages of `size` bytes wait for their outcome from now on."""
@@ -355,7 +375,8 @@ class Connection:
             self.hold_reading("connection")
 
     def took_changes(self, size: int) -> None:
-        """Properties of `size` bytes that a settlement changes wait for it from now on, and stay in memory if it succeeds."""
+        """Properties of `size` bytes that a settlement changes wait for it from now on, and stay in memory if
+        it succeeds."""
         self.services.memory.expect(size)
         self.took(size, 0)
 
@@ -367,7 +388,8 @@ class Connection:
         self.services.memory.under_way -= messages
         if "connection" in self._holds:
             taken = self._inflight_bytes + self._partial_bytes
-            # Unfinished messages are released only by reading on, so they never keep the connection from reading.
+            # Unfinished messages are released only by reading on, so they never keep the connection from
+            # reading.
             if not self._inflight_bytes or taken <= self.services.settings.connection_inflight_bytes_max // 2:
                 self.release_reading("connection")
 
@@ -389,7 +411,8 @@ class Connection:
             if not self._holds and not self._closed:
                 self.wire.resume_reading()
 
-    # --- SASL, open, close ------------------------------------------------------------------------------------------
+    # --- SASL, open, close
+    # --------------------------------------------------------------------------------------------------------
 
     def _authenticate(self, data: bytes) -> bytes:
         """The SASL layer (§5.3); gives what belongs to the AMQP layer, empty while the exchange goes on."""
@@ -438,23 +461,29 @@ class Connection:
             self.close(
                 Refused(
                     Reason.NOT_ALLOWED,
-                    f"The idle time-out of {idle_timeout_ms} ms is too short; the minimum is {REMOTE_IDLE_TIMEOUT_MS_MIN} ms.",
+                    (
+                        f"The idle time-out of {idle_timeout_ms} ms is too short; the minimum is "
+                        f"{REMOTE_IDLE_TIMEOUT_MS_MIN} ms."
+                    ),
                 )
             )
         if len(self.services.connections) > settings.connections_max:
             self.close(
                 Refused(
                     Reason.QUOTA_EXCEEDED,
-                    f"ConnectionsQuotaExceeded: there are {len(self.services.connections) - 1} connections, the maximum is "
+                    f"ConnectionsQuotaExceeded: there are {len(self.services.connections) - 1} "
+                    "connections, the maximum is "
                     f"{settings.connections_max}.",
                 )
             )
 
     def may_queue(self, size: int) -> bool:
-        """Whether a request of `size` bytes may wait for its turn: each connection may keep some, and all of them together."""
+        """Whether a request of `size` bytes may wait for its turn: each connection may keep some, and all of
+        them together."""
         settings, queued = self.services.settings, self._queued_bytes + size
         return queued <= QUEUED_BYTES_FREE or (
-            queued <= settings.connection_inflight_bytes_max and self.services.queued_bytes + size <= settings.total_inflight_bytes_max // 4
+            queued <= settings.connection_inflight_bytes_max
+            and self.services.queued_bytes + size <= settings.total_inflight_bytes_max // 4
         )
 
     def _queue(self, size: int) -> None:
@@ -464,8 +493,8 @@ class Connection:
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str, size: int, queued: bool = False) -> None:
         """Run a request of so many bytes beside the connection; it is cancelled when the connection is lost.
 
-        It counts as work under way. If it is `queued` it may be taken out of that while it waits for its client (`request_node.py`), so
-        its bytes are counted once more, for `may_queue`.
+        It counts as work under way. If it is `queued` it may be taken out of that while it waits for its
+        client (`request_node.py`), so its bytes are counted once more, for `may_queue`.
         """
         task = self.services.spawn(work, name=name)
         self._tasks.add(task)
@@ -489,10 +518,13 @@ class Connection:
     def shut_down(self) -> None:
         """The broker stops: say so and close (§2.7.9)."""
         if not self._closed:
-            self.engine.close(ErrorCondition("amqp:connection:forced", "The broker is shutting down. Please connect again."))
+            self.engine.close(
+                ErrorCondition("amqp:connection:forced", "The broker is shutting down. Please connect again.")
+            )
             self.flush_soon()
 
-    # --- claims -----------------------------------------------------------------------------------------------------
+    # --- claims
+    # --------------------------------------------------------------------------------------------------------
 
     def put_claim(self, audience: str, claim: Claim) -> None:
         """A token was put for an audience; it takes the place of the one before (AMQP contract 2.7)."""
@@ -519,7 +551,8 @@ class Connection:
         )
 
     def _watch_unclaimed(self) -> None:
-        """Whoever shows no right in good time is not kept: it costs memory, and has none (AMQP contract 1.2)."""
+        """Whoever shows no right in good time is not kept: it costs memory, and has none (AMQP contract
+        1.2)."""
         timeout_ms = self.services.settings.unclaimed_timeout_ms
         if not self.claims and timeout_ms and self._unclaimed_timer is None:
             self._unclaimed_timer = self._loop.call_later(timeout_ms / 1000, self._stayed_unclaimed)
@@ -528,7 +561,12 @@ class Connection:
         self._unclaimed_timer = None
         seconds = self.services.settings.unclaimed_timeout_ms / 1000
         self.services.sparing.info(log, "connection.unclaimed", peer=self.peer, container=self.container_id)
-        self.close(Refused(Reason.UNAUTHORIZED, f"Unauthorized access. No valid token was put to '$cbs' for {seconds:g} seconds."))
+        self.close(
+            Refused(
+                Reason.UNAUTHORIZED,
+                f"Unauthorized access. No valid token was put to '$cbs' for {seconds:g} seconds.",
+            )
+        )
 
     def _watch_claims(self) -> None:
         if self._claim_timer is not None:
@@ -541,7 +579,8 @@ class Connection:
             self._claim_timer = self._loop.call_later(delay_ms / 1000, self._claims_ran_out)
 
     def clock_was_set(self) -> None:
-        """The wall clock has stepped, and tokens expire by it: end those that have expired, and set the timer again."""
+        """The wall clock has stepped, and tokens expire by it: end those that have expired, and set the timer
+        again."""
         if self._claim_timer is not None:
             self._claim_timer.cancel()
             self._claims_ran_out()
@@ -554,20 +593,32 @@ class Connection:
         self._end_claims(ended, "ExpiredToken: the token of this link has expired. Please put another.")
 
     def rules_changed(self) -> None:
-        """Authorization rules of an entity were changed or deleted: claims end with their keys, and lose what their rules have lost."""
+        """Authorization rules of an entity were changed or deleted: claims end with their keys, and lose what
+        their rules have lost."""
         in_force = self.services.authorizer.in_force
         now = {audience: in_force(claim) for audience, claim in self.claims.items()}
         if any(now[audience] is not claim for audience, claim in self.claims.items()):
             ended = [audience for audience, claim in now.items() if claim is None]
             self.claims.update({audience: claim for audience, claim in now.items() if claim is not None})
-            self._end_claims(ended, "The key of this link's token was removed or changed, or has lost a right. Put another token.")
+            self._end_claims(
+                ended,
+                (
+                    "The key of this link's token was removed or changed, or has lost a right. Put another "
+                    "token."
+                ),
+            )
 
     def _end_claims(self, ended: list[str], why: str) -> None:
         """Forget the claims put for these audiences, and close the links that no other claim permits."""
         for audience in ended:
             del self.claims[audience]
         for link in self.engine.links():
-            if not link.gone and link.context is not None and link.context.rights and not self._may_stay(link.context, ended):
+            if (
+                not link.gone
+                and link.context is not None
+                and link.context.rights
+                and not self._may_stay(link.context, ended)
+            ):
                 self.close_link(link, Refused(Reason.UNAUTHORIZED, why))
         self._watch_claims()
         self._watch_unclaimed()
@@ -579,20 +630,25 @@ class Connection:
         if not self.claims:
             self.engine.restrict()
 
-    def _may_stay(self, link: IncomingLink | OutgoingLink | BrowseLink | RequestLink | ResponseLink, ended: list[str]) -> bool:
+    def _may_stay(
+        self, link: IncomingLink | OutgoingLink | BrowseLink | RequestLink | ResponseLink, ended: list[str]
+    ) -> bool:
         """Whether a link is still permitted after the claims of these audiences have ended.
 
-        The end of a claim ends the links of the entity that it was put for (AMQP contract 2.7), unless another one was put for that
-        entity, or for what it belongs to. A token that was put for something else does not keep them, however far it reaches: those
-        of .NET are all good for the whole namespace, and put and renewed entity by entity.
+        The end of a claim ends the links of the entity that it was put for (AMQP contract 2.7), unless
+        another one was put for that entity, or for what it belongs to. A token that was put for something
+        else does not keep them, however far it reaches: those of .NET are all good for the whole namespace,
+        and put and renewed entity by entity.
         """
         own_has_ended = any(reaches(audience_path(audience), link.path) for audience in ended)
         return any(
-            claim.covers_any(link.path, link.rights) and (not own_has_ended or reaches(audience_path(audience), link.path))
+            claim.covers_any(link.path, link.rights)
+            and (not own_has_ended or reaches(audience_path(audience), link.path))
             for audience, claim in self.claims.items()
         )
 
-    # --- events -----------------------------------------------------------------------------------------------------
+    # --- events
+    # --------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, events: list[Event]) -> None:
         if self._undone:  # in order
@@ -607,7 +663,9 @@ class Connection:
                     if link.context.received(event) is False:
                         self._undone = events[number:]
                         return
-                case MessageTooLarge(link=link) | TransactionalMessage(link=link) if link.context is not None and not link.gone:
+                case MessageTooLarge(link=link) | TransactionalMessage(link=link) if (
+                    link.context is not None and not link.gone
+                ):
                     link.context.refused(event)
                 case DeliveriesUpdated(link=link) if link.context is not None and not link.gone:
                     link.context.updated(event)
@@ -644,7 +702,10 @@ class Connection:
             if self.engine.link_count > 2 * links_max:
                 # Links beyond the maximum were refused. A client that does not end them keeps memory in use.
                 self.close(
-                    Refused(Reason.QUOTA_EXCEEDED, f"A connection may have {links_max} links; as many more were refused and not ended.")
+                    Refused(
+                        Reason.QUOTA_EXCEEDED,
+                        f"A connection may have {links_max} links; as many more were refused and not ended.",
+                    )
                 )
             if self.engine.link_count > links_max:
                 raise Refused(Reason.QUOTA_EXCEEDED, f"{links_max} links are the maximum for a connection.")
@@ -679,7 +740,9 @@ class Connection:
         node = self._nodes.get(key)
         if node is None:
             handler, rights = self._handler(address)
-            node = self._nodes[key] = RequestNode(handler, address.path, rights, lambda: self._nodes.pop(key, None))
+            node = self._nodes[key] = RequestNode(
+                handler, address.path, rights, lambda: self._nodes.pop(key, None)
+            )
         if link.incoming:
             RequestLink.attach(self, link, node)
         else:

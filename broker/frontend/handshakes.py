@@ -1,8 +1,9 @@
-"""TLS handshakes on AMQP's own port (amqps): each counts as a connection, has a bound in time, and makes room for others.
+"""TLS handshakes on AMQP's own port (amqps): each counts as a connection, has a bound in time, and makes room
+for others.
 
-A client that begins a handshake and does not finish it takes memory and a descriptor like one that is connected, and has shown no right to
-either. When all connections are taken, the handshake that has lasted longest ends (`listener.has_room`), so that such clients keep nobody
-out. Runs in the event loop.
+A client that begins a handshake and does not finish it takes memory and a descriptor like one that is
+connected, and has shown no right to either. When all connections are taken, the handshake that has lasted
+longest ends (`listener.has_room`), so that such clients keep nobody out. Runs in the event loop.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class Handshakes:
 
     def start(self, listeners: Sequence[socket.socket]) -> None:
         """Accept clients from now on."""
-        self._acceptors = [self._services.spawn(accept_each(each, self._begin, "amqps"), name="amqps.accept") for each in listeners]
+        self._acceptors = [
+            self._services.spawn(accept_each(each, self._begin, "amqps"), name="amqps.accept")
+            for each in listeners
+        ]
 
     def stop(self) -> None:
         """Accept no more, and end the handshakes that are not finished."""

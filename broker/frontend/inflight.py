@@ -1,8 +1,10 @@
-"""Bytes received and not yet acknowledged, over all connections: messages that wait for their outcome, and unfinished messages.
+"""Bytes received and not yet acknowledged, over all connections: messages that wait for their outcome, and
+unfinished messages.
 
-Over the bound, reading pauses for each connection that sends, until half of the bound is free. Unfinished messages are released only by
-reading on, so they are bounded differently: they may take half of the bound. Beyond that, the connection whose unfinished messages have
-waited longest for their next byte is closed. So the first half can always become free, and a client that is really sending is not closed.
+Over the bound, reading pauses for each connection that sends, until half of the bound is free. Unfinished
+messages are released only by reading on, so they are bounded differently: they may take half of the bound.
+Beyond that, the connection whose unfinished messages have waited longest for their next byte is closed. So
+the first half can always become free, and a client that is really sending is not closed.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class Inflight:
                 stalest.close(
                     Refused(
                         Reason.QUOTA_EXCEEDED,
-                        f"Unfinished messages take more than {self.bytes_max // 2} bytes over all connections. This connection has "
+                        f"Unfinished messages take more than {self.bytes_max // 2} bytes over all "
+                        "connections. This connection has "
                         f"{held} bytes of them and has waited longest for the rest. Please send them again.",
                     )
                 )

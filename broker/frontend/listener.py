@@ -1,4 +1,5 @@
-"""Socket bytes ↔ connection: asyncio's transports, and WebSockets made to look like them (AMQP contract 1.1)."""
+"""Socket bytes ↔ connection: asyncio's transports, and WebSockets made to look like them (AMQP contract
+1.1)."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ log = structlog.get_logger("listener")
 
 UNSENT_BYTES_MAX = 128 * 1024
 BEING_REFUSED_MAX = 16
-"""Connections beyond `connections_max` that may be open at a time, to be told why they are refused. Any more are cut off at once. TLS
-handshakes count among them."""
+"""Connections beyond `connections_max` that may be open at a time, to be told why they are refused. Any more
+are cut off at once. TLS handshakes count among them."""
 _HEADER_BYTES = 8
 """The size of a protocol header (§2.2), SASL's too (§5.3.1)."""
 
 
 def has_room(services: Services) -> bool:
-    """Whether there is room for one connection more. The handshake that has lasted longest makes room for it if there is none."""
+    """Whether there is room for one connection more. The handshake that has lasted longest makes room for it
+    if there is none."""
     handshakes = services.handshakes
     room = services.settings.connections_max + BEING_REFUSED_MAX - len(services.connections)
     if len(handshakes) >= room and handshakes:
@@ -59,7 +61,8 @@ class StreamProtocol(asyncio.BufferedProtocol):
         self._inbox = Inbox(self._connection)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to put the next bytes: one buffer serves all connections, because it is emptied after each read."""
+        """Where to put the next bytes: one buffer serves all connections, because it is emptied after each
+        read."""
         return self._services.read_buffer[: self._services.turns.read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -113,7 +116,8 @@ class Gone:
 
 
 def _keep_little_unsent(sock: socket.socket | None) -> None:
-    """Let the kernel buffer little unsent output (Linux), so that output that a client does not read waits here, where it is counted."""
+    """Let the kernel buffer little unsent output (Linux), so that output that a client does not read waits
+    here, where it is counted."""
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError, AttributeError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
@@ -124,9 +128,12 @@ def _peer(name: object) -> str:
 
 
 class WebSocketWire:
-    """A WebSocket as a `Wire`: AMQP bytes in binary messages, cut anywhere. One task writes, and tells when it falls behind."""
+    """A WebSocket as a `Wire`: AMQP bytes in binary messages, cut anywhere. One task writes, and tells when
+    it falls behind."""
 
-    def __init__(self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None, buffer_bytes_max: int) -> None:
+    def __init__(
+        self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None, buffer_bytes_max: int
+    ) -> None:
         self._websocket, self._transport = websocket, transport
         self._buffer_bytes_max = buffer_bytes_max
         self._waiting: list[bytes] = []
@@ -160,7 +167,8 @@ class WebSocketWire:
         self._waiting.clear()
         self.close()
         if self._transport is not None:
-            self._transport.abort()  # ends a write that the client does not read, and a read that brings nothing
+            # ends a write that the client does not read, and a read that brings nothing
+            self._transport.abort()
 
     def pause_reading(self) -> None:
         self._may_read.clear()
@@ -180,15 +188,22 @@ class WebSocketWire:
                 await self._websocket.send_bytes(b"".join(waiting))
                 self._sending_bytes = 0
                 # Not by the size just sent: the bound may have grown since it was exceeded.
-                if self._paused and self._waiting_bytes <= self._buffer_bytes_max and self.connection is not None:
+                if (
+                    self._paused
+                    and self._waiting_bytes <= self._buffer_bytes_max
+                    and self.connection is not None
+                ):
                     self._paused = False
                     self.connection.resume_writing()
             if self._closing and not self._waiting:
                 await self._websocket.close()
                 return
 
-    async def read_all(self, connection: Connection, inbox: Inbox, heard: Callable[[bool], None], header_within_s: float) -> None:
-        """Read until the client closes, or sends what is not binary. Raises TimeoutError without a protocol header in time (§2.2)."""
+    async def read_all(
+        self, connection: Connection, inbox: Inbox, heard: Callable[[bool], None], header_within_s: float
+    ) -> None:
+        """Read until the client closes, or sends what is not binary. Raises TimeoutError without a protocol
+        header in time (§2.2)."""
         turns, header_bytes, is_trusted = connection.services.turns, 0, False
 
         def listen() -> None:
@@ -226,7 +241,9 @@ async def serve_websocket(
     inbox = Inbox(connection)
     writer = asyncio.create_task(wire.write_all(), name="websocket.write")
     header_within_s = services.settings.http_header_timeout_ms / 1000
-    reader = asyncio.create_task(wire.read_all(connection, inbox, heard, header_within_s), name="websocket.read")
+    reader = asyncio.create_task(
+        wire.read_all(connection, inbox, heard, header_within_s), name="websocket.read"
+    )
     try:
         done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
         if reader in done and not writer.done():

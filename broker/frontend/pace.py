@@ -1,12 +1,14 @@
-"""Bounds the work under way over all connections: beyond a limit, senders with more than their share are set aside.
+"""Bounds the work under way over all connections: beyond a limit, senders with more than their share are set
+aside.
 
-A new message waits in the partitions, the log and the answers behind all the work that is already there, so a light sender waits for
-heavy ones. Therefore, beyond `limit`, connections with more than an equal share of the work under way are set aside (`turns.py`): their
-bytes then hold up only themselves. This is for latency; `inflight.py` bounds the memory.
+A new message waits in the partitions, the log and the answers behind all the work that is already there, so a
+light sender waits for heavy ones. Therefore, beyond `limit`, connections with more than an equal share of the
+work under way are set aside (`turns.py`): their bytes then hold up only themselves. This is for latency;
+`inflight.py` bounds the memory.
 
-A commit costs nearly the same for few messages as for many, so enough must be under way to keep disk and processor busy. When senders are
-set aside while the event loop is idle, the disk is the bottleneck, and the limit rises. It falls when the loop is busy again, or when
-no sender is set aside.
+A commit costs nearly the same for few messages as for many, so enough must be under way to keep disk and
+processor busy. When senders are set aside while the event loop is idle, the disk is the bottleneck, and the
+limit rises. It falls when the loop is busy again, or when no sender is set aside.
 
 Used in the event loop.
 """
@@ -20,7 +22,8 @@ from typing import Protocol
 MESSAGE_COST = 2 * 1024
 """The fixed cost of a message, in bytes: a message takes about as much time as this many bytes more would."""
 LIMIT = 768 * 1024
-"""Cost that is under way before senders are set aside: some 250 messages of 1 KiB, which take 2 to 5 ms from end to end."""
+"""Cost that is under way before senders are set aside: some 250 messages of 1 KiB, which take 2 to 5 ms from
+end to end."""
 LIMIT_MAX = 16 * LIMIT
 """Some 4,000 messages of 1 KiB: 40,000 a second on a disk that takes 100 ms for a sync."""
 LIMIT_AMONG_HEAVY = 8 * LIMIT
@@ -40,8 +43,11 @@ class Sender(Protocol):
 class Pace:
     """The bound on the work of all connections."""
 
-    def __init__(self, on_room: Callable[[], None], has_light: Callable[[], bool], elapsed_s: Callable[[], float]) -> None:
-        """`on_room` is called when senders that were set aside may go on; `has_light` tells whether light clients are served.
+    def __init__(
+        self, on_room: Callable[[], None], has_light: Callable[[], bool], elapsed_s: Callable[[], float]
+    ) -> None:
+        """`on_room` is called when senders that were set aside may go on; `has_light` tells whether light
+        clients are served.
 
         `elapsed_s` is a clock that does not run backwards.
         """

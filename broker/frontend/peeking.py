@@ -12,7 +12,8 @@ log = structlog.get_logger("peek")
 
 
 async def peek_partition(queue: Queue, number: int, peek: Peek) -> Peeked | None:
-    """Ask one partition; None while it is down, which is logged once until it is back. Raises Refused for any other refusal."""
+    """Ask one partition; None while it is down, which is logged once until it is back. Raises Refused for any
+    other refusal."""
     router = queue.router
     handle = router.handles[number]
     answer: object = None

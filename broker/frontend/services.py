@@ -42,7 +42,13 @@ class Services:
         message_id: Callable[[], str],
     ) -> None:
         self.settings, self.namespace, self.authorizer = settings, namespace, authorizer
-        self.clock, self.metrics, self.memory, self.spawn, self.message_id = clock, metrics, memory, spawn, message_id
+        self.clock, self.metrics, self.memory, self.spawn, self.message_id = (
+            clock,
+            metrics,
+            memory,
+            spawn,
+            message_id,
+        )
         self.turns = Turns(worked_s)
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Where sockets are read to; empty between two reads."""
@@ -50,19 +56,25 @@ class Services:
         self.inflight = Inflight(settings.total_inflight_bytes_max)
         self.connections: set[Connection] = set()
         self.handshakes: dict[object, Callable[[], object]] = {}
-        """TLS handshakes that are not finished, the oldest first, and what ends each; kept by `handshakes.py`."""
-        self.output = OutputTotal(settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections)
+        """TLS handshakes that are not finished, the oldest first, and what ends each; kept by
+        `handshakes.py`."""
+        self.output = OutputTotal(
+            settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections
+        )
         self.sparing = SparingLog(elapsed_s)
         """For lines about single clients, which they can cause as often as they like."""
         self.browse_pages = asyncio.Semaphore(PAGES_AT_ONCE)
-        """Taken for each page that a browsing link or a peek reads; `Connection.browse_page` allows a connection one at a time."""
+        """Taken for each page that a browsing link or a peek reads; `Connection.browse_page` allows a
+        connection one at a time."""
         self.queued_bytes = 0
         """Bytes of requests that wait for their turn, over all connections; kept by the connections."""
         self._alone = asyncio.Event()
         self._alone.set()
         namespace.rules_changed = self._rules_changed
         metrics.active_connections.set_function(lambda: len(self.connections))
-        metrics.active_links.set_function(lambda: sum(connection.engine.link_count for connection in self.connections))
+        metrics.active_links.set_function(
+            lambda: sum(connection.engine.link_count for connection in self.connections)
+        )
         metrics.inflight_bytes.set_function(lambda: self.inflight.bytes)
         metrics.unserved_bytes.set_function(lambda: self.turns.waiting_bytes)
 

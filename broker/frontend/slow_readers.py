@@ -1,17 +1,20 @@
-"""Bounds the output that waits for clients that read slowly or not at all: for each connection, and for all of them together.
+"""Bounds the output that waits for clients that read slowly or not at all: for each connection, and for all
+of them together.
 
-*Each.* A connection has little room (ROOM_BYTES_FIRST) until its client has shown that it reads. When its socket has taken twice as much,
-which is more than the kernel holds for a client that does not read, the room doubles, and again each time that as much was taken, up to
-`output_buffer_bytes_max`. A client that never reads holds next to nothing, however much credit it grants, and one that reads
-has all it can use after a few turns.
+*Each.* A connection has little room (ROOM_BYTES_FIRST) until its client has shown that it reads. When its
+socket has taken twice as much, which is more than the kernel holds for a client that does not read, the room
+doubles, and again each time that as much was taken, up to `output_buffer_bytes_max`. A client that never
+reads holds next to nothing, however much credit it grants, and one that reads has all it can use after a few
+turns.
 
-*All together.* Half of the bound goes to whoever comes first. Once it is used up (`is_over`), the rest is shared: each connection has
-room for an equal share only. So clients that read continue to be served, and those that do not cannot exceed the bound. A connection
-whose client has left its share unread is held, and asks again shortly. What the connection itself keeps back (a response, a shelf)
-does not count for holding it: it would wait for itself.
+*All together.* Half of the bound goes to whoever comes first. Once it is used up (`is_over`), the rest is
+shared: each connection has room for an equal share only. So clients that read continue to be served, and
+those that do not cannot exceed the bound. A connection whose client has left its share unread is held, and
+asks again shortly. What the connection itself keeps back (a response, a shelf) does not count for holding it:
+it would wait for itself.
 
-Counting all waiting output is expensive, so it is recounted only near the limit. Until then the sum of what connections were given, batch
-by batch, is an upper bound.
+Counting all waiting output is expensive, so it is recounted only near the limit. Until then the sum of what
+connections were given, batch by batch, is an upper bound.
 """
 
 from __future__ import annotations
@@ -63,9 +66,11 @@ class OutputTotal:
     """The bound over all connections. Used in the event loop."""
 
     def __init__(self, bytes_max: int, room_bytes_max: int, connections: Collection[Output]) -> None:
-        """`room_bytes_max` is a connection's own bound; `connections` are those that there are, at any time."""
+        """`room_bytes_max` is a connection's own bound; `connections` are those that there are, at any
+        time."""
         self.turn = 0
-        """Counts the event loop's turns in which output was given. Goes up by 2 when time has passed without any."""
+        """Counts the event loop's turns in which output was given. Goes up by 2 when time has passed without
+        any."""
         self.room = room_bytes_max
         """How many bytes may wait in one connection now."""
         self.is_over = False
@@ -104,7 +109,8 @@ class OutputTotal:
         self.room = min(share, self._room_max) if self.is_over else self._room_max
 
     def holds(self, connection: Output) -> bool:
-        """Whether too much waits in all, and too much of this connection is unread; if so, its `flush_soon` is called in a while."""
+        """Whether too much waits in all, and too much of this connection is unread; if so, its `flush_soon`
+        is called in a while."""
         if not self.is_over or connection.unread_bytes() < self.room:
             return False
         self._held.add(connection)

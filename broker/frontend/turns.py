@@ -1,20 +1,25 @@
 """Who is served next: connections take turns, the one that has had the least time first.
 
-Bytes that arrive go into the connection's `Inbox` and are served in slices. Between two polls of the sockets (one turn) slices are
-served for TURN_S (for TURN_AMONG_HEAVY_S when only heavy clients are there). So however many clients there are, the event loop is held no
-longer than that and one slice. The order is start-time fair queueing: each inbox has a clock of its own that runs while it is served, the
-inbox whose clock is furthest behind comes next, and an inbox that was empty starts at the clock of the one being served. A client that
-sends little is served as soon as its bytes are read, and clients that send much share the rest of the time. The size of a slice follows
-the time that the last one took: a client whose bytes are expensive (6,000 attaches in one read) is served a few at a time.
+Bytes that arrive go into the connection's `Inbox` and are served in slices. Between two polls of the sockets
+(one turn) slices are served for TURN_S (for TURN_AMONG_HEAVY_S when only heavy clients are there). So however
+many clients there are, the event loop is held no longer than that and one slice. The order is start-time fair
+queueing: each inbox has a clock of its own that runs while it is served, the inbox whose clock is furthest
+behind comes next, and an inbox that was empty starts at the clock of the one being served. A client that
+sends little is served as soon as its bytes are read, and clients that send much share the rest of the time.
+The size of a slice follows the time that the last one took: a client whose bytes are expensive (6,000
+attaches in one read) is served a few at a time.
 
-How to use it: give the bytes to `received`; the inbox's client gets them back, in order, in calls of `serve`. A client that cannot
-finish a slice within its time (`Turns.is_late` says when to stop) keeps the rest and returns True: it is called again with b"" in a
-later turn, before any more of its bytes. What has to happen after the bytes (the end of their connection) goes to `then`.
+How to use it: give the bytes to `received`; the inbox's client gets them back, in order, in calls of `serve`.
+A client that cannot finish a slice within its time (`Turns.is_late` says when to stop) keeps the rest and
+returns True: it is called again with b"" in a later turn, before any more of its bytes. What has to happen
+after the bytes (the end of their connection) goes to `then`.
 
-A client whose `may_be_served` is False (too much of what it sent is under way) is set aside until `look_again`.
+A client whose `may_be_served` is False (too much of what it sent is under way) is set aside until
+`look_again`.
 
-Bounds: reading from a client pauses while its inbox holds READ_BYTES. While all inboxes together hold WAITING_BYTES_MAX, reading pauses
-for every client with bytes in its inbox, and reads become small (`read_bytes`).
+Bounds: reading from a client pauses while its inbox holds READ_BYTES. While all inboxes together hold
+WAITING_BYTES_MAX, reading pauses for every client with bytes in its inbox, and reads become small
+(`read_bytes`).
 
 Used in the event loop. Knows neither AMQP nor sockets.
 """
@@ -29,21 +34,27 @@ from collections.abc import Callable
 from typing import Protocol
 
 TURN_S = 0.000_25
-"""How long bytes are served before the sockets are polled again and the partitions have their turn, while there are light clients …"""
+"""How long bytes are served before the sockets are polled again and the partitions have their turn, while
+there are light clients …"""
 TURN_AMONG_HEAVY_S = 0.005
-"""… and while there are none: messages that come together are committed together, and a commit costs as much as dozens of messages."""
+"""… and while there are none: messages that come together are committed together, and a commit costs as much
+as dozens of messages."""
 LIGHT_S, HEAVY_S = 0.1, 0.05
-"""How long, in time worked, a client that was served at once is remembered, and one that was served a larger slice counts as heavy."""
+"""How long, in time worked, a client that was served at once is remembered, and one that was served a larger
+slice counts as heavy."""
 SLICE_BESIDE_LIGHT_S, SLICE_S = 0.000_5, 0.002
-"""How long one slice may take, beside light clients and among heavy ones. The next slice is smaller after one that took longer, and
-larger after one that took much less. A light client's message waits for some five turns of the event loop until it is answered."""
+"""How long one slice may take, beside light clients and among heavy ones. The next slice is smaller after one
+that took longer, and larger after one that took much less. A light client's message waits for some five turns
+of the event loop until it is answered."""
 SLICE_BYTES_MIN, READ_BYTES = 512, 128 * 1024
 READ_BYTES_MIN = 4 * 1024
 WAITING_BYTES_MAX = 32 * 1024 * 1024
 JOINED_BYTES_MAX = 2 * 1024
-"""Pieces are joined up to this size: a WebSocket brings them in any size, and each one by itself takes 60 bytes of memory at least."""
+"""Pieces are joined up to this size: a WebSocket brings them in any size, and each one by itself takes 60
+bytes of memory at least."""
 QUICK_BYTES, QUICK_S = 4 * 1024, 0.000_5
-"""Up to QUICK_BYTES of a light client with nothing waiting are served as they are read, for at most QUICK_S between two turns."""
+"""Up to QUICK_BYTES of a light client with nothing waiting are served as they are read, for at most QUICK_S
+between two turns."""
 
 
 class Client(Protocol):
@@ -65,7 +76,17 @@ class Client(Protocol):
 class Inbox:
     """Bytes of one client that have not been served yet."""
 
-    __slots__ = ("_is_read", "bytes", "chunks", "client", "heavy_until_s", "is_listed", "is_unfinished", "served_s", "slice_bytes")
+    __slots__ = (
+        "_is_read",
+        "bytes",
+        "chunks",
+        "client",
+        "heavy_until_s",
+        "is_listed",
+        "is_unfinished",
+        "served_s",
+        "slice_bytes",
+    )
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -159,7 +180,8 @@ class Turns:
         self._list(inbox)
 
     def then(self, inbox: Inbox, action: Callable[[], None]) -> None:
-        """Call `action` once the bytes that came before are served; at once if there are none. It must not raise."""
+        """Call `action` once the bytes that came before are served; at once if there are none. It must not
+        raise."""
         if inbox.is_listed:
             inbox.chunks.append(action)
         else:

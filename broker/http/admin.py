@@ -1,9 +1,11 @@
-"""The administration API for queues (HTTP contract 1.7, 2.1, 2.2, 2.8, 2.10): addresses, rights, status codes.
+"""The administration API for queues (HTTP contract 1.7, 2.1, 2.2, 2.8, 2.10): addresses, rights, status
+codes.
 
-Create and update are the same PUT: `If-Match` tells them apart. Where no queue is, GET answers 200 with the feed of what lies directly
-below, most often nothing. Rights are checked before existence, so that nobody learns names without them. Reads and writes no files:
-the namespace carries out what is asked, durably, before the answer. Topics, subscriptions and rules come in a later version: lists of
-them are empty, creating one is refused with 501.
+Create and update are the same PUT: `If-Match` tells them apart. Where no queue is, GET answers 200 with the
+feed of what lies directly below, most often nothing. Rights are checked before existence, so that nobody
+learns names without them. Reads and writes no files: the namespace carries out what is asked, durably, before
+the answer. Topics, subscriptions and rules come in a later version: lists of them are empty, creating one is
+refused with 501.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ _READ, _WRITE, _DELETE = "EntityRead", "EntityWrite", "EntityDelete"
 
 @dataclass(slots=True, frozen=True)
 class Address:
-    """What a path speaks of. `child` is `subscriptions` or `rules` where the path goes below an entity, else empty."""
+    """What a path speaks of. `child` is `subscriptions` or `rules` where the path goes below an entity, else
+    empty."""
 
     entity: str
     below: tuple[str, ...] = ()
@@ -65,7 +68,8 @@ class Address:
 
 
 def read_address(raw_path: str) -> Address:
-    """Split the path as it came, then decode: Python and Java escape the slashes in a name, the others do not."""
+    """Split the path as it came, then decode: Python and Java escape the slashes in a name, the others do
+    not."""
     segments = [urllib.parse.unquote(segment) for segment in raw_path.split("/")]
     path = "/".join(segments).strip("/").split("/")
     for place, segment in enumerate(path[1:], start=1):
@@ -77,9 +81,17 @@ def read_address(raw_path: str) -> Address:
 class Administration:
     """Answers administration requests. One per broker."""
 
-    def __init__(self, settings: Settings, namespace: Namespace, tokens: TokenVerifier, clock: Clock, slices: Slices) -> None:
+    def __init__(
+        self, settings: Settings, namespace: Namespace, tokens: TokenVerifier, clock: Clock, slices: Slices
+    ) -> None:
         """`slices`: the turns that long lists take with whoever else works long on the event loop."""
-        self._settings, self._namespace, self._tokens, self._clock, self._slices = settings, namespace, tokens, clock, slices
+        self._settings, self._namespace, self._tokens, self._clock, self._slices = (
+            settings,
+            namespace,
+            tokens,
+            clock,
+            slices,
+        )
         self._defaults = QueueDefaults(settings.partitioned_by_default, settings.message_kb_max)
         self._bodies = Bodies(settings.http_body_bytes_max)
         self._started_ms = clock.now_ms()
@@ -106,9 +118,12 @@ class Administration:
                 return await self._put(request, claim, address.entity)
             case "DELETE":
                 return await self._delete(request, claim, address.entity)
-        raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET, PUT, DELETE"})
+        raise HttpRefusal(
+            405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET, PUT, DELETE"}
+        )
 
-    # --- operations --------------------------------------------------------------------------------------------------
+    # --- operations
+    # --------------------------------------------------------------------------------------------------------
 
     async def _get(self, request: web.Request, claim: Claim, name: str) -> web.StreamResponse:
         queue = self._namespace.find_queue(name) if name else None
@@ -121,7 +136,8 @@ class Administration:
         return await self._entry_response(request, queue, 200)
 
     async def _discover(self, request: web.Request, claim: Claim, path: str) -> web.StreamResponse:
-        """What lies directly below a path where no entity is (HTTP contract 2.8), as far as the caller may manage it.
+        """What lies directly below a path where no entity is (HTTP contract 2.8), as far as the caller may
+        manage it.
 
         Open to whoever has a token at all: who may manage nothing there finds nothing there.
         """
@@ -144,7 +160,9 @@ class Administration:
         shown = sorted(paths)[skip : skip + count]
         children = (Child(_url(request, paths[key]), paths[key], updated_ms[key]) for key in shown)
         next_url = _next_url(request, path, skip, count, len(paths))
-        return await self._stream(request, write_discovery(_url(request, path), next_url, self._clock.now_ms(), children))
+        return await self._stream(
+            request, write_discovery(_url(request, path), next_url, self._clock.now_ms(), children)
+        )
 
     async def _put(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         updating = "If-Match" in request.headers
@@ -155,7 +173,12 @@ class Administration:
         previous = self._namespace.find_queue(name)
         if updating and previous is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, f"Entity '{name}' was not found.")
-        settings = read_queue(description, self._defaults, previous.settings if updating and previous else None, self._clock.now_ms())
+        settings = read_queue(
+            description,
+            self._defaults,
+            previous.settings if updating and previous else None,
+            self._clock.now_ms(),
+        )
         settings = self._keep_creation_times(settings, previous)
         self._check_forwarding(request, claim, name, settings)
         if updating:
@@ -164,7 +187,12 @@ class Administration:
             queue = await self._namespace.create_queue(name, settings)
         if unknown := unknown_elements(description):
             shown = [element[:60] for element in unknown[:10]]
-            log.warning("queue.elements_ignored", entity=queue.name, elements=shown, advice="No setting of a queue has these names.")
+            log.warning(
+                "queue.elements_ignored",
+                entity=queue.name,
+                elements=shown,
+                advice="No setting of a queue has these names.",
+            )
         return await self._entry_response(request, queue, 200 if updating else 201)
 
     async def _delete(self, request: web.Request, claim: Claim, name: str) -> web.Response:
@@ -185,7 +213,9 @@ class Administration:
         write, runtime_now = self._entries.entry, self._namespace.runtime_now
 
         def entry(queue: Queue) -> bytes:
-            return write(queue.description, runtime_now(queue), address) if queue.gone is None else b""  # deleted since
+            return (
+                write(queue.description, runtime_now(queue), address) if queue.gone is None else b""
+            )  # deleted since
 
         next_url = _next_url(request, "$Resources/queues", skip, count, self._namespace.queue_count)
         return await self._list(request, "Queues", map(entry, queues), next_url)
@@ -216,7 +246,8 @@ class Administration:
             raise _not_yet("RuleDescription" if len(address.below) > 2 else "SubscriptionDescription")
         raise self._namespace.missing(path)
 
-    # --- rights ------------------------------------------------------------------------------------------------------
+    # --- rights
+    # --------------------------------------------------------------------------------------------------------
 
     def _authenticate(self, request: web.Request) -> Claim:
         header = request.headers.get("Authorization")
@@ -233,7 +264,8 @@ class Administration:
     def _require(self, claim: Claim, path: str, action: str, *, of_namespace: bool = False) -> None:
         """Manage on the path, before anything is looked up, so that names cannot be probed.
 
-        `of_namespace`: by a key of the namespace. Its token need not reach further than the path: JavaScript signs each URL for itself.
+        `of_namespace`: by a key of the namespace. Its token need not reach further than the path: JavaScript
+        signs each URL for itself.
         """
         if claim.covers(path, MANAGE) and (claim.of_namespace or not of_namespace):
             return
@@ -241,8 +273,11 @@ class Administration:
             raise HttpRefusal(401, 40100, f"Manage,{action} claims required for this operation.")
         raise HttpRefusal(401, 40100, f"Authorization failed for specified action: Manage,{action}.")
 
-    def _check_forwarding(self, request: web.Request, claim: Claim, name: str, settings: QueueSettings) -> None:
-        """The caller needs Manage on a destination too, by the same token or by a second one (HTTP contract 1.4)."""
+    def _check_forwarding(
+        self, request: web.Request, claim: Claim, name: str, settings: QueueSettings
+    ) -> None:
+        """The caller needs Manage on a destination too, by the same token or by a second one (HTTP contract
+        1.4)."""
         for target, header in (
             (settings.forward_to, "ServiceBusSupplementaryAuthorization"),
             (settings.forward_dead_lettered_to, "ServiceBusDlqSupplementaryAuthorization"),
@@ -251,14 +286,24 @@ class Administration:
                 continue
             if not claim.covers(target, MANAGE):
                 second = request.headers.get(header)
-                if not second or not self._tokens.verify_token(second, self._clock.now_ms(), self._settings.sas_grace_ms).covers(
-                    target, MANAGE
-                ):
-                    raise HttpRefusal(401, 40100, f"Manage on the forwarding destination '{target}' is required, in the header {header}.")
-            if self._namespace.find_queue(target) is None and key_of(target) != key_of(name):  # itself: refused by the namespace
+                if not second or not self._tokens.verify_token(
+                    second, self._clock.now_ms(), self._settings.sas_grace_ms
+                ).covers(target, MANAGE):
+                    raise HttpRefusal(
+                        401,
+                        40100,
+                        (
+                            f"Manage on the forwarding destination '{target}' is required, in the header "
+                            f"{header}."
+                        ),
+                    )
+            if self._namespace.find_queue(target) is None and key_of(target) != key_of(
+                name
+            ):  # itself: refused by the namespace
                 raise HttpRefusal(400, 40400, "The auto forwarding destination entity does not exist.")
 
-    # --- bodies ------------------------------------------------------------------------------------------------------
+    # --- bodies
+    # --------------------------------------------------------------------------------------------------------
 
     async def _read_body(self, request: web.Request) -> Description:
         limit = self._settings.http_body_bytes_max
@@ -274,9 +319,16 @@ class Administration:
             except WrongXml as wrong:
                 raise HttpRefusal(400, 40000, str(wrong)) from wrong
 
-    def _keep_creation_times(self, settings: QueueSettings, previous: QueueDescription | None) -> QueueSettings:
-        """A SAS rule that was there before keeps its time of creation, and of change when nothing in it changed."""
-        known = {rule.key_name.casefold(): rule for rule in previous.settings.authorization_rules} if previous else {}
+    def _keep_creation_times(
+        self, settings: QueueSettings, previous: QueueDescription | None
+    ) -> QueueSettings:
+        """A SAS rule that was there before keeps its time of creation, and of change when nothing in it
+        changed."""
+        known = (
+            {rule.key_name.casefold(): rule for rule in previous.settings.authorization_rules}
+            if previous
+            else {}
+        )
         rules = []
         for rule in settings.authorization_rules:
             old = known.get(rule.key_name.casefold())
@@ -287,14 +339,25 @@ class Administration:
             rules.append(rule)
         return replace(settings, authorization_rules=tuple(rules))
 
-    async def _entry_response(self, request: web.Request, queue: QueueDescription, status: int) -> web.Response:
+    async def _entry_response(
+        self, request: web.Request, queue: QueueDescription, status: int
+    ) -> web.Response:
         return _xml(write_entry(await self._entry(request, queue)), ENTRY_TYPE, status)
 
     async def _entry(self, request: web.Request, queue: QueueDescription) -> Entry:
         description = write_queue(queue, await self._namespace.runtime(queue.name), request.host)
-        return Entry(_url(request, queue.name), queue.name, self._namespace.name, queue.created_at_ms, queue.updated_at_ms, description)
+        return Entry(
+            _url(request, queue.name),
+            queue.name,
+            self._namespace.name,
+            queue.created_at_ms,
+            queue.updated_at_ms,
+            description,
+        )
 
-    async def _list(self, request: web.Request, title: str, entries: Iterable[bytes], next_url: str | None) -> web.StreamResponse:
+    async def _list(
+        self, request: web.Request, title: str, entries: Iterable[bytes], next_url: str | None
+    ) -> web.StreamResponse:
         url = _url(request, f"$Resources/{title.lower()}")
         return await self._stream(request, write_feed(title, url, next_url, self._clock.now_ms(), entries))
 
@@ -321,7 +384,11 @@ def _page(request: web.Request) -> tuple[int, int]:
 
 def _next_url(request: web.Request, path: str, skip: int, count: int, total: int) -> str | None:
     """Where a list goes on, None at its end."""
-    return f"{_url(request, path)}&%24skip={skip + count}&%24top={count}" if count and skip + count < total else None
+    return (
+        f"{_url(request, path)}&%24skip={skip + count}&%24top={count}"
+        if count and skip + count < total
+        else None
+    )
 
 
 def _number(request: web.Request, name: str, default: int) -> int:
@@ -334,7 +401,11 @@ def _number(request: web.Request, name: str, default: int) -> int:
 
 
 def _not_yet(kind: str) -> HttpRefusal:
-    return HttpRefusal(501, 0, f"{kind.removesuffix('Description')}s come in a later version of this broker; queues can be created.")
+    return HttpRefusal(
+        501,
+        0,
+        f"{kind.removesuffix('Description')}s come in a later version of this broker; queues can be created.",
+    )
 
 
 def _xml(body: bytes, content_type: str, status: int = 200) -> web.Response:

@@ -1,7 +1,7 @@
 """Sends long answers in portions.
 
-A slice (`broker/base/slices.py`) of a list or of the metrics may have a megabyte. Joining it and handing it to the socket in one piece would
-hold the event loop for milliseconds, and would take the same memory again.
+A slice (`broker/base/slices.py`) of a list or of the metrics may have a megabyte. Joining it and handing it
+to the socket in one piece would hold the event loop for milliseconds, and would take the same memory again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from aiohttp import web
 from broker.base.slices import Slices
 
 PORTION_BYTES = 64 * 1024
-"""Bytes handed to the socket at once, up to one piece more. aiohttp waits for a slow reader after the same number."""
+"""Bytes handed to the socket at once, up to one piece more. aiohttp waits for a slow reader after the same
+number."""
 
 SHORT_BYTES = 256 * 1024
-"""An answer up to this size is sent in one piece, with its length: a page of a hundred queues, as the official clients ask for it."""
+"""An answer up to this size is sent in one piece, with its length: a page of a hundred queues, as the
+official clients ask for it."""
 
 
-async def answer_in_slices(request: web.Request, slices: Slices, pieces: Iterable[bytes], content_type: str) -> web.StreamResponse:
+async def answer_in_slices(
+    request: web.Request, slices: Slices, pieces: Iterable[bytes], content_type: str
+) -> web.StreamResponse:
     """Send an answer while it is written: the megabytes of a long list are never in memory together."""
     headers = {"Content-Type": content_type}
     begun: list[bytes] = []

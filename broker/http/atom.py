@@ -1,9 +1,9 @@
 """ATOM frames and error bodies: XML in and out (HTTP contract 2.3 to 2.5, 2.9, 2.13).
 
-Reading is liberal: by XML namespace and never by prefix, elements in any order, unknown ones passed over. Writing is
-the one shape that every official client parses: default namespaces, no prefixes on a description's elements, `self` and
-then `next` as the only links. What stands inside a description is `queue_xml.py`'s business; addresses and status codes are
-`admin.py`'s.
+Reading is liberal: by XML namespace and never by prefix, elements in any order, unknown ones passed over.
+Writing is the one shape that every official client parses: default namespaces, no prefixes on a description's
+elements, `self` and then `next` as the only links. What stands inside a description is `queue_xml.py`'s
+business; addresses and status codes are `admin.py`'s.
 """
 
 from __future__ import annotations
@@ -75,7 +75,12 @@ def parse_entry(body: bytes) -> Description:
     No entities, no DTD, nothing fetched, and depth and size bounded by the parser's own limits.
     """
     parser = etree.XMLParser(
-        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, remove_comments=True, remove_pis=True
+        resolve_entities=False,
+        no_network=True,
+        load_dtd=False,
+        huge_tree=False,
+        remove_comments=True,
+        remove_pis=True,
     )
     try:
         root = etree.fromstring(body, parser)
@@ -84,7 +89,11 @@ def parse_entry(body: bytes) -> Description:
     if cast(Any, root.getroottree()).docinfo.doctype:
         raise WrongXml("A document type declaration is not allowed.")
     content = root if root.tag == f"{{{ATOM}}}content" else root.find(f"{{{ATOM}}}content")
-    description = next((child for child in content if isinstance(child.tag, str)), None) if content is not None else None
+    description = (
+        next((child for child in content if isinstance(child.tag, str)), None)
+        if content is not None
+        else None
+    )
     if description is None:
         raise WrongXml("The body is not an ATOM entry whose content is a description.")
     name = etree.QName(description)
@@ -94,7 +103,8 @@ def parse_entry(body: bytes) -> Description:
 
 
 def child_values(parent: Element) -> dict[str, str]:
-    """The text of each child in the Service Bus namespace, by local name; of one that stands twice, the last."""
+    """The text of each child in the Service Bus namespace, by local name; of one that stands twice, the
+    last."""
     values = {}
     for child in parent:
         if isinstance(child.tag, str):
@@ -106,7 +116,9 @@ def child_values(parent: Element) -> dict[str, str]:
 
 def top(name: str, namespace: str, **prefixes: str) -> Element:
     """A new top element, whose namespace is the default one: clients fail on prefixed elements."""
-    return etree.Element(f"{{{namespace}}}{name}", nsmap=cast("dict[str, str]", {None: namespace, **prefixes}))
+    return etree.Element(
+        f"{{{namespace}}}{name}", nsmap=cast("dict[str, str]", {None: namespace, **prefixes})
+    )
 
 
 def child(parent: Element, name: str, text: str, namespace: str = SERVICE_BUS) -> Element:
@@ -133,7 +145,9 @@ def write_entry(entry: Entry) -> bytes:
     return etree.tostring(_entry_element(entry))
 
 
-def write_feed(title: str, url: str, next_url: str | None, now_ms: int, entries: Iterable[bytes]) -> Iterator[bytes]:
+def write_feed(
+    title: str, url: str, next_url: str | None, now_ms: int, entries: Iterable[bytes]
+) -> Iterator[bytes]:
     """A list of entries as `write_entry` gives them, in pieces.
 
     `next_url`, absolute, only where more follow: the second and last `link`, where Python looks for it.
@@ -148,14 +162,20 @@ def write_feed(title: str, url: str, next_url: str | None, now_ms: int, entries:
     return _pieces(feed, entries)
 
 
-def write_discovery(url: str, next_url: str | None, now_ms: int, children: Iterable[Child]) -> Iterator[bytes]:
-    """The answer to GET of a path where no entity is: what lies directly below it, in pieces. Go knows "not found" by this very title.
+def write_discovery(
+    url: str, next_url: str | None, now_ms: int, children: Iterable[Child]
+) -> Iterator[bytes]:
+    """The answer to GET of a path where no entity is: what lies directly below it, in pieces. Go knows "not
+    found" by this very title.
 
-    Without a `content`, no entry is an entity to anybody: the other clients know "not found" by that (HTTP contract 2.8).
+    Without a `content`, no entry is an entity to anybody: the other clients know "not found" by that (HTTP
+    contract 2.8).
     """
     feed = top("feed", ATOM)
     child(feed, "title", "Publicly Listed Services", ATOM).set("type", "text")
-    child(feed, "subtitle", "This is the list of publicly-listed services currently available.", ATOM).set("type", "text")
+    child(feed, "subtitle", "This is the list of publicly-listed services currently available.", ATOM).set(
+        "type", "text"
+    )
     child(feed, "id", url, ATOM)
     child(feed, "updated", timestamp(now_ms), ATOM)
     child(feed, "generator", "Service Bus 1.1", ATOM)
@@ -166,7 +186,8 @@ def write_discovery(url: str, next_url: str | None, now_ms: int, children: Itera
 
 
 def _pieces(feed: Element, entries: Iterable[bytes]) -> Iterator[bytes]:
-    """A feed with entries, each a piece of its own: one tree of a thousand takes 20 ms to write and to free."""
+    """A feed with entries, each a piece of its own: one tree of a thousand takes 20 ms to write and to
+    free."""
     end = b"</feed>"
     yield etree.tostring(feed).removesuffix(end)
     yield from entries
@@ -183,7 +204,8 @@ def _child_element(each: Child) -> Element:
 
 
 def write_error(code: int, detail: str) -> bytes:
-    """An error body: no namespace, and the code equal to the HTTP status, for Java maps exceptions from it."""
+    """An error body: no namespace, and the code equal to the HTTP status, for Java maps exceptions from
+    it."""
     error = etree.Element("Error")
     etree.SubElement(error, "Code").text = str(code)
     etree.SubElement(error, "Detail").text = printable(detail)
@@ -194,7 +216,12 @@ def printable(text: str) -> str:
     """The text without what XML cannot hold: control characters and lone surrogates become question marks."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in "\t\n\r" or (c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff") else "?" for c in text)
+    return "".join(
+        c
+        if c in "\t\n\r" or (c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff")
+        else "?"
+        for c in text
+    )
 
 
 def _entry_element(entry: Entry) -> Element:

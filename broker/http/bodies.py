@@ -1,8 +1,9 @@
 """How much of all the bodies being read at a time is kept in memory.
 
-Each body has a bound of its own, but as many may be on their way as there are connections, and a client that does not finish one keeps its
-bytes here until its time is over. The first FREE_BYTES of a body are always taken, so that the description of a queue, which rarely has
-more, can be sent while others fill the total. Used in the event loop.
+Each body has a bound of its own, but as many may be on their way as there are connections, and a client that
+does not finish one keeps its bytes here until its time is over. The first FREE_BYTES of a body are always
+taken, so that the description of a queue, which rarely has more, can be sent while others fill the total.
+Used in the event loop.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Body:
     def __enter__(self) -> Body:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bodies.bytes -= self._counted
         self._counted = 0

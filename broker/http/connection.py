@@ -1,10 +1,11 @@
 """One HTTP connection: aiohttp's protocol, with bounds on how long it waits for its client.
 
-A new connection has `http_header_timeout_ms` for its whole first header, counted from its acceptance (TLS handshake included); each
-further request has as long from its first byte. A body, and an answer that the client must read, have `http_transfer_timeout_ms` each.
-Between requests a connection may be idle for `http_keepalive_ms`. While the broker waits, the connection may lose its place (`crowd.py`).
-Bytes that are not HTTP are answered with 400 and a debug line. The bytes of a WebSocket are handed on; until its client has logged in, no
-more of them than a login needs.
+A new connection has `http_header_timeout_ms` for its whole first header, counted from its acceptance (TLS
+handshake included); each further request has as long from its first byte. A body, and an answer that the
+client must read, have `http_transfer_timeout_ms` each. Between requests a connection may be idle for
+`http_keepalive_ms`. While the broker waits, the connection may lose its place (`crowd.py`). Bytes that are
+not HTTP are answered with 400 and a debug line. The bytes of a WebSocket are handed on; until its client has
+logged in, no more of them than a login needs.
 """
 
 from __future__ import annotations
@@ -73,11 +74,20 @@ class HttpConnection(web.RequestHandler):
         "_write_timer",
     )
 
-    def __init__(self, server: web.Server, guest: Guest, limits: Limits, portions: Portions, deadline: float, **options: Any) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        guest: Guest,
+        limits: Limits,
+        portions: Portions,
+        deadline: float,
+        **options: Any,
+    ) -> None:
         super().__init__(server, **options)
         self._guest, self._limits, self._portions = guest, limits, portions
         self._read_ahead, self._parsed = b"", 0
-        """What was read, its first `_parsed` bytes parsed; the rest waits for its turn. Nothing more is read meanwhile."""
+        """What was read, its first `_parsed` bytes parsed; the rest waits for its turn. Nothing more is read
+        meanwhile."""
         self._deadline = deadline  # loop time, of the first header
         self._stream: asyncio.Transport | None = None
         self._request: web.BaseRequest | None = None
@@ -94,7 +104,8 @@ class HttpConnection(web.RequestHandler):
 
     @property
     def made(self) -> bool:
-        """Whether the connection was made, TLS included. From then on `connection_lost` gives up its place."""
+        """Whether the connection was made, TLS included. From then on `connection_lost` gives up its
+        place."""
         return self._stream is not None
 
     @property
@@ -102,7 +113,8 @@ class HttpConnection(web.RequestHandler):
         """Whether only `/health` is answered here."""
         return self._guest.spare
 
-    # --- asyncio's protocol ------------------------------------------------------------------------------------------
+    # --- asyncio's protocol
+    # --------------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._stream = cast(asyncio.Transport, transport)
@@ -140,7 +152,12 @@ class HttpConnection(web.RequestHandler):
             if is_last:
                 self._read_ahead, self._parsed = b"", 0
             self._take(portion)
-            if is_last and not (self._is_held or self._buffer_paused) and self._stream is not None and not self._stream.is_closing():
+            if (
+                is_last
+                and not (self._is_held or self._buffer_paused)
+                and self._stream is not None
+                and not self._stream.is_closing()
+            ):
                 self._stream.resume_reading()
         self._is_listed = bool(self._read_ahead) and not self._is_held
         return self._is_listed
@@ -165,10 +182,17 @@ class HttpConnection(web.RequestHandler):
             request = self._request
             if request is None or request.content.is_eof():
                 self._partial = not data.endswith(_HEADER_ENDS)
-                if request is None and self._ends_for != "slow_header":  # only its first byte starts a header's time
+                if (
+                    request is None and self._ends_for != "slow_header"
+                ):  # only its first byte starts a header's time
                     self._end_at(self._loop.time() + self._limits.header_s, "slow_header")
         super().data_received(data)
-        if self._timer is not None and self._request is not None and not self._websocket and self._request.content.is_eof():
+        if (
+            self._timer is not None
+            and self._request is not None
+            and not self._websocket
+            and self._request.content.is_eof()
+        ):
             self._is_whole()
 
     def pause_reading(self) -> None:
@@ -197,7 +221,8 @@ class HttpConnection(web.RequestHandler):
             if self._request is not None:
                 self._guest.is_served()
 
-    # --- requests ----------------------------------------------------------------------------------------------------
+    # --- requests
+    # --------------------------------------------------------------------------------------------------------
 
     def begin(self, request: web.BaseRequest) -> None:
         """A whole header has come."""
@@ -224,22 +249,29 @@ class HttpConnection(web.RequestHandler):
         self._end_at(self._loop.time() + wait_s, reason)
 
     def becomes_websocket(self) -> None:
-        """The handshake is about to be answered. Until its client has logged in, the connection may lose its place."""
+        """The handshake is about to be answered. Until its client has logged in, the connection may lose its
+        place."""
         self._stop_waiting()
         self._websocket = True
         self._guest.waits()
 
     def heard(self, trusted: bool) -> None:
-        """A message of the WebSocket was read; `trusted` says whether its client has logged in or put a token by now."""
+        """A message of the WebSocket was read; `trusted` says whether its client has logged in or put a token
+        by now."""
         self._unread_bytes = 0
         if trusted and not self._trusted:
             self._trusted = True
             self._guest.is_served()
 
     def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer malformed requests, and end connections of clients that are gone, without the traceback that aiohttp logs."""
+        """Answer malformed requests, and end connections of clients that are gone, without the traceback that
+        aiohttp logs."""
         if isinstance(exc, ConnectionError | asyncio.IncompleteReadError):
             raise ConnectionResetError("the client is gone") from exc
         if status >= 500:
@@ -252,11 +284,15 @@ class HttpConnection(web.RequestHandler):
         return self._limits.malformed(message or "")
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Suppress aiohttp's traceback for malformed bodies and clients that are gone; log every other one."""
-        if not isinstance(kw.get("exc_info"), web.RequestPayloadError | HttpProcessingError | ConnectionError):
+        """Suppress aiohttp's traceback for malformed bodies and clients that are gone; log every other
+        one."""
+        if not isinstance(
+            kw.get("exc_info"), web.RequestPayloadError | HttpProcessingError | ConnectionError
+        ):
             super().log_exception(*args, **kw)
 
-    # --- waiting -----------------------------------------------------------------------------------------------------
+    # --- waiting
+    # --------------------------------------------------------------------------------------------------------
 
     def _is_whole(self) -> None:
         self._stop_waiting()
@@ -285,7 +321,8 @@ class HttpConnection(web.RequestHandler):
 
     @staticmethod
     def _peer(stream: asyncio.Transport) -> str:
-        """Where the client is, or was: between the end of the socket and `connection_lost`, uvloop raises ValueError."""
+        """Where the client is, or was: between the end of the socket and `connection_lost`, uvloop raises
+        ValueError."""
         try:
             return str(stream.get_extra_info("peername"))
         except (OSError, ValueError):

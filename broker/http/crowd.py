@@ -1,12 +1,14 @@
 """Who is connected to the HTTP port, and who must leave when there is no room.
 
-A connection *waits* while the broker waits for its client: for a whole request, for the client to read an answer, for the next
-request, or for the login on a WebSocket. When all room is taken, a new connection takes the place of the one that has waited longest. So a
-client that sends half a header holds a place only until another needs it. However many such clients there are, a client that sends its
-whole request at once is served.
+A connection *waits* while the broker waits for its client: for a whole request, for the client to read an
+answer, for the next request, or for the login on a WebSocket. When all room is taken, a new connection takes
+the place of the one that has waited longest. So a client that sends half a header holds a place only until
+another needs it. However many such clients there are, a client that sends its whole request at once is
+served.
 
-When every connection is being served, a new one gets one of a few *spare* places, in which only `/health` is answered: an orchestrator
-must be able to tell a busy broker from a dead one. Knows no sockets: each connection brings the function that ends it.
+When every connection is being served, a new one gets one of a few *spare* places, in which only `/health` is
+answered: an orchestrator must be able to tell a busy broker from a dead one. Knows no sockets: each
+connection brings the function that ends it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Guest:
         return self._pool.spare
 
     def waits(self) -> None:
-        """The broker waits for the client from now on. A connection that already waits keeps its place in the order."""
+        """The broker waits for the client from now on. A connection that already waits keeps its place in the
+        order."""
         if self in self._pool.inside:
             self._pool.waiting.setdefault(self)
 
@@ -71,7 +74,8 @@ class Crowd:
         return sum(len(pool.inside) for pool in self._pools)
 
     def enter(self, end: Callable[[], object]) -> Guest | None:
-        """A place for a new connection, which waits at first; None if there is none. May end another connection to make room."""
+        """A place for a new connection, which waits at first; None if there is none. May end another
+        connection to make room."""
         for pool in self._pools:
             leaver = pool.make_room()
             if leaver is not None:

@@ -1,8 +1,10 @@
-"""The entries of a list of queues, written from templates: a thousand of them as XML trees would take half a second.
+"""The entries of a list of queues, written from templates: a thousand of them as XML trees would take half a
+second.
 
-Most queues of a namespace have the same settings. So one entry with these settings is written as `atom.py` and `queue_xml.py` write any,
-with a mark in place of what differs from queue to queue: name, times, counts. The text around the marks serves for all the others. What
-stays the same until a queue is updated is kept for each (some 400 bytes).
+Most queues of a namespace have the same settings. So one entry with these settings is written as `atom.py`
+and `queue_xml.py` write any, with a mark in place of what differs from queue to queue: name, times, counts.
+The text around the marks serves for all the others. What stays the same until a queue is updated is kept for
+each (some 400 bytes).
 """
 
 from __future__ import annotations
@@ -94,11 +96,14 @@ class EntryTexts:
         if template is None:
             template = self._template(key, queue.settings)
             if template is None:
-                return self._write(queue, runtime, address.host, address.start + _quoted(queue.name) + address.end)
+                return self._write(
+                    queue, runtime, address.host, address.start + _quoted(queue.name) + address.end
+                )
         accessed = _NEVER if runtime.accessed_at_ms is None else timestamp(runtime.accessed_at_ms).encode()
         values = (
             *kept.texts, accessed, runtime.availability.encode(), runtime.size_bytes, runtime.message_count,
-            runtime.active, runtime.dead_letter, runtime.scheduled, runtime.transfer, runtime.transfer_dead_letter,
+            runtime.active, runtime.dead_letter, runtime.scheduled, runtime.transfer,
+            runtime.transfer_dead_letter,
         )  # fmt: skip
         return template.text % template.in_order(values)
 
@@ -133,19 +138,27 @@ class EntryTexts:
         published, updated, accessed = _TIME_MARKS
         size, messages, active, dead, scheduled, transfer, transfer_dead = _NUMBER_MARKS
         queue = QueueDescription(name, "", 1, settings, published, updated, None)
-        runtime = EntityRuntime(active, dead, scheduled, transfer, transfer_dead, messages, size, availability, accessed)
-        text = self._write(queue, runtime, address.host, address.start + quoted + address.end).replace(b"%", b"%%")
+        runtime = EntityRuntime(
+            active, dead, scheduled, transfer, transfer_dead, messages, size, availability, accessed
+        )
+        text = self._write(queue, runtime, address.host, address.start + quoted + address.end).replace(
+            b"%", b"%%"
+        )
         marks = list(map(str.encode, _marks()))
         if any(text.count(mark) != _TIMES_SEEN.get(place, 1) for place, mark in enumerate(marks)):
             return None
         either = re.compile(b"|".join(map(re.escape, marks)))
         numbers = frozenset(marks[-len(_NUMBER_MARKS) :])
         order = [marks.index(found) for found in either.findall(text)]
-        return _Template(either.sub(lambda found: b"%d" if found[0] in numbers else b"%b", text), itemgetter(*order))
+        return _Template(
+            either.sub(lambda found: b"%d" if found[0] in numbers else b"%b", text), itemgetter(*order)
+        )
 
     def _write(self, queue: QueueDescription, runtime: EntityRuntime, host: str, url: str) -> bytes:
         description = write_queue(queue, runtime, host)
-        return write_entry(Entry(url, queue.name, self._author, queue.created_at_ms, queue.updated_at_ms, description))
+        return write_entry(
+            Entry(url, queue.name, self._author, queue.created_at_ms, queue.updated_at_ms, description)
+        )
 
 
 def _quoted(name: str) -> str:

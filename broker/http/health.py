@@ -1,8 +1,9 @@
-"""`GET /health`: whether the broker serves, in the emulator's words, with the state of each entity and partition beside them.
+"""`GET /health`: whether the broker serves, in the emulator's words, with the state of each entity and
+partition beside them.
 
-200 while it serves, also with a partition down (then `availability` of that entity says `Limited`) or while messages are refused for lack
-of memory (then `memory` says `limited`): restarting the container would help nobody. 503 before it serves and while it stops. No
-authentication: tests and orchestrators wait on it.
+200 while it serves, also with a partition down (then `availability` of that entity says `Limited`) or while
+messages are refused for lack of memory (then `memory` says `limited`): restarting the container would help
+nobody. 503 before it serves and while it stops. No authentication: tests and orchestrators wait on it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _QUEUES_PER_STEP = 16
 class HealthHandler:
     """Reports on the namespace; `serving` says whether the broker takes messages now."""
 
-    def __init__(self, namespace: Namespace, serving: Callable[[], bool], slices: Slices, memory: Memory) -> None:
+    def __init__(
+        self, namespace: Namespace, serving: Callable[[], bool], slices: Slices, memory: Memory
+    ) -> None:
         self._namespace, self._serving, self._slices, self._memory = namespace, serving, slices, memory
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -32,17 +35,27 @@ class HealthHandler:
             return web.json_response(UNHEALTHY, status=503)
         states: dict[str, int] = {}
         entities = [text async for texts in self._slices.of(self._entities(states)) for text in texts]
-        memory = {"state": "limited" if self._memory.limited else "ok", "used_bytes": self._memory.used, "mark_bytes": self._memory.mark}
+        memory = {
+            "state": "limited" if self._memory.limited else "ok",
+            "used_bytes": self._memory.used,
+            "mark_bytes": self._memory.mark,
+        }
         summary = {"partitions": states, "damaged_entities": sorted(self._namespace.damaged)}
         about = json.dumps({**HEALTHY, "namespace": self._namespace.name, "memory": memory, **summary})
-        return web.Response(text=f'{about[:-1]}, "entities": {{{", ".join(entities)}}}}}', content_type="application/json")
+        return web.Response(
+            text=f'{about[:-1]}, "entities": {{{", ".join(entities)}}}}}', content_type="application/json"
+        )
 
     def _entities(self, states: dict[str, int]) -> Iterator[str]:
-        """Members of the object `entities`, a few queues in each step; counts all partitions by their state."""
+        """Members of the object `entities`, a few queues in each step; counts all partitions by their
+        state."""
         queues = list(self._namespace.live_queues())
         for start in range(0, len(queues), _QUEUES_PER_STEP):
             some = {
-                queue.name: {"availability": "Available" if queue.available else "Limited", "partitions": queue.health()}
+                queue.name: {
+                    "availability": "Available" if queue.available else "Limited",
+                    "partitions": queue.health(),
+                }
                 for queue in queues[start : start + _QUEUES_PER_STEP]
             }
             for queue in queues[start : start + _QUEUES_PER_STEP]:

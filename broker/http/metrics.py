@@ -1,8 +1,10 @@
-"""`GET /metrics`: what the process has once, the counters of every entity, and gauges gathered when asked for (Prometheus text format).
+"""`GET /metrics`: what the process has once, the counters of every entity, and gauges gathered when asked for
+(Prometheus text format).
 
-Open to whoever reaches the port, as `/health` is. Written and sent in slices (`broker/base/slices.py`), so neither the event loop nor the
-memory notices how many entities there are. What partitions hold that nobody has opened is taken from the index: a scrape opens no log.
-After a crash a scrape waits until the partitions that were open then are known again; what is still unknown after that is left out.
+Open to whoever reaches the port, as `/health` is. Written and sent in slices (`broker/base/slices.py`), so
+neither the event loop nor the memory notices how many entities there are. What partitions hold that nobody
+has opened is taken from the index: a scrape opens no log. After a crash a scrape waits until the partitions
+that were open then are known again; what is still unknown after that is left out.
 """
 
 from __future__ import annotations
@@ -30,8 +32,12 @@ ENTITY_GAUGES = {
 """Gauges per entity, gathered at scrape time."""
 PARTITION_GAUGES = {
     "partibus_partitions": "Partitions by their state.",
-    "partibus_partition_down": "1 for each partition that is damaged, has failed or is recovering; others have no such series.",
-    "partibus_damaged_entities": "Entities that are out of service because their descriptions cannot be read.",
+    "partibus_partition_down": (
+        "1 for each partition that is damaged, has failed or is recovering; others have no such series."
+    ),
+    "partibus_damaged_entities": (
+        "Entities that are out of service because their descriptions cannot be read."
+    ),
 }
 """Gauges that say how the partitions are, gathered at scrape time."""
 PARTITION_STATES = ("closed", "opening", "healthy", "recovering", "failed", "damaged", "stopped")
@@ -56,7 +62,8 @@ class MetricsHandler:
         return response
 
     def _texts(self) -> Iterator[str]:
-        """The whole exposition, in short steps. An entity that comes or goes meanwhile may be in it or not."""
+        """The whole exposition, in short steps. An entity that comes or goes meanwhile may be in it or
+        not."""
         self._metrics.partitions_unknown.set(self._namespace.unknown_count)
         yield generate_latest(self._metrics.registry).decode()
         yield from exposition(list(self._metrics.entities.values()))
@@ -76,9 +83,12 @@ class MetricsHandler:
                     label = label_of(queue.name)
                     for number, state in enumerate(queue.health()):
                         if state in _DOWN:
-                            lines.append(f'partibus_partition_down{{{label},partition="{number}",state="{state}"}} 1.0\n')
+                            which = f'{label},partition="{number}",state="{state}"'
+                            lines.append(f"partibus_partition_down{{{which}}} 1.0\n")
             yield ""
-        yield counts + "".join([f'partibus_partitions{{state="{state}"}} {count}.0\n' for state, count in states.items()])
+        yield counts + "".join(
+            [f'partibus_partitions{{state="{state}"}} {count}.0\n' for state, count in states.items()]
+        )
         yield down
         yield from lines
         yield f"{damaged}partibus_damaged_entities {len(self._namespace.damaged)}.0\n"
@@ -101,9 +111,17 @@ class MetricsHandler:
             yield from text
 
     def _values(self, queue: Queue) -> tuple[int, ...]:
-        """In the order of ENTITY_GAUGES. Most of ten thousand queues hold nothing, and are done with at once."""
+        """In the order of ENTITY_GAUGES. Most of ten thousand queues hold nothing, and are done with at
+        once."""
         available = int(queue.available)
         if not queue.counts():
             return 0, 0, 0, 0, 0, available
         runtime = self._namespace.runtime_now(queue)
-        return runtime.active, runtime.dead_letter, runtime.scheduled, runtime.message_count, runtime.size_bytes, available
+        return (
+            runtime.active,
+            runtime.dead_letter,
+            runtime.scheduled,
+            runtime.message_count,
+            runtime.size_bytes,
+            available,
+        )

@@ -1,7 +1,8 @@
 """What clients send to the HTTP port, parsed in portions, so that no client's bytes hold up everybody else.
 
-A chunk or a WebSocket frame of a single byte costs as much to parse as a large one, and one read brings 256 KiB of them. Connections
-take turns: between two looks at the sockets, portions of PORTION_BYTES are parsed for TURN_S at most. Used in the event loop.
+A chunk or a WebSocket frame of a single byte costs as much to parse as a large one, and one read brings 256
+KiB of them. Connections take turns: between two looks at the sockets, portions of PORTION_BYTES are parsed
+for TURN_S at most. Used in the event loop.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """A queue's description between XML and `QueueSettings` (HTTP contract 2.4, 2.6, 3.2).
 
-A request may leave out what it likes, in any order, and send read-only elements back: those are passed over. A response
-has every element, in the service's order, also those at their default: JS fails on the first one missing.
+A request may leave out what it likes, in any order, and send read-only elements back: those are passed over.
+A response has every element, in the service's order, also those at their default: JS fails on the first one
+missing.
 
-How the broker differs from the service: a queue created without `EnablePartitioning` gets the broker's default
-(`partitioned_by_default`), where the service's is false; and what is fixed at creation stays as it was when an update leaves it
-out. An explicit value always counts.
+How the broker differs from the service: a queue created without `EnablePartitioning` gets the broker's
+default (`partitioned_by_default`), where the service's is false; and what is fixed at creation stays as it
+was when an update leaves it out. An explicit value always counts.
 """
 
 from __future__ import annotations
@@ -55,10 +56,21 @@ _SETTINGS = frozenset(
         "AuthorizationRules",
     ]
 )
-_READ_ONLY = frozenset(["SizeInBytes", "MessageCount", "CountDetails", "CreatedAt", "UpdatedAt", "AccessedAt", "EntityAvailabilityStatus"])
+_READ_ONLY = frozenset(
+    [
+        "SizeInBytes",
+        "MessageCount",
+        "CountDetails",
+        "CreatedAt",
+        "UpdatedAt",
+        "AccessedAt",
+        "EntityAvailabilityStatus",
+    ]
+)
 """What clients send back as they read it (HTTP contract 2.2)."""
 _OF_THE_FILE = ("PartitionCount", "Partitioned")
-"""Fields of the configuration file that no client of the service knows, so that whoever sends them has written them by hand."""
+"""Fields of the configuration file that no client of the service knows, so that whoever sends them has
+written them by hand."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,14 +81,18 @@ class QueueDefaults:
     max_message_size_kb: int
 
 
-def read_queue(description: Description, defaults: QueueDefaults, previous: QueueSettings | None, now_ms: int) -> QueueSettings:
-    """The settings that a request asks for; `previous` when it updates. Raises WrongProperty for a value of no sense."""
+def read_queue(
+    description: Description, defaults: QueueDefaults, previous: QueueSettings | None, now_ms: int
+) -> QueueSettings:
+    """The settings that a request asks for; `previous` when it updates. Raises WrongProperty for a value of
+    no sense."""
     values = _Values(description)
     for name in _OF_THE_FILE:
         if values.text(name) is not None:
             raise WrongProperty(
                 name,
-                f"'{name}' is a field of the configuration file alone. Over HTTP, EnablePartitioning says whether a queue is partitioned; "
+                f"'{name}' is a field of the configuration file alone. Over HTTP, EnablePartitioning "
+                "says whether a queue is partitioned; "
                 "how many partitions it then has is PARTIBUS_PARTITIONS_DEFAULT.",
             )
     service = QueueSettings()
@@ -84,13 +100,21 @@ def read_queue(description: Description, defaults: QueueDefaults, previous: Queu
     return QueueSettings(
         lock_duration_ms=values.limited("LockDuration", service.lock_duration_ms),
         max_size_mb=values.integer("MaxSizeInMegabytes", service.max_size_mb),
-        requires_duplicate_detection=values.boolean("RequiresDuplicateDetection", fixed.requires_duplicate_detection),
-        duplicate_detection_window_ms=values.limited("DuplicateDetectionHistoryTimeWindow", service.duplicate_detection_window_ms),
+        requires_duplicate_detection=values.boolean(
+            "RequiresDuplicateDetection", fixed.requires_duplicate_detection
+        ),
+        duplicate_detection_window_ms=values.limited(
+            "DuplicateDetectionHistoryTimeWindow", service.duplicate_detection_window_ms
+        ),
         requires_session=values.boolean("RequiresSession", fixed.requires_session),
         default_time_to_live_ms=values.duration("DefaultMessageTimeToLive"),
-        dead_lettering_on_expiration=values.boolean("DeadLetteringOnMessageExpiration", service.dead_lettering_on_expiration),
+        dead_lettering_on_expiration=values.boolean(
+            "DeadLetteringOnMessageExpiration", service.dead_lettering_on_expiration
+        ),
         max_delivery_count=values.integer("MaxDeliveryCount", service.max_delivery_count),
-        enable_batched_operations=values.boolean("EnableBatchedOperations", service.enable_batched_operations),
+        enable_batched_operations=values.boolean(
+            "EnableBatchedOperations", service.enable_batched_operations
+        ),
         status=values.status(),
         forward_to=entity_of(values.text("ForwardTo")),
         forward_dead_lettered_to=entity_of(values.text("ForwardDeadLetteredMessagesTo")),
@@ -114,7 +138,8 @@ def unknown_elements(description: Description) -> list[str]:
 
 
 def write_queue(queue: QueueDescription, runtime: EntityRuntime, host: str) -> Element:
-    """The description of a queue, complete and in the service's order. `host` is what forwarding targets are shown under."""
+    """The description of a queue, complete and in the service's order. `host` is what forwarding targets are
+    shown under."""
     settings = queue.settings
     root = top("QueueDescription", SERVICE_BUS, i=INSTANCE)
 
@@ -155,7 +180,8 @@ def write_queue(queue: QueueDescription, runtime: EntityRuntime, host: str) -> E
 
 
 def entity_of(target: str | None) -> str | None:
-    """The entity path in a forwarding target: `sb://host:port/name`, `https://host/name` or `name` (HTTP contract 1.5)."""
+    """The entity path in a forwarding target: `sb://host:port/name`, `https://host/name` or `name` (HTTP
+    contract 1.5)."""
     if not target or not target.strip():
         return None
     _, scheme, rest = target.strip().partition("://")
@@ -182,7 +208,9 @@ class _Values:
         if not text:
             return default
         if text not in ("true", "false", "1", "0"):
-            raise WrongProperty(name, f"The value '{text}' of the property '{name}' is neither true nor false.")
+            raise WrongProperty(
+                name, f"The value '{text}' of the property '{name}' is neither true nor false."
+            )
         return text in ("true", "1")
 
     def integer(self, name: str, default: int) -> int:
@@ -190,7 +218,9 @@ class _Values:
         if not text:
             return default
         if not text.removeprefix("-").isdecimal() or len(text) > 19:
-            raise WrongProperty(name, f"The value '{text[:40]}' of the property '{name}' is not a whole number.")
+            raise WrongProperty(
+                name, f"The value '{text[:40]}' of the property '{name}' is not a whole number."
+            )
         return int(text)
 
     def duration(self, name: str) -> int | None:
@@ -218,15 +248,25 @@ class _Values:
             if status.value.casefold() == text.strip().casefold():
                 return status
         raise WrongProperty(
-            "Status", f"The value '{text[:40]}' of the property 'Status' is none of Active, Disabled, SendDisabled, ReceiveDisabled."
+            "Status",
+            (
+                f"The value '{text[:40]}' of the property 'Status' is none of Active, Disabled, "
+                "SendDisabled, ReceiveDisabled."
+            ),
         )
 
 
 def _read_rules(description: Element, now_ms: int) -> tuple[AuthorizationRule, ...]:
     rules = []
-    for element in description.findall(f"{{{SERVICE_BUS}}}AuthorizationRules/{{{SERVICE_BUS}}}AuthorizationRule"):
+    for element in description.findall(
+        f"{{{SERVICE_BUS}}}AuthorizationRules/{{{SERVICE_BUS}}}AuthorizationRule"
+    ):
         values = child_values(element)
-        rights = {right.text for right in element.findall(f"{{{SERVICE_BUS}}}Rights/{{{SERVICE_BUS}}}AccessRights") if right.text}
+        rights = {
+            right.text
+            for right in element.findall(f"{{{SERVICE_BUS}}}Rights/{{{SERVICE_BUS}}}AccessRights")
+            if right.text
+        }
         rules.append(
             AuthorizationRule(
                 key_name=values.get("KeyName", ""),

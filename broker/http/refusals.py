@@ -20,20 +20,32 @@ from broker.wording import http_status_of
 class HttpRefusal(Exception):
     """A request that is not carried out. `sub_code` as in HTTP contract 2.9; 0 for none."""
 
-    def __init__(self, status: int, sub_code: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, sub_code: int, detail: str, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(detail)
         self.status, self.sub_code, self.detail = status, sub_code, detail
         self.headers = dict(headers or {})
 
     def response(self, path: str, namespace: str, now_ms: int) -> web.Response:
-        """The error as the clients parse it: `SubCode=` with digits and a full stop, for .NET looks for them."""
+        """The error as the clients parse it: `SubCode=` with digits and a full stop, for .NET looks for
+        them."""
         moment = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
         code = f"SubCode={self.sub_code}. " if self.sub_code else ""
-        detail = f"{code}{self.detail} TrackingId:{uuid.uuid4()}_G0, SystemTracker:{namespace}:{path}, Timestamp:{moment:%Y-%m-%dT%H:%M:%S}"
-        return web.Response(status=self.status, body=write_error(self.status, detail), headers={**self.headers, "Content-Type": ERROR_TYPE})
+        detail = (
+            f"{code}{self.detail} TrackingId:{uuid.uuid4()}_G0, SystemTracker:{namespace}:{path}, "
+            f"Timestamp:{moment:%Y-%m-%dT%H:%M:%S}"
+        )
+        return web.Response(
+            status=self.status,
+            body=write_error(self.status, detail),
+            headers={**self.headers, "Content-Type": ERROR_TYPE},
+        )
 
 
 def refusal_of(refused: Refused) -> HttpRefusal:
     """A refusal of the broker's core as HTTP tells it."""
     status, sub_code = http_status_of(refused.reason)
-    return HttpRefusal(status, sub_code, refused.description, {"Retry-After": "2"} if status in (429, 503) else None)
+    return HttpRefusal(
+        status, sub_code, refused.description, {"Retry-After": "2"} if status in (429, 503) else None
+    )

@@ -1,11 +1,13 @@
-"""The HTTP port: plain HTTP and TLS on one and the same socket; administration, health, metrics, AMQP over WebSocket.
+"""The HTTP port: plain HTTP and TLS on one and the same socket; administration, health, metrics, AMQP over
+WebSocket.
 
-Sockets are accepted here and looked at before anybody reads them: a first byte of 0x16 is a TLS ClientHello, anything
-else is plain HTTP (HTTP contract 1.6: some clients insist on TLS, some on plain, all on the same port). Then aiohttp's protocol
-(`connection.py`) takes over. Bounded: connections (`crowd.py`), every wait for a client, header sizes, bodies.
+Sockets are accepted here and looked at before anybody reads them: a first byte of 0x16 is a TLS ClientHello,
+anything else is plain HTTP (HTTP contract 1.6: some clients insist on TLS, some on plain, all on the same
+port). Then aiohttp's protocol (`connection.py`) takes over. Bounded: connections (`crowd.py`), every wait for
+a client, header sizes, bodies.
 
-`start` binds, `run` accepts until `stop`, which lets open requests finish for `shutdown_timeout_ms`. Knows routes, no
-XML and no AMQP: a WebSocket is handed to `serve_websocket` as it is.
+`start` binds, `run` accepts until `stop`, which lets open requests finish for `shutdown_timeout_ms`. Knows
+routes, no XML and no AMQP: a WebSocket is handed to `serve_websocket` as it is.
 """
 
 from __future__ import annotations
@@ -48,16 +50,19 @@ WEBSOCKET_PROTOCOLS = ("AMQPWSB10", "amqp")
 TLS_HANDSHAKE = b"\x16"
 _BACKLOG = 1024
 _LINGERING_S = 2.0
-"""How long the rest of a refused request's body is read and dropped, so that the client sees the answer and not a reset."""
+"""How long the rest of a refused request's body is read and dropped, so that the client sees the answer and
+not a reset."""
 _WARN_AGAIN_S = 60.0
 SPARE_CONNECTIONS = 32
-"""Connections beyond the maximum, for `/health` alone. Each request is answered at once, so a few are enough."""
+"""Connections beyond the maximum, for `/health` alone. Each request is answered at once, so a few are
+enough."""
 _CLOSE_TIMEOUT_S = 5.0
 """How long a client has to answer the close of its WebSocket."""
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 
 ServeWebSocket = Callable[[web.WebSocketResponse, web.Request, Callable[[bool], None]], Awaitable[None]]
-"""Serves an accepted WebSocket to its end. After each message it calls the function, with whether the client has logged in."""
+"""Serves an accepted WebSocket to its end. After each message it calls the function, with whether the client
+has logged in."""
 
 
 class HttpServer:
@@ -82,10 +87,14 @@ class HttpServer:
         self._sites = Sites((*certificate_names, *settings.hostnames, settings.host), settings.origins)
         slices = Slices()
         self._administration = Administration(settings, namespace, tokens, clock, slices)
-        self._runner = self._make_runner(HealthHandler(namespace, serving, slices, memory), MetricsHandler(metrics, namespace, slices))
+        self._runner = self._make_runner(
+            HealthHandler(namespace, serving, slices, memory), MetricsHandler(metrics, namespace, slices)
+        )
         self._portions = Portions()
         self._listeners: list[socket.socket] = []
-        self._greeting: set[asyncio.Task[None]] = set()  # connections whose protocol, TLS or plain, is not known yet
+        self._greeting: set[asyncio.Task[None]] = (
+            set()
+        )  # connections whose protocol, TLS or plain, is not known yet
         self._crowd = Crowd(settings.http_connections_max, SPARE_CONNECTIONS, self._displaced)
         self._warn_again_at = 0.0
         self._limits = Limits(
@@ -105,7 +114,8 @@ class HttpServer:
         self._stopping, self._stopped = asyncio.Event(), asyncio.Event()
 
     async def start(self) -> list[socket.socket]:
-        """Bind, and give the listening sockets. Clients are queued from here on and answered from `run` on. Raises OSError."""
+        """Bind, and give the listening sockets. Clients are queued from here on and answered from `run` on.
+        Raises OSError."""
         await self._runner.setup()
         self._listeners = await listen(self._settings.host, self._settings.http_port, _BACKLOG)
         return self._listeners
@@ -115,7 +125,10 @@ class HttpServer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 welcome = partial(self._welcome, tasks)
-                acceptors = [tasks.create_task(accept_each(each, welcome, "http"), name="http.accept") for each in self._listeners]
+                acceptors = [
+                    tasks.create_task(accept_each(each, welcome, "http"), name="http.accept")
+                    for each in self._listeners
+                ]
                 await self._stopping.wait()
                 for task in (*acceptors, *self._greeting):
                     task.cancel()
@@ -126,11 +139,13 @@ class HttpServer:
             self._stopped.set()
 
     async def stop(self) -> None:
-        """Accept nothing more, let open requests finish, close. To be called while `run` runs; safe to call twice."""
+        """Accept nothing more, let open requests finish, close. To be called while `run` runs; safe to call
+        twice."""
         self._stopping.set()
         await self._stopped.wait()
 
-    # --- connections -------------------------------------------------------------------------------------------------
+    # --- connections
+    # --------------------------------------------------------------------------------------------------------
 
     def _welcome(self, tasks: asyncio.TaskGroup, connection: socket.socket) -> None:
         guest = self._crowd.enter(_nothing)
@@ -150,11 +165,14 @@ class HttpServer:
         task.add_done_callback(greeted)
 
     async def _greet(self, connection: socket.socket, guest: Guest) -> None:
-        """Find out whether the client speaks TLS, and hand the connection over. A failure ends this connection only."""
+        """Find out whether the client speaks TLS, and hand the connection over. A failure ends this
+        connection only."""
         loop = asyncio.get_running_loop()
         assert self._runner.server is not None
         deadline = loop.time() + self._limits.header_s
-        protocol = HttpConnection(self._runner.server, guest, self._limits, self._portions, deadline, loop=loop, **self._options)
+        protocol = HttpConnection(
+            self._runner.server, guest, self._limits, self._portions, deadline, loop=loop, **self._options
+        )
         handed_over = False
         reason = "slow_header"
         try:
@@ -191,7 +209,8 @@ class HttpServer:
         self._metrics.http_connections_refused.labels(reason).inc()
 
     def _displaced(self) -> None:
-        """A connection had to make room for another. The warning comes at most once a minute, so that an attack does not fill the log."""
+        """A connection had to make room for another. The warning comes at most once a minute, so that an
+        attack does not fill the log."""
         self._ended("displaced")
         now = asyncio.get_running_loop().time()
         if now >= self._warn_again_at:
@@ -199,33 +218,48 @@ class HttpServer:
             log.warning(
                 "http.full",
                 connections_max=self._settings.http_connections_max,
-                advice="Clients that have waited longest are disconnected; if they are yours, raise PARTIBUS_HTTP_CONNECTIONS_MAX.",
+                advice=(
+                    "Clients that have waited longest are disconnected; if they are yours, raise "
+                    "PARTIBUS_HTTP_CONNECTIONS_MAX."
+                ),
             )
 
-    # --- routes ------------------------------------------------------------------------------------------------------
+    # --- routes
+    # --------------------------------------------------------------------------------------------------------
 
     def _make_runner(self, health: HealthHandler, metrics: MetricsHandler) -> web.AppRunner:
-        application = web.Application(middlewares=[self._answer], client_max_size=self._settings.http_body_bytes_max)
+        application = web.Application(
+            middlewares=[self._answer], client_max_size=self._settings.http_body_bytes_max
+        )
         application.router.add_get("/health", self._unless_signed(health.handle))
         application.router.add_get("/metrics", self._unless_signed(metrics.handle))
         application.router.add_get(WEBSOCKET_PATH, self._websocket)
         application.router.add_route("*", "/{path:(?s:.*)}", self._administration.handle)
-        return web.AppRunner(application, handle_signals=False, shutdown_timeout=self._settings.shutdown_timeout_ms / 1000)
+        return web.AppRunner(
+            application, handle_signals=False, shutdown_timeout=self._settings.shutdown_timeout_ms / 1000
+        )
 
     def _unless_signed(
         self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """A request that carries a token is administration, also where a queue is called `health` or `metrics`."""
+        """A request that carries a token is administration, also where a queue is called `health` or
+        `metrics`."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await (self._administration.handle(request) if "Authorization" in request.headers else handler(request))
+            return await (
+                self._administration.handle(request)
+                if "Authorization" in request.headers
+                else handler(request)
+            )
 
         return handle
 
     async def _websocket(self, request: web.Request) -> web.StreamResponse:
         offered = [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
         if not any(name in WEBSOCKET_PROTOCOLS for name in offered):
-            raise HttpRefusal(400, 0, f"A WebSocket here needs one of the subprotocols {', '.join(WEBSOCKET_PROTOCOLS)}.")
+            raise HttpRefusal(
+                400, 0, f"A WebSocket here needs one of the subprotocols {', '.join(WEBSOCKET_PROTOCOLS)}."
+            )
         websocket = web.WebSocketResponse(
             protocols=WEBSOCKET_PROTOCOLS,
             compress=False,
@@ -233,7 +267,9 @@ class HttpServer:
             timeout=_CLOSE_TIMEOUT_S,
         )
         if not websocket.can_prepare(request):
-            raise HttpRefusal(400, 0, "This path is for WebSockets, and the request is not a valid WebSocket handshake.")
+            raise HttpRefusal(
+                400, 0, "This path is for WebSockets, and the request is not a valid WebSocket handshake."
+            )
         connection = _connection_of(request)
         connection.becomes_websocket()
         await websocket.prepare(request)
@@ -245,8 +281,11 @@ class HttpServer:
         return websocket
 
     @web.middleware
-    async def _answer(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-        """Every way to fail becomes an answer in the service's shape (HTTP contract 2.9); every answer is counted."""
+    async def _answer(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Every way to fail becomes an answer in the service's shape (HTTP contract 2.9); every answer is
+        counted."""
         connection = _connection_of(request)
         connection.begin(request)
         try:
@@ -256,7 +295,10 @@ class HttpServer:
         return response
 
     async def _respond(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]], connection: HttpConnection
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+        connection: HttpConnection,
     ) -> web.StreamResponse:
         try:
             self._check_site(request)
@@ -268,7 +310,9 @@ class HttpServer:
         except Refused as refused:
             response = self._refuse(request, refusal_of(refused))
         except web.HTTPException as exception:
-            response = self._refuse(request, HttpRefusal(exception.status, 0, exception.reason, _allowed(exception)))
+            response = self._refuse(
+                request, HttpRefusal(exception.status, 0, exception.reason, _allowed(exception))
+            )
         except (ConnectionError, asyncio.IncompleteReadError):
             raise  # the client is gone; there is nobody to answer
         except (web.RequestPayloadError, HttpProcessingError) as error:
@@ -278,8 +322,12 @@ class HttpServer:
             response.force_close()
         except Exception:
             log.exception("http.failed", method=request.method, path=request.path)
-            response = self._refuse(request, HttpRefusal(500, 50000, "The server failed to carry out the request."))
-        self._metrics.http_requests.labels(request.method if request.method in _METHODS else "other", response.status).inc()
+            response = self._refuse(
+                request, HttpRefusal(500, 50000, "The server failed to carry out the request.")
+            )
+        self._metrics.http_requests.labels(
+            request.method if request.method in _METHODS else "other", response.status
+        ).inc()
         if not response.prepared:
             request_id = request.headers.get("x-ms-client-request-id", "")
             if request_id and request_id.isascii() and request_id.isprintable():
@@ -323,8 +371,11 @@ def _connection_of(request: web.Request) -> HttpConnection:
 
 
 def _is_for_everybody(request: web.Request, *paths: str) -> bool:
-    """Whether it asks for health or metrics as a probe or a scraper does: without a token, which would make it administration."""
-    return request.path in paths and request.method in ("GET", "HEAD") and "Authorization" not in request.headers
+    """Whether it asks for health or metrics as a probe or a scraper does: without a token, which would make
+    it administration."""
+    return (
+        request.path in paths and request.method in ("GET", "HEAD") and "Authorization" not in request.headers
+    )
 
 
 def _allowed(exception: web.HTTPException) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """Which names the HTTP port answers under, and which web pages may use it.
 
-Any web page that a user opens can make the browser send requests to the broker, and a page's owner can point its name at the broker's
-address (DNS rebinding). Two headers reveal such requests, and no page can change them: `Host` names the site as the browser knows it,
-`Origin` the page. A page cannot have an IP address or a name without a dot as its own name, so those are always answered; other names must
-be in the certificate or the settings. Pure: headers in, a refusal out. RFC 9110 7.2 and 7.4 (`Host`, 421), RFC 6454 7 (`Origin`).
+Any web page that a user opens can make the browser send requests to the broker, and a page's owner can point
+its name at the broker's address (DNS rebinding). Two headers reveal such requests, and no page can change
+them: `Host` names the site as the browser knows it, `Origin` the page. A page cannot have an IP address or a
+name without a dot as its own name, so those are always answered; other names must be in the certificate or
+the settings. Pure: headers in, a refusal out. RFC 9110 7.2 and 7.4 (`Host`, 421), RFC 6454 7 (`Origin`).
 """
 
 from __future__ import annotations
@@ -15,26 +16,36 @@ from collections.abc import Iterable, Sequence
 from broker.http.refusals import HttpRefusal
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[0-9A-Za-z._-]+)(?::([0-9]{0,5}))?", re.ASCII)
-"""Host and port in a `Host` header (RFC 3986 3.2.2), without a user name and without characters that real host names do not have."""
+"""Host and port in a `Host` header (RFC 3986 3.2.2), without a user name and without characters that real
+host names do not have."""
 _ORIGIN = re.compile(rf"([a-z][a-z0-9+.-]*)://{_AUTHORITY.pattern}", re.ASCII | re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 MISDIRECTED = 421
 
 
 class Sites:
-    """The names and origins of one HTTP port. `names` may begin with `*.`, which stands for one label; the name `*` is any name."""
+    """The names and origins of one HTTP port. `names` may begin with `*.`, which stands for one label; the
+    name `*` is any name."""
 
     def __init__(self, names: Iterable[str], origins: Iterable[str]) -> None:
         self._names = frozenset(_plain(name) for name in names)
         self._origins = frozenset(site for site in map(_site_of, origins) if site is not None)
 
     def check(
-        self, *, scheme: str, target: str, http_1_0: bool, hosts: Sequence[str], origins: Sequence[str], under_any_name: bool
+        self,
+        *,
+        scheme: str,
+        target: str,
+        http_1_0: bool,
+        hosts: Sequence[str],
+        origins: Sequence[str],
+        under_any_name: bool,
     ) -> None:
         """Raise HttpRefusal for a request that is not for this site, or comes from another one.
 
-        `scheme` is http or https, `target` the request target as it came, `hosts` and `origins` all values of the two headers.
-        `under_any_name`: the answer is the same for everybody, so the name does not matter (`/health`).
+        `scheme` is http or https, `target` the request target as it came, `hosts` and `origins` all values of
+        the two headers. `under_any_name`: the answer is the same for everybody, so the name does not matter
+        (`/health`).
         """
         if not target.startswith("/"):
             raise HttpRefusal(400, 0, "The request target must be a path: this is not a proxy.")
@@ -48,7 +59,8 @@ class Sites:
                 raise HttpRefusal(
                     403,
                     0,
-                    "The Origin header names another site, whose web pages may not use this broker. To permit them, add the origin to "
+                    "The Origin header names another site, whose web pages may not use this broker. To "
+                    "permit them, add the origin to "
                     "PARTIBUS_ORIGINS.",
                 )
 
@@ -64,19 +76,27 @@ class Sites:
             raise HttpRefusal(
                 MISDIRECTED,
                 0,
-                f"This broker does not answer under the name '{own[1]}'. Use its IP address, a name without a dot or a name in its "
+                f"This broker does not answer under the name '{own[1]}'. Use its IP address, a name "
+                "without a dot or a name in its "
                 "certificate, or add the name to PARTIBUS_HOSTNAMES.",
             )
         return name, int(own[2]) if own[2] else None
 
     def _answers_to(self, name: str) -> bool:
-        if "." not in name or name.endswith(".localhost") or _is_address(name) or "*" in self._names or name in self._names:
+        if (
+            "." not in name
+            or name.endswith(".localhost")
+            or _is_address(name)
+            or "*" in self._names
+            or name in self._names
+        ):
             return True
         return f"*.{name.partition('.')[2]}" in self._names
 
 
 def _plain(host: str) -> str:
-    """A host in the form that is compared: lower case, without brackets and without the root's dot at the end."""
+    """A host in the form that is compared: lower case, without brackets and without the root's dot at the
+    end."""
     return host.strip().casefold().removeprefix("[").removesuffix("]").removesuffix(".")
 
 

@@ -1,6 +1,8 @@
-"""`partibus check`: checks a data folder and reports by queue name. Reads only; a broker may be at work in the folder.
+"""`partibus check`: checks a data folder and reports by queue name. Reads only; a broker may be at work in
+the folder.
 
-`storage/check.py` reads the files. Here queues get their names, and an entry of the catalogue that describes no queue is found.
+`storage/check.py` reads the files. Here queues get their names, and an entry of the catalogue that describes
+no queue is found.
 """
 
 from __future__ import annotations
@@ -52,7 +54,11 @@ class Report:
     def shorten(self, path: str) -> str:
         """A path from its data folder on, if there is only one."""
         inside = Path(path)
-        return str(inside.relative_to(self.roots[0])) if len(self.roots) == 1 and inside.is_relative_to(self.roots[0]) else path
+        return (
+            str(inside.relative_to(self.roots[0]))
+            if len(self.roots) == 1 and inside.is_relative_to(self.roots[0])
+            else path
+        )
 
     def as_json(self) -> dict[str, Any]:
         """For programs; see docs/operations.md."""
@@ -63,12 +69,15 @@ class Report:
             "documents": self.progress.files,
             "bytes": self.progress.bytes_read,
             "findings": [
-                {"queue": self.queues.get(each.entity or ""), **asdict(each), "severity": each.severity.value} for each in self.findings
+                {"queue": self.queues.get(each.entity or ""), **asdict(each), "severity": each.severity.value}
+                for each in self.findings
             ],
         }
 
 
-def check_folders(roots: Sequence[Path], progress: Progress | None = None, disk: Disk | None = None) -> Report:
+def check_folders(
+    roots: Sequence[Path], progress: Progress | None = None, disk: Disk | None = None
+) -> Report:
     """Check everything below the data folders of one broker. Raises NoDataFolder, OSError."""
     disk = disk or LocalDisk()
     for root in roots:
@@ -91,12 +100,19 @@ def check_folders(roots: Sequence[Path], progress: Progress | None = None, disk:
 
 
 def _check_identities(disk: Disk, roots: Sequence[Path]) -> list[Finding]:
-    """Data folders of the same broker that were not named, and damage to the files that say which there are."""
-    why = "this data folder of the broker was not named, so nothing in it was checked: give it as --data-dir, too"
+    """Data folders of the same broker that were not named, and damage to the files that say which there
+    are."""
+    why = (
+        "this data folder of the broker was not named, so nothing in it was checked: give it as "
+        "--data-dir, too"
+    )
     try:
         return [Finding(Severity.UNUSABLE, None, None, str(path), 0, 0, why) for path in unnamed(disk, roots)]
     except DamagedIdentity as error:
-        why = "it does not say which data folder this is; the broker's log has the line that belongs here (folder.damaged)"
+        why = (
+            "it does not say which data folder this is; the broker's log has the line that belongs here "
+            "(folder.damaged)"
+        )
         return [Finding(Severity.UNUSABLE, None, None, str(error.path), 0, 0, why)]
     except WrongFolders as error:
         return [Finding(Severity.UNUSABLE, None, None, str(roots[0] / FILE_NAME), 0, 0, str(error))]
@@ -105,15 +121,17 @@ def _check_identities(disk: Disk, roots: Sequence[Path]) -> list[Finding]:
 def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
     """Whether messages stand before the first segment of a log that is whole otherwise.
 
-    The extent shows that, unless it is missing too, or was made anew since. The log is read a second time only if the checkpoint
-    speaks of such messages, which most likely were settled since.
+    The extent shows that, unless it is missing too, or was made anew since. The log is read a second time
+    only if the checkpoint speaks of such messages, which most likely were settled since.
     """
     try:
         survey = survey_files(disk, folder)
         if not survey.segments or survey.start == 0:
             return []
         salvage = Salvage(folder.partition)
-        salvage.begin(read_blocks(disk, folder.directory, survey.checkpoints), survey.start, is_start_known=False)
+        salvage.begin(
+            read_blocks(disk, folder.directory, survey.checkpoints), survey.start, is_start_known=False
+        )
         if not salvage.refers_below(survey.start):
             return []
         for each in frames(disk, survey):
@@ -122,8 +140,15 @@ def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
         salvage.finish()
     except (OSError, UnreadableRecord):
         return []
-    why = f"the first segments are missing: the log begins at position {survey.start}, and messages stand before it"
-    return [Finding(Severity.UNUSABLE, folder.entity, folder.partition, str(folder.directory), 0, 0, why)] if salvage.gone else []
+    why = (
+        f"the first segments are missing: the log begins at position {survey.start}, and messages stand "
+        "before it"
+    )
+    return (
+        [Finding(Severity.UNUSABLE, folder.entity, folder.partition, str(folder.directory), 0, 0, why)]
+        if salvage.gone
+        else []
+    )
 
 
 def check_is_data_folder(disk: Disk, root: Path) -> None:
@@ -134,7 +159,8 @@ def check_is_data_folder(disk: Disk, root: Path) -> None:
         raise NoDataFolder(f"{root}: this is a file, not a data folder") from error
     if not {LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & names:
         raise NoDataFolder(
-            f"{root}: there is no data folder of a broker here (it holds neither {LOGS_DIRECTORY}/ nor {CATALOGUE_DIRECTORY}/)"
+            f"{root}: there is no data folder of a broker here (it holds neither {LOGS_DIRECTORY}/ nor "
+            f"{CATALOGUE_DIRECTORY}/)"
         )
 
 
@@ -148,7 +174,9 @@ def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict
         except Exception as error:
             path = report.roots[0] / CATALOGUE_DIRECTORY / file_name_of(document)
             why = f"its content describes no queue: {error!r}"
-            report.findings.append(Finding(Severity.UNUSABLE, document, None, str(path), 0, len(content), why))
+            report.findings.append(
+                Finding(Severity.UNUSABLE, document, None, str(path), 0, len(content), why)
+            )
         else:
             described[document] = description
             report.queues[document] = description.name
@@ -171,7 +199,10 @@ def _without_entry(
     report: Report, folders: list[LogFolder], described: dict[str, QueueDescription], names: set[str]
 ) -> list[Finding]:  # fmt: skip
     """Logs of which no file of the catalogue (`names`) knows."""
-    why = "the logs belong to no queue of the catalogue, and nothing says that the queue was deleted: they are kept, and not served"
+    why = (
+        "the logs belong to no queue of the catalogue, and nothing says that the queue was deleted: they "
+        "are kept, and not served"
+    )
     stems = {name.partition(".")[0] for name in names}
     unknown = {folder.entity: folder.directory.parent for folder in folders if folder.entity not in described}
     return [

@@ -1,18 +1,20 @@
-"""Repairing a data folder that no broker uses: `partibus repair`. Nothing is deleted: what is replaced moves to `damaged/`.
+"""Repairing a data folder that no broker uses: `partibus repair`. Nothing is deleted: what is replaced moves
+to `damaged/`.
 
-A damaged log is *rebuilt*. Its messages, as far as they can be read, are written to a new log beside the old one, with their sequence
-numbers, delivery counts and properties, and then the two change places. A damaged checkpoint, extent or document whose copy serves is
-*set aside*, and the broker makes another one. Two damaged files of one document are *merged*, if that gives a whole one.
+A damaged log is *rebuilt*. Its messages, as far as they can be read, are written to a new log beside the old
+one, with their sequence numbers, delivery counts and properties, and then the two change places. A damaged
+checkpoint, extent or document whose copy serves is *set aside*, and the broker makes another one. Two damaged
+files of one document are *merged*, if that gives a whole one.
 
-    damaged/<entity>-<partition>-<n>/report.json    what is done, and which sequence numbers are gone; written before the exchange
-                                    /log/           the old log
-                                    /<…>.extent     its extent
-                                    /rebuilt/       the new log while it is written; moved to its place and then removed
+    damaged/<entity>-<partition>-<n>/report.json    what is done, and which sequence numbers are gone; written
+    before the exchange
+                                    /log/           the old log /<…>.extent     its extent /rebuilt/       the
+                                    new log while it is written; moved to its place and then removed
     damaged/<file name>                             what was set aside
 
-A repair that is cut short does no harm. Until the report is there, the old log is in its place, and the next repair begins again. After
-that the next repair finishes the exchange. A broker that starts in between finds that log and extent disagree, and leaves that
-partition alone.
+A repair that is cut short does no harm. Until the report is there, the old log is in its place, and the next
+repair begins again. After that the next repair finishes the exchange. A broker that starts in between finds
+that log and extent disagree, and leaves that partition alone.
 """
 
 from __future__ import annotations
@@ -107,7 +109,8 @@ class Plan:
     aside: list[Finding] = field(default_factory=list)
     """Files that are set aside because a copy serves."""
     merged: list[tuple[list[Path], bytes]] = field(default_factory=list)
-    """Documents that are whole again if the good parts of their two files are put together: the files, and what goes into both."""
+    """Documents that are whole again if the good parts of their two files are put together: the files, and
+    what goes into both."""
     hopeless: list[Finding] = field(default_factory=list)
     """What this command cannot repair."""
     finished: list[str] = field(default_factory=list)
@@ -159,14 +162,17 @@ class Repair:
                 self._lock_fds.append(self._disk.lock(root / "lock"))
             except BlockingIOError as error:
                 self.close()
-                raise InUse(f"{root}: a broker uses this folder. Stop it first; `partibus check` works beside it.") from error
+                raise InUse(
+                    f"{root}: a broker uses this folder. Stop it first; `partibus check` works beside it."
+                ) from error
 
     def close(self) -> None:
         """Give the locks back."""
         while self._lock_fds:
             close_quietly(self._disk, self._lock_fds.pop())
 
-    # --- the plan ---------------------------------------------------------------------------------------------------
+    # --- the plan
+    # --------------------------------------------------------------------------------------------------------
 
     def plan(self, progress: Progress | None = None) -> Plan:
         """Check the folder and say what a repair would do; changes nothing. Raises NoDataFolder, OSError."""
@@ -192,7 +198,9 @@ class Repair:
                 plan.logs.append(self._plan_log(plan.report, self._folders[entity, partition], findings))
             else:
                 plan.aside += _files_to_set_aside(findings)
-        plan.aside = [each for each in plan.aside if Path(each.path).name in self._disk.names(Path(each.path).parent)]
+        plan.aside = [
+            each for each in plan.aside if Path(each.path).name in self._disk.names(Path(each.path).parent)
+        ]
         return plan
 
     def _plan_merges(self, plan: Plan) -> None:
@@ -202,14 +210,20 @@ class Repair:
             if finding.size and finding.entity is not None:
                 damaged.setdefault(Path(finding.path).stem, []).append(Path(finding.path))
         for paths in damaged.values():
-            merged = merge_files([read_file(self._disk, path) for path in paths], paths[0]) if len(paths) == 2 else None
+            merged = (
+                merge_files([read_file(self._disk, path) for path in paths], paths[0])
+                if len(paths) == 2
+                else None
+            )
             if merged is not None:
                 plan.merged.append((paths, merged))
                 plan.hopeless = [finding for finding in plan.hopeless if Path(finding.path) not in paths]
 
     def _plan_log(self, report: Report, folder: LogFolder, findings: Sequence[Finding]) -> Rebuilding:
         why = [f"{Path(each.path).name}, byte {each.offset}: {each.why}" for each in findings]
-        planned = Rebuilding(folder.entity, folder.partition, report.name_of(folder.entity), why, [], 0, None, 0)
+        planned = Rebuilding(
+            folder.entity, folder.partition, report.name_of(folder.entity), why, [], 0, None, 0
+        )
         try:
             survey, salvage, commits_gone = self._salvage(folder)
         except UnreadableRecord as error:
@@ -252,7 +266,9 @@ class Repair:
     def _earlier(self, folder: LogFolder) -> list[Path]:
         stem = _stem(folder)
         damaged = _root_of(folder) / DAMAGED_DIRECTORY
-        return [damaged / name for name in sorted(self._disk.names(damaged)) if name.rpartition("-")[0] == stem]
+        return [
+            damaged / name for name in sorted(self._disk.names(damaged)) if name.rpartition("-")[0] == stem
+        ]
 
     def _read_report(self, directory: Path) -> dict[str, Any]:
         try:
@@ -261,10 +277,12 @@ class Repair:
             return {}
         return found
 
-    # --- carrying it out --------------------------------------------------------------------------------------------
+    # --- carrying it out
+    # --------------------------------------------------------------------------------------------------------
 
     def carry_out(self, plan: Plan) -> None:
-        """Do what the plan says. Raises StorageError, OSError; what was done until then stays, and the rest is as it was."""
+        """Do what the plan says. Raises StorageError, OSError; what was done until then stays, and the rest
+        is as it was."""
         self._remove_copies()
         for name in plan.finished:
             self._exchange(Path(name), self._read_report(Path(name)))
@@ -285,7 +303,9 @@ class Repair:
         damaged = root / DAMAGED_DIRECTORY
         make_directories(self._disk, root, [DAMAGED_DIRECTORY])
         taken = set(self._disk.names(damaged))
-        name = next(name for number in range(len(taken) + 1) if (name := f"{path.name}-{number}") not in taken)
+        name = next(
+            name for number in range(len(taken) + 1) if (name := f"{path.name}-{number}") not in taken
+        )
         self._disk.rename(path, damaged / name)
         self._disk.sync_directory(damaged)
         self._disk.sync_directory(path.parent)
@@ -301,11 +321,14 @@ class Repair:
             self._disk.remove_tree(directory)  # it holds nothing but the unfinished copy
             raise
         log.moved_to = str(directory)
-        self._disk.close(publish(self._disk, directory / REPORT_NAME, [json.dumps(log.as_json(), indent=1).encode()]))
+        self._disk.close(
+            publish(self._disk, directory / REPORT_NAME, [json.dumps(log.as_json(), indent=1).encode()])
+        )
         self._exchange(directory, log.as_json())
 
     def _set_index_aside(self) -> None:
-        """The index of partitions says what the old logs held. Without it the next start opens all partitions and counts anew."""
+        """The index of partitions says what the old logs held. Without it the next start opens all partitions
+        and counts anew."""
         for catalogue in [root / CATALOGUE_DIRECTORY for root in self._roots]:
             for name in sorted({INDEX_NAME, COPY_NAME} & set(self._disk.names(catalogue))):
                 self._set_aside(catalogue / name)
@@ -334,7 +357,10 @@ class Repair:
                     messages.apply_relocated(commit.start, relocated)
                     copied += len(relocated.sequence_numbers)
             if copied != messages.count:
-                raise StorageError(f"{folder.directory}: {messages.count - copied} messages could be read once and not a second time")
+                raise StorageError(
+                    f"{folder.directory}: {messages.count - copied} messages could be read once and "
+                    "not a second time"
+                )
             taking = Snapshot(messages).take(log.checkpoint_base)
             deque(taking.steps(), maxlen=0)
             await log.save_checkpoint(taking.checkpoint(log.end))
@@ -343,7 +369,8 @@ class Repair:
             await store.close()
 
     def _exchange(self, directory: Path, report: dict[str, Any]) -> None:
-        """Put the new log in the place of the old one. Each step may be the last one of a process, and is then found done or not done."""
+        """Put the new log in the place of the old one. Each step may be the last one of a process, and is
+        then found done or not done."""
         self._set_index_aside()
         disk, root, entity = self._disk, directory.parent.parent, _directory_name(report["entity"])
         partition = f"{report['partition']:04x}"
@@ -371,20 +398,24 @@ class Repair:
         return [directory for directory, names in self._with_copies() if REPORT_NAME in names]
 
     def _remove_copies(self) -> None:
-        """Remove the copies of repairs that were cut short before their report was written: the old logs are in their places."""
+        """Remove the copies of repairs that were cut short before their report was written: the old logs are
+        in their places."""
         for directory, names in self._with_copies():
             if REPORT_NAME not in names:
                 self._disk.remove_tree(directory / REBUILT_DIRECTORY)
 
     def _with_copies(self) -> list[tuple[Path, list[str]]]:
         damaged = [root / DAMAGED_DIRECTORY for root in self._roots]
-        folders = [each / name for each in damaged for name in sorted(self._disk.names(each)) if "." not in name]
+        folders = [
+            each / name for each in damaged for name in sorted(self._disk.names(each)) if "." not in name
+        ]
         found = [(folder, self._disk.names(folder)) for folder in folders]
         return [(folder, names) for folder, names in found if REBUILT_DIRECTORY in names]
 
 
 def _files_to_set_aside(findings: Sequence[Finding]) -> list[Finding]:
-    """The damaged files, each once; an extent only if neither slot is whole, for the broker mends one slot by itself."""
+    """The damaged files, each once; an extent only if neither slot is whole, for the broker mends one slot by
+    itself."""
     slots = [finding for finding in findings if finding.path.endswith(EXTENT_SUFFIX)]
     others = [finding for finding in findings if finding not in slots]
     both = slots[:1] if len(slots) == 2 else []

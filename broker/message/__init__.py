@@ -1,1 +1,2 @@
-"""The bytes of a message: as the log keeps them, as they are changed by a settlement, and as clients get them."""
+"""The bytes of a message: as the log keeps them, as they are changed by a settlement, and as clients get
+them."""

@@ -1,16 +1,18 @@
 """What the broker puts in front of a message when it hands it out: header and `x-opt-*` annotations.
 
-    header                delivery-annotations      message-annotations          bare message
-    durable, priority,    x-opt-lock-token of a     the broker's, then the       as it rests (`stored_message.py`),
-    ttl, delivery-count   lock, then the sender's   sender's own                 unless properties were changed
+    header                delivery-annotations      message-annotations          bare message durable,
+    priority,    x-opt-lock-token of a     the broker's, then the       as it rests (`stored_message.py`),
+    ttl, delivery-count   lock, then the sender's   sender's own                 unless properties were
+    changed
 
-Types are those that the official clients cast to (AMQP contract 5.5): `long` for sequence numbers, `timestamp` for times,
-`int` for the state, `short` for the partition; descriptors are smallulongs, for the Python client reads them at a fixed
-place. The ttl is the one in force, so that enqueued-time + ttl is when the message expires: the client computes it so.
-A delivery always has a delivery-annotations section, with or without a lock (AMQP contract 5.5); a message that is only shown
-has the section if its sender set it.
+Types are those that the official clients cast to (AMQP contract 5.5): `long` for sequence numbers,
+`timestamp` for times, `int` for the state, `short` for the partition; descriptors are smallulongs, for the
+Python client reads them at a fixed place. The ttl is the one in force, so that enqueued-time + ttl is when
+the message expires: the client computes it so. A delivery always has a delivery-annotations section, with or
+without a lock (AMQP contract 5.5); a message that is only shown has the section if its sender set it.
 
-One call per batch: what is the same for all its messages is prepared once. Nothing here knows links or partitions.
+One call per batch: what is the same for all its messages is prepared once. Nothing here knows links or
+partitions.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def _key(name: str) -> bytes:
 
 
 def _numbers_layout() -> tuple[struct.Struct, tuple[bytes, bytes, bytes, bytes]]:
-    """The begin of the message-annotations section: its size, its count, and the three numbers each delivery has."""
+    """The begin of the message-annotations section: its size, its count, and the three numbers each delivery
+    has."""
     constants = (
         b"\x00\x53\x72\xd1",
         _key("x-opt-sequence-number") + b"\x81",
@@ -46,7 +49,9 @@ def _numbers_layout() -> tuple[struct.Struct, tuple[bytes, bytes, bytes, bytes]]
 
 
 _NUMBERS, (_SECTION, _SEQUENCE_NUMBER, _ENQUEUED_TIME, _ENQUEUE_SEQUENCE_NUMBER) = _numbers_layout()
-_NUMBERS_BYTES = _NUMBERS.size - 8  # what counts for the size of the map: not the section's head, but its count
+_NUMBERS_BYTES = (
+    _NUMBERS.size - 8
+)  # what counts for the size of the map: not the section's head, but its count
 _NUMBERS_ELEMENTS = 6
 
 _LOCKED_UNTIL, _PARTITION_ID = _key("x-opt-locked-until"), _key("x-opt-partition-id")
@@ -59,21 +64,27 @@ _NO_TOKEN = b"\x00\x53\x71\xc1\x01\x00"
 """… and the empty section of a message without a lock."""
 _NO_LOCK = (b"",)
 _SIZE_AND_COUNT = struct.Struct(">II")
-_SWAPS = [(slice(to, None, _TOKEN_BYTES), slice(source, None, _TOKEN_BYTES)) for to, source in enumerate((3, 2, 1, 0, 5, 4, 7, 6))]
-"""The bytes whose order differs between a delivery tag and a uuid: for all tokens, where the byte goes and where it comes from (AMQP
-contract 5.3)."""
+_SWAPS = [
+    (slice(to, None, _TOKEN_BYTES), slice(source, None, _TOKEN_BYTES))
+    for to, source in enumerate((3, 2, 1, 0, 5, 4, 7, 6))
+]
+"""The bytes whose order differs between a delivery tag and a uuid: for all tokens, where the byte goes and
+where it comes from (AMQP contract 5.3)."""
 _FEW = 8
-"""From this many tokens on, swapping the bytes of all tokens at once is faster than one token after the other."""
+"""From this many tokens on, swapping the bytes of all tokens at once is faster than one token after the
+other."""
 _SPLIT_TOKENS = struct.Struct(f"{_TOKEN_BYTES}s").iter_unpack
 
 _MAP_HEAD = struct.Struct(f">{len(_SECTION)}sII")
 _FIRST_DELIVERY = b"\x00\x53\x70\xc0\x06\x05\x41\x40\x40\x41\x43"
-"""The header of a message without priority and ttl, not delivered before: durable, first acquirer, count 0."""
+"""The header of a message without priority and ttl, not delivered before: durable, first acquirer, count
+0."""
 
 
 Deliverables = tuple[list[bytes], list[bytes]]
-"""Messages as a receiver is to see them, in two parts, which the engine joins for all of them at once: what stands in front of each,
-and the rest, behind the first HEAD.size bytes of it; empty where the front is all."""
+"""Messages as a receiver is to see them, in two parts, which the engine joins for all of them at once: what
+stands in front of each, and the rest, behind the first HEAD.size bytes of it; empty where the front is
+all."""
 
 
 def deliverables(
@@ -86,8 +97,9 @@ def deliverables(
 ) -> Deliverables:
     """The messages of a batch, in the batch's order.
 
-    `peek_lock` is False for receive-and-delete, whose messages show no lock. `dead_letter_source` names the entity that
-    messages forwarded out of a dead-letter queue died in. `wall_ahead_ms` converts the end of the locks to wall time (`broker/base/clock.py`).
+    `peek_lock` is False for receive-and-delete, whose messages show no lock. `dead_letter_source` names the
+    entity that messages forwarded out of a dead-letter queue died in. `wall_ahead_ms` converts the end of the
+    locks to wall time (`broker/base/clock.py`).
     """
     constants = _constants(
         locked_until_ms=locked.locked_until_ms + wall_ahead_ms if peek_lock else None,
@@ -107,13 +119,18 @@ def joined(deliverables: Deliverables) -> list[bytes]:
 
 
 def _build_plain(locked: Locked, constants: _Constants, tokens: Iterable[tuple[bytes]]) -> Deliverables:
-    """The short way: most messages of a batch differ in their numbers and bytes alone. The others take the long one."""
+    """The short way: most messages of a batch differ in their numbers and bytes alone. The others take the
+    long one."""
     shared, shared_elements = constants
-    middle = _MAP_HEAD.pack(_SECTION, _NUMBERS_BYTES + len(shared), _NUMBERS_ELEMENTS + shared_elements) + _SEQUENCE_NUMBER
+    middle = (
+        _MAP_HEAD.pack(_SECTION, _NUMBERS_BYTES + len(shared), _NUMBERS_ELEMENTS + shared_elements)
+        + _SEQUENCE_NUMBER
+    )
     layouts: dict[tuple[int | None, int], tuple[Callable[..., bytes], bytes]] = {}
     fronts: list[bytes] = []
     rests = list(locked.messages)
-    for index, (stored, sequence_number, enqueued_ms, expires_ms, delivery_count, change, (token,)) in enumerate(zip(
+    for index, (stored, sequence_number, enqueued_ms, expires_ms, delivery_count, change,
+    (token,)) in enumerate(zip(
         locked.messages,
         locked.sequence_numbers,
         locked.enqueued_at_ms,
@@ -124,7 +141,16 @@ def _build_plain(locked: Locked, constants: _Constants, tokens: Iterable[tuple[b
         strict=True,
     )):  # fmt: skip
         if change is not None or not stored.startswith(PLAIN):
-            whole = _build([constants], [stored], [sequence_number], [enqueued_ms], [delivery_count], [expires_ms], [change], [(token,)])
+            whole = _build(
+                [constants],
+                [stored],
+                [sequence_number],
+                [enqueued_ms],
+                [delivery_count],
+                [expires_ms],
+                [change],
+                [(token,)],
+            )
             fronts += whole
             rests[index] = b""
             continue
@@ -137,7 +163,16 @@ def _build_plain(locked: Locked, constants: _Constants, tokens: Iterable[tuple[b
             layout = layouts[kind] = (_layout_from(len(begin), len(token) + len(middle), len(shared)), begin)
         pack, begin = layout
         fronts.append(
-            pack(begin, token + middle, sequence_number, _ENQUEUED_TIME, enqueued_ms, _ENQUEUE_SEQUENCE_NUMBER, sequence_number, shared)
+            pack(
+                begin,
+                token + middle,
+                sequence_number,
+                _ENQUEUED_TIME,
+                enqueued_ms,
+                _ENQUEUE_SEQUENCE_NUMBER,
+                sequence_number,
+                shared,
+            )
         )
     return fronts, rests
 
@@ -145,7 +180,9 @@ def _build_plain(locked: Locked, constants: _Constants, tokens: Iterable[tuple[b
 @lru_cache(maxsize=64)
 def _layout_from(begin_bytes: int, middle_bytes: int, shared_bytes: int) -> Callable[..., bytes]:
     """Packs the front of a plain message: its header, its token, its numbers, and what the batch shares."""
-    return struct.Struct(f">{begin_bytes}s{middle_bytes}sq{len(_ENQUEUED_TIME)}sq{len(_ENQUEUE_SEQUENCE_NUMBER)}sq{shared_bytes}s").pack
+    return struct.Struct(
+        f">{begin_bytes}s{middle_bytes}sq{len(_ENQUEUED_TIME)}sq{len(_ENQUEUE_SEQUENCE_NUMBER)}sq{shared_bytes}s"
+    ).pack
 
 
 def _build_locked(locked: Locked, constants: _Constants, tokens: Iterable[tuple[bytes]]) -> list[bytes]:
@@ -215,14 +252,19 @@ def _build(
     changed: Sequence[bytes | None],
     tokens: Sequence[tuple[bytes]] | None,
 ) -> list[bytes]:
-    """The long way, for any message. `tokens` is None for messages that are only shown; a token is empty without a lock."""
+    """The long way, for any message. `tokens` is None for messages that are only shown; a token is empty
+    without a lock."""
     join, pack, unpack, head_bytes = b"".join, _NUMBERS.pack, HEAD.unpack_from, HEAD.size
     built = []
     for index, stored in enumerate(messages):
         _, flags, priority, ttl_ms, pairs, pairs_bytes = unpack(stored)
         own_end = head_bytes + pairs_bytes
         delivery_pairs, delivery_own, bare = delivery_annotations(stored, own_end)
-        sequence_number, enqueued_ms, expires_ms = sequence_numbers[index], enqueued_at_ms[index], expires_at_ms[index]
+        sequence_number, enqueued_ms, expires_ms = (
+            sequence_numbers[index],
+            enqueued_at_ms[index],
+            expires_at_ms[index],
+        )
         shared, shared_elements = constants[index]
         if expires_ms is not None:
             ttl_ms = min(max(expires_ms - enqueued_ms, 1), TIME_TO_LIVE_MS_MAX)  # 0 would read as none
@@ -231,7 +273,9 @@ def _build(
         else:
             header = _FIRST_DELIVERY
         if tokens is not None or delivery_pairs:
-            header += _delivery_section(tokens[index][0] if tokens is not None else b"", delivery_pairs, delivery_own)
+            header += _delivery_section(
+                tokens[index][0] if tokens is not None else b"", delivery_pairs, delivery_own
+            )
         numbers = pack(
             _SECTION,
             _NUMBERS_BYTES + len(shared) + pairs_bytes,
@@ -245,7 +289,11 @@ def _build(
         )
         change = changed[index]
         if change is not None:
-            built.append(join((header, numbers, shared, stored[head_bytes:own_end], with_changes(stored[bare:], change))))
+            built.append(
+                join(
+                    (header, numbers, shared, stored[head_bytes:own_end], with_changes(stored[bare:], change))
+                )
+            )
         elif own_end == bare:
             built.append(join((header, numbers, shared, stored[head_bytes:])))
         else:
@@ -255,7 +303,8 @@ def _build(
 
 @lru_cache(maxsize=1024)  # the messages of a queue differ little in this
 def _header(priority: int | None, ttl_ms: int, delivery_count: int) -> bytes:
-    """A header section (§3.2.1): durable, priority and ttl where there is one, first-acquirer, delivery-count."""
+    """A header section (§3.2.1): durable, priority and ttl where there is one, first-acquirer,
+    delivery-count."""
     body = b"".join(
         (
             b"\x05\x41",
@@ -268,7 +317,8 @@ def _header(priority: int | None, ttl_ms: int, delivery_count: int) -> bytes:
 
 
 def _delivery_section(token: bytes, pairs: int, own: bytes) -> bytes:
-    """The delivery-annotations of one message: its lock's token, if it has one, and the sender's own pairs."""
+    """The delivery-annotations of one message: its lock's token, if it has one, and the sender's own
+    pairs."""
     if not pairs:
         return _LOCK_TOKEN + token if token else _NO_TOKEN
     body = _TOKEN_KEY + token + own if token else own
@@ -277,7 +327,8 @@ def _delivery_section(token: bytes, pairs: int, own: bytes) -> bytes:
 
 
 def _uuids(tokens: Sequence[bytes]) -> Iterable[tuple[bytes]]:
-    """Lock tokens in the byte order of AMQP's uuid: a delivery tag has them as a .NET GUID (AMQP contract 5.3)."""
+    """Lock tokens in the byte order of AMQP's uuid: a delivery tag has them as a .NET GUID (AMQP contract
+    5.3)."""
     if len(tokens) < _FEW:
         return [(token[3::-1] + token[5:3:-1] + token[7:5:-1] + token[8:],) for token in tokens]
     tags = b"".join(tokens)

@@ -1,9 +1,9 @@
 """Batches as the official clients send them: a transfer with message-format 0x80013700 (AMQP contract 4.5).
 
-The payload is a message of its own, the *envelope*, and each data section of its body holds a whole message. The
-envelope's annotations and properties are copied from the first message, more or less of them by each client: a hint
-for routing, never a message's content. Whether a transfer is a batch its format tells (`protocol/frames.py`), never
-its content.
+The payload is a message of its own, the *envelope*, and each data section of its body holds a whole message.
+The envelope's annotations and properties are copied from the first message, more or less of them by each
+client: a hint for routing, never a message's content. Whether a transfer is a batch its format tells
+(`protocol/frames.py`), never its content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def split(payload: bytes) -> tuple[list[bytes], RoutingHint]:
     if len(payload) > BATCH_BYTES_MAX:
         raise Refused(
             Reason.MESSAGE_TOO_LARGE,
-            f"The batch has {len(payload)} bytes; {BATCH_BYTES_MAX} are the maximum, whatever a single message may have.",
+            (
+                f"The batch has {len(payload)} bytes; {BATCH_BYTES_MAX} are the maximum, whatever a single "
+                "message may have."
+            ),
         )
     try:
         sections = find_sections(payload)

@@ -1,9 +1,10 @@
-"""Application properties changed by a settlement: abandon and defer with modifications, dead-lettering with a reason.
+"""Application properties changed by a settlement: abandon and defer with modifications, dead-lettering with a
+reason.
 
-A change is an encoded AMQP map with string keys; a null as value removes the property. Changes are laid over one
-another (`merge_changes`) and over the message when it is delivered (`with_changes`); the message itself rests unchanged.
-Values that are not changed keep their bytes: nothing of them is decoded. Both the partition and the front end work with
-changes; neither AMQP frames nor links are known here.
+A change is an encoded AMQP map with string keys; a null as value removes the property. Changes are laid over
+one another (`merge_changes`) and over the message when it is delivered (`with_changes`); the message itself
+rests unchanged. Values that are not changed keep their bytes: nothing of them is decoded. Both the partition
+and the front end work with changes; neither AMQP frames nor links are known here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from protocol.codec import EncodeError, encode, encode_map, encode_text
 from protocol.sections import APPLICATION_PROPERTIES, PROPERTIES, find_sections, pairs, text_bytes
 
 DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
-"""Application properties of a dead-lettered message: strings and never null, or the official Go client panics."""
+"""Application properties of a dead-lettered message: strings and never null, or the official Go client
+panics."""
 
 _NULL = b"\x40"
 
@@ -25,9 +27,9 @@ _NULL = b"\x40"
 def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -> bytes | None:
     """A change from what a client sent, symbols or strings as keys; None if there is nothing to change.
 
-    `drop_nulls` for a dead-letter's info map: the official Python and JS clients write null there for "not given"
-    (AMQP contract 6.1). Raises Refused(ARGUMENT) for keys that are no text, values AMQP cannot carry, or more than a message may have
-    (AMQP contract 10.1).
+    `drop_nulls` for a dead-letter's info map: the official Python and JS clients write null there for "not
+    given" (AMQP contract 6.1). Raises Refused(ARGUMENT) for keys that are no text, values AMQP cannot carry,
+    or more than a message may have (AMQP contract 10.1).
     """
     changes: list[bytes] = []
     for key, value in properties.items():
@@ -43,16 +45,23 @@ def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -
         except EncodeError as error:
             raise Refused(Reason.ARGUMENT, f"The property '{key}' cannot be set: {error}.") from error
         if len(encoded) > PROPERTY_BYTES_MAX:
-            raise Refused(Reason.ARGUMENT, f"The property '{key:.80}' takes {len(encoded)} bytes, {PROPERTY_BYTES_MAX} are the maximum.")
+            raise Refused(
+                Reason.ARGUMENT,
+                f"The property '{key:.80}' takes {len(encoded)} bytes, {PROPERTY_BYTES_MAX} are the maximum.",
+            )
     if (size := sum(map(len, changes))) > METADATA_BYTES_MAX:
-        raise Refused(Reason.ARGUMENT, f"The properties to set take {size} bytes, {METADATA_BYTES_MAX} are the maximum.")
+        raise Refused(
+            Reason.ARGUMENT, f"The properties to set take {size} bytes, {METADATA_BYTES_MAX} are the maximum."
+        )
     return encode_map(changes) if changes else None
 
 
 def merge_changes(earlier: bytes | None, later: bytes | None) -> bytes | None:
-    """Both changes as one; where they differ, the later one holds. Removals are kept, for the message they will meet.
+    """Both changes as one; where they differ, the later one holds. Removals are kept, for the message they
+    will meet.
 
-    What does not fit into METADATA_BYTES_MAX is left out, the oldest first: a message may be given back any number of times.
+    What does not fit into METADATA_BYTES_MAX is left out, the oldest first: a message may be given back any
+    number of times.
     """
     if earlier is None or later is None:
         return later if earlier is None else earlier
@@ -66,7 +75,8 @@ def merge_changes(earlier: bytes | None, later: bytes | None) -> bytes | None:
 
 
 def with_changes(bare_message: bytes, changed: bytes) -> bytes:
-    """The bare message with the change laid over its application properties; all other sections as they are."""
+    """The bare message with the change laid over its application properties; all other sections as they
+    are."""
     sections = find_sections(bare_message)
     begin, end = sections.begins[APPLICATION_PROPERTIES], sections.ends[APPLICATION_PROPERTIES]
     if end:

@@ -1,26 +1,22 @@
 """The form in which a message rests in the log: opaque to the partition, cheap to make and cheap to deliver.
 
-    version   1 byte     1; 2 with delivery-annotations
-    flags     1 byte     1: the sender set a priority, 2: the sender set a time to live
-    priority  1 byte     header.priority (AMQP 1.0 §3.2.1), 0 if not set
-    zero      1 byte
-    ttl       4 bytes    header.ttl in milliseconds, 0 if not set
-    pairs     2 bytes    number of message-annotation pairs that follow
-    length    2 bytes    their length in bytes
-    …                    the sender's message-annotation pairs, key and value in turn, as they came
-    pairs     2 bytes    version 2 only: number of delivery-annotation pairs that follow
-    length    2 bytes    version 2 only: their length in bytes
-    …                    version 2 only: the sender's delivery-annotation pairs, as they came
-    …                    the bare message (§3.2): properties, application-properties, body, footer, each as it came
+    version   1 byte     1; 2 with delivery-annotations flags     1 byte     1: the sender set a priority, 2:
+    the sender set a time to live priority  1 byte     header.priority (AMQP 1.0 §3.2.1), 0 if not set zero
+    1 byte ttl       4 bytes    header.ttl in milliseconds, 0 if not set pairs     2 bytes    number of
+    message-annotation pairs that follow length    2 bytes    their length in bytes …                    the
+    sender's message-annotation pairs, key and value in turn, as they came pairs     2 bytes    version 2
+    only: number of delivery-annotation pairs that follow length    2 bytes    version 2 only: their length in
+    bytes …                    version 2 only: the sender's delivery-annotation pairs, as they came …
+    the bare message (§3.2): properties, application-properties, body, footer, each as it came
 
-All numbers big endian. The header ends here; a delivery gets its own (`message/annotations.py`), as it gets the
-annotations that only the broker may set, so a sender's are dropped. Few senders set delivery-annotations, so most
-messages have version 1. The bare message is never decoded
-and encoded again. One thing is added to it: a message without message-id is given one, since the official JS client
-cannot settle a message that has none (AMQP contract 12.20). Sections are put into the order of the specification.
+All numbers big endian. The header ends here; a delivery gets its own (`message/annotations.py`), as it gets
+the annotations that only the broker may set, so a sender's are dropped. Few senders set delivery-annotations,
+so most messages have version 1. The bare message is never decoded and encoded again. One thing is added to
+it: a message without message-id is given one, since the official JS client cannot settle a message that has
+none (AMQP contract 12.20). Sections are put into the order of the specification.
 
-What a message may not be is refused here, before anything is stored: nothing malformed that this broker would later
-have to read, no keys over their limits, no more metadata than the service takes (AMQP contract 10.1).
+What a message may not be is refused here, before anything is stored: nothing malformed that this broker would
+later have to read, no keys over their limits, no more metadata than the service takes (AMQP contract 10.1).
 """
 
 from __future__ import annotations
@@ -57,13 +53,15 @@ HAS_PRIORITY, HAS_TIME_TO_LIVE = 1, 2
 KEY_CHARACTERS_MAX = 128
 """Of a message-id, session-id or partition-key (AMQP contract 10.1)."""
 METADATA_BYTES_MAX = 65_536
-"""Bound on all annotations, properties and application-properties together (AMQP contract 10.1, header size)."""
+"""Bound on all annotations, properties and application-properties together (AMQP contract 10.1, header
+size)."""
 PROPERTY_BYTES_MAX = 32_768
 """Of one property, as it is encoded (AMQP contract 10.1, header size)."""
 
 BROKER_ANNOTATIONS = frozenset(
     (
-        b"x-opt-sequence-number", b"x-opt-enqueued-time", b"x-opt-locked-until", b"x-opt-enqueue-sequence-number",
+        b"x-opt-sequence-number", b"x-opt-enqueued-time", b"x-opt-locked-until",
+        b"x-opt-enqueue-sequence-number",
         b"x-opt-partition-id", b"x-opt-message-state", b"x-opt-deadletter-source", b"x-opt-lock-token",
     )
 )  # fmt: skip
@@ -100,7 +98,10 @@ class _Shape:
     misses: int = 0
 
 
-_SHAPE_KEY_BYTES, _SHAPES_MAX = 8, 1024  # short enough to end before the id's text, which differs from message to message
+_SHAPE_KEY_BYTES, _SHAPES_MAX = (
+    8,
+    1024,
+)  # short enough to end before the id's text, which differs from message to message
 _MISSES_MAX = 32
 """So many messages that begin like a shape and are of another one make room for theirs."""
 _shapes: dict[bytes, _Shape] = {}
@@ -119,14 +120,16 @@ class StoredMessage:
     """Wall clock since the epoch at which the message becomes active, None for now."""
 
     def message_id(self) -> bytes:
-        """The message-id in its AMQP encoding, type included: for comparing and hashing. Walks the message."""
+        """The message-id in its AMQP encoding, type included: for comparing and hashing. Walks the
+        message."""
         begin = bare_message_offset(self.data)
         places = fields(self.data, begin + 3, section_end(self.data, begin + 3), FIELDS_MAX[PROPERTIES])
         return self.data[places[0] : places[1]]
 
 
 class MessageIds:
-    """Message ids for those that come without: 32 hex digits, a random prefix of this process and a counter."""
+    """Message ids for those that come without: 32 hex digits, a random prefix of this process and a
+    counter."""
 
     def __init__(self, prefix: bytes | None = None) -> None:
         self._prefix = (os.urandom(8) if prefix is None else prefix).hex()
@@ -142,7 +145,8 @@ def bare_message_offset(stored: bytes) -> int:
 
 
 def delivery_annotations(stored: bytes, offset: int) -> tuple[int, bytes, int]:
-    """The number of the sender's delivery-annotation pairs, their bytes, and where the bare message begins behind them.
+    """The number of the sender's delivery-annotation pairs, their bytes, and where the bare message begins
+    behind them.
 
     `offset` is where the message-annotation pairs end.
     """
@@ -167,9 +171,9 @@ def section_end(buffer: bytes, value: int) -> int:
 def store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
     """The stored form of a message as its sender encoded it.
 
-    `fallback_message_id` is asked for an id if the message has none. Raises Refused: DECODE for what is malformed,
-    ARGUMENT for a key over its limit or of a wrong type, NOT_ALLOWED for a session-id and a partition-key that differ,
-    MESSAGE_TOO_LARGE for too much metadata.
+    `fallback_message_id` is asked for an id if the message has none. Raises Refused: DECODE for what is
+    malformed, ARGUMENT for a key over its limit or of a wrong type, NOT_ALLOWED for a session-id and a
+    partition-key that differ, MESSAGE_TOO_LARGE for too much metadata.
     """
     try:
         return _store_plain(payload) or _store(payload, fallback_message_id)
@@ -178,11 +182,12 @@ def store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessa
 
 
 def _store_plain(payload: bytes) -> StoredMessage | None:
-    """The short way for the plainest messages, which are most under load; None for all others, malformed ones among them.
+    """The short way for the plainest messages, which are most under load; None for all others, malformed ones
+    among them.
 
-    Plain is: a header or none, an empty message-annotations map or none, properties of at most ten fields (so without a
-    session-id) that begin with a short message-id, and one data section. It checks what `_store` checks of these; of a
-    message in the shape of an earlier one, it compares what was checked before.
+    Plain is: a header or none, an empty message-annotations map or none, properties of at most ten fields (so
+    without a session-id) that begin with a short message-id, and one data section. It checks what `_store`
+    checks of these; of a message in the shape of an earlier one, it compares what was checked before.
     """
     shape = _shapes.get(payload[:_SHAPE_KEY_BYTES])
     if shape is not None and payload.startswith(shape.begin) and payload.startswith(shape.tail, shape.id_end):
@@ -206,7 +211,11 @@ def _store_plain(payload: bytes) -> StoredMessage | None:
     end = offset + 5 + payload[offset + 4]
     count, place = payload[offset + 5], offset + 6
     id_at = place + 2
-    if not 0 < count <= _GROUP_ID or payload[place] not in _SHORT_IDS or payload[place + 1] > KEY_CHARACTERS_MAX:
+    if (
+        not 0 < count <= _GROUP_ID
+        or payload[place] not in _SHORT_IDS
+        or payload[place + 1] > KEY_CHARACTERS_MAX
+    ):
         return None
     for _ in range(count):
         span = SPANS[payload[place]]
@@ -219,7 +228,13 @@ def _store_plain(payload: bytes) -> StoredMessage | None:
     if place != end or payload[end : end + 3] != b"\x00\x53\x75":
         return None
     data = payload[end + 3]
-    body_end = end + 5 + payload[end + 4] if data == 0xA0 else end + 8 + _U32.unpack_from(payload, end + 4)[0] if data == 0xB0 else 0
+    body_end = (
+        end + 5 + payload[end + 4]
+        if data == 0xA0
+        else end + 8 + _U32.unpack_from(payload, end + 4)[0]
+        if data == 0xB0
+        else 0
+    )
     if body_end != len(payload):
         return None
     if data == 0xB0:
@@ -227,7 +242,18 @@ def _store_plain(payload: bytes) -> StoredMessage | None:
             shape.misses += 1
         else:
             id_end = id_at + payload[id_at - 1]
-            _remember_shape(payload, _Shape(payload[:id_at], id_end, payload[id_end : end + 4], end + 4, offset, packed, ttl_ms or None))
+            _remember_shape(
+                payload,
+                _Shape(
+                    payload[:id_at],
+                    id_end,
+                    payload[id_end : end + 4],
+                    end + 4,
+                    offset,
+                    packed,
+                    ttl_ms or None,
+                ),
+            )
     return StoredMessage(packed + payload[offset:], ttl_ms or None, None, None, None)
 
 
@@ -253,7 +279,10 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
     if metadata_bytes > METADATA_BYTES_MAX:
         raise Refused(
             Reason.MESSAGE_TOO_LARGE,
-            f"The message's annotations and properties take {metadata_bytes} bytes, at most {METADATA_BYTES_MAX} are allowed.",
+            (
+                f"The message's annotations and properties take {metadata_bytes} bytes, at most "
+                f"{METADATA_BYTES_MAX} are allowed."
+            ),
         )
     if metadata_bytes > PROPERTY_BYTES_MAX:  # seldom: no property of a smaller whole can be too large
         _check_property_sizes(payload, sections)
@@ -287,7 +316,10 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
     if session_id is not None and partition_key is not None and session_id != partition_key:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f"The partition-key '{partition_key}' differs from the session-id '{session_id}': where both are set they must be the same.",
+            (
+                f"The partition-key '{partition_key}' differs from the session-id '{session_id}': where "
+                "both are set they must be the same."
+            ),
         )
     head = HEAD.pack(version, flags, priority, ttl_ms, annotation_pairs, len(annotations))
     if version != VERSION:
@@ -296,7 +328,9 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
         data = b"".join((head, annotations, payload[begins[PROPERTIES] :]))
     else:
         properties = (
-            payload[begins[PROPERTIES] : properties_end] if has_message_id else _with_message_id(payload, places, fallback_message_id())
+            payload[begins[PROPERTIES] : properties_end]
+            if has_message_id
+            else _with_message_id(payload, places, fallback_message_id())
         )
         data = b"".join((head, annotations, properties, _behind_properties(payload, sections)))
     return StoredMessage(data, ttl_ms or None, session_id, partition_key, scheduled_ms)
@@ -330,7 +364,8 @@ def _uint(payload: bytes, place: int) -> int:
 
 
 _Annotations = tuple[bytes, int, str | None, int | None]
-"""What is kept of a sender's annotations, the number of their pairs, partition-key, scheduled time in milliseconds."""
+"""What is kept of a sender's annotations, the number of their pairs, partition-key, scheduled time in
+milliseconds."""
 
 _NO_ANNOTATIONS: _Annotations = (b"", 0, None, None)
 
@@ -362,7 +397,8 @@ def _annotations(payload: bytes, value: int, end: int) -> _Annotations:
 
 
 def _delivery_annotations(payload: bytes, value: int, end: int) -> bytes:
-    """A sender's delivery-annotations in stored form, with their number and size in front; empty if none is kept."""
+    """A sender's delivery-annotations in stored form, with their number and size in front; empty if none is
+    kept."""
     places = pairs(payload, value, end)
     kept = [
         payload[at_key:behind]
@@ -379,7 +415,10 @@ def _key(payload: bytes, place: int, name: str) -> str:
         raise Refused(Reason.ARGUMENT, f"The {name} is no string.")
     text = encoded.decode()
     if len(text) > KEY_CHARACTERS_MAX:
-        raise Refused(Reason.ARGUMENT, f"The {name} has {len(text)} characters, at most {KEY_CHARACTERS_MAX} are allowed.")
+        raise Refused(
+            Reason.ARGUMENT,
+            f"The {name} has {len(text)} characters, at most {KEY_CHARACTERS_MAX} are allowed.",
+        )
     return text
 
 
@@ -391,7 +430,10 @@ def _check_message_id(payload: bytes, place: int, end: int) -> None:
         text = text_bytes(payload, place)
         length = end - place if text is None else len(text.decode())
         if length > KEY_CHARACTERS_MAX:
-            raise Refused(Reason.ARGUMENT, f"The message-id has {length} characters, at most {KEY_CHARACTERS_MAX} are allowed.")
+            raise Refused(
+                Reason.ARGUMENT,
+                f"The message-id has {length} characters, at most {KEY_CHARACTERS_MAX} are allowed.",
+            )
 
 
 def _check_application_properties(payload: bytes, value: int, end: int) -> None:
@@ -414,11 +456,15 @@ def _check_property_sizes(payload: bytes, sections: Sections) -> None:
 
 def _check_property_size(name: str, size: int) -> None:
     if size > PROPERTY_BYTES_MAX:
-        raise Refused(Reason.MESSAGE_TOO_LARGE, f"The property {name} takes {size} bytes, at most {PROPERTY_BYTES_MAX} are allowed.")
+        raise Refused(
+            Reason.MESSAGE_TOO_LARGE,
+            f"The property {name} takes {size} bytes, at most {PROPERTY_BYTES_MAX} are allowed.",
+        )
 
 
 def _with_message_id(payload: bytes, places: list[int], message_id: str) -> bytes:
-    """A properties section with this id, otherwise as it came: `places` are its fields, of which the first is null or missing."""
+    """A properties section with this id, otherwise as it came: `places` are its fields, of which the first is
+    null or missing."""
     count = max(1, len(places) - 1)
     body = encode(message_id) + payload[places[0] + 1 : places[-1]]
     size = len(body)

@@ -1,8 +1,9 @@
 """The queues of the configuration file, applied to the namespace at the start.
 
-A queue that is missing is created. One that is there is updated if the file asks for something else than when it was last applied:
-so a change through the administration API stays until the file's own entry for the queue changes. What cannot be changed after a
-queue's creation is left as it is and warned of, at every start as long as file and queue differ (`config.not_applied`).
+A queue that is missing is created. One that is there is updated if the file asks for something else than when
+it was last applied: so a change through the administration API stays until the file's own entry for the queue
+changes. What cannot be changed after a queue's creation is left as it is and warned of, at every start as
+long as file and queue differ (`config.not_applied`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
             log.error("config.not_applied", entity=spec.name, reason=namespace.missing(spec.name).description)
             continue
         if existing is None:
-            await namespace.create_queue(spec.name, spec.settings, spec.partitions, file_settings=spec.settings)
+            await namespace.create_queue(
+                spec.name, spec.settings, spec.partitions, file_settings=spec.settings
+            )
             continue
         for reason in _fixed_differences(existing, spec):
             log.warning("config.not_applied", entity=spec.name, reason=reason)
@@ -50,7 +53,10 @@ def _fixed_differences(existing: QueueDescription, spec: QueueSpec) -> Iterable[
         ("RequiresDuplicateDetection", has.requires_duplicate_detection, asked.requires_duplicate_detection),
     ):
         if in_queue != in_file:
-            yield f"{field} is {_text(in_file)} in the file and {_text(in_queue)} since the queue's creation: it cannot be changed."
+            yield (
+                f"{field} is {_text(in_file)} in the file and {_text(in_queue)} since the queue's "
+                "creation: it cannot be changed."
+            )
 
 
 def _text(value: bool | int) -> str:

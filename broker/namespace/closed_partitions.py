@@ -1,19 +1,23 @@
-"""Partitions at rest: what they hold while nobody has opened them, and which of them must be opened on time although nobody asks.
+"""Partitions at rest: what they hold while nobody has opened them, and which of them must be opened on time
+although nobody asks.
 
-A broker may have a hundred thousand partitions, and opens almost none of them at its start. The index (`storage/partition_index.py`)
-says what the others hold, in one note each (`broker/partition/summary.py`). The notes are exact, because a partition is entered as open
-before its log is claimed, and with a new note after its log was closed in good order.
+A broker may have a hundred thousand partitions, and opens almost none of them at its start. The index
+(`storage/partition_index.py`) says what the others hold, in one note each (`broker/partition/summary.py`).
+The notes are exact, because a partition is entered as open before its log is claimed, and with a new note
+after its log was closed in good order.
 
-*After a crash* the index says which partitions were open. What these hold is not known until their logs were read. They are opened in the
-background, a few at a time, the ones first that have to act soonest. The broker serves meanwhile, and a client's own demand opens a
-partition at once. Callers that count can wait until nothing is unknown (`all_known`), and leave out what still is.
+*After a crash* the index says which partitions were open. What these hold is not known until their logs were
+read. They are opened in the background, a few at a time, the ones first that have to act soonest. The broker
+serves meanwhile, and a client's own demand opens a partition at once. Callers that count can wait until
+nothing is unknown (`all_known`), and leave out what still is.
 
-*An index that is out of date*: each data folder says whether the index is to be believed about it (`storage/index_witness.py`). If not, its
-partitions count as unknown. A folder that does not answer at the start is asked until it does.
+*An index that is out of date*: each data folder says whether the index is to be believed about it
+(`storage/index_witness.py`). If not, its partitions count as unknown. A folder that does not answer at the
+start is asked until it does.
 
-*Waking*: a note says when something falls due in the partition (`Wake`). Then the partition is opened, and its own timer does the
-rest. The times are wall time, and the clock is looked at every second at least, so that a step of the clock or a suspend makes little
-difference.
+*Waking*: a note says when something falls due in the partition (`Wake`). Then the partition is opened, and
+its own timer does the rest. The times are wall time, and the clock is looked at every second at least, so
+that a step of the clock or a suspend makes little difference.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ from storage.threads import OwnerFailed, report_to_loop, start_background, take_
 log = structlog.get_logger("resting")
 
 OPENING_MAX = 4
-"""Partitions that are opened at a time because something is due or unknown: clients' own demand must not wait behind them."""
+"""Partitions that are opened at a time because something is due or unknown: clients' own demand must not wait
+behind them."""
 LOOK_S = 1.0
 """How often the clock is looked at while something is to fall due."""
 ASKED_WITHIN_S = 5.0
@@ -71,7 +76,8 @@ class PartitionRegister:
         self._resting, self._generation, self._number = resting, generation, number
 
     def summary(self) -> Summary | None:
-        """What it held when it was closed in good order; None if it is open, was never opened, or nobody knows."""
+        """What it held when it was closed in good order; None if it is open, was never opened, or nobody
+        knows."""
         return self._resting.summary(self._generation, self._number)
 
     async def opening(self) -> None:
@@ -86,12 +92,20 @@ class PartitionRegister:
 class Resting:
     """All partitions at rest. Owned by the event loop."""
 
-    def __init__(self, index: PartitionIndex, clock: Clock, *, look_s: float = LOOK_S, failed: OwnerFailed = report_to_loop) -> None:
+    def __init__(
+        self,
+        index: PartitionIndex,
+        clock: Clock,
+        *,
+        look_s: float = LOOK_S,
+        failed: OwnerFailed = report_to_loop,
+    ) -> None:
         """`failed`: called if the task that wakes partitions has died: then nothing acts on time any more."""
         self._index, self._clock, self._look_s, self._failed = index, clock, look_s, failed
         self._unknown: dict[str, set[int]] = {}
         self._totals: dict[str, dict[str, SubqueueCounts]] = {}
-        """What the partitions at rest hold, by entity: added up while their notes are read at the start, until somebody asks."""
+        """What the partitions at rest hold, by entity: added up while their notes are read at the start,
+        until somebody asks."""
         self._due: dict[_Key, int] = {}
         """When each partition at rest has to be opened, in wall time."""
         self._heap: list[tuple[int, _Key]] = []
@@ -107,12 +121,15 @@ class Resting:
         self._asking: list[asyncio.Task[None]] = []
         self._is_started = False
 
-    # --- starting and stopping --------------------------------------------------------------------------------------
+    # --- starting and stopping
+    # --------------------------------------------------------------------------------------------------------
 
     async def load(self, generations: Mapping[str, int], store: LogStore) -> None:
-        """Read the index; make it anew from the logs there are if it is missing or damaged. Raises StorageError.
+        """Read the index; make it anew from the logs there are if it is missing or damaged. Raises
+        StorageError.
 
-        `generations`: all entities that there are, served or not, each with the number of its partitions, 0 where that is not known.
+        `generations`: all entities that there are, served or not, each with the number of its partitions, 0
+        where that is not known.
         """
         witnesses = self._index.witnesses
         reading = [asyncio.create_task(witness.read()) for witness in witnesses]
@@ -127,33 +144,46 @@ class Resting:
                 log.warning(
                     "index.made_anew",
                     partitions=sum(map(len, partitions.values())),
-                    reason="There was no index of partitions, or it was damaged. Every log is opened, in the background.",
+                    reason=(
+                        "There was no index of partitions, or it was damaged. Every log is opened, in the "
+                        "background."
+                    ),
                 )
                 await self._index.rebuild(partitions)
         elif wrong := [witness for witness in read if self._index.contradicts(witness)]:
             await self._doubt(wrong, generations, store)
         for witness in witnesses:
             if witness not in read:
-                self._asking.append(start_background(self._ask(witness, generations, store), "index-witness", self._failed))
+                self._asking.append(
+                    start_background(self._ask(witness, generations, store), "index-witness", self._failed)
+                )
         for generation in set(self._index.entities()) - set(generations):
             self._index.forget(generation)
 
     async def _doubt(
         self, witnesses: Collection[Witness], generations: Mapping[str, int], store: LogStore
     ) -> Mapping[str, Collection[int]]:
-        """What the index says of these folders is not to be believed: all their partitions count as open. Gives them."""
+        """What the index says of these folders is not to be believed: all their partitions count as open.
+        Gives them."""
         folders = {number for number, witness in enumerate(self._index.witnesses) if witness in witnesses}
         doubted: dict[str, list[int]] = {}
         for generation, listed in (await _listed(generations, store)).items():
             known = {number for number, *_ in self._index.partitions(generation)}
             sleeper = self._sleepers.get(generation)
-            doubted[generation] = [number for number in known.union(listed) if sleeper is None or sleeper.folder_of(number) in folders]
+            doubted[generation] = [
+                number
+                for number in known.union(listed)
+                if sleeper is None or sleeper.folder_of(number) in folders
+            ]
         if any(doubted.values()):
             log.warning(
                 "index.out_of_date",
                 folders=[str(witness.path.parent) for witness in witnesses],
                 partitions=sum(map(len, doubted.values())),
-                reason="What it says is older than the logs of these folders. They are opened, in the background.",
+                reason=(
+                    "What it says is older than the logs of these folders. They are opened, in the "
+                    "background."
+                ),
             )
         await self._index.doubt(doubted)
         return doubted
@@ -182,7 +212,9 @@ class Resting:
         self._make_heap()
         if self._waiting:
             log.info(
-                "partitions.unknown", partitions=len(self._waiting), reason="They were open when the broker ended: they are opened now."
+                "partitions.unknown",
+                partitions=len(self._waiting),
+                reason="They were open when the broker ended: they are opened now.",
             )
         self._look_whether_all_known()
         self._keeping = start_background(self._keep(), "resting", self._failed)
@@ -200,7 +232,8 @@ class Resting:
         """All partitions were closed: write the index."""
         await self._index.close()
 
-    # --- queues and their partitions --------------------------------------------------------------------------------
+    # --- queues and their partitions
+    # --------------------------------------------------------------------------------------------------------
 
     def serve(self, generation: str, sleeper: Sleeper) -> None:
         """A queue of this generation is served."""
@@ -239,14 +272,19 @@ class Resting:
             self._waiting += [(generation, number) for number in unknown]
             self._all_known.clear()
             self._changed.set()
-        return [((generation, number), at_ms) for number, at_ms in zip(numbers, wakes, strict=True) if at_ms is not None]
+        return [
+            ((generation, number), at_ms)
+            for number, at_ms in zip(numbers, wakes, strict=True)
+            if at_ms is not None
+        ]
 
     def forget(self, generation: str) -> None:
         """The entity was deleted with all its logs."""
         self._index.forget(generation)
 
     def summary(self, generation: str, number: int) -> Summary | None:
-        """What a partition holds that is at rest; None for one that is open, was never opened, or is not known."""
+        """What a partition holds that is at rest; None for one that is open, was never opened, or is not
+        known."""
         note = self._index.note(generation, number)
         return None if note is None else decode(note)
 
@@ -271,10 +309,13 @@ class Resting:
         """See `PartitionRegister.closed`."""
         self._index.closed(generation, number, summary.encode())
         self._totals.pop(generation, None)
-        if summary.wake_at_ms is not None and generation in self._sleepers:  # a deleted queue's logs are closed after it has left
+        if (
+            summary.wake_at_ms is not None and generation in self._sleepers
+        ):  # a deleted queue's logs are closed after it has left
             self._appoint((generation, number), summary.wake_at_ms)
 
-    # --- what is not known ------------------------------------------------------------------------------------------
+    # --- what is not known
+    # --------------------------------------------------------------------------------------------------------
 
     def unknown(self, generation: str) -> Collection[int]:
         """The partitions of an entity that may hold something, and nobody knows what."""
@@ -296,7 +337,8 @@ class Resting:
             return False
         return True
 
-    # --- waking -----------------------------------------------------------------------------------------------------
+    # --- waking
+    # --------------------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
         """Open the unknown ones in order of urgency, then, and meanwhile, what falls due."""
@@ -310,7 +352,11 @@ class Resting:
                 task.add_done_callback(self._opening.discard)
                 continue
             self._changed.clear()
-            wait_s = min(self._look_s, max(0, self._heap[0][0] - self._clock.now_ms()) / 1_000) if self._heap else None
+            wait_s = (
+                min(self._look_s, max(0, self._heap[0][0] - self._clock.now_ms()) / 1_000)
+                if self._heap
+                else None
+            )
             try:
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
@@ -357,7 +403,9 @@ class Resting:
     def _next_due(self) -> _Key | None:
         """A partition at rest that is due now, taken out; None if there is none."""
         now_ms = self._clock.now_ms()
-        while self._heap and (self._heap[0][0] <= now_ms or self._due.get(self._heap[0][1]) != self._heap[0][0]):
+        while self._heap and (
+            self._heap[0][0] <= now_ms or self._due.get(self._heap[0][1]) != self._heap[0][0]
+        ):
             at_ms, key = heapq.heappop(self._heap)
             if self._due.get(key) == at_ms:
                 del self._due[key]
@@ -376,7 +424,9 @@ async def _listed(generations: Mapping[str, int], store: LogStore) -> dict[str, 
             except StorageError:
                 return list(range(partitions))
 
-    return dict(zip(generations, await asyncio.gather(*(of(*each) for each in generations.items())), strict=True))
+    return dict(
+        zip(generations, await asyncio.gather(*(of(*each) for each in generations.items())), strict=True)
+    )
 
 
 def add_counts(total: dict[str, SubqueueCounts], counts: Mapping[str, SubqueueCounts]) -> None:

@@ -20,7 +20,8 @@ class EntityMeter(EntityCounters):
         metrics.entities[entity] = self
 
     def end(self) -> None:
-        """The entity is gone, and its series with it. Links that still hold this meter may go on counting: nobody looks."""
+        """The entity is gone, and its series with it. Links that still hold this meter may go on counting:
+        nobody looks."""
         if self._metrics.entities.get(self.entity) is self:
             del self._metrics.entities[self.entity]
 
@@ -35,7 +36,8 @@ class EntityMeter(EntityCounters):
         """So many more of a counter that is known by its name (`entity_counters.COUNTERS`)."""
         setattr(self, counter, getattr(self, counter) + count)
 
-    # --- what a partition tells (`partition.task.PartitionMeter`) -----------------------------------------------------
+    # --- what a partition tells (`partition.task.PartitionMeter`)
+    # -----------------------------------------------------
 
     def committed(self, records: int, size: int, seconds: float) -> None:
         self._metrics.committed(records, size, seconds)

@@ -1,21 +1,24 @@
 """The namespace: all entities of the broker, found by name, kept in the catalogue.
 
-*A damaged entry* (both of its files, or their content) puts only its own entity out of service. It is reported, and its logs are kept. If
-its name is still legible, clients are told to try again, not that the entity does not exist. Deleting the entity gives it up. If the name
-is not legible, any name could be the entity's: until the files are readable again, or were moved away, no queue is created, because
-it could take the place of one that still has its messages.
+*A damaged entry* (both of its files, or their content) puts only its own entity out of service. It is
+reported, and its logs are kept. If its name is still legible, clients are told to try again, not that the
+entity does not exist. Deleting the entity gives it up. If the name is not legible, any name could be the
+entity's: until the files are readable again, or were moved away, no queue is created, because it could take
+the place of one that still has its messages.
 
-An entity exists on all its partitions or on none: its catalogue entry, written atomically, is the moment of its creation
-and of its end; its partitions' logs come to life when they are first used, and are deleted after the entry was. What a crash
-leaves in between is cleared at the next start, but only logs whose entry is known to be deleted: others may be somebody's messages.
+An entity exists on all its partitions or on none: its catalogue entry, written atomically, is the moment of
+its creation and of its end; its partitions' logs come to life when they are first used, and are deleted after
+the entry was. What a crash leaves in between is cleared at the next start, but only logs whose entry is known
+to be deleted: others may be somebody's messages.
 
-*An unknown outcome* (durability rule 3). A change of the catalogue that fails may be on the disk or not. The catalogue has then tried
-more than once, and the client hears that it may try again. Until the entry is known to match the queue that is served, the name is
-*unconfirmed*. It is confirmed in the background, or before the next change of that name:
+*An unknown outcome* (durability rule 3). A change of the catalogue that fails may be on the disk or not. The
+catalogue has then tried more than once, and the client hears that it may try again. Until the entry is known
+to match the queue that is served, the name is *unconfirmed*. It is confirmed in the background, or before the
+next change of that name:
 
-    create failed    nobody is served under the name; what may have been written is deleted
-    update failed    the queue is served as it was, and its entry written as it was
-    delete failed    the queue is out of service: what it acknowledged might be gone after a restart. It comes back with its entry
+    create failed    nobody is served under the name; what may have been written is deleted update failed
+    the queue is served as it was, and its entry written as it was delete failed    the queue is out of
+    service: what it acknowledged might be gone after a restart. It comes back with its entry
 """
 
 from __future__ import annotations
@@ -53,14 +56,18 @@ from storage.threads import OwnerFailed, report_to_loop, start_background, withi
 log = structlog.get_logger("namespace")
 
 OPENING_MAX = 32
-"""Partitions that are opened at a time to be counted: a list of a thousand queues must not take all threads and descriptors."""
+"""Partitions that are opened at a time to be counted: a list of a thousand queues must not take all threads
+and descriptors."""
 
 
 COUNTED_WITHIN_S = 8.0
-"""How long who counts all entities waits for what is unknown after a crash. Prometheus gives up after 10 s."""
+"""How long who counts all entities waits for what is unknown after a crash. Prometheus gives up after 10
+s."""
 
 
-@dataclass(slots=True)  # not frozen: that would take four times as long to make, and a list makes ten thousand
+@dataclass(
+    slots=True
+)  # not frozen: that would take four times as long to make, and a list makes ten thousand
 class EntityRuntime:
     """What an entity holds now, gathered from all its partitions (HTTP contract 2.6)."""
 
@@ -104,12 +111,19 @@ class Namespace:
 
         `confirm_retry_ms`: how often to try again to confirm a name whose change failed.
 
-        `disk_timeout_ms`: how long a change waits for a disk that does not answer while it removes what a deleted queue has left.
+        `disk_timeout_ms`: how long a change waits for a disk that does not answer while it removes what a
+        deleted queue has left.
 
         `failed` is called if a background task dies. The namespace can then not be relied on.
         """
         self.name = name
-        self._catalogue, self._store, self._clock, self._make_queue, self._resting = catalogue, store, clock, make_queue, resting
+        self._catalogue, self._store, self._clock, self._make_queue, self._resting = (
+            catalogue,
+            store,
+            clock,
+            make_queue,
+            resting,
+        )
         self._partitions_default, self._entities_max = partitions_default, entities_max
         self._queues: dict[str, Queue] = {}
         self._keys: list[str] | None = None
@@ -130,10 +144,12 @@ class Namespace:
         self._illegible: set[str] = set()
         """The generations of damaged entries whose names are not known for certain."""
         self.rules_changed: Callable[[], None] = lambda: None
-        """Called when an entity's authorization rules have changed, or were deleted with it. Set by `Services`."""
+        """Called when an entity's authorization rules have changed, or were deleted with it. Set by
+        `Services`."""
 
     async def load(self) -> None:
-        """Load the entities of the catalogue. Raises StorageError if the folder cannot be read or another process uses it."""
+        """Load the entities of the catalogue. Raises StorageError if the folder cannot be read or another
+        process uses it."""
         with_logs = set(await self._store.entities())  # before anything else: it locks the folder
         known: set[str] = set()
         damaged: list[tuple[Damaged, str]] = []
@@ -142,13 +158,17 @@ class Namespace:
             known.add(document)
             try:
                 description = decode_description(content)
-                assert document == description.generation, f"catalogue document {document} holds {description.generation}"
+                assert document == description.generation, (
+                    f"catalogue document {document} holds {description.generation}"
+                )
             except Exception as error:  # an error in one entry must not stop the others
                 damaged.append((Damaged(document, [], [content]), repr(error)))
                 continue
             namesakes.setdefault(key_of(description.name), []).append(description)
         for key, found in namesakes.items():
-            self._queues[key] = self._make_queue(found[0] if len(found) == 1 else await self._choose(found, with_logs))
+            self._queues[key] = self._make_queue(
+                found[0] if len(found) == 1 else await self._choose(found, with_logs)
+            )
         damaged += [(each, "none of its files is whole") for each in self._catalogue.damaged]
         for each, why in damaged:
             known |= {each.name} if each.name is not None else set()
@@ -160,14 +180,21 @@ class Namespace:
             if inactive := without_effect(queue.settings):
                 log.warning("entity.settings_without_effect", entity=queue.name, settings=inactive)
         for generation in sorted(with_logs - known - deleted):
-            log.error("entity.logs_without_entry", generation=generation, reason="Nothing says that they were deleted: they are kept.")
+            log.error(
+                "entity.logs_without_entry",
+                generation=generation,
+                reason="Nothing says that they were deleted: they are kept.",
+            )
         kept = dict.fromkeys((known | with_logs) - deleted, 0)
-        await self._resting.load(kept | {each.generation: each.partitions for each in self.queues()}, self._store)
+        await self._resting.load(
+            kept | {each.generation: each.partitions for each in self.queues()}, self._store
+        )
         self._resting.start()
         self._checking = start_background(self._open_missing(), "namespace-check", self._failed)
 
     async def _open_missing(self) -> None:
-        """Open the partitions whose logs are missing, in the background: each finds the damage, reports it, and stays down."""
+        """Open the partitions whose logs are missing, in the background: each finds the damage, reports it,
+        and stays down."""
         try:
             missing = await self._store.missing()
         except StorageError as error:  # none of the folders can be listed
@@ -177,7 +204,9 @@ class Namespace:
             numbers = missing.get(queue.description.generation, ())
             with contextlib.suppress(Refused):  # it was deleted meanwhile
                 if numbers:
-                    await queue.opened([number for number in numbers if number < queue.description.partitions], self._opening)
+                    await queue.opened(
+                        [number for number in numbers if number < queue.description.partitions], self._opening
+                    )
 
     def _note_damaged(self, damaged: Damaged, why: str) -> None:
         found = list(map(salvage_name, damaged.remains))
@@ -194,7 +223,8 @@ class Namespace:
             why=why,
             reason="It is out of service, and its logs are kept."
             if is_certain
-            else "It is out of service, and its logs are kept. Its name is not known, so no queue is created until the files are readable "
+            else "It is out of service, and its logs are kept. Its name is not known, so no queue is "
+            "created until the files are readable "
             "again, were restored, or were moved out of the folder to give the queue up.",
         )
         for name in names:
@@ -202,19 +232,32 @@ class Namespace:
                 self._damaged[key_of(name)] = damaged.name
 
     async def _choose(self, found: list[QueueDescription], with_logs: set[str]) -> QueueDescription:
-        """Of several entries of one name the newest that has logs, or else the newest. Those without logs are deleted: they hold nothing.
+        """Of several entries of one name the newest that has logs, or else the newest. Those without logs are
+        deleted: they hold nothing.
 
         Such entries come from brokers before this version, or from a folder that was put together by hand.
         """
-        newest_last = sorted(found, key=lambda each: (each.generation in with_logs, each.created_at_ms, each.generation))
+        newest_last = sorted(
+            found, key=lambda each: (each.generation in with_logs, each.created_at_ms, each.generation)
+        )
         chosen = newest_last.pop()
         for other in newest_last:
             if other.generation in with_logs or not await self._is_without_logs(other.generation):
-                log.error("entity.name_taken_twice", entity=chosen.name, served=chosen.generation, kept_unserved=other.generation)
+                log.error(
+                    "entity.name_taken_twice",
+                    entity=chosen.name,
+                    served=chosen.generation,
+                    kept_unserved=other.generation,
+                )
             else:
                 await self._catalogue.delete(other.generation)
                 await self._clear(other.generation)
-                log.warning("entity.entry_without_logs_deleted", entity=chosen.name, served=chosen.generation, deleted=other.generation)
+                log.warning(
+                    "entity.entry_without_logs_deleted",
+                    entity=chosen.name,
+                    served=chosen.generation,
+                    deleted=other.generation,
+                )
         return chosen
 
     async def _is_without_logs(self, generation: str) -> bool:
@@ -224,7 +267,8 @@ class Namespace:
         except StorageError:
             return False
 
-    # --- looking up -------------------------------------------------------------------------------------------------
+    # --- looking up
+    # --------------------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> Queue | None:
         """The queue of this name, in any case."""
@@ -236,33 +280,45 @@ class Namespace:
         return queue.description if queue else None
 
     def missing(self, name: str) -> Refused:
-        """Why no queue of this name is served: its entry is damaged, it belongs to a topic of the file, or it does not exist."""
+        """Why no queue of this name is served: its entry is damaged, it belongs to a topic of the file, or it
+        does not exist."""
         key = key_of(name)
         if key in self._damaged:
             return Refused(
                 Reason.PARTITION_UNAVAILABLE,
-                f"The description of '{name}' is damaged. It is out of service until it is restored or deleted; its messages are kept.",
+                (
+                    f"The description of '{name}' is damaged. It is out of service until it is restored or "
+                    "deleted; its messages are kept."
+                ),
             )
         topic = f"{key}/".partition("/subscriptions/")[0].removesuffix("/")
         if topic in self._unserved_topics:
             return Refused(
                 Reason.NOT_IMPLEMENTED,
-                f"'{name}' belongs to a topic of the configuration file. This version of the broker does not serve topics yet.",
+                (
+                    f"'{name}' belongs to a topic of the configuration file. This version of the broker "
+                    "does not serve topics yet."
+                ),
             )
         if self._illegible:
             return Refused(
                 Reason.PARTITION_UNAVAILABLE,
-                f"There is no '{name}', but the descriptions of {len(self._illegible)} queues cannot be read, and it may be one of them.",
+                (
+                    f"There is no '{name}', but the descriptions of {len(self._illegible)} queues cannot "
+                    "be read, and it may be one of them."
+                ),
             )
         return Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))
 
     @property
     def damaged(self) -> Collection[str]:
-        """The queues that are out of service because their entries cannot be read: names in lower case, else generations."""
+        """The queues that are out of service because their entries cannot be read: names in lower case, else
+        generations."""
         return [*self._damaged, *(self._illegible - set(self._damaged.values()))]
 
     def may_be_damaged(self, name: str) -> bool:
-        """Whether a queue that is not served may exist all the same: its entry cannot be read, or one of which nobody knows the name."""
+        """Whether a queue that is not served may exist all the same: its entry cannot be read, or one of
+        which nobody knows the name."""
         return bool(self._illegible) or key_of(name) in self._damaged
 
     def queues(self) -> Sequence[QueueDescription]:
@@ -290,9 +346,11 @@ class Namespace:
         return queue.description.settings.authorization_rules if queue else ()
 
     async def runtime(self, name: str) -> EntityRuntime:
-        """Counts and health, once every partition that has a log was opened or has failed to. Raises Refused(ENTITY_NOT_FOUND).
+        """Counts and health, once every partition that has a log was opened or has failed to. Raises
+        Refused(ENTITY_NOT_FOUND).
 
-        A partition without a log holds nothing, and stays as it is: nothing is written because somebody looks.
+        A partition without a log holds nothing, and stays as it is: nothing is written because somebody
+        looks.
         """
         queue = self._existing(name)
         try:
@@ -303,7 +361,8 @@ class Namespace:
         return self.runtime_now(queue)
 
     async def counted(self, within_s: float = COUNTED_WITHIN_S) -> None:
-        """Return once `runtime_now` is exact for all queues, or the time is over: then it is not for those with `Queue.unknown`."""
+        """Return once `runtime_now` is exact for all queues, or the time is over: then it is not for those
+        with `Queue.unknown`."""
         if self._checking is not None and not self._checking.done():
             await asyncio.wait([self._checking], timeout=within_s)
         await self._resting.all_known(within_s)
@@ -314,7 +373,8 @@ class Namespace:
         return self._resting.unknown_count
 
     def runtime_now(self, queue: Queue) -> EntityRuntime:
-        """The same without waiting, and without opening a log: exact but for partitions that are `Queue.unknown`."""
+        """The same without waiting, and without opening a log: exact but for partitions that are
+        `Queue.unknown`."""
         counts, availability = queue.counts(), "Available" if queue.available else "Limited"
         active = scheduled = messages = size = 0
         dead = {DEAD_LETTER: 0, TRANSFER_DEAD_LETTER: 0}
@@ -326,18 +386,34 @@ class Namespace:
             else:
                 dead[subqueue] = each.active + each.deferred
         return EntityRuntime(
-            active, dead[DEAD_LETTER], scheduled, 0, dead[TRANSFER_DEAD_LETTER], messages, size, availability, queue.accessed_at_ms, counts
+            active,
+            dead[DEAD_LETTER],
+            scheduled,
+            0,
+            dead[TRANSFER_DEAD_LETTER],
+            messages,
+            size,
+            availability,
+            queue.accessed_at_ms,
+            counts,
         )
 
-    # --- changing ---------------------------------------------------------------------------------------------------
+    # --- changing
+    # --------------------------------------------------------------------------------------------------------
 
     async def create_queue(
-        self, name: str, settings: QueueSettings, partitions: int | None = None, *, file_settings: QueueSettings | None = None
+        self,
+        name: str,
+        settings: QueueSettings,
+        partitions: int | None = None,
+        *,
+        file_settings: QueueSettings | None = None,
     ) -> QueueDescription:
         """Create a queue, durably. `file_settings` if the configuration file asks for it.
 
-        Settings without effect are refused, except those of the file: the emulator's own file must start, with a warning.
-        Raises Refused: ENTITY_EXISTS, ARGUMENT, NOT_IMPLEMENTED, QUOTA_EXCEEDED, and as `_on_disk`.
+        Settings without effect are refused, except those of the file: the emulator's own file must start,
+        with a warning. Raises Refused: ENTITY_EXISTS, ARGUMENT, NOT_IMPLEMENTED, QUOTA_EXCEEDED, and as
+        `_on_disk`.
         """
         name = name.strip("/")
         settings = check_queue(name, settings)
@@ -348,25 +424,34 @@ class Namespace:
             if self.find(name) is not None:
                 raise Refused(
                     Reason.ENTITY_EXISTS,
-                    f"Conflict. You're requesting an operation that isn't allowed: the entity '{name}' exists already.",
+                    (
+                        f"Conflict. You're requesting an operation that isn't allowed: the entity '{name}' "
+                        "exists already."
+                    ),
                 )
             if self.may_be_damaged(name):
                 raise self.missing(name)
             if len(self._queues) >= self._entities_max:
                 raise Refused(
-                    Reason.QUOTA_EXCEEDED, f"The namespace holds {len(self._queues)} entities; {self._entities_max} is the maximum."
+                    Reason.QUOTA_EXCEEDED,
+                    f"The namespace holds {len(self._queues)} entities; {self._entities_max} is the maximum.",
                 )
             now_ms = self._clock.now_ms()
             count = (partitions or self._partitions_default) if settings.enable_partitioning else 1
-            description = QueueDescription(name, uuid.uuid4().hex, count, settings, now_ms, now_ms, file_settings, self._folders)
+            description = QueueDescription(
+                name, uuid.uuid4().hex, count, settings, now_ms, now_ms, file_settings, self._folders
+            )
             await self._keep(description)
             self._queues[key_of(name)] = self._make_queue(description)
             self._keys = None
             log.info("entity.created", entity=name, partitions=count)
             return description
 
-    async def update_queue(self, name: str, settings: QueueSettings, *, file_settings: QueueSettings | None = None) -> QueueDescription:
-        """Replace a queue's settings, durably, on all partitions. `file_settings` if the configuration file asks for it.
+    async def update_queue(
+        self, name: str, settings: QueueSettings, *, file_settings: QueueSettings | None = None
+    ) -> QueueDescription:
+        """Replace a queue's settings, durably, on all partitions. `file_settings` if the configuration file
+        asks for it.
 
         Settings without effect are refused as in `create_queue`, unless they are already stored.
         Raises Refused: ENTITY_NOT_FOUND, ARGUMENT, NOT_IMPLEMENTED, and as `_on_disk`.
@@ -397,12 +482,16 @@ class Namespace:
                 await self._confirm(key)
                 if (generation := self._damaged.pop(key, None)) is not None:
                     await self._on_disk(key, generation, self._catalogue.delete(generation))
-                    log.warning("entity.deleted", entity=name, generation=generation, reason="Its entry was damaged.")
+                    log.warning(
+                        "entity.deleted", entity=name, generation=generation, reason="Its entry was damaged."
+                    )
                     await self._clear(generation)
                     return
             queue = self._existing(name)
             try:
-                await self._on_disk(key, queue.description.generation, self._catalogue.delete(queue.description.generation))
+                await self._on_disk(
+                    key, queue.description.generation, self._catalogue.delete(queue.description.generation)
+                )
             except BaseException:
                 if key in self._unconfirmed:
                     await queue.end(_unconfirmed(queue.description.name))
@@ -411,12 +500,15 @@ class Namespace:
             self._keys = None
             if queue.description.settings.authorization_rules:
                 self.rules_changed()
-            await queue.end(Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)), is_deleted=True)
+            await queue.end(
+                Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)), is_deleted=True
+            )
             log.info("entity.deleted", entity=queue.description.name)
             await self._clear(queue.description.generation)
 
     async def _clear(self, generation: str) -> None:
-        """Remove what a deleted entity has left. If the disk refuses, the next start does it; nobody waits for a disk that hangs."""
+        """Remove what a deleted entity has left. If the disk refuses, the next start does it; nobody waits
+        for a disk that hangs."""
         self._resting.forget(generation)
         with contextlib.suppress(TimeoutError):
             await within(self._disk_timeout_s, self._remove(generation))
@@ -444,7 +536,8 @@ class Namespace:
         entry = self._catalogue.put(description.generation, encode_description(description))
         await self._on_disk(key_of(description.name), description.generation, entry)
 
-    # --- what the disk refuses --------------------------------------------------------------------------------------
+    # --- what the disk refuses
+    # --------------------------------------------------------------------------------------------------------
 
     @property
     def unconfirmed(self) -> Collection[str]:
@@ -452,9 +545,11 @@ class Namespace:
         return self._unconfirmed.keys()
 
     async def _on_disk(self, key: str, generation: str, change: Awaitable[None]) -> None:
-        """Carry out a change of the catalogue. If it fails, or is cancelled and so goes on unheard, the name is unconfirmed.
+        """Carry out a change of the catalogue. If it fails, or is cancelled and so goes on unheard, the name
+        is unconfirmed.
 
-        Raises Refused: DISK_FULL (nothing happened), PARTITION_UNAVAILABLE, whose text says whether anything happened.
+        Raises Refused: DISK_FULL (nothing happened), PARTITION_UNAVAILABLE, whose text says whether anything
+        happened.
         """
         try:
             await change
@@ -464,7 +559,8 @@ class Namespace:
             if key in self._unconfirmed:
                 raise _unconfirmed(key) from error
             raise Refused(
-                Reason.PARTITION_UNAVAILABLE, "The catalogue's disk does not answer: the entity was left as it is. Please try again."
+                Reason.PARTITION_UNAVAILABLE,
+                "The catalogue's disk does not answer: the entity was left as it is. Please try again.",
             ) from error
         except BaseException as error:
             self._unconfirmed[key] = generation
@@ -477,7 +573,8 @@ class Namespace:
         self._unconfirmed.pop(key, None)
 
     async def _confirm(self, key: str) -> None:
-        """Make the entry of an unconfirmed name match the queue being served. The caller holds the lock of the name. Raises Refused."""
+        """Make the entry of an unconfirmed name match the queue being served. The caller holds the lock of
+        the name. Raises Refused."""
         generation = self._unconfirmed.get(key)
         if generation is None:
             return
@@ -493,7 +590,9 @@ class Namespace:
         if queue is None:
             await self._clear(generation)
         elif queue.gone is not None:
-            await queue.end(queue.gone)  # whoever has attached meanwhile; and its logs are closed before they are claimed again
+            await queue.end(
+                queue.gone
+            )  # whoever has attached meanwhile; and its logs are closed before they are claimed again
             self._queues[key] = self._make_queue(queue.description)
             for watcher in list(queue.watchers):
                 watcher.queue_ended(queue.gone)
@@ -515,13 +614,18 @@ class Namespace:
                 with contextlib.suppress(Refused):
                     await self._confirm(key)
 
-    # --- within -----------------------------------------------------------------------------------------------------
+    # --- within
+    # --------------------------------------------------------------------------------------------------------
 
     def _existing(self, name: str) -> Queue:
         queue = self.find(name)
         if queue is None:
             why = self.missing(name)
-            raise why if why.reason is Reason.PARTITION_UNAVAILABLE else Refused(Reason.ENTITY_NOT_FOUND, not_found_text(name))
+            raise (
+                why
+                if why.reason is Reason.PARTITION_UNAVAILABLE
+                else Refused(Reason.ENTITY_NOT_FOUND, not_found_text(name))
+            )
         return queue
 
     def _change(self, name: str) -> asyncio.Lock:
@@ -537,7 +641,8 @@ def _unconfirmed(name: str) -> Refused:
     """Every client retries this: the name is confirmed as soon as the disk permits."""
     return Refused(
         Reason.PARTITION_UNAVAILABLE,
-        f"The catalogue could not be written, and whether the last change of '{name}' reached the disk is not known: it is being undone. "
+        f"The catalogue could not be written, and whether the last change of '{name}' reached the disk "
+        "is not known: it is being undone. "
         "Please try again.",
     )
 

@@ -1,6 +1,7 @@
 """A queue at work: its description, its partitions, its router, and who has to hear when it changes.
 
-Partitions come to life when they are first used: a queue that nobody touches is its description and little more.
+Partitions come to life when they are first used: a queue that nobody touches is its description and little
+more.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Partition(PartitionHandle, Protocol):
         """Return once the log was opened, or could not be."""
 
     async def stop(self, *, is_deleted: bool = False) -> None:
-        """Finish the commit under way, close the log; save nothing more if it is about to be deleted. Safe to call twice."""
+        """Finish the commit under way, close the log; save nothing more if it is about to be deleted. Safe to
+        call twice."""
 
 
 class Watcher(Protocol):
@@ -98,7 +100,11 @@ class Queue:
     SUBQUEUES = (MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER)
 
     def __init__(
-        self, description: QueueDescription, meter: EntityMeter, start_partition: Callable[[Queue, int], Partition], resting: Resting
+        self,
+        description: QueueDescription,
+        meter: EntityMeter,
+        start_partition: Callable[[Queue, int], Partition],
+        resting: Resting,
     ) -> None:
         """`resting` knows what the partitions hold that have not come to life, and wakes them on time."""
         self.description = description
@@ -107,12 +113,15 @@ class Queue:
         """When a client last sent, received or peeked; set by the links."""
         self.watchers: set[Watcher] = set()
         self.gone: Refused | None = None
-        """Why it is no more, or out of service: no partition comes to life after that, for its log would outlive the queue."""
+        """Why it is no more, or out of service: no partition comes to life after that, for its log would
+        outlive the queue."""
         self._start_partition, self._resting = start_partition, resting
         self._partitions: dict[int, Partition] = {}
         self._at_rest: dict[str, SubqueueCounts] | None = None
         """What those partitions hold together that have not come to life; None while it is not added up."""
-        self._handles: list[PartitionHandle] = [_Sleeping(self, number) for number in range(description.partitions)]
+        self._handles: list[PartitionHandle] = [
+            _Sleeping(self, number) for number in range(description.partitions)
+        ]
         self.router = Router(self._handles)
         resting.serve(description.generation, self)
 
@@ -135,12 +144,14 @@ class Queue:
         return place(self.description.generation, number, self.description.folders)
 
     async def wake(self, number: int) -> None:
-        """Something is due in a partition, or nobody knows what it holds: return once it is open, or cannot be."""
+        """Something is due in a partition, or nobody knows what it holds: return once it is open, or cannot
+        be."""
         if self.gone is None and number < self.description.partitions:
             await self.partition(number).opened()
 
     async def opened(self, numbers: Collection[int], turns: asyncio.Semaphore) -> None:
-        """Return once these partitions, and those that live, were opened, or could not be; `turns` bounds how many open at a time.
+        """Return once these partitions, and those that live, were opened, or could not be; `turns` bounds how
+        many open at a time.
 
         Raises Refused once the queue is gone.
         """
@@ -157,14 +168,17 @@ class Queue:
     @property
     def available(self) -> bool:
         """All partitions are, as far as anybody knows."""
-        return self.gone is None and (not self._partitions or all(partition.available for partition in self._partitions.values()))
+        return self.gone is None and (
+            not self._partitions or all(partition.available for partition in self._partitions.values())
+        )
 
     def health(self) -> list[str]:
         """Each partition's state, by number."""
         if not self._partitions:
             return ["closed"] * self.description.partitions
         return [
-            self._partitions[number].health if number in self._partitions else "closed" for number in range(self.description.partitions)
+            self._partitions[number].health if number in self._partitions else "closed"
+            for number in range(self.description.partitions)
         ]
 
     def count_health(self, into: dict[str, int]) -> None:
@@ -212,7 +226,9 @@ class Queue:
         self._resting.leave(self.description.generation, self)
         for watcher in list(self.watchers):
             watcher.queue_ended(why)
-        await asyncio.gather(*(partition.stop(is_deleted=is_deleted) for partition in self._partitions.values()))
+        await asyncio.gather(
+            *(partition.stop(is_deleted=is_deleted) for partition in self._partitions.values())
+        )
 
 
 _clients = iter(range(1, 1 << 62))
@@ -224,9 +240,11 @@ def next_client() -> ClientId:
 
 
 async def ask(handle: PartitionHandle, operation: Operation) -> Answer:
-    """Post one operation and wait for its answer. For the rare ways: the hot one registers a sink and never waits.
+    """Post one operation and wait for its answer. For the rare ways: the hot one registers a sink and never
+    waits.
 
-    If the caller is cancelled, messages that were locked for it are released at once. Raises Refused where the answer is `Failed`.
+    If the caller is cancelled, messages that were locked for it are released at once. Raises Refused where
+    the answer is `Failed`.
     """
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 

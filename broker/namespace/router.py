@@ -1,11 +1,12 @@
 """Which partition, and how it is: the router of one entity (AMQP contract 10.7).
 
-The key of a message is its session-id, else its partition-key, else its message-id where the entity detects duplicates.
-A key pins its messages to one partition by a stable hash; messages without a key go round over the partitions that are
-available, and have room as far as is known. A keyed send to a partition that is down is refused, and may be retried.
+The key of a message is its session-id, else its partition-key, else its message-id where the entity detects
+duplicates. A key pins its messages to one partition by a stable hash; messages without a key go round over
+the partitions that are available, and have room as far as is known. A keyed send to a partition that is down
+is refused, and may be retried.
 
-The hash is part of what we promise (docs/partitioning.md): BLAKE2b with an 8-byte digest over the key's UTF-8 bytes,
-read as a big-endian number, modulo the number of partitions. It never changes for an entity.
+The hash is part of what we promise (docs/partitioning.md): BLAKE2b with an 8-byte digest over the key's UTF-8
+bytes, read as a big-endian number, modulo the number of partitions. It never changes for an entity.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ RUN_MESSAGES_MAX = 128
 EVEN_TO = 16
 """One part in so many is what partitions may differ by."""
 FULL_S = 1.0
-"""For so long a partition that was full is given nothing that another one takes. Then it is tried: it may have been emptied."""
+"""For so long a partition that was full is given nothing that another one takes. Then it is tried: it may
+have been emptied."""
 
 
 class PartitionHandle(Protocol):
@@ -38,7 +40,10 @@ class PartitionHandle(Protocol):
 
 def partition_of_key(key: str, partitions: int) -> int:
     """The partition that a key pins its messages to."""
-    return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") % partitions
+    return (
+        int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+        % partitions
+    )
 
 
 class Router:
@@ -61,24 +66,30 @@ class Router:
         number = partition_of_key(key, len(self.handles))
         handle = self.handles[number]
         if not handle.available:
-            raise Refused(Reason.PARTITION_UNAVAILABLE, f"Partition {number}, where this key belongs, is not available. Please try again.")
+            raise Refused(
+                Reason.PARTITION_UNAVAILABLE,
+                f"Partition {number}, where this key belongs, is not available. Please try again.",
+            )
         return handle
 
     def spread(self, count: int, now: float) -> list[tuple[int, int, int]]:
-        """Where `count` messages without a key go: runs (partition, from, to), each to the partition that was given the least.
+        """Where `count` messages without a key go: runs (partition, from, to), each to the partition that was
+        given the least.
 
         `now` is in seconds, by any clock that does not run backwards.
 
-        Messages that come one by one go one by one round the partitions. Under load each partition gets a run, for a commit costs
-        the same for one message as for thirty: a run is never longer than a sixteenth of what each partition got before, so
-        the counts stay even to one part in sixteen (and to one message while they are small), nor than RUN_MESSAGES_MAX
-        unless the messages are more than that for every partition.
-        Raises Refused(PARTITION_UNAVAILABLE) when no partition is available.
+        Messages that come one by one go one by one round the partitions. Under load each partition gets a
+        run, for a commit costs the same for one message as for thirty: a run is never longer than a sixteenth
+        of what each partition got before, so the counts stay even to one part in sixteen (and to one message
+        while they are small), nor than RUN_MESSAGES_MAX unless the messages are more than that for every
+        partition. Raises Refused(PARTITION_UNAVAILABLE) when no partition is available.
         """
         given, handles = self._given, self.handles
         numbers = [number for number, handle in enumerate(handles) if handle.available]
         if not numbers:
-            raise Refused(Reason.PARTITION_UNAVAILABLE, "No partition of the entity is available. Please try again.")
+            raise Refused(
+                Reason.PARTITION_UNAVAILABLE, "No partition of the entity is available. Please try again."
+            )
         if self._full_until:
             numbers = self._with_room(numbers, now)
         if self._passed or len(numbers) < len(handles):
@@ -101,8 +112,13 @@ class Router:
         self._full_until[number] = now + FULL_S
 
     def another(self, refused_by: Collection[int], count: int, now: float) -> int | None:
-        """The partition that is to take `count` messages that others have refused; None when no other one is available."""
-        numbers = [number for number, handle in enumerate(self.handles) if handle.available and number not in refused_by]
+        """The partition that is to take `count` messages that others have refused; None when no other one is
+        available."""
+        numbers = [
+            number
+            for number, handle in enumerate(self.handles)
+            if handle.available and number not in refused_by
+        ]
         if not numbers:
             return None
         number = min(self._with_room(numbers, now), key=self._given.__getitem__)
@@ -110,7 +126,8 @@ class Router:
         return number
 
     def _with_room(self, numbers: list[int], now: float) -> list[int]:
-        """Those of which nobody knows that they are full; all, if that leaves none: what is too large for one may fit in another."""
+        """Those of which nobody knows that they are full; all, if that leaves none: what is too large for one
+        may fit in another."""
         for number in [number for number, until in self._full_until.items() if until <= now]:
             del self._full_until[number]
         return [number for number in numbers if number not in self._full_until] or numbers
@@ -124,7 +141,8 @@ class Router:
         self._passed = set(range(len(self.handles))).difference(taking)
 
     def of_sequence_number(self, sequence_number: int) -> PartitionHandle:
-        """The partition that gave a sequence number. Raises Refused(MESSAGE_NOT_FOUND) for one that nobody gave."""
+        """The partition that gave a sequence number. Raises Refused(MESSAGE_NOT_FOUND) for one that nobody
+        gave."""
         number = partition_of(sequence_number)
         if not 0 <= number < len(self.handles):
             raise Refused(Reason.MESSAGE_NOT_FOUND, f"No message has the sequence number {sequence_number}.")

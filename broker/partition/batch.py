@@ -1,7 +1,8 @@
-"""One batch while it is handled: its time, its commit, its answers, and what the commit's failing on a full disk would undo.
+"""One batch while it is handled: its time, its commit, its answers, and what the commit's failing on a full
+disk would undo.
 
-Plain data of the state machine (`state.py`) for the task (`task.py`). An answer may have *holes*: messages that are not in memory,
-to be read from the log before the answer is released.
+Plain data of the state machine (`state.py`) for the task (`task.py`). An answer may have *holes*: messages
+that are not in memory, to be read from the log before the answer is released.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Batch:
     """Made by `Partition.begin`, complete after `Partition.finish`."""
 
     __slots__ = (
-        "answers", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent", "granted", "granted_bytes", "grants",
+        "answers", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent", "granted",
+        "granted_bytes", "grants",
         "has_sent", "holes", "marks", "now_ms", "open_grants", "passing", "to_tell", "wall_ms", "work",
     )  # fmt: skip
 
@@ -90,10 +92,13 @@ class Batch:
         for messages, references in self.holes:
             for index, reference in enumerate(references):
                 if not messages[index] and reference.size:
-                    messages[index] = data[reference.frame.position][reference.offset : reference.offset + reference.size]
+                    messages[index] = data[reference.frame.position][
+                        reference.offset : reference.offset + reference.size
+                    ]
 
     def give_up_holes(self, reason: Reason, why: str) -> None:
-        """The messages cannot be read: who asked for certain ones is refused; locks are void, the partition goes down."""
+        """The messages cannot be read: who asked for certain ones is refused; locks are void, the partition
+        goes down."""
         holes = {id(messages) for messages, _ in self.holes}
         answers: list[tuple[ClientId, Answer]] = []
         for client, answer in self.answers:
@@ -131,7 +136,10 @@ def peeked(found: Sequence[Reference], cookie: object, more: bool) -> Peeked:
         list(map(_EXPIRES_AT_MS, found)),
         list(map(_PAYLOAD, found)),
         list(map(_CHANGED, found)),
-        [MessageState.DEFERRED if reference.state == DEFERRED else MessageState.ACTIVE for reference in found],
+        [
+            MessageState.DEFERRED if reference.state == DEFERRED else MessageState.ACTIVE
+            for reference in found
+        ],
         cookie,
         more,
     )

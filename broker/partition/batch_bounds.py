@@ -1,4 +1,5 @@
-"""What one batch of a partition may do at most, so that no other client of the broker waits long for the event loop."""
+"""What one batch of a partition may do at most, so that no other client of the broker waits long for the
+event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class Bounds:
     settled_max: int = 2048
     """Messages that one operation settles, or whose locks it renews; with more, it takes several batches."""
     granted_bytes_max: int = 4 * MIB
-    """Messages handed out, from each subqueue; also of one answer to `ReceiveDeferred`, with their changed properties."""
+    """Messages handed out, from each subqueue; also of one answer to `ReceiveDeferred`, with their changed
+    properties."""
     granted_max: int = 4096
     """The same in number, with those that were looked at in vain."""
     ended_locks_max: int = 2048
@@ -32,4 +34,5 @@ class Bounds:
     told_max: int = 64
     """Clients told of arrivals in one batch: what each of them does then takes the event loop's time."""
     tick_ms: int = 20
-    """How exactly timers fire. That an expired lock or message is of no use any more does not depend on it."""
+    """How exactly timers fire. That an expired lock or message is of no use any more does not depend on
+    it."""

@@ -1,11 +1,12 @@
 """Blocks: the messages of a partition by runs of sequence numbers, and since when each run is as it is. Pure.
 
-A checkpoint is written in blocks (`snapshot.py`), and only those that have changed. A block is what one subqueue holds of
-BLOCK_MESSAGES consecutive sequence numbers. For each block this file keeps the position of the latest frame that changed it. A
-checkpoint that builds on an earlier one writes the blocks that were changed from that one's position on, whatever was saved, or failed to
-be saved, in between.
+A checkpoint is written in blocks (`snapshot.py`), and only those that have changed. A block is what one
+subqueue holds of BLOCK_MESSAGES consecutive sequence numbers. For each block this file keeps the position of
+the latest frame that changed it. A checkpoint that builds on an earlier one writes the blocks that were
+changed from that one's position on, whatever was saved, or failed to be saved, in between.
 
-The dictionary is kept in the order of these positions: the changed blocks are at its end, and finding them does not look at the others.
+The dictionary is kept in the order of these positions: the changed blocks are at its end, and finding them
+does not look at the others.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from storage.log import Position
 
 BLOCK_SHIFT = 10
 BLOCK_MESSAGES = 1 << BLOCK_SHIFT
-"""Enough that the table of all blocks is small (40 bytes for each in a checkpoint), and few enough to encode one in half a millisecond."""
+"""Enough that the table of all blocks is small (40 bytes for each in a checkpoint), and few enough to encode
+one in half a millisecond."""
 
 SUBQUEUE_SHIFT = PARTITION_SHIFT - BLOCK_SHIFT
-"""A block's number is its subqueue's number above this bit, and the place of its sequence numbers in the partition below."""
+"""A block's number is its subqueue's number above this bit, and the place of its sequence numbers in the
+partition below."""
 _PLACE_MASK = (1 << SUBQUEUE_SHIFT) - 1
 
 
@@ -42,13 +45,15 @@ class Blocks:
 
     def __init__(self) -> None:
         self._changed_at: dict[int, Position] = {}
-        """Ascending in the positions. Every block with a message is here; some without one are, until a checkpoint has said so."""
+        """Ascending in the positions. Every block with a message is here; some without one are, until a
+        checkpoint has said so."""
 
     def __len__(self) -> int:
         return len(self._changed_at)
 
     def touch(self, subqueue: int, sequence_numbers: Collection[int], position: Position) -> None:
-        """The frame at `position`, or one to be written there, changes these messages. Called before they change."""
+        """The frame at `position`, or one to be written there, changes these messages. Called before they
+        change."""
         above = subqueue << SUBQUEUE_SHIFT
         self._touch({number >> BLOCK_SHIFT & _PLACE_MASK | above for number in sequence_numbers}, position)
 
@@ -79,7 +84,8 @@ class Blocks:
         return len(self._changed_at) if base is None else len(self.changed_since(base))
 
     def adopt(self, taken: Mapping[int, Position]) -> Iterator[None]:
-        """These blocks come from a checkpoint; each was written for one at this position, and has not changed since. In steps."""
+        """These blocks come from a checkpoint; each was written for one at this position, and has not changed
+        since. In steps."""
         assert not self._changed_at
         for part in sort_gradually(taken, taken.__getitem__):
             for block in part:

@@ -1,7 +1,7 @@
 """Looking at messages without locking them: peek, watch for arrivals, and delete in bulk. Pure.
 
-Messages that the batch in hand has sent are not shown, for they may still be refused (durability rule 3). Nor are those
-whose time to live is over.
+Messages that the batch in hand has sent are not shown, for they may still be refused (durability rule 3). Nor
+are those whose time to live is over.
 """
 
 from __future__ import annotations
@@ -77,10 +77,13 @@ class Browsing:
         return True
 
     def tell_watchers(self) -> None:
-        """The answers leave with the batch, so a client that then peeks is shown what this batch has brought."""
+        """The answers leave with the batch, so a client that then peeks is shown what this batch has
+        brought."""
         space = self._space
         arrived = {space.main.number: space.batch.has_sent, DEAD_LETTER: space.batch.dead_lettered > 0}
-        for watch in [watch for watch in self._watches if arrived.get(watch[1])] if any(arrived.values()) else ():
+        for watch in (
+            [watch for watch in self._watches if arrived.get(watch[1])] if any(arrived.values()) else ()
+        ):
             self._watches.remove(watch)
             self._telling[watch] = None
         for client, number in list(islice(self._telling, space.bounds.told_max)):
@@ -94,7 +97,8 @@ class Browsing:
             self._telling.pop((client, subqueue.number), None)
 
     def delete(self, client: ClientId, delete: Delete) -> None:
-        """Messages that this batch has sent stay: they may still be refused (durability rule 3). Overdue messages expire by themselves."""
+        """Messages that this batch has sent stay: they may still be refused (durability rule 3). Overdue
+        messages expire by themselves."""
         space, batch = self._space, self._space.batch
         subqueue = space.messages.find(delete.subqueue)
         numbers: list[int] = []
@@ -102,12 +106,18 @@ class Browsing:
         looked_at = 0
         for looked_at, reference in enumerate(subqueue.browse(max(delete.from_sequence_number, 0))):
             number = reference.sequence_number
-            if reference.enqueued_at_ms >= delete.enqueued_before_ms or (batch.has_sent and number >= batch.first_sent):
+            if reference.enqueued_at_ms >= delete.enqueued_before_ms or (
+                batch.has_sent and number >= batch.first_sent
+            ):
                 break  # enqueued times never go back, so the following ones are no older
             if len(numbers) >= delete.count or looked_at >= space.bounds.deleted_max:
                 next_number = number
                 break
-            if reference.lease is None and reference.state != DEFERRED and not self._time_to_live.is_overdue(subqueue, reference):
+            if (
+                reference.lease is None
+                and reference.state != DEFERRED
+                and not self._time_to_live.is_overdue(subqueue, reference)
+            ):
                 numbers.append(number)
         if numbers:
             space.mark(Mark(records.REMOVED, subqueue.number, numbers))
@@ -115,9 +125,11 @@ class Browsing:
         space.answer(client, Deleted(len(numbers), next_number, delete.cookie))
 
     def _visible(self, subqueue: Subqueue, from_number: int) -> Iterator[tuple[int, Reference | None]]:
-        """Messages that a client may look at: not those that this batch has sent, for they may still be refused (durability rule 3).
+        """Messages that a client may look at: not those that this batch has sent, for they may still be
+        refused (durability rule 3).
 
-        Ends with a number and no message where as many were passed over as a batch may look at: it is the place to go on from.
+        Ends with a number and no message where as many were passed over as a batch may look at: it is the
+        place to go on from.
         """
         space, batch = self._space, self._space.batch
         passed_over = 0

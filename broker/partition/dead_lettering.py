@@ -1,6 +1,8 @@
-"""Moving messages to the dead-letter subqueue, and the reasons that the broker itself gives for it (AMQP contract 10.3, 10.4). Pure.
+"""Moving messages to the dead-letter subqueue, and the reasons that the broker itself gives for it (AMQP
+contract 10.3, 10.4). Pure.
 
-A client that dead-letters a message gives the reason itself. Messages of a dead-letter subqueue go no further.
+A client that dead-letters a message gives the reason itself. Messages of a dead-letter subqueue go no
+further.
 """
 
 from __future__ import annotations
@@ -27,9 +29,14 @@ EXPIRED = encode_changes({
 
 
 def dead_letter(
-    space: Workspace, subqueue: Subqueue, references: Sequence[Reference], changed: bytes | None, counts_delivery: bool = False
+    space: Workspace,
+    subqueue: Subqueue,
+    references: Sequence[Reference],
+    changed: bytes | None,
+    counts_delivery: bool = False,
 ) -> None:
-    """Move messages to the dead-letter subqueue. `changed`: the properties that say why; `counts_delivery`: a delivery of theirs failed."""
+    """Move messages to the dead-letter subqueue. `changed`: the properties that say why; `counts_delivery`: a
+    delivery of theirs failed."""
     numbers = [reference.sequence_number for reference in references]
     space.batch.dead_lettered += len(numbers)
     space.mark(Mark(records.MOVED, subqueue.number, numbers, changed, DEAD_LETTER, counts_delivery))

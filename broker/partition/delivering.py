@@ -1,7 +1,8 @@
 """Handing out messages: demand, grants, recall; and fetching deferred ones. Pure.
 
-Clients ask for messages (`Demand`), and are given the oldest available ones in their turns (`DemandBook`), locked, in one answer for each
-client, subqueue and batch. A client that has more than it passed on is asked for the rest (`Recall`) when another one waits in vain.
+Clients ask for messages (`Demand`), and are given the oldest available ones in their turns (`DemandBook`),
+locked, in one answer for each client, subqueue and batch. A client that has more than it passed on is asked
+for the rest (`Recall`) when another one waits in vain.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Delivering:
     @property
     def has_more(self) -> bool:
         """Somebody waits for what is available: the batch had given as much as one may."""
-        return any(subqueue.available and book for subqueue, book in zip(self._space.subqueues, self._space.books, strict=True))
+        return any(
+            subqueue.available and book
+            for subqueue, book in zip(self._space.subqueues, self._space.books, strict=True)
+        )
 
     def demand(self, client: ClientId, demand: Demand) -> None:
         """A client wants so many messages from now on."""
@@ -55,11 +59,16 @@ class Delivering:
                 space.batch.to_tell.append((client, subqueue.number))
 
     def withdraw(self, client: ClientId, subqueue: Subqueue) -> bool:
-        """A drain means: what is there now, and then no more. So the demand is met first, and asked back for (§2.6.7)."""
+        """A drain means: what is there now, and then no more. So the demand is met first, and asked back for
+        (§2.6.7)."""
         space = self._space
         book = space.books[subqueue.number]
         self._hand_out(subqueue, book)
-        if subqueue.available and book.waits(client) and (client, subqueue.number) not in space.batch.open_grants:
+        if (
+            subqueue.available
+            and book.waits(client)
+            and (client, subqueue.number) not in space.batch.open_grants
+        ):
             return False  # the batch has handed out as much as one may, and this client has got nothing yet
         self._recall(subqueue, book)
         if book.withdraw(client):
@@ -101,7 +110,10 @@ class Delivering:
         for number in dict.fromkeys(receive.sequence_numbers):
             reference = subqueue.references.get(number)
             if reference is None or reference.state != DEFERRED or reference.lease is not None:
-                raise Refused(Reason.MESSAGE_NOT_FOUND, f"No deferred message has the sequence number {number}, or it is locked.")
+                raise Refused(
+                    Reason.MESSAGE_NOT_FOUND,
+                    f"No deferred message has the sequence number {number}, or it is locked.",
+                )
             found.append(reference)
         room = space.bounds.granted_bytes_max
         for place, reference in enumerate(found):
@@ -138,20 +150,27 @@ class Delivering:
             self._write(grant)
 
     def ungrant(self, grant: Grant) -> None:
-        """Take what this batch has sent out of a lease of this batch; the client waits for other messages again."""
+        """Take what this batch has sent out of a lease of this batch; the client waits for other messages
+        again."""
         space, lease = self._space, grant.lease
         batch = space.batch
-        undone = [reference for reference in lease.references if reference.sequence_number >= batch.first_sent]
+        undone = [
+            reference for reference in lease.references if reference.sequence_number >= batch.first_sent
+        ]
         if not undone:
             return
-        lease.references = [reference for reference in lease.references if reference.sequence_number < batch.first_sent]
+        lease.references = [
+            reference for reference in lease.references if reference.sequence_number < batch.first_sent
+        ]
         space.locks.take_back(lease, undone)
         batch.holes = [hole for hole in batch.holes if hole[0] is not grant.answer.messages]
         self._write(grant)
         if grant.open:
             grant.answer.voids_demand = False
             size = sum(reference.size for reference in undone)
-            space.books[lease.subqueue.number].ask_again(grant.client, len(undone) + grant.void, size, grant.bytes_left)
+            space.books[lease.subqueue.number].ask_again(
+                grant.client, len(undone) + grant.void, size, grant.bytes_left
+            )
 
     def _hand_out(self, subqueue: Subqueue, book: DemandBook) -> None:
         """Give what is available to those who wait, in their turns."""
@@ -162,10 +181,14 @@ class Delivering:
     @property
     def _has_granted_enough(self) -> bool:
         space = self._space
-        return space.batch.granted_bytes >= space.bounds.granted_bytes_max or space.batch.granted >= space.bounds.granted_max
+        return (
+            space.batch.granted_bytes >= space.bounds.granted_bytes_max
+            or space.batch.granted >= space.bounds.granted_max
+        )
 
     def _grant(self, subqueue: Subqueue, book: DemandBook, waiter: Waiter, count: int) -> int:
-        """Lock up to `count` messages for a waiter; gives how many. What is met expired is dealt with, too."""
+        """Lock up to `count` messages for a waiter; gives how many. What is met expired is dealt with,
+        too."""
         space, batch = self._space, self._space.batch
         client = waiter.client
         room = min(space.bounds.granted_bytes_max - batch.granted_bytes, waiter.bytes)
@@ -196,14 +219,20 @@ class Delivering:
     def _recall(self, subqueue: Subqueue, book: DemandBook) -> None:
         """Ask clients for what they have not passed on, if others wait and nothing is left."""
         if not subqueue.available:
-            self._space.batch.answers.extend((client, Recall(self._space.number, subqueue.name)) for client in book.recall())
+            self._space.batch.answers.extend(
+                (client, Recall(self._space.number, subqueue.name)) for client in book.recall()
+            )
 
     def _new_lease(self, subqueue: Subqueue) -> Lease:
         return self._space.locks.new_lease(subqueue, self._space.locked_until_ms)
 
-    def _new_grant(self, client: ClientId, lease: Lease, deferred: bool = False, cookie: object = None) -> Grant:
+    def _new_grant(
+        self, client: ClientId, lease: Lease, deferred: bool = False, cookie: object = None
+    ) -> Grant:
         space = self._space
-        answer = Locked(space.number, lease.subqueue.name, [], [], [], [], [], [], [], lease.until_ms, deferred, cookie)
+        answer = Locked(
+            space.number, lease.subqueue.name, [], [], [], [], [], [], [], lease.until_ms, deferred, cookie
+        )
         grant = Grant(client, lease, answer)
         space.batch.grants.append(grant)
         space.answer(client, answer)

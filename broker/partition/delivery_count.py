@@ -1,7 +1,8 @@
-"""A delivery has failed: the message is available again, or goes to the dead-letter subqueue at the maximum delivery count. Pure.
+"""A delivery has failed: the message is available again, or goes to the dead-letter subqueue at the maximum
+delivery count. Pure.
 
-A delivery fails by abandoning the message, or when its lock ends (AMQP contract 10.3). Releasing a message that no client
-has seen counts nothing, and a dead-letter subqueue counts no deliveries at all.
+A delivery fails by abandoning the message, or when its lock ends (AMQP contract 10.3). Releasing a message
+that no client has seen counts nothing, and a dead-letter subqueue counts no deliveries at all.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> 
 
 
 def failed_delivery(
-    space: Workspace, time_to_live: TimeToLive, subqueue: Subqueue, references: list[Reference], changed: bytes | None
+    space: Workspace,
+    time_to_live: TimeToLive,
+    subqueue: Subqueue,
+    references: list[Reference],
+    changed: bytes | None,
 ) -> None:
     """Unlocked messages go back, or to the dead-letter subqueue when it was the last delivery allowed."""
     kind = records.RETURNED
@@ -40,5 +45,7 @@ def failed_delivery(
             dead_letter(space, subqueue, spent, merge_changes(changed, MAX_DELIVERIES), counts_delivery=True)
     if references:
         if kind == records.RETURNED or changed is not None:
-            space.mark(Mark(kind, subqueue.number, [reference.sequence_number for reference in references], changed))
+            space.mark(
+                Mark(kind, subqueue.number, [reference.sequence_number for reference in references], changed)
+            )
         time_to_live.give_back(subqueue, references)

@@ -1,24 +1,29 @@
-"""Who waits for the messages of a subqueue, who holds some, and when they are asked back. Pure; knows no messages.
+"""Who waits for the messages of a subqueue, who holds some, and when they are asked back. Pure; knows no
+messages.
 
-*Turns.* Clients with demand wait in a queue. The first one gets up to its demand; if it still wants more it goes to the end.
+*Turns.* Clients with demand wait in a queue. The first one gets up to its demand; if it still wants more it
+goes to the end.
 
-*Recall.* A message that was handed out may lie unseen in a connection's cache while another client asks in vain. So:
+*Recall.* A message that was handed out may lie unseen in a connection's cache while another client asks in
+vain. So:
 
-1. A waiter is *eager* from its latest `Demand` until it is given something. As long as an eager client waits and nothing is
-   available, every other client that was granted messages since its last `Recall`, and has not settled them all, is sent
-   one; never a second one before it answered `Recalled`.
-2. What comes back by `Recalled` goes at once to the eager waiters, the latest `Demand` first: it is the one most likely to have a
-   client behind it that still waits. What is left takes the usual turns, with the client that gave it back at their end.
-3. A withdrawal waits for recalls under way if the client is eager: "nothing there" is never said while a message may be on
-   its way back.
+1. A waiter is *eager* from its latest `Demand` until it is given something. As long as an eager client waits
+   and nothing is available, every other client that was granted messages since its last `Recall`, and has not
+   settled them all, is sent one; never a second one before it answered `Recalled`.
+2. What comes back by `Recalled` goes at once to the eager waiters, the latest `Demand` first: it is the one
+   most likely to have a client behind it that still waits. What is left takes the usual turns, with the
+   client that gave it back at their end.
+3. A withdrawal waits for recalls under way if the client is eager: "nothing there" is never said while a
+   message may be on its way back.
 
-Why no message goes round for ever: a message moves from one cache to another only for an eager waiter, which is not eager
-any more once it has it. So between two `Demand` operations a message moves at most once per waiting client; standing
-demand alone moves nothing. Why nobody starves: whoever asks is eager, so every cache is asked for what it holds unseen,
-also for what is granted to others while it waits; it stops only when a message came, or every one was seen by a client.
+Why no message goes round for ever: a message moves from one cache to another only for an eager waiter, which
+is not eager any more once it has it. So between two `Demand` operations a message moves at most once per
+waiting client; standing demand alone moves nothing. Why nobody starves: whoever asks is eager, so every cache
+is asked for what it holds unseen, also for what is granted to others while it waits; it stops only when a
+message came, or every one was seen by a client.
 
-Invariants: who is in `_eager` waits; `_recallable` are exactly the holders with something granted since their last recall and no recall
-under way; `_awaited` are those under way from which something may still come.
+Invariants: who is in `_eager` waits; `_recallable` are exactly the holders with something granted since their
+last recall and no recall under way; `_awaited` are those under way from which something may still come.
 """
 
 from __future__ import annotations
@@ -61,7 +66,8 @@ class Holder:
 
 _NO_WAITERS: OrderedDict[ClientId, Waiter] = OrderedDict()
 _NO_HOLDERS: dict[ClientId, Holder] = {}
-"""For the books of subqueues that nobody has asked for: most dead-letter queues. Nothing is put into these."""
+"""For the books of subqueues that nobody has asked for: most dead-letter queues. Nothing is put into
+these."""
 
 
 class DemandBook:
@@ -90,7 +96,8 @@ class DemandBook:
         """Nobody waits, and nobody is to be told that waiting is over."""
         return not (self._waiting or self._leaving or self._gone)
 
-    # --- demand -----------------------------------------------------------------------------------------------------
+    # --- demand
+    # --------------------------------------------------------------------------------------------------------
 
     def ask(self, client: ClientId, count: int, bytes_max: int = BYTES_UNBOUNDED) -> None:
         """Raise a client's demand by `count` messages. It ends early once they have `bytes_max` bytes."""
@@ -101,7 +108,9 @@ class DemandBook:
             waiter = self._waiting[client] = Waiter(client)
         assert client not in self._leaving, "its withdrawal is confirmed before it asks again"
         waiter.count += count
-        waiter.bytes = max(bytes_max, 1)  # who waits may be given something: otherwise serving it would never end
+        waiter.bytes = max(
+            bytes_max, 1
+        )  # who waits may be given something: otherwise serving it would never end
         self._eager.pop(client, None)
         self._eager[client] = waiter
 
@@ -118,7 +127,8 @@ class DemandBook:
         return next((waiter for waiter in reversed(self._eager.values()) if waiter.client != client), None)
 
     def ask_again(self, client: ClientId, count: int, size: int, bytes_left: int) -> None:
-        """Raise a client's demand by what was taken from it: `count` messages, of which `size` bytes were given.
+        """Raise a client's demand by what was taken from it: `count` messages, of which `size` bytes were
+        given.
 
         `bytes_left` is what it might still have been given then, for a client that does not wait any more.
         """
@@ -126,7 +136,8 @@ class DemandBook:
         self.ask(client, count, size + (waiter.bytes if waiter is not None else bytes_left))
 
     def served(self, waiter: Waiter, count: int, size: int) -> int:
-        """The waiter was given messages, and its turn is over. Gives how many of its count are void because its bytes are used up."""
+        """The waiter was given messages, and its turn is over. Gives how many of its count are void because
+        its bytes are used up."""
         waiter.count -= count
         waiter.bytes -= size
         assert waiter.count >= 0
@@ -147,7 +158,8 @@ class DemandBook:
             self._waiting.move_to_end(client)
 
     def withdraw(self, client: ClientId) -> bool:
-        """End a client's demand. False if recalls under way must be waited for: then it is among `left` later."""
+        """End a client's demand. False if recalls under way must be waited for: then it is among `left`
+        later."""
         waiter = self._waiting.get(client)
         if waiter is not None and client in self._eager and self._may_still_get(client):
             self._leaving[client] = waiter
@@ -183,7 +195,8 @@ class DemandBook:
             for lease in holder.granted | holder.asked:
                 lease.holder = None
 
-    # --- holding ----------------------------------------------------------------------------------------------------
+    # --- holding
+    # --------------------------------------------------------------------------------------------------------
 
     def holder(self, client: ClientId) -> Holder:
         """The client as holder of what it is granted now."""
@@ -229,10 +242,12 @@ class DemandBook:
             if not holder.granted and not holder.under_way:
                 self._holders.pop(holder.client, None)
 
-    # --- recall -----------------------------------------------------------------------------------------------------
+    # --- recall
+    # --------------------------------------------------------------------------------------------------------
 
     def recall(self) -> Iterator[ClientId]:
-        """Nothing is available: mark and give the clients that are to be asked for what they hold (rule 1)."""
+        """Nothing is available: mark and give the clients that are to be asked for what they hold (rule
+        1)."""
         if not self._eager or not self._recallable:
             return
         for client, holder in list(self._recallable.items()):

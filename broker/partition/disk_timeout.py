@@ -1,11 +1,12 @@
 """How long a partition waits for its disk.
 
-A disk that fails reports an error; one that hangs reports nothing, and its callers wait for ever. So a partition's task waits for its
-log only in a `with` block of its `Patience`. When a block has lasted too long, `Patience` calls the owner, which decides: it can end
-the block (`give_up`), which then raises `Hung`, or wait on.
+A disk that fails reports an error; one that hangs reports nothing, and its callers wait for ever. So a
+partition's task waits for its log only in a `with` block of its `Patience`. When a block has lasted too long,
+`Patience` calls the owner, which decides: it can end the block (`give_up`), which then raises `Hung`, or wait
+on.
 
-The timer looks twice, a moment apart, so that a process that was suspended first receives the answers that came meanwhile.
-One timer serves all blocks, because most of them end long before it fires.
+The timer looks twice, a moment apart, so that a process that was suspended first receives the answers that
+came meanwhile. One timer serves all blocks, because most of them end long before it fires.
 """
 
 from __future__ import annotations
@@ -27,7 +28,17 @@ class Hung(StorageError):
 class Patience:
     """Watches one block at a time. Owned by a partition's task."""
 
-    __slots__ = ("_cancelling", "_given_up", "_is_second_look", "_limit_s", "_loop", "_owner", "_task", "_timer", "_until")
+    __slots__ = (
+        "_cancelling",
+        "_given_up",
+        "_is_second_look",
+        "_limit_s",
+        "_loop",
+        "_owner",
+        "_task",
+        "_timer",
+        "_until",
+    )
 
     def __init__(self, limit_ms: int, owner: Callable[[], None]) -> None:
         """`owner` is called once for a block that lasts longer than the limit, in the event loop."""
@@ -52,12 +63,18 @@ class Patience:
         if self._timer is None:
             self._timer = loop.call_at(self._until, self._look)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         task, self._task = self._task, None
         if not self._given_up:
             return
         assert task is not None
-        if task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
+        if (
+            task.uncancel() <= self._cancelling
+            and kind is not None
+            and issubclass(kind, asyncio.CancelledError)
+        ):
             raise Hung(f"the disk has not answered within {self._limit_s:g} s") from None
 
     def again(self) -> None:

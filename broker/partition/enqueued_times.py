@@ -1,7 +1,8 @@
 """Enqueued times of a partition's messages, and when the messages expire; in wall time. Pure.
 
-Enqueued times never go back, so they agree with the order of the sequence numbers: receivers page and resume by either. After the wall
-clock is set back, they advance at half speed until the clock has caught up, which takes at most twice the step.
+Enqueued times never go back, so they agree with the order of the sequence numbers: receivers page and resume
+by either. After the wall clock is set back, they advance at half speed until the clock has caught up, which
+takes at most twice the step.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ class EnqueuedTimes:
         return max(latest_ms, self._from + (now_ms - self._since_ms) // 2)
 
 
-def expiries(times_to_live_ms: Sequence[int | None] | None, default: int | None, count: int, enqueued_ms: int) -> list[int] | None:
-    """When each of `count` messages expires, 0 for never; None if none does. The entity's default caps the message's own."""
+def expiries(
+    times_to_live_ms: Sequence[int | None] | None, default: int | None, count: int, enqueued_ms: int
+) -> list[int] | None:
+    """When each of `count` messages expires, 0 for never; None if none does. The entity's default caps the
+    message's own."""
     if times_to_live_ms is None:
         return None if default is None else [enqueued_ms + max(1, default)] * count
     shared: dict[int | None, int] = {}

@@ -14,7 +14,8 @@ AT_ONCE = 1024
 
 
 def sort_gradually(items: Iterable[T], key: Callable[[T], int]) -> Iterator[list[T]]:
-    """All items in order; a step gives some of them, or none yet. Items that come in order, or nearly, take little longer than a sort."""
+    """All items in order; a step gives some of them, or none yet. Items that come in order, or nearly, take
+    little longer than a sort."""
     runs: list[list[list[T]]] = []
     remaining = iter(items)
     while part := list(islice(remaining, AT_ONCE)):

@@ -1,7 +1,8 @@
-"""When an open partition counts as at rest: nothing has changed in it for a while, so what it holds can be entered in the index.
+"""When an open partition counts as at rest: nothing has changed in it for a while, so what it holds can be
+entered in the index.
 
-A crash then leaves it known, and the next start need not open it. Before the next change it is entered as open again, durably. The first
-commit after a rest waits for that; all others cost one look at a flag.
+A crash then leaves it known, and the next start need not open it. Before the next change it is entered as
+open again, durably. The first commit after a rest waits for that; all others cost one look at a flag.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from broker.partition.summary import Summary, summary_of
 
 
 class Register(Protocol):
-    """Where a partition is entered, so that a start need not open it to know what it holds (`broker/namespace/closed_partitions.py`)."""
+    """Where a partition is entered, so that a start need not open it to know what it holds
+    (`broker/namespace/closed_partitions.py`)."""
 
     def summary(self) -> Summary | None:
         """What it held when it was closed in good order, or came to rest; None if that is not known."""
 
     async def opening(self) -> None:
-        """It is about to be opened, or to change: what is entered does not count any more. Durable when it returns."""
+        """It is about to be opened, or to change: what is entered does not count any more. Durable when it
+        returns."""
 
     def closed(self, summary: Summary) -> None:
         """Its log was closed in good order, or all of it is durable and will not change before `opening`."""
@@ -32,7 +35,8 @@ class Rest:
     __slots__ = ("_changed_ms", "_clock", "_register", "_rest_ms", "is_entered")
 
     def __init__(self, register: Register | None, clock: Clock, rest_ms: int | None) -> None:
-        """`rest_ms`: how long nothing must have changed; None where a commit may be acknowledged before it is durable."""
+        """`rest_ms`: how long nothing must have changed; None where a commit may be acknowledged before it is
+        durable."""
         self._register, self._clock = register, clock
         self._rest_ms = rest_ms if register is not None else None
         self._changed_ms = 0

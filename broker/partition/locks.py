@@ -1,13 +1,14 @@
 """The locks of a partition: leases, their tokens, their ends. Pure; volatile: a restart forgets all of them.
 
-A lock token is 16 bytes, big endian: the message's sequence number, then the lease's nonce: the log's epoch (4 bytes) and a
-count (4 bytes). The epoch is new whenever the log was opened, so no token of an earlier life opens anything.
+A lock token is 16 bytes, big endian: the message's sequence number, then the lease's nonce: the log's epoch
+(4 bytes) and a count (4 bytes). The epoch is new whenever the log was opened, so no token of an earlier life
+opens anything.
 
-Messages locked together share a `Lease`: one object, one timer and one nonce for all of them. A lock is over at the very
-millisecond it was promised to end, whether its timer has fired or not.
+Messages locked together share a `Lease`: one object, one timer and one nonce for all of them. A lock is over
+at the very millisecond it was promised to end, whether its timer has fired or not.
 
-Invariants: a reference is locked if and only if its `lease` is set, and then it is in that lease's `references`; `left` counts
-those; a lease with none left is forgotten at once.
+Invariants: a reference is locked if and only if its `lease` is set, and then it is in that lease's
+`references`; `left` counts those; a lease with none left is forgotten at once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ Unlocked = list[tuple[Subqueue, list[Reference]]]
 class Locks:
     """All leases of one partition. Owned by its state machine."""
 
-    def __init__(self, subqueues: Sequence[Subqueue], books: Sequence[DemandBook], epoch: int, first_nonce: int, tick_ms: int) -> None:
+    def __init__(
+        self,
+        subqueues: Sequence[Subqueue],
+        books: Sequence[DemandBook],
+        epoch: int,
+        first_nonce: int,
+        tick_ms: int,
+    ) -> None:
         self.nonce = first_nonce
         """How many leases were made in this epoch."""
         self._subqueues, self._books = subqueues, books
@@ -63,7 +71,9 @@ class Locks:
         """`run_out` has more to do."""
         return bool(self._ended)
 
-    def unlock(self, tokens: Sequence[LockToken], now_ms: int, failures: dict[int, Reason] | None = None) -> Unlocked:
+    def unlock(
+        self, tokens: Sequence[LockToken], now_ms: int, failures: dict[int, Reason] | None = None
+    ) -> Unlocked:
         """End the locks behind tokens; `failures` gets the places of those that were gone already."""
         if not tokens:
             return []
@@ -100,10 +110,13 @@ class Locks:
         number, nonce = _WORDS.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
         reference = self._subqueues[0].references.get(number) or self._find_elsewhere(number)
         lease = reference.lease if reference is not None else None
-        return lease.subqueue if lease is not None and lease.nonce == nonce and lease.until_ms > now_ms else None
+        return (
+            lease.subqueue if lease is not None and lease.nonce == nonce and lease.until_ms > now_ms else None
+        )
 
     def renew(self, tokens: Sequence[LockToken], now_ms: int, until_ms: int) -> dict[int, Reason]:
-        """Let the locks behind tokens end at another time; gives the places of those that were gone already."""
+        """Let the locks behind tokens end at another time; gives the places of those that were gone
+        already."""
         failures: dict[int, Reason] = {}
         renewed: dict[int, Lease] = {}
         for index, token in enumerate(tokens):
@@ -126,7 +139,8 @@ class Locks:
         return failures
 
     def run_out(self, now_ms: int) -> Iterator[tuple[Subqueue, list[Reference]]]:
-        """End the leases whose time has come, as many as the caller asks for: the others are still to end (`has_ended`)."""
+        """End the leases whose time has come, as many as the caller asks for: the others are still to end
+        (`has_ended`)."""
         self._ended.add(self._ends.expire(now_ms))
         while self._ended:
             for id in self._ended.take(1):
@@ -152,7 +166,11 @@ class Locks:
             for reference in subqueue.references.values():
                 lease = reference.lease
                 if lease is not None:
-                    assert self._leases.get(lease.id) is lease and lease.subqueue is subqueue and reference in lease.references
+                    assert (
+                        self._leases.get(lease.id) is lease
+                        and lease.subqueue is subqueue
+                        and reference in lease.references
+                    )
                     held[lease.id] = held.get(lease.id, 0) + 1
         assert held == {id: lease.left for id, lease in self._leases.items()}
         self._ends.check(lease.until_ms for lease in self._leases.values())
@@ -174,7 +192,8 @@ class Locks:
         self._books[lease.subqueue.number].ended(lease)
 
     def _find_elsewhere(self, number: int) -> Reference | None:
-        """A message of another subqueue than the main one. (A number is in one subqueue; topics will put theirs into the nonce.)"""
+        """A message of another subqueue than the main one. (A number is in one subqueue; topics will put
+        theirs into the nonce.)"""
         for subqueue in self._subqueues[1:]:
             reference = subqueue.references.get(number)
             if reference is not None:

@@ -1,4 +1,5 @@
-"""A settlement or renewal of more messages than one batch may take: its parts, a batch for each, and their common answer. Pure."""
+"""A settlement or renewal of more messages than one batch may take: its parts, a batch for each, and their
+common answer. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ Divisible = Complete | Abandon | Defer | DeadLetter | RenewLocks
 
 
 class Parts:
-    """One such operation, while it is carried out. Each part is durable by itself; the client is answered after the last one."""
+    """One such operation, while it is carried out. Each part is durable by itself; the client is answered
+    after the last one."""
 
     __slots__ = ("_failures", "_locked_until_ms", "done", "operation")
 
@@ -46,7 +48,8 @@ class Parts:
         self.done = total
 
     def answer(self) -> Answer:
-        """For the whole operation. Locks that were renewed by a later part last a little longer than it says."""
+        """For the whole operation. Locks that were renewed by a later part last a little longer than it
+        says."""
         if self._locked_until_ms is not None:
             return Renewed(self._locked_until_ms, self.operation.cookie, self._failures)
         return Settled(self.operation.cookie, self._failures)

@@ -1,16 +1,18 @@
 """What a partition durably knows: its messages and counters, a fold over the records of its log. Pure.
 
-`apply…` is what a record does, at replay and when it is appended alike. Knows nothing of clients, locks, or the time.
+`apply…` is what a record does, at replay and when it is appended alike. Knows nothing of clients, locks, or
+the time.
 
-A replay needs nothing from before `Log.start`, and no checkpoint. The log is trimmed only below the oldest frame that holds a
-live message, and below a COUNTERS record. So of each live message the replay meets the ENQUEUED or RELOCATED record where
-it stands, and every later record about it. A record about a message of no kept frame is passed over: either the
-message was removed later, or a RELOCATED record with its whole state follows. Such numbers are lower than the first
-one that is replayed as ENQUEUED; an unknown number above that is a contradiction, and ends the replay. A checkpoint only
-makes the replay shorter: it holds the same fold up to its position (`snapshot.py`).
+A replay needs nothing from before `Log.start`, and no checkpoint. The log is trimmed only below the oldest
+frame that holds a live message, and below a COUNTERS record. So of each live message the replay meets the
+ENQUEUED or RELOCATED record where it stands, and every later record about it. A record about a message of no
+kept frame is passed over: either the message was removed later, or a RELOCATED record with its whole state
+follows. Such numbers are lower than the first one that is replayed as ENQUEUED; an unknown number above that
+is a contradiction, and ends the replay. A checkpoint only makes the replay shorter: it holds the same fold up
+to its position (`snapshot.py`).
 
-Each live reference is counted in the frame that holds its bytes. `_frames` holds the frames in the order of the log;
-dead ones leave it when they reach the front, so the front says how far the log may be trimmed.
+Each live reference is counted in the frame that holds its bytes. `_frames` holds the frames in the order of
+the log; dead ones leave it when they reach the front, so the front says how far the log may be trimmed.
 """
 
 from __future__ import annotations
@@ -49,11 +51,16 @@ DROPPED_AT_ONCE = 2048
 class Messages:
     """The messages of one partition. Owned by its state machine."""
 
-    def __init__(self, number: int, payloads: PayloadBudget, tick_ms: int, clock_settings: ClockSettings | None = None) -> None:
+    def __init__(
+        self, number: int, payloads: PayloadBudget, tick_ms: int, clock_settings: ClockSettings | None = None
+    ) -> None:
         """`clock_settings`: those of this partition from before a recovery within this process."""
         self.main = Subqueue(0, MAIN)
         self._tick_ms = tick_ms
-        self.subqueues = [self.main, *(Subqueue(index, name) for index, name in enumerate(SUBQUEUES) if index)]
+        self.subqueues = [
+            self.main,
+            *(Subqueue(index, name) for index, name in enumerate(SUBQUEUES) if index),
+        ]
         self.first_number = number << PARTITION_SHIFT
         """Below all sequence numbers of the partition: its own bits."""
         self.next_number = self.first_number | 1
@@ -97,14 +104,20 @@ class Messages:
 
     @property
     def relocatable_bytes(self) -> int:
-        """How many bytes it would take to write every message again, with changed properties and its row in a RELOCATED record's tables.
+        """How many bytes it would take to write every message again, with changed properties and its row in a
+        RELOCATED record's tables.
 
-        Compaction compares this with the log. The sizes of the messages are not enough: a message of one byte takes forty more
-        in a RELOCATED record, and one record may have given 32 KiB of changed properties to each of a thousand messages.
+        Compaction compares this with the log. The sizes of the messages are not enough: a message of one byte
+        takes forty more in a RELOCATED record, and one record may have given 32 KiB of changed properties to
+        each of a thousand messages.
         """
         total = 0
         for subqueue in self.subqueues:
-            total += subqueue.bytes + subqueue.changed_bytes + records.RELOCATED_MESSAGE_BYTES * len(subqueue.references)
+            total += (
+                subqueue.bytes
+                + subqueue.changed_bytes
+                + records.RELOCATED_MESSAGE_BYTES * len(subqueue.references)
+            )
         return total
 
     @property
@@ -116,16 +129,19 @@ class Messages:
         return total
 
     def first_live(self) -> Position | None:
-        """The oldest frame that holds a live message; None when there is none. Nothing below will be read again."""
+        """The oldest frame that holds a live message; None when there is none. Nothing below will be read
+        again."""
         frames = self._frames
         while frames and not frames[0].live:
             frames.popleft()
         return frames[0].position if frames else None
 
     def oldest_frames(self, count: int, reach: int, below: Position) -> list[Position]:
-        """The oldest frames below a position with live messages: at most `count`, and none more than `reach` bytes behind the first.
+        """The oldest frames below a position with live messages: at most `count`, and none more than `reach`
+        bytes behind the first.
 
-        Looks at FRAMES_LOOKED_AT frames at most, and drops the dead ones among them, so that nobody meets them again.
+        Looks at FRAMES_LOOKED_AT frames at most, and drops the dead ones among them, so that nobody meets
+        them again.
         """
         first = self.first_live()
         frames = self._frames
@@ -150,14 +166,21 @@ class Messages:
         """Some of a checkpoint's frames, in the order of the log: nothing but earlier ones came before."""
         self._frames.extend(frames)
 
-    # --- what records do --------------------------------------------------------------------------------------------
+    # --- what records do
+    # --------------------------------------------------------------------------------------------------------
 
     def apply_enqueued(
-        self, position: Position, enqueued: Enqueued, messages: Sequence[bytes] | None = None, now_ms: int | None = None
+        self,
+        position: Position,
+        enqueued: Enqueued,
+        messages: Sequence[bytes] | None = None,
+        now_ms: int | None = None,
     ) -> bool:
-        """New messages in the main subqueue; False if there is no room in memory for their bodies beyond this batch.
+        """New messages in the main subqueue; False if there is no room in memory for their bodies beyond this
+        batch.
 
-        `messages` and `now_ms` (monotonic time) are None in a replay: bodies are read when needed, and `finish_replay` sets deadlines.
+        `messages` and `now_ms` (monotonic time) are None in a replay: bodies are read when needed, and
+        `finish_replay` sets deadlines.
         """
         first, enqueued_ms, sizes, expiries, offset = enqueued
         count = len(sizes)
@@ -228,11 +251,14 @@ class Messages:
         self.next_number, self.latest_enqueued_ms = counters
 
     def apply_relocated(self, position: Position, relocated: Relocated) -> None:
-        """Messages stand somewhere else from now on. At a replay they may be unknown: then this is all that is known of them."""
+        """Messages stand somewhere else from now on. At a replay they may be unknown: then this is all that
+        is known of them."""
         frame = self._frame_at(position)
         frame.live += len(relocated.sequence_numbers)
         offset = relocated.messages_offset
-        for number, enqueued_ms, expires_ms, size, deliveries, subqueue_number, state, changed in zip(*relocated[:-1], strict=True):
+        for number, enqueued_ms, expires_ms, size, deliveries, subqueue_number, state, changed in zip(
+            *relocated[:-1], strict=True
+        ):
             subqueue = self.subqueues[subqueue_number]
             self.blocks.touch(subqueue_number, (number,), position)
             reference = subqueue.references.get(number)
@@ -242,13 +268,20 @@ class Messages:
                 untrack([reference])
                 subqueue.references[number] = reference  # the order is made at the end of the replay
             else:
-                assert reference.size == size and reference.delivery_count == deliveries and reference.state == state
+                assert (
+                    reference.size == size
+                    and reference.delivery_count == deliveries
+                    and reference.state == state
+                )
                 reference.frame.live -= 1
                 reference.frame, reference.offset = frame, offset
             offset += size
 
-    def _watch_lives(self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]) -> None:
-        """Put the deadlines of new messages into the timer wheel; `lives` holds each different expiry of the column."""
+    def _watch_lives(
+        self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]
+    ) -> None:
+        """Put the deadlines of new messages into the timer wheel; `lives` holds each different expiry of the
+        column."""
         wheel = self.main.expiry
         assert wheel is not None, "the messages were replayed"
         if len(lives) == 1:
@@ -275,12 +308,15 @@ class Messages:
             payload = reference.payload
             if payload:
                 in_memory += len(payload)
-                reference.payload = b""  # a lease may hold the reference for as long as any other message of it is locked
+                reference.payload = (
+                    b""  # a lease may hold the reference for as long as any other message of it is locked
+                )
         if in_memory:
             self.payloads.give(in_memory)
 
     def evict(self) -> None:
-        """Let some bodies rest on the disk alone: looks at EVICTED_AT_ONCE messages, and goes on from there the next time."""
+        """Let some bodies rest on the disk alone: looks at EVICTED_AT_ONCE messages, and goes on from there
+        the next time."""
         place, from_number = self._evicted_to
         freed = 0
         for looked_at, reference in enumerate(self.subqueues[place].browse(from_number)):
@@ -294,20 +330,23 @@ class Messages:
         self.payloads.give(freed)
 
     def cut(self, first: int) -> None:
-        """Undo the latest `apply_enqueued`: all messages from `first` on never were. Their frame is the last one."""
+        """Undo the latest `apply_enqueued`: all messages from `first` on never were. Their frame is the last
+        one."""
         self.forget(self.main.cut(first))
         self.next_number = first
         assert self._frames and not self._frames[-1].live
         self._frames.pop()
 
-    # --- replay -----------------------------------------------------------------------------------------------------
+    # --- replay
+    # --------------------------------------------------------------------------------------------------------
 
     def replay(self, frame: Frame) -> None:
         """Apply all records of a frame. Raises UnreadableRecord."""
         deque(self.replay_steps([frame]), maxlen=0)
 
     def replay_steps(self, frames: Iterable[Frame]) -> Iterator[int]:
-        """Apply all records of some frames, in steps of REPLAYED_AT_ONCE messages at most. Raises UnreadableRecord."""
+        """Apply all records of some frames, in steps of REPLAYED_AT_ONCE messages at most. Raises
+        UnreadableRecord."""
         for frame in frames:
             self.position = frame.position
             for record in frame.records():
@@ -319,7 +358,13 @@ class Messages:
                         for part in _parts(enqueued):
                             self.apply_enqueued(frame.position, _shared(part))
                             yield len(part.sizes)
-                    case records.REMOVED | records.RETURNED | records.DEFERRED | records.MOVED | records.CHANGED:
+                    case (
+                        records.REMOVED
+                        | records.RETURNED
+                        | records.DEFERRED
+                        | records.MOVED
+                        | records.CHANGED
+                    ):
                         mark = records.read_mark(record)
                         for start in range(0, len(mark.sequence_numbers), REPLAYED_AT_ONCE):
                             known = self._known(mark, mark.sequence_numbers[start : start + REPLAYED_AT_ONCE])
@@ -341,10 +386,12 @@ class Messages:
         deque(self.finish_steps(wall_ahead_ms), maxlen=0)
 
     def finish_steps(self, wall_ahead_ms: int) -> Iterator[int]:
-        """Everything was replayed: bring the references into order, and watch the time. In steps, each of a bounded number of messages.
+        """Everything was replayed: bring the references into order, and watch the time. In steps, each of a
+        bounded number of messages.
 
-        `wall_ahead_ms` is how far wall time is ahead of monotonic time now. Until this process first read the log, times to live ran by
-        the wall clock; since then they run in monotonic time, also across a recovery.
+        `wall_ahead_ms` is how far wall time is ahead of monotonic time now. Until this process first read the
+        log, times to live ran by the wall clock; since then they run in monotonic time, also across a
+        recovery.
         """
         self._clock_settings.read_back(wall_ahead_ms)
         self.main.expiry = TimerWheel(self._tick_ms, self.main.references.__contains__)
@@ -358,7 +405,10 @@ class Messages:
     def _known(self, mark: Mark, numbers: Sequence[int]) -> Sequence[int]:
         """Those of the numbers that a mark names whose messages are there. Raises UnreadableRecord."""
         if max(mark.subqueue, mark.target) >= len(self.subqueues):
-            raise UnreadableRecord(f"a record speaks of subqueue {max(mark.subqueue, mark.target)}, which is unknown to this release")
+            raise UnreadableRecord(
+                f"a record speaks of subqueue {max(mark.subqueue, mark.target)}, which is unknown to "
+                "this release"
+            )
         references = self.subqueues[mark.subqueue].references
         known = [number for number in numbers if number in references]
         if len(known) < len(numbers) and self._first_replayed is not None:
@@ -368,7 +418,8 @@ class Messages:
         return known
 
     def drop(self) -> Iterator[int]:
-        """Forget everything, in steps: to free a million references at once would hold everybody up. Nobody uses this object any more."""
+        """Forget everything, in steps: to free a million references at once would hold everybody up. Nobody
+        uses this object any more."""
         for subqueue in self.subqueues:
             references = subqueue.references
             while references:
@@ -385,7 +436,8 @@ class Messages:
                 frames.pop()
             yield count
 
-    # --- compaction -------------------------------------------------------------------------------------------------
+    # --- compaction
+    # --------------------------------------------------------------------------------------------------------
 
     def living_in(self, frame: Frame) -> list[tuple[Frame, int]]:
         """The sequence numbers of the live messages in a frame, each with the frame."""
@@ -412,12 +464,14 @@ class Messages:
                 return subqueue, reference
         return None
 
-    def relocate(self, candidates: deque[tuple[Frame, int]], commit: Commit, bytes_max: int) -> Relocated | None:
+    def relocate(
+        self, candidates: deque[tuple[Frame, int]], commit: Commit, bytes_max: int
+    ) -> Relocated | None:
         """Move live messages from the front of `candidates` (of `living_in`) into a commit.
 
-        Takes as many as a frame of `bytes_max` bytes has room for, at least one and at most RELOCATED_AT_ONCE. Drops
-        candidates that were removed or relocated since.
-        Give the result to `apply_relocated` once the commit is durable. None if no candidate is live.
+        Takes as many as a frame of `bytes_max` bytes has room for, at least one and at most
+        RELOCATED_AT_ONCE. Drops candidates that were removed or relocated since. Give the result to
+        `apply_relocated` once the commit is durable. None if no candidate is live.
         """
         found: list[tuple[Subqueue, Reference]] = []
         messages: list[bytes] = []
@@ -476,7 +530,9 @@ def _parts(enqueued: Enqueued) -> Iterator[Enqueued]:
     for start in range(0, len(sizes), REPLAYED_AT_ONCE):
         stop = start + REPLAYED_AT_ONCE
         part = sizes[start:stop]
-        yield Enqueued(first + start, enqueued_ms, part, None if expiries is None else expiries[start:stop], offset)
+        yield Enqueued(
+            first + start, enqueued_ms, part, None if expiries is None else expiries[start:stop], offset
+        )
         offset += sum(part)
 
 
@@ -505,4 +561,7 @@ def _shared(enqueued: Enqueued) -> Enqueued:
     numbers: dict[int, int] = {}
     sizes = [numbers.setdefault(each, each) for each in enqueued.sizes]
     expiries = enqueued.expires_at_ms
-    return enqueued._replace(sizes=sizes, expires_at_ms=None if expiries is None else [numbers.setdefault(each, each) for each in expiries])
+    return enqueued._replace(
+        sizes=sizes,
+        expires_at_ms=None if expiries is None else [numbers.setdefault(each, each) for each in expiries],
+    )

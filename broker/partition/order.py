@@ -1,8 +1,8 @@
 """The order of a subqueue: sequence numbers, ascending, in chunks. Pure; knows no messages.
 
-A number stays after its message has gone, until about half of its chunk has gone; then that one chunk is rebuilt without them. So no
-call works on more than a few chunks, however many messages wait, and a walk along the order skips at most about one number for each
-that is present. Takes 8 bytes for each message.
+A number stays after its message has gone, until about half of its chunk has gone; then that one chunk is
+rebuilt without them. So no call works on more than a few chunks, however many messages wait, and a walk along
+the order skips at most about one number for each that is present. Takes 8 bytes for each message.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class Order:
         del chunk.numbers[at:]
 
     def runs(self, from_number: int) -> Iterator[array[int]]:
-        """All numbers from one on, in order, in pieces of a chunk at most. Numbers that have gone may be among them.
+        """All numbers from one on, in order, in pieces of a chunk at most. Numbers that have gone may be
+        among them.
 
         The order must not change meanwhile.
         """
@@ -130,7 +131,11 @@ class Order:
         assert numbers == sorted(set(numbers))
         for place, chunk in enumerate(self._chunks):
             gone = sum(1 for number in chunk.numbers if number not in self._present)
-            assert chunk.gone == gone <= _SLACK + len(chunk.numbers) // 2 + 1, (chunk.gone, gone, len(chunk.numbers))
+            assert chunk.gone == gone <= _SLACK + len(chunk.numbers) // 2 + 1, (
+                chunk.gone,
+                gone,
+                len(chunk.numbers),
+            )
             assert not chunk.numbers or chunk.numbers[0] >= self._firsts[place]
             assert chunk.numbers or len(self._chunks) == 1
             assert place + 1 == len(self._chunks) or chunk.numbers[-1] < self._firsts[place + 1]

@@ -1,12 +1,14 @@
 """How many message bodies may stay in memory: one budget for the broker, a share for each partition. Pure.
 
-A body that is in memory need not be read from the log when its message is handed out. Within a partition the oldest bodies are kept, for
-they go out first, and nothing is added to a full budget. Between partitions, the least recently used bodies make room: a partition that
-receivers read takes the room of one that was read COLD_MS earlier, or never. Partitions that nobody reads take nothing from each other,
-so a backlog that only grows costs no more than one that fits. Each partition may always hold a small *reserve*, so that a queue with a
-large backlog does not make the others read every message back from the disk.
+A body that is in memory need not be read from the log when its message is handed out. Within a partition the
+oldest bodies are kept, for they go out first, and nothing is added to a full budget. Between partitions, the
+least recently used bodies make room: a partition that receivers read takes the room of one that was read
+COLD_MS earlier, or never. Partitions that nobody reads take nothing from each other, so a backlog that only
+grows costs no more than one that fits. Each partition may always hold a small *reserve*, so that a queue with
+a large backlog does not make the others read every message back from the disk.
 
-The budget also adds up what the state of all waiting messages takes. It does not bound that: quotas and the memory mark do.
+The budget also adds up what the state of all waiting messages takes. It does not bound that: quotas and the
+memory mark do.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 RESERVE_BYTES = 64 * 1024
-"""What one partition may hold whatever the others do: some dozens of messages, enough to read ahead in a frame."""
+"""What one partition may hold whatever the others do: some dozens of messages, enough to read ahead in a
+frame."""
 COLD_MS = 1_000
 """A partition was read so much longer ago than another one that it makes room for it."""
 
@@ -32,7 +35,8 @@ class PayloadBudget:
         self.state_bytes = 0
         """What the state of waiting messages takes beside their bodies, over all partitions."""
         self._holders: OrderedDict[PayloadShare, None] = OrderedDict()
-        """Partitions that hold more than their reserve. About in the order in which they were read: those that were not come first."""
+        """Partitions that hold more than their reserve. About in the order in which they were read: those
+        that were not come first."""
         self.is_scarce = False
         """The broker uses more memory than it should: no body stays in memory beyond the reserves."""
 
@@ -41,11 +45,13 @@ class PayloadBudget:
         self.is_scarce = is_scarce
 
     def share(self, evict: Callable[[], None] | None = None) -> PayloadShare:
-        """The account of one more partition. `evict` has it give bodies back, a bounded number at a time; None if it cannot."""
+        """The account of one more partition. `evict` has it give bodies back, a bounded number at a time;
+        None if it cannot."""
         return PayloadShare(self, evict)
 
     def make_room(self, reader: PayloadShare) -> None:
-        """Have the partition that was not read for longest give bodies back, if it was not read for long enough."""
+        """Have the partition that was not read for longest give bodies back, if it was not read for long
+        enough."""
         coldest = next(iter(self._holders), None)
         if coldest is None or reader.read_ms is None:
             return

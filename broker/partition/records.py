@@ -1,22 +1,25 @@
-"""The records of a partition's log: kinds, versions, bytes. Encodes and decodes; knows nothing of state or files.
+"""The records of a partition's log: kinds, versions, bytes. Encodes and decodes; knows nothing of state or
+files.
 
-All numbers are little endian. A table is one number per message, in the order of the messages. Sequence numbers are the
-full 64 bits. A subqueue is its number: 0 main, 1 dead-letter, 2 transfer dead-letter. Times are milliseconds since the
-Unix epoch; 0 as expiry means never. Every body begins as drawn here (version 1 of each kind):
+All numbers are little endian. A table is one number per message, in the order of the messages. Sequence
+numbers are the full 64 bits. A subqueue is its number: 0 main, 1 dead-letter, 2 transfer dead-letter. Times
+are milliseconds since the Unix epoch; 0 as expiry means never. Every body begins as drawn here (version 1 of
+each kind):
 
-    1 ENQUEUED: messages that were sent, in the main subqueue     5 MOVED: from a subqueue to another one
-    2 REMOVED: a reference is gone                                6 COUNTERS: what must survive when all before is trimmed
-    3 RETURNED: a delivery failed, the message stays              7 RELOCATED: whole messages, stored here from now on
-    4 DEFERRED: set aside                                         8 CHANGED: properties were changed, and nothing else
+    1 ENQUEUED: messages that were sent, in the main subqueue     5 MOVED: from a subqueue to another one 2
+    REMOVED: a reference is gone                                6 COUNTERS: what must survive when all before
+    is trimmed 3 RETURNED: a delivery failed, the message stays              7 RELOCATED: whole messages,
+    stored here from now on 4 DEFERRED: set aside                                         8 CHANGED:
+    properties were changed, and nothing else
 
     ENQUEUED                                     REMOVED, RETURNED, DEFERRED, MOVED, CHANGED
     offset  size  field                          offset  size  field
          0     8  first sequence number               0     2  subqueue
          8     8  enqueued at                         2     2  subqueue it moves to (MOVED; else 0)
-        16     4  messages n                          4     2  flags: 1 = a delivery is counted (MOVED, DEFERRED)
-        20     2  flags: 1 = expiries follow          6     2  zero
-        22     2  zero                                8     4  messages n
-        24    4n  sizes                              12     4  size c of the changed properties, 0 for none
+        16     4  messages n                          4     2  flags: 1 = a delivery is counted (MOVED,
+        DEFERRED) 20     2  flags: 1 = expiries follow          6     2  zero 22     2  zero
+        8     4  messages n 24    4n  sizes                              12     4  size c of the changed
+        properties, 0 for none
       (then   8n  expiries)                          16    8n  sequence numbers
          …     …  the stored messages                 …     c  changed properties, an encoded AMQP map
 
@@ -35,8 +38,9 @@ Unix epoch; 0 as expiry means never. Every body begins as drawn here (version 1 
          …     …  changed properties, one after the other
          …     …  the stored messages
 
-A RETURNED record always counts a delivery. DEFERRED records without the flag were written by releases that did not count it.
-A record that cannot be read (a kind or version of a later release, tables that do not fit) is an `UnreadableRecord`.
+A RETURNED record always counts a delivery. DEFERRED records without the flag were written by releases that
+did not count it. A record that cannot be read (a kind or version of a later release, tables that do not fit)
+is an `UnreadableRecord`.
 """
 
 from __future__ import annotations
@@ -53,7 +57,8 @@ ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED = ran
 VERSION = 1
 
 RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2
-"""What the tables of a RELOCATED record take for each message, beside the message and its changed properties."""
+"""What the tables of a RELOCATED record take for each message, beside the message and its changed
+properties."""
 
 _HAS_EXPIRIES = 1
 _COUNTS_DELIVERY = 1
@@ -139,7 +144,12 @@ def read_table(code: str, view: memoryview, offset: int, count: int) -> tuple[ar
 
 
 def add_enqueued(
-    commit: Commit, first: int, enqueued_at_ms: int, sizes: Sequence[int], expiries: Sequence[int] | None, messages: Sequence[bytes]
+    commit: Commit,
+    first: int,
+    enqueued_at_ms: int,
+    sizes: Sequence[int],
+    expiries: Sequence[int] | None,
+    messages: Sequence[bytes],
 ) -> int:
     """Append an ENQUEUED record; gives the offset of the first message from the frame's start."""
     flags = 0 if expiries is None else _HAS_EXPIRIES
@@ -188,7 +198,8 @@ def read_counters(record: Record) -> Counters:
 
 
 def add_relocated(commit: Commit, relocated: Relocated, messages: Sequence[bytes]) -> int:
-    """Append a RELOCATED record (its own `messages_offset` is ignored); gives the offset of the first message."""
+    """Append a RELOCATED record (its own `messages_offset` is ignored); gives the offset of the first
+    message."""
     changed = [each or b"" for each in relocated.changed]
     head = b"".join(
         [
@@ -224,17 +235,25 @@ def read_relocated(record: Record) -> Relocated:
     for size in changed_sizes:
         changed.append(bytes(body[end : end + size]) if size else None)
         end += size
-    return Relocated(numbers, enqueued, expiries, sizes, deliveries, subqueues, states, changed, record.offset + end)
+    return Relocated(
+        numbers, enqueued, expiries, sizes, deliveries, subqueues, states, changed, record.offset + end
+    )
 
 
 def _head(layout: struct.Struct, record: Record) -> tuple[int, ...]:
     if record.version != VERSION:
-        raise UnreadableRecord(f"record kind {record.kind} has version {record.version}, this release reads {VERSION}")
+        raise UnreadableRecord(
+            f"record kind {record.kind} has version {record.version}, this release reads {VERSION}"
+        )
     if len(record.body) < layout.size:
-        raise UnreadableRecord(f"record kind {record.kind} has {len(record.body)} bytes, its head alone has {layout.size}")
+        raise UnreadableRecord(
+            f"record kind {record.kind} has {len(record.body)} bytes, its head alone has {layout.size}"
+        )
     return layout.unpack_from(record.body)
 
 
 def _fits(record: Record, size: int) -> None:
     if size != len(record.body):
-        raise UnreadableRecord(f"record kind {record.kind} has {len(record.body)} bytes, its tables speak of {size}")
+        raise UnreadableRecord(
+            f"record kind {record.kind} has {len(record.body)} bytes, its tables speak of {size}"
+        )

@@ -1,4 +1,5 @@
-"""Makes the state of a partition from its log: the newest usable checkpoint, and the records after it, in slices."""
+"""Makes the state of a partition from its log: the newest usable checkpoint, and the records after it, in
+slices."""
 
 from __future__ import annotations
 
@@ -26,11 +27,14 @@ class Replay:
     """How much of the log was read after it."""
 
 
-async def replay_log(log: Log, messages: Messages, slices: Slices, patience: Patience, wall_ahead_ms: int) -> Replay:
-    """Bring `messages`, which are new, to the log's end. `patience` begins anew whenever the disk has answered.
+async def replay_log(
+    log: Log, messages: Messages, slices: Slices, patience: Patience, wall_ahead_ms: int
+) -> Replay:
+    """Bring `messages`, which are new, to the log's end. `patience` begins anew whenever the disk has
+    answered.
 
-    `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. Raises StorageError: CorruptRecord for what
-    is damaged or missing.
+    `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. Raises StorageError:
+    CorruptRecord for what is damaged or missing.
     """
     snapshot = Snapshot(messages)
     checkpoint = await log.load_checkpoint()

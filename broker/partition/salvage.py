@@ -1,14 +1,17 @@
-"""Salvage: the state of a partition from what is left of a damaged log, and which sequence numbers are gone. Pure.
+"""Salvage: the state of a partition from what is left of a damaged log, and which sequence numbers are gone.
+Pure.
 
-It begins with the newest whole checkpoint, if there is one, and applies every whole frame behind it, as a replay does. Unlike a replay it
-goes on where records contradict each other because others between them are gone:
+It begins with the newest whole checkpoint, if there is one, and applies every whole frame behind it, as a
+replay does. Unlike a replay it goes on where records contradict each other because others between them are
+gone:
 - a message that a later record mentions in another subqueue was moved there by a record that is gone;
 - a record about an unknown message is passed over.
 
-What is gone. Sequence numbers rise without a gap, so the numbers between those before a gap in the log and those behind it were in the gap.
-Those that a later record removes were settled, and those that a later record relocates are still there; all others are gone. So is every
-message that the checkpoint knows and whose bytes stand in a gap. Where nothing comes behind a gap, everything from a number on is gone.
-Settlements in a gap are forgotten: the messages come again.
+What is gone. Sequence numbers rise without a gap, so the numbers between those before a gap in the log and
+those behind it were in the gap. Those that a later record removes were settled, and those that a later record
+relocates are still there; all others are gone. So is every message that the checkpoint knows and whose bytes
+stand in a gap. Where nothing comes behind a gap, everything from a number on is gone. Settlements in a gap
+are forgotten: the messages come again.
 """
 
 from __future__ import annotations
@@ -70,7 +73,8 @@ class Salvage:
         self.messages = Messages(self.number, PayloadBudget(0, 0), tick_ms=20)
 
     def begin(self, checkpoints: Iterable[Checkpoint], start: Position, *, is_start_known: bool) -> None:
-        """Take the first of these checkpoints that can be read. `start`: where the log begins; known if the log's extent says so."""
+        """Take the first of these checkpoints that can be read. `start`: where the log begins; known if the
+        log's extent says so."""
         self.start = start
         self.trimmed_to = start if is_start_known else None
         self._numbers_known = start == 0
@@ -84,7 +88,8 @@ class Salvage:
             self._numbers_known = True
             return
 
-    # --- the log ----------------------------------------------------------------------------------------------------
+    # --- the log
+    # --------------------------------------------------------------------------------------------------------
 
     def gap(self, gap: Gap) -> None:
         """Nothing of this part of the log can be read."""
@@ -122,15 +127,21 @@ class Salvage:
                 raise UnreadableRecord(f"record kind {record.kind} is unknown to this release")
 
     def _expect(self, number: int) -> None:
-        """The next sequence number at this place of the log: behind a gap it says which numbers were in it."""
+        """The next sequence number at this place of the log: behind a gap it says which numbers were in
+        it."""
         if self._in_gap and number > self.messages.next_number:
-            self._missing.append(Range(self.messages.next_number if self._numbers_known else None, number - 1))
+            self._missing.append(
+                Range(self.messages.next_number if self._numbers_known else None, number - 1)
+            )
         self._in_gap, self._numbers_known = False, True
 
     def _mark(self, mark: Mark) -> None:
         subqueues = self.messages.subqueues
         if max(mark.subqueue, mark.target) >= len(subqueues):
-            raise UnreadableRecord(f"a record speaks of subqueue {max(mark.subqueue, mark.target)}, which is unknown to this release")
+            raise UnreadableRecord(
+                f"a record speaks of subqueue {max(mark.subqueue, mark.target)}, which is unknown to "
+                "this release"
+            )
         known = [number for number in mark.sequence_numbers if self._bring(number, subqueues[mark.subqueue])]
         if mark.kind == records.REMOVED and len(known) < len(mark.sequence_numbers):
             self._settled.update(set(mark.sequence_numbers) - set(known))
@@ -138,7 +149,8 @@ class Salvage:
             self.messages.apply_mark(mark._replace(sequence_numbers=known))
 
     def _bring(self, number: int, subqueue: Subqueue) -> Reference | None:
-        """A message, if it is known; it stands in this subqueue afterwards, whatever became of the record that has moved it there."""
+        """A message, if it is known; it stands in this subqueue afterwards, whatever became of the record
+        that has moved it there."""
         reference = subqueue.references.get(number)
         if reference is None:
             for other in self.messages.subqueues:
@@ -149,16 +161,25 @@ class Salvage:
 
     def _relocated(self, position: Position, relocated: Relocated) -> None:
         """A whole message with its state: what was known of it before may lack what stood in a gap."""
-        columns = (relocated.sequence_numbers, relocated.delivery_counts, relocated.subqueues, relocated.states, relocated.changed)
+        columns = (
+            relocated.sequence_numbers,
+            relocated.delivery_counts,
+            relocated.subqueues,
+            relocated.states,
+            relocated.changed,
+        )
         for number, deliveries, subqueue, state, changed in zip(*columns, strict=True):
             if subqueue >= len(self.messages.subqueues):
-                raise UnreadableRecord(f"a record speaks of subqueue {subqueue}, which is unknown to this release")
+                raise UnreadableRecord(
+                    f"a record speaks of subqueue {subqueue}, which is unknown to this release"
+                )
             reference = self._bring(number, self.messages.subqueues[subqueue])
             if reference is not None:
                 reference.delivery_count, reference.state, reference.changed = deliveries, state, changed
         self.messages.apply_relocated(position, relocated)
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- the end
+    # --------------------------------------------------------------------------------------------------------
 
     def finish(self, extent_durable: int = 0, numbers_before: int = 0) -> None:
         """Drop what cannot be read, and say what is gone.
@@ -186,15 +207,21 @@ class Salvage:
         self.gone = _joined(self.gone)
 
     def _is_trimmed(self, position: Position) -> bool:
-        """Whether the log was trimmed behind this place, and a gap holds the record that has settled what stands there.
+        """Whether the log was trimmed behind this place, and a gap holds the record that has settled what
+        stands there.
 
-        Without a gap nothing has settled it: then the extent was made anew for a log whose first segments are missing.
+        Without a gap nothing has settled it: then the extent was made anew for a log whose first segments are
+        missing.
         """
         return self.trimmed_to is not None and position < self.trimmed_to and bool(self.gaps)
 
     def refers_below(self, position: Position) -> bool:
         """Whether a message stands below this place of the log, as far as is known now."""
-        return any(each.frame.position < position for subqueue in self.messages.subqueues for each in subqueue.references.values())
+        return any(
+            each.frame.position < position
+            for subqueue in self.messages.subqueues
+            for each in subqueue.references.values()
+        )
 
     def _is_gone(self, position: Position) -> bool:
         if position < self.start:
@@ -204,7 +231,12 @@ class Salvage:
     def _without_known(self, missing: Range) -> list[Range]:
         """The range without those numbers that were settled, or came again as a whole."""
         first, last = missing
-        known = {number for subqueue in self.messages.subqueues for number in subqueue.references if _is_within(number, missing)}
+        known = {
+            number
+            for subqueue in self.messages.subqueues
+            for number in subqueue.references
+            if _is_within(number, missing)
+        }
         left: list[Range] = []
         for number in sorted(known | {number for number in self._settled if _is_within(number, missing)}):
             if first is None or first < number:

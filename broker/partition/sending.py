@@ -1,7 +1,9 @@
-"""Sends of a partition: messages get their sequence numbers and times, and become records and references. Pure.
+"""Sends of a partition: messages get their sequence numbers and times, and become records and references.
+Pure.
 
-A batch that a client sends as one is stored in one commit, so that all of it is there or nothing. A long one is enqueued in steps, between
-which the task lets others have the event loop; the commit begins after the last step.
+A batch that a client sends as one is stored in one commit, so that all of it is there or nothing. A long one
+is enqueued in steps, between which the task lets others have the event loop; the commit begins after the last
+step.
 """
 
 from __future__ import annotations
@@ -31,16 +33,24 @@ class Sending:
         """What is left to do of a long `Send`."""
 
     def send(self, batch: Batch, description: QueueDescription, send: Send) -> int:
-        """Enqueue messages, or the first ones of many: `go_on` has to follow. Gives the first sequence number. Raises Refused."""
+        """Enqueue messages, or the first ones of many: `go_on` has to follow. Gives the first sequence
+        number. Raises Refused."""
         messages, first = send.messages, self._messages.next_number
         if not messages:
             return first
         sizes = list(map(len, messages))
-        check_size(description, self._number, self._messages.subqueues, sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes))
+        check_size(
+            description,
+            self._number,
+            self._messages.subqueues,
+            sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes),
+        )
         if min(sizes) == max(sizes):
             sizes = [sizes[0]] * len(sizes)  # one number object for all
         enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, batch.now_ms, batch.wall_ms)
-        expire = expiries(send.time_to_live_ms, description.settings.default_time_to_live_ms, len(sizes), enqueued_ms)
+        expire = expiries(
+            send.time_to_live_ms, description.settings.default_time_to_live_ms, len(sizes), enqueued_ms
+        )
         batch.has_sent = True
         batch.work += len(sizes)
         if len(sizes) <= self._at_once:
@@ -57,14 +67,28 @@ class Sending:
             self._rest = None
 
     def _enqueue_many(
-        self, batch: Batch, enqueued_ms: int, sizes: list[int], expire: list[int] | None, messages: Sequence[bytes]
+        self,
+        batch: Batch,
+        enqueued_ms: int,
+        sizes: list[int],
+        expire: list[int] | None,
+        messages: Sequence[bytes],
     ) -> Iterator[None]:
         for start in range(0, len(sizes), self._at_once):
             here = slice(start, start + self._at_once)
-            self._enqueue(batch, enqueued_ms, sizes[here], None if expire is None else expire[here], messages[here])
+            self._enqueue(
+                batch, enqueued_ms, sizes[here], None if expire is None else expire[here], messages[here]
+            )
             yield
 
-    def _enqueue(self, batch: Batch, enqueued_ms: int, sizes: list[int], expire: list[int] | None, messages: Sequence[bytes]) -> None:
+    def _enqueue(
+        self,
+        batch: Batch,
+        enqueued_ms: int,
+        sizes: list[int],
+        expire: list[int] | None,
+        messages: Sequence[bytes],
+    ) -> None:
         first = self._messages.next_number
         offset = records.add_enqueued(batch.commit, first, enqueued_ms, sizes, expire, messages)
         enqueued = Enqueued(first, enqueued_ms, sizes, expire, offset)

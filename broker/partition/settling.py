@@ -1,6 +1,7 @@
 """Settling locked messages: complete, abandon, defer, dead-letter, release; and renewing locks. Pure.
 
-A settlement counts if it arrived before its lock ended (`Workspace.arrived_ms`). Those that come too late are named by their places.
+A settlement counts if it arrived before its lock ended (`Workspace.arrived_ms`). Those that come too late are
+named by their places.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Settling:
         self._settle(
             client,
             operation,
-            lambda subqueue, each: failed_delivery(self._space, self._time_to_live, subqueue, each, operation.changed),
+            lambda subqueue, each: failed_delivery(
+                self._space, self._time_to_live, subqueue, each, operation.changed
+            ),
         )
 
     def defer(self, client: ClientId, operation: Defer) -> None:
@@ -58,7 +61,8 @@ class Settling:
     def dead_letter(self, client: ClientId, operation: DeadLetter) -> None:
         """Move messages to the dead-letter subqueue. Raises Refused.
 
-        Messages of a dead-letter subqueue go no further: their locks are left as they are (AMQP contract 10.4).
+        Messages of a dead-letter subqueue go no further: their locks are left as they are (AMQP contract
+        10.4).
         """
         space = self._space
         self._check_changes(operation)
@@ -71,7 +75,9 @@ class Settling:
             else:
                 failures[place] = Reason.NOT_ALLOWED
         lost: dict[int, Reason] = {}
-        for subqueue, references in space.locks.unlock([operation.tokens[place] for place in places], space.arrived_ms, lost):
+        for subqueue, references in space.locks.unlock(
+            [operation.tokens[place] for place in places], space.arrived_ms, lost
+        ):
             dead_letter(space, subqueue, references, operation.changed)
         failures |= {places[index]: reason for index, reason in lost.items()}
         space.answer(client, Settled(operation.cookie, failures))
@@ -116,8 +122,18 @@ class Settling:
         )
 
     def _remove(self, subqueue: Subqueue, references: list[Reference]) -> None:
-        self._space.mark(Mark(records.REMOVED, subqueue.number, [reference.sequence_number for reference in references]))
+        self._space.mark(
+            Mark(records.REMOVED, subqueue.number, [reference.sequence_number for reference in references])
+        )
 
     def _defer(self, subqueue: Subqueue, references: list[Reference], changed: bytes | None) -> None:
         numbers = [reference.sequence_number for reference in references]
-        self._space.mark(Mark(records.DEFERRED, subqueue.number, numbers, changed, counts_delivery=subqueue is self._space.main))
+        self._space.mark(
+            Mark(
+                records.DEFERRED,
+                subqueue.number,
+                numbers,
+                changed,
+                counts_delivery=subqueue is self._space.main,
+            )
+        )

@@ -1,4 +1,5 @@
-"""What a partition's task waits for (`Signal`), and what others wait for in it (`Once`). The queue of an asyncio.Event takes 760 bytes."""
+"""What a partition's task waits for (`Signal`), and what others wait for in it (`Once`). The queue of an
+asyncio.Event takes 760 bytes."""
 
 from __future__ import annotations
 

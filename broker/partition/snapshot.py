@@ -1,35 +1,32 @@
 """What a partition puts into its checkpoints: sections, each in blocks of its own. Encodes and decodes; pure.
 
-A *section* is one kind of durable state. It knows which of its blocks have changed since a position in the log (`changed_since`), brings
-blocks into bytes and back, and says from which position on it needs the log in any case (`needed_from`). The log is trimmed up to the
-lowest of these positions, and never above the older of two checkpoints. So the records of what a section keeps in its blocks may leave the
-log once two checkpoints hold it. To add durable state, add a section to `Snapshot`; nothing in `storage/` or `upkeep.py` changes.
+A *section* is one kind of durable state. It knows which of its blocks have changed since a position in the
+log (`changed_since`), brings blocks into bytes and back, and says from which position on it needs the log in
+any case (`needed_from`). The log is trimmed up to the lowest of these positions, and never above the older of
+two checkpoints. So the records of what a section keeps in its blocks may leave the log once two checkpoints
+hold it. To add durable state, add a section to `Snapshot`; nothing in `storage/` or `upkeep.py` changes.
 
-    section      blocks                                               needs the log from
-    "counters"   one: next sequence number, latest enqueued time      nowhere
-    "messages"   the messages of each subqueue, by runs of 1,024      the oldest frame that holds a message: bodies are in the log
+    section      blocks                                               needs the log from "counters"   one:
+    next sequence number, latest enqueued time      nowhere "messages"   the messages of each subqueue, by
+    runs of 1,024      the oldest frame that holds a message: bodies are in the log
                  sequence numbers (`blocks.py`)
 
 Tables as in `records.py`, little endian.
 
     counters, version 1                          messages, version 1
     offset  size  field                          offset  size  field
-         0     8  next sequence number                0     2  messages n
-         8     8  latest enqueued time                2     2  flags: 1 = expiries, 2 = delivery counts, 4 = states follow
-                                                      4     2  frames f
-                                                      6     2  messages with changed properties c
-                                                      8    8f  positions of the frames that hold the messages
-                                                      …    8n  enqueued at
-                                                      …    8n  expiries, 0 for never
-                                                      …    4n  offsets in the frame
-                                                      …    4n  sizes
-                                                      …    4n  delivery counts
-                                                      …    4c  sizes of the changed properties
-                                                      …    2n  sequence numbers, as places in the block, ascending
-                                                      …    2n  frames, by their place in the table above
-                                                      …    2n  states
-                                                      …    2c  which messages have changed properties, by their place in these tables
-                                                      …     …  changed properties, one after the other
+         0     8  next sequence number                0     2  messages n 8     8  latest enqueued time
+         2     2  flags: 1 = expiries, 2 = delivery counts, 4 = states follow
+                                                      4     2  frames f 6     2  messages with changed
+                                                      properties c 8    8f  positions of the frames that hold
+                                                      the messages …    8n  enqueued at …    8n  expiries, 0
+                                                      for never …    4n  offsets in the frame …    4n  sizes …
+                                                      4n  delivery counts …    4c  sizes of the changed
+                                                      properties …    2n  sequence numbers, as places in the
+                                                      block, ascending …    2n  frames, by their place in the
+                                                      table above …    2n  states …    2c  which messages have
+                                                      changed properties, by their place in these tables …
+                                                      …  changed properties, one after the other
 """
 
 from __future__ import annotations
@@ -67,7 +64,8 @@ class Section(Protocol):
     """Of the blocks' format. A release reads the versions that it knows, and writes one."""
 
     def changed_since(self, base: Position | None) -> Sequence[int]:
-        """The numbers of the blocks that frames from `base` on have changed or removed; of all blocks for None."""
+        """The numbers of the blocks that frames from `base` on have changed or removed; of all blocks for
+        None."""
 
     def encode(self, block: int) -> bytes:
         """A block as it is now; empty if there is nothing in it any more."""
@@ -76,7 +74,8 @@ class Section(Protocol):
         """Bring a block back. Raises UnreadableRecord."""
 
     def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
-        """All blocks are back; each was written for a checkpoint at this position, and had not changed when this one was taken.
+        """All blocks are back; each was written for a checkpoint at this position, and had not changed when
+        this one was taken.
 
         Done in steps of a millisecond at most.
         """
@@ -88,7 +87,8 @@ class Section(Protocol):
         """About how many bytes a checkpoint takes that builds on `base`; not less than it does."""
 
     def needed_from(self) -> Position | None:
-        """The lowest position in the log that this section needs, whatever the checkpoints hold; None if it needs none."""
+        """The lowest position in the log that this section needs, whatever the checkpoints hold; None if it
+        needs none."""
 
 
 class Taking:
@@ -109,7 +109,10 @@ class Taking:
     def checkpoint(self, position: Position) -> Checkpoint:
         """What was taken, as of the log's end."""
         taken = zip(self._changed, self._blocks, strict=True)
-        return Checkpoint(position, tuple(StoredSection(section.name, section.version, blocks) for (section, _), blocks in taken))
+        return Checkpoint(
+            position,
+            tuple(StoredSection(section.name, section.version, blocks) for (section, _), blocks in taken),
+        )
 
 
 class Snapshot:
@@ -133,11 +136,16 @@ class Snapshot:
         return sum(section.cost(base) for section in self._sections)
 
     def needed_from(self) -> Position | None:
-        """The lowest position in the log that any section needs, whatever the checkpoints hold; None if it may be trimmed to its end."""
-        return min((needed for section in self._sections if (needed := section.needed_from()) is not None), default=None)
+        """The lowest position in the log that any section needs, whatever the checkpoints hold; None if it
+        may be trimmed to its end."""
+        return min(
+            (needed for section in self._sections if (needed := section.needed_from()) is not None),
+            default=None,
+        )
 
     def load_steps(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Bring the state back into fresh `Messages`, a block at most in each step; `finish_replay` has to follow.
+        """Bring the state back into fresh `Messages`, a block at most in each step; `finish_replay` has to
+        follow.
 
         Raises UnreadableRecord.
         """
@@ -148,7 +156,10 @@ class Snapshot:
         for stored in checkpoint.sections:
             section = own.get(stored.name)
             if section is None or section.version != stored.version:
-                raise UnreadableRecord(f"a checkpoint holds '{stored.name}' in version {stored.version}, which is unknown to this release")
+                raise UnreadableRecord(
+                    f"a checkpoint holds '{stored.name}' in version {stored.version}, which is unknown "
+                    "to this release"
+                )
             for block in sorted(stored.blocks):
                 section.decode(block, stored.blocks[block])
                 yield
@@ -219,12 +230,18 @@ class _MessagesSection:
         references = [each for each in map(find, range(first, first + BLOCK_MESSAGES)) if each is not None]
         if not references:
             return b""
-        places = {frame: place for place, frame in enumerate(dict.fromkeys([each.frame for each in references]))}
+        places = {
+            frame: place for place, frame in enumerate(dict.fromkeys([each.frame for each in references]))
+        }
         changed = [(place, each.changed) for place, each in enumerate(references) if each.changed is not None]
         expiries = [each.expires_at_ms or 0 for each in references]
         deliveries = [each.delivery_count for each in references]
         states = [each.state for each in references]
-        flags = (any(expiries) and _HAS_EXPIRIES) | (any(deliveries) and _HAS_DELIVERY_COUNTS) | (any(states) and _HAS_STATES)
+        flags = (
+            (any(expiries) and _HAS_EXPIRIES)
+            | (any(deliveries) and _HAS_DELIVERY_COUNTS)
+            | (any(states) and _HAS_STATES)
+        )
         return b"".join(
             [
                 _MESSAGES.pack(len(references), flags, len(places), len(changed)),
@@ -262,7 +279,10 @@ class _MessagesSection:
         states, end = read_table("H", view, end, count if flags & _HAS_STATES else 0)
         changed_places, end = read_table("H", view, end, changed_count)
         if end + sum(changed_sizes) != len(view):
-            raise UnreadableRecord(f"a block of a checkpoint has {len(view)} bytes, its tables speak of {end + sum(changed_sizes)}")
+            raise UnreadableRecord(
+                f"a block of a checkpoint has {len(view)} bytes, its tables speak of "
+                f"{end + sum(changed_sizes)}"
+            )
         frames = [self._frame(position) for position in positions]
         # Equal times and sizes become one object each: a table makes one per message.
         shared: dict[int, int] = {}
@@ -289,7 +309,9 @@ class _MessagesSection:
         for place, size in zip(changed_places, changed_sizes, strict=True):
             references[place].changed = data[end : end + size]
             end += size
-        self._messages.subqueues[number].references.update((reference.sequence_number, reference) for reference in references)
+        self._messages.subqueues[number].references.update(
+            (reference.sequence_number, reference) for reference in references
+        )
 
     def _frame(self, position: int) -> StoredFrame:
         frame = self._frames.get(position)

@@ -1,6 +1,8 @@
-"""The state in a checkpoint of format version 1: all references of a partition in one piece. Decodes only; pure.
+"""The state in a checkpoint of format version 1: all references of a partition in one piece. Decodes only;
+pure.
 
-Releases before blocks (`snapshot.py`) wrote it, and it is read so that their data folders open. Tables as in `records.py`, little endian.
+Releases before blocks (`snapshot.py`) wrote it, and it is read so that their data folders open. Tables as in
+`records.py`, little endian.
 
     offset  size  field
          0     4  magic "PbS1"
@@ -44,13 +46,18 @@ _SUBQUEUE = struct.Struct("<II")
 
 
 def load(messages: Messages, state: bytes) -> Iterator[None]:
-    """Bring back the durable state into fresh `Messages`, in steps; `finish_replay` has to follow. Raises UnreadableRecord."""
+    """Bring back the durable state into fresh `Messages`, in steps; `finish_replay` has to follow. Raises
+    UnreadableRecord."""
     view = memoryview(state)
     if len(view) < _HEAD.size or view[:4] != _MAGIC:
         raise UnreadableRecord("a checkpoint does not begin as one of this release")
-    _, frame_count, messages.next_number, messages.latest_enqueued_ms, subqueue_count, _ = _HEAD.unpack_from(view)
+    _, frame_count, messages.next_number, messages.latest_enqueued_ms, subqueue_count, _ = _HEAD.unpack_from(
+        view
+    )
     if subqueue_count > len(messages.subqueues):
-        raise UnreadableRecord(f"a checkpoint holds {subqueue_count} subqueues, this release knows {len(messages.subqueues)}")
+        raise UnreadableRecord(
+            f"a checkpoint holds {subqueue_count} subqueues, this release knows {len(messages.subqueues)}"
+        )
     positions, end = read_table("Q", view, _HEAD.size, frame_count)
     frames: list[StoredFrame] = []
     for start in range(0, frame_count, AT_ONCE):
@@ -67,9 +74,13 @@ def load(messages: Messages, state: bytes) -> Iterator[None]:
         yield
 
 
-def _load_subqueue(subqueue: Subqueue, frames: list[StoredFrame], view: memoryview, end: int) -> Generator[None, None, int]:
+def _load_subqueue(
+    subqueue: Subqueue, frames: list[StoredFrame], view: memoryview, end: int
+) -> Generator[None, None, int]:
     if end + _SUBQUEUE.size > len(view):
-        raise UnreadableRecord(f"a checkpoint ends at byte {len(view)}, before its subqueue {subqueue.number}")
+        raise UnreadableRecord(
+            f"a checkpoint ends at byte {len(view)}, before its subqueue {subqueue.number}"
+        )
     count, changed_count = _SUBQUEUE.unpack_from(view, end)
     numbers, end = read_table("Q", view, end + _SUBQUEUE.size, count)
     enqueued, end = read_table("Q", view, end, count)
@@ -87,7 +98,12 @@ def _load_subqueue(subqueue: Subqueue, frames: list[StoredFrame], view: memoryvi
         # Equal times and sizes become one object each: a table makes one per message.
         shared: dict[int, int] = {}
         share = shared.setdefault
-        part_numbers, part_places, part_sizes, part_enqueued = numbers[here], places[here], sizes[here], enqueued[here]
+        part_numbers, part_places, part_sizes, part_enqueued = (
+            numbers[here],
+            places[here],
+            sizes[here],
+            enqueued[here],
+        )
         references = list(
             map(
                 Reference,

@@ -1,13 +1,14 @@
 """The partition's state machine: checks, decides, applies. Pure: no I/O, no clock, no asyncio.
 
-The parts of it have files of their own: `sending.py`, `delivering.py`, `settling.py`, `delivery_count.py`, `dead_lettering.py`,
-`time_to_live.py` and `browsing.py`. They share a `Workspace`.
+The parts of it have files of their own: `sending.py`, `delivering.py`, `settling.py`, `delivery_count.py`,
+`dead_lettering.py`, `time_to_live.py` and `browsing.py`. They share a `Workspace`.
 
-The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. What an operation
-changes is appended to the commit as records and applied at once, by the same methods that replay uses; its answers are
-collected, and released by the task after the commit is durable (durability rules 1 and 2). When a commit fails the
-whole object is thrown away and made again from the log, so nothing here undoes anything, but for one case: on a full disk
-the sends of a batch are cut off again and the rest is committed alone (`undo_sends`, durability rule 6).
+The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. What
+an operation changes is appended to the commit as records and applied at once, by the same methods that replay
+uses; its answers are collected, and released by the task after the commit is durable (durability rules 1 and
+2). When a commit fails the whole object is thrown away and made again from the log, so nothing here undoes
+anything, but for one case: on a full disk the sends of a batch are cut off again and the rest is committed
+alone (`undo_sends`, durability rule 6).
 
 Locks, demand and recalls are volatile; everything else is a fold over the records:
 
@@ -15,18 +16,21 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
     Send             ENQUEUED    messages at the end of the main subqueue, with the next sequence numbers
     Complete, Delete REMOVED     the reference is gone
     Abandon, lock    RETURNED    delivery count + 1, available again; a deferred message stays deferred
-      expiry         MOVED       … or, at the maximum delivery count, to the dead-letter subqueue (AMQP contract 10.3)
-                     CHANGED     … or, in a dead-letter subqueue, available again; no record unless properties change
+      expiry         MOVED       … or, at the maximum delivery count, to the dead-letter subqueue (AMQP
+      contract 10.3)
+                     CHANGED     … or, in a dead-letter subqueue, available again; no record unless properties
+                     change
     Defer            DEFERRED    delivery count + 1 (the main subqueue alone), set aside, whatever the count
-    DeadLetter       MOVED       to the dead-letter subqueue; in a dead-letter subqueue it is refused, and the lock goes on
-    expiry           MOVED, or REMOVED (AMQP contract 10.4)
-    Release, Recalled, Detach    none: no client saw the message, so no delivery is counted
+    DeadLetter       MOVED       to the dead-letter subqueue; in a dead-letter subqueue it is refused, and the
+    lock goes on expiry           MOVED, or REMOVED (AMQP contract 10.4) Release, Recalled, Detach    none: no
+    client saw the message, so no delivery is counted
 
-Dead-letter subqueues know no time to live, and count no deliveries (AMQP contract 5.6, 10.4). An expired message is never
-handed out; a locked one expires when its lock ends, a deferred one never. Everything in a batch happens at the same time,
-and a time to live is at least 1 ms, so a message cannot expire in the batch that enqueues it. Locks and times to live count
-in monotonic time, so setting the wall clock ends none of them; wall time only goes into records (see `broker/base/clock.py`). A settlement
-counts if it arrived before its lock ended, however long the disk has kept it waiting: locks that end meanwhile do so after it.
+Dead-letter subqueues know no time to live, and count no deliveries (AMQP contract 5.6, 10.4). An expired
+message is never handed out; a locked one expires when its lock ends, a deferred one never. Everything in a
+batch happens at the same time, and a time to live is at least 1 ms, so a message cannot expire in the batch
+that enqueues it. Locks and times to live count in monotonic time, so setting the wall clock ends none of
+them; wall time only goes into records (see `broker/base/clock.py`). A settlement counts if it arrived before
+its lock ended, however long the disk has kept it waiting: locks that end meanwhile do so after it.
 """
 
 from __future__ import annotations
@@ -90,7 +94,8 @@ class Partition:
         first_nonce: int = 0,
         bounds: Bounds | None = None,
     ) -> None:
-        """`messages` were replayed. `epoch` is the log's; `first_nonce` is 0, unless an epoch goes on with another object."""
+        """`messages` were replayed. `epoch` is the log's; `first_nonce` is 0, unless an epoch goes on with
+        another object."""
         self.number = number
         self.messages = messages
         self._describe = describe
@@ -108,12 +113,14 @@ class Partition:
         """How many leases were made in this epoch."""
         return self._space.locks.nonce
 
-    # --- one batch --------------------------------------------------------------------------------------------------
+    # --- one batch
+    # --------------------------------------------------------------------------------------------------------
 
     def begin(self, commit: Commit, now_ms: int, wall_ms: int, since_ms: int | None = None) -> None:
         """Start a batch, at a monotonic and a wall time, and first do what has become due.
 
-        `since_ms`: when the oldest operation of the batch arrived. Locks that have ended since then end after the operations.
+        `since_ms`: when the oldest operation of the batch arrived. Locks that have ended since then end after
+        the operations.
         """
         self._space.batch = Batch(commit, now_ms, wall_ms, self.messages.next_number)
         self.messages.position = commit.start
@@ -121,7 +128,8 @@ class Partition:
         self._time_to_live.expire_overdue()
 
     def handle(self, client: ClientId, operation: Operation, arrived_ms: int | None = None) -> bool:
-        """Carry out one operation of the batch, or refuse it. A lock counts if it had not ended when the operation arrived.
+        """Carry out one operation of the batch, or refuse it. A lock counts if it had not ended when the
+        operation arrived.
 
         False if the batch ends before the operation is done: it is to be the first one of the next batch.
         """
@@ -129,7 +137,9 @@ class Partition:
         try:
             return self._carry_out(client, operation) is not False
         except Refused as refused:
-            self._space.answer(client, Failed(refused.reason, refused.description, getattr(operation, "cookie", None)))
+            self._space.answer(
+                client, Failed(refused.reason, refused.description, getattr(operation, "cookie", None))
+            )
             return True
 
     def go_on(self) -> Iterator[None]:
@@ -142,10 +152,13 @@ class Partition:
         return self._space.batch.work >= self._space.bounds.work_max
 
     def finish(self, waiting_since_ms: int | None = None) -> Batch:
-        """Hand out what there is, and end the batch. `waiting_since_ms`: when the oldest operation arrived that waits for the next one."""
+        """Hand out what there is, and end the batch. `waiting_since_ms`: when the oldest operation arrived
+        that waits for the next one."""
         batch = self._space.batch
         deque(self.go_on(), maxlen=0)
-        run_out_locks(self._space, self._time_to_live, batch.now_ms if waiting_since_ms is None else waiting_since_ms)
+        run_out_locks(
+            self._space, self._time_to_live, batch.now_ms if waiting_since_ms is None else waiting_since_ms
+        )
         self._delivering.finish()
         self._browsing.tell_watchers()
         self._delivering.write_answers()
@@ -158,27 +171,37 @@ class Partition:
         return batch
 
     def let_go(self) -> None:
-        """The batch was answered: forget its commit, its answers and their messages, some MiB. The next batch may be hours away."""
+        """The batch was answered: forget its commit, its answers and their messages, some MiB. The next batch
+        may be hours away."""
         self._space.batch = NO_BATCH
 
     def undo_sends(self, commit: Commit) -> int:
         """The disk is full: cut off what the batch has sent, and put its other records into another commit.
 
-        The senders' answers become `Failed(DISK_FULL)`; those of the others wait for the new commit. Gives how many sends.
+        The senders' answers become `Failed(DISK_FULL)`; those of the others wait for the new commit. Gives
+        how many sends.
         """
         batch = self._space.batch
         undone = 0
         for index, (client, answer) in enumerate(batch.answers):
             if isinstance(answer, Sent):
                 undone += 1
-                failed = Failed(Reason.DISK_FULL, f"Partition {self.number}: the disk is full, nothing was stored.", answer.cookie)
+                failed = Failed(
+                    Reason.DISK_FULL,
+                    f"Partition {self.number}: the disk is full, nothing was stored.",
+                    answer.cookie,
+                )
                 batch.answers[index] = (client, failed)
         if batch.has_sent:
             for grant in batch.grants:
                 self._delivering.ungrant(grant)
             self.messages.cut(batch.first_sent)
             batch.has_sent = False
-        batch.answers = [each for each in batch.answers if not isinstance(each[1], Locked) or each[1].tokens or each[1].deferred]
+        batch.answers = [
+            each
+            for each in batch.answers
+            if not isinstance(each[1], Locked) or each[1].tokens or each[1].deferred
+        ]
         for kind, body in batch.marks:
             commit.add(kind, [body], records.VERSION)
         batch.commit = commit
@@ -210,7 +233,8 @@ class Partition:
         return min(lock_ends_ms, expires_ms)
 
     def next_expiry_ms(self) -> int | None:
-        """When a message expires. Locks are no reason to come back to a partition that is closed: they end with it."""
+        """When a message expires. Locks are no reason to come back to a partition that is closed: they end
+        with it."""
         return self._time_to_live.next_at_rest_ms()
 
     def _carry_out(self, client: ClientId, operation: Operation) -> bool | None:
@@ -219,7 +243,9 @@ class Partition:
             case Send():
                 first = self._sending.send(self._space.batch, self._space.description, operation)
                 self._space.answer(client, Sent(first, operation.cookie))
-            case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() if len(operation.tokens) > self._space.bounds.settled_max:
+            case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() if (
+                len(operation.tokens) > self._space.bounds.settled_max
+            ):
                 return self._carry_out_part(client, operation)
             case Complete():
                 self._settling.complete(client, operation)
@@ -295,4 +321,6 @@ class Partition:
         self._space.locks.check()
         for subqueue, book in zip(self._space.subqueues, self._space.books, strict=True):
             book.check()
-            assert self.has_more or not (subqueue.available and book), "messages are available while a client waits"
+            assert self.has_more or not (subqueue.available and book), (
+                "messages are available while a client waits"
+            )

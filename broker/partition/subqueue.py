@@ -1,21 +1,25 @@
-"""A subqueue: references to stored messages, in order, and who holds them. Pure; knows no records, no clients, no time of its own.
+"""A subqueue: references to stored messages, in order, and who holds them. Pure; knows no records, no
+clients, no time of its own.
 
-A *reference* is what a subqueue knows of a message; the bytes stand once in the log (`frame`, `offset`, `size`). Dead-lettering
-moves a reference from one subqueue to another. (With topics several subqueues will refer to one stored message: then
-`StoredFrame.live` counts references already, and a frame is given up when the last one goes.)
+A *reference* is what a subqueue knows of a message; the bytes stand once in the log (`frame`, `offset`,
+`size`). Dead-lettering moves a reference from one subqueue to another. (With topics several subqueues will
+refer to one stored message: then `StoredFrame.live` counts references already, and a frame is given up when
+the last one goes.)
 
-The cyclic garbage collector does not look at references and frames, nor at the containers that hold all of them (`_untracked`): to look
-at a million of them takes up to 100 ms. A reference is part of a cycle only while a lease holds it, and whoever ends a lease or drops the
-state breaks it.
+The cyclic garbage collector does not look at references and frames, nor at the containers that hold all of
+them (`_untracked`): to look at a million of them takes up to 100 ms. A reference is part of a cycle only
+while a lease holds it, and whoever ends a lease or drops the state breaks it.
 
-A million waiting messages should fit in memory, so a reference is one object with slots and no container; numbers that many
-messages share (times, sizes, the frame) are one object for all; the order is an array of sequence numbers, 8 bytes each.
+A million waiting messages should fit in memory, so a reference is one object with slots and no container;
+numbers that many messages share (times, sizes, the frame) are one object for all; the order is an array of
+sequence numbers, 8 bytes each.
 
-Order. `_order` holds sequence numbers, ascending; numbers that left stay in it until tidied. `_next` is the place up to which
-messages were handed out. What becomes available behind that place (given back, or moved here out of order) stands in the
-heap `_returned`. So, always: an available message stands in `_order` from `_next` on, or in `_returned`; what is found in
-either may be stale or named twice, and is looked at before it is used. Numbers that came out of order stand in `_strays`
-(sorted), until the order is made anew: only peeking looks there.
+Order. `_order` holds sequence numbers, ascending; numbers that left stay in it until tidied. `_next` is the
+place up to which messages were handed out. What becomes available behind that place (given back, or moved
+here out of order) stands in the heap `_returned`. So, always: an available message stands in `_order` from
+`_next` on, or in `_returned`; what is found in either may be stale or named twice, and is looked at before it
+is used. Numbers that came out of order stand in `_strays` (sorted), until the order is made anew: only
+peeking looks there.
 """
 
 from __future__ import annotations
@@ -65,7 +69,8 @@ class StoredFrame:
 
 
 class Lease:
-    """Messages locked for one client at one time: they share the end of the lock and the nonce of their tokens."""
+    """Messages locked for one client at one time: they share the end of the lock and the nonce of their
+    tokens."""
 
     __slots__ = ("holder", "id", "left", "nonce", "references", "subqueue", "until_ms")
 
@@ -133,7 +138,8 @@ class Reference:
 class Subqueue:
     """The references of one subqueue. Owned by the partition's state machine."""
 
-    __slots__ = ("_next", "_order", "_returned", "available", "bytes", "changed_bytes", "deferred", "expiry", "locked",
+    __slots__ = ("_next", "_order", "_returned", "available", "bytes", "changed_bytes", "deferred", "expiry",
+    "locked",
                  "name", "number", "references")  # fmt: skip
 
     def __init__(self, number: int, name: str) -> None:
@@ -158,10 +164,12 @@ class Subqueue:
 
     @property
     def size_bytes(self) -> int:
-        """What the quota counts: the messages as they were sent, their changed properties, and the memory that their state takes."""
+        """What the quota counts: the messages as they were sent, their changed properties, and the memory
+        that their state takes."""
         return self.bytes + self.changed_bytes + MESSAGE_OVERHEAD_BYTES * len(self.references)
 
-    # --- coming in and leaving --------------------------------------------------------------------------------------
+    # --- coming in and leaving
+    # --------------------------------------------------------------------------------------------------------
 
     def append(self, references: Sequence[Reference], sequence_numbers: Sequence[int], size: int) -> None:
         """Add new messages behind all others; `size` is the bytes of all. None of them is in `expiry` yet."""
@@ -207,7 +215,9 @@ class Subqueue:
         self._cancel_expiry(lives_until_ms, cancelled)
         self.bytes -= size
         if self.changed_bytes:
-            self.changed_bytes -= sum(len(reference.changed) for reference in removed if reference.changed is not None)
+            self.changed_bytes -= sum(
+                len(reference.changed) for reference in removed if reference.changed is not None
+            )
         self.deferred -= deferred
         self.available -= len(removed) - deferred
         if self._order is not None:
@@ -217,7 +227,8 @@ class Subqueue:
         return removed
 
     def _shrink(self) -> None:
-        """Free the table of the references once few are left: a dictionary keeps its largest one, 50 MB after a million messages."""
+        """Free the table of the references once few are left: a dictionary keeps its largest one, 50 MB after
+        a million messages."""
         references = self.references
         if sys.getsizeof(references) > _TABLE_BYTES_MIN + _TABLE_BYTES_EACH * len(references):
             few = dict(references)
@@ -235,18 +246,23 @@ class Subqueue:
         self._order.cut(first)
         self._next = min(self._next, first)
         if self.expiry is not None:
-            for due_ms in {reference.lives_until_ms for reference in removed if reference.lives_until_ms is not None}:
+            for due_ms in {
+                reference.lives_until_ms for reference in removed if reference.lives_until_ms is not None
+            }:
                 self.expiry.sift(due_ms)
         return removed
 
-    # --- handing out and taking back --------------------------------------------------------------------------------
+    # --- handing out and taking back
+    # --------------------------------------------------------------------------------------------------------
 
     def take(
         self, count: int, bytes_max: int, lease: Lease, now_ms: int, looks_max: int = 1 << 62
     ) -> tuple[list[Reference], list[Reference], int]:
-        """Lock the oldest available messages, up to `count` and, after the first one, `bytes_max`; looks at no more than `looks_max`.
+        """Lock the oldest available messages, up to `count` and, after the first one, `bytes_max`; looks at
+        no more than `looks_max`.
 
-        Gives those, and the ones that were met expired: they are left as they are, for the caller to remove. And how many were looked at.
+        Gives those, and the ones that were met expired: they are left as they are, for the caller to remove.
+        And how many were looked at.
         """
         assert self._order is not None
         taken: list[Reference] = []
@@ -300,7 +316,11 @@ class Subqueue:
         self.available -= len(taken)
         self._lock(taken, lease)
         # An expired message may have been met twice; it is one message.
-        return taken, list({id(reference): reference for reference in expired}.values()) if expired else expired, looks
+        return (
+            taken,
+            list({id(reference): reference for reference in expired}.values()) if expired else expired,
+            looks,
+        )
 
     def lock_deferred(self, references: Sequence[Reference], lease: Lease) -> None:
         """Lock deferred messages that are not locked."""
@@ -317,7 +337,8 @@ class Subqueue:
         lease.left += 1
 
     def unlock(self, references: Sequence[Reference]) -> None:
-        """The locks are gone (`lease` was set to None). The messages want to be given back, removed or set aside next."""
+        """The locks are gone (`lease` was set to None). The messages want to be given back, removed or set
+        aside next."""
         self.locked -= len(references)
         for reference in references:
             if not reference.state:
@@ -352,7 +373,8 @@ class Subqueue:
         lease.left += len(references)
         self.locked += len(references)
 
-    # --- looking ----------------------------------------------------------------------------------------------------
+    # --- looking
+    # --------------------------------------------------------------------------------------------------------
 
     def browse(self, from_number: int) -> Iterator[Reference]:
         """All references from a sequence number on, in order. The subqueue must not change meanwhile."""
@@ -363,20 +385,23 @@ class Subqueue:
                 yield reference
 
     def upcoming(self) -> Iterator[Reference]:
-        """The references that will be handed out next, about in that order. The subqueue must not change meanwhile."""
+        """The references that will be handed out next, about in that order. The subqueue must not change
+        meanwhile."""
         assert self._order is not None
         for number in islice(self._order.numbers(self._next), UPCOMING_MAX):
             reference = self.references.get(number)
             if reference is not None and reference.lease is None and not reference.state:
                 yield reference
 
-    # --- order ------------------------------------------------------------------------------------------------------
+    # --- order
+    # --------------------------------------------------------------------------------------------------------
 
     def rebuild(self, clock_settings: ClockSettings) -> Iterator[int]:
-        """Make the order and all sums anew from the references, in steps: each gives how many references it has taken in.
+        """Make the order and all sums anew from the references, in steps: each gives how many references it
+        has taken in.
 
-        No reference is locked, and nothing else happens to the subqueue before the last step. Stored expiries become monotonic
-        deadlines: `clock_settings` says how far wall time was ahead for each message.
+        No reference is locked, and nothing else happens to the subqueue before the last step. Stored expiries
+        become monotonic deadlines: `clock_settings` says how far wall time was ahead for each message.
         """
         references = self.references
         order = Order(references)
@@ -422,7 +447,9 @@ class Subqueue:
             for reference in map(self.references.__getitem__, numbers[begin:end]):
                 expires_at_ms = reference.expires_at_ms
                 assert expires_at_ms is not None
-                reference.lives_until_ms = due_ms = shared.setdefault(expires_at_ms, expires_at_ms - wall_ahead_ms)
+                reference.lives_until_ms = due_ms = shared.setdefault(
+                    expires_at_ms, expires_at_ms - wall_ahead_ms
+                )
                 if self.expiry is not None:
                     self.expiry.add(due_ms, reference.sequence_number)
 
@@ -439,7 +466,11 @@ class Subqueue:
         self._order.check()
         assert self.references.keys() <= set(self._order.numbers(0)), "a message that peeking does not reach"
         reachable = {*self._order.numbers(self._next), *self._returned}
-        assert all(each.sequence_number in reachable for each in references if each.state == READY and each.lease is None)
+        assert all(
+            each.sequence_number in reachable
+            for each in references
+            if each.state == READY and each.lease is None
+        )
         if self.expiry is not None:
             self.expiry.check(each.lives_until_ms for each in references if each.lives_until_ms is not None)
         assert all((each.expires_at_ms is None) == (each.lives_until_ms is None) for each in references)

@@ -1,4 +1,5 @@
-"""Summary: what a partition that is closed holds, and when it must be opened again although nobody asks. Pure.
+"""Summary: what a partition that is closed holds, and when it must be opened again although nobody asks.
+Pure.
 
 It is the note that the index of partitions keeps (`storage/partition_index.py`). Little endian:
 
@@ -17,9 +18,10 @@ It is the note that the index of partitions keeps (`storage/partition_index.py`)
          0     1  why (`Wake`)
          1     8  when, in wall time
 
-*Something new that must happen on time* (a schedule, an idle entity's deletion, messages to forward) adds a member to `Wake` and gives its
-earliest time in `summary_of`. Nothing else is needed: `broker/namespace/closed_partitions.py` opens the partition at that time, and the partition's own
-timer does the rest. A release that does not know a reason opens the partition all the same.
+*Something new that must happen on time* (a schedule, an idle entity's deletion, messages to forward) adds a
+member to `Wake` and gives its earliest time in `summary_of`. Nothing else is needed:
+`broker/namespace/closed_partitions.py` opens the partition at that time, and the partition's own timer does
+the rest. A release that does not know a reason opens the partition all the same.
 """
 
 from __future__ import annotations
@@ -67,23 +69,38 @@ class Summary(NamedTuple):
 
     def encode(self) -> bytes:
         """The note."""
-        subqueues = [(number, self.counts[name]) for number, name in enumerate(SUBQUEUES) if _holds(self.counts.get(name))]
+        subqueues = [
+            (number, self.counts[name])
+            for number, name in enumerate(SUBQUEUES)
+            if _holds(self.counts.get(name))
+        ]
         parts = [_HEAD.pack(VERSION, len(subqueues), len(self.wakes), 0)]
-        parts += [_SUBQUEUE.pack(number, each.active, each.deferred, each.scheduled, each.bytes) for number, each in subqueues]
+        parts += [
+            _SUBQUEUE.pack(number, each.active, each.deferred, each.scheduled, each.bytes)
+            for number, each in subqueues
+        ]
         parts += [_TIME.pack(reason, max(0, at_ms)) for reason, at_ms in sorted(self.wakes.items())]
         return b"".join(parts)
 
 
 def is_readable(note: bytes) -> bool:
     """Whether this release understands the note: if not, only the log knows."""
-    if len(note) < _HEAD.size or note[0] != VERSION or len(note) != _HEAD.size + note[1] * _SUBQUEUE.size + note[2] * _TIME.size:
+    if (
+        len(note) < _HEAD.size
+        or note[0] != VERSION
+        or len(note) != _HEAD.size + note[1] * _SUBQUEUE.size + note[2] * _TIME.size
+    ):
         return False
     return not note[1] or max(note[_HEAD.size : _times_at(note) : _SUBQUEUE.size]) < len(SUBQUEUES)
 
 
 def wake_at_ms(note: bytes) -> int | None:
     """`Summary.wake_at_ms` of a readable note."""
-    return min((at_ms for _, at_ms in _TIME.iter_unpack(note[_times_at(note) :])), default=None) if note[2] else None
+    return (
+        min((at_ms for _, at_ms in _TIME.iter_unpack(note[_times_at(note) :])), default=None)
+        if note[2]
+        else None
+    )
 
 
 def add_counts(total: dict[str, SubqueueCounts], note: bytes) -> None:
@@ -112,19 +129,26 @@ def total_of(notes: Sequence[bytes]) -> dict[str, SubqueueCounts]:
 
 
 def survey(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[int | None], Sequence[int]]:
-    """Read the notes of an entity: what they say together, `wake_at_ms` of each, and the places of those that are not readable."""
+    """Read the notes of an entity: what they say together, `wake_at_ms` of each, and the places of those that
+    are not readable."""
     alike = _alike(notes)
     if alike is not None:
         return *alike, ()
     unreadable = [place for place, note in enumerate(notes) if not is_readable(note)]
     passed_over = set(unreadable)
-    return total_of(notes), [None if place in passed_over else wake_at_ms(note) for place, note in enumerate(notes)], unreadable
+    return (
+        total_of(notes),
+        [None if place in passed_over else wake_at_ms(note) for place, note in enumerate(notes)],
+        unreadable,
+    )
 
 
 def _alike(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[int | None]] | None:
-    """What notes say that all hold nothing, or all hold something in the main subqueue alone, with as many times; None for others.
+    """What notes say that all hold nothing, or all hold something in the main subqueue alone, with as many
+    times; None for others.
 
-    Most entities' notes are so. Reading them together takes a third of the time: a broker may start with 160,000.
+    Most entities' notes are so. Reading them together takes a third of the time: a broker may start with
+    160,000.
     """
     count = len(notes)
     first = notes[0] if notes else EMPTY_NOTE
@@ -138,13 +162,16 @@ def _alike(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[
     step = 5 + 2 * first[2]
     if first[4:5] != _MAIN or fields[::step].count(first[: _HEAD.size + 1]) != count:
         return None
-    total = SubqueueCounts(sum(fields[1::step]), 0, sum(fields[2::step]), sum(fields[3::step]), sum(fields[4::step]))
+    total = SubqueueCounts(
+        sum(fields[1::step]), 0, sum(fields[2::step]), sum(fields[3::step]), sum(fields[4::step])
+    )
     return {SUBQUEUES[0]: total}, fields[6::step] if first[2] else [None] * count
 
 
 @functools.lru_cache(256)
 def _together(notes: int, times: int) -> struct.Struct:
-    """Notes with one subqueue and no time or one: for each its head with the subqueue's number, the four counts, the time's two fields."""
+    """Notes with one subqueue and no time or one: for each its head with the subqueue's number, the four
+    counts, the time's two fields."""
     return struct.Struct("<" + (f"{_HEAD.size + 1}sQQQQ" + "BQ" * times) * notes)
 
 

@@ -1,27 +1,33 @@
 """One partition at work: mailbox → state → log → answers. Owns the state machine, the log, and the timer.
 
-While one commit runs, the next batch gathers in the mailbox. An answer leaves only after the commit behind it is durable
-(durability rule 1), and in the order in which the state machine decided. Nothing here knows what the records mean.
+While one commit runs, the next batch gathers in the mailbox. An answer leaves only after the commit behind it
+is durable (durability rule 1), and in the order in which the state machine decided. Nothing here knows what
+the records mean.
 
     CLOSED ──first operation──► OPENING ──► HEALTHY ──commit failed──► RECOVERING ──► HEALTHY
-       (opened lazily)             │                                      │  ▲ └─ disk refuses: again, later and later
+       (opened lazily)             │                                      │  ▲ └─ disk refuses: again, later
+       and later
                                    └──────damaged, or fenced──► FAILED ◄──┘  │
     any of them ──stop()──► STOPPED                                          └── the log could not be opened
 
-*A failed commit* (rule 4). Whether it is on the disk is unknown, so nobody is answered before the log was claimed anew, which
-gives it up for good, or could not be claimed: then the partition is down, and nothing of it will be read before the next
-claim has given it up (by this process: if it ends while the disk still refuses, the next one cannot know of it, and may
-find what was refused). All state is made again from the log; the batch and all that waits are refused, and each attached
-client is told once that its demand and its locks are void (`Unavailable`).
+*A failed commit* (rule 4). Whether it is on the disk is unknown, so nobody is answered before the log was
+claimed anew, which gives it up for good, or could not be claimed: then the partition is down, and nothing of
+it will be read before the next claim has given it up (by this process: if it ends while the disk still
+refuses, the next one cannot know of it, and may find what was refused). All state is made again from the log;
+the batch and all that waits are refused, and each attached client is told once that its demand and its locks
+are void (`Unavailable`).
 
-*A full disk* (rule 6). Nothing of the commit was kept. The batch's sends are cut off and refused, the rest is committed
-alone and may use the log's reserve. Only when that is used up, too, the state is made again, as above.
+*A full disk* (rule 6). Nothing of the commit was kept. The batch's sends are cut off and refused, the rest is
+committed alone and may use the log's reserve. Only when that is used up, too, the state is made again, as
+above.
 
-*A disk that hangs* has failed: what the log does not answer within `disk_timeout_ms` counts as a failed commit. The log is fenced first,
-so that nothing of what is under way is ever read, however it ends; then everybody is answered. The partition is down until the disk
-has answered after all, and the log could be claimed anew. A log that takes long to open is waited for, but not by the clients.
+*A disk that hangs* has failed: what the log does not answer within `disk_timeout_ms` counts as a failed
+commit. The log is fenced first, so that nothing of what is under way is ever read, however it ends; then
+everybody is answered. The partition is down until the disk has answered after all, and the log could be
+claimed anew. A log that takes long to open is waited for, but not by the clients.
 
-*FAILED* stays: a record is damaged (rule 5), another owner has the log, or we have a bug; siblings are not touched.
+*FAILED* stays: a record is damaged (rule 5), another owner has the log, or we have a bug; siblings are not
+touched.
 """
 
 from __future__ import annotations
@@ -76,7 +82,10 @@ from storage.log import Commit, Log
 
 log_output = structlog.get_logger("partition")
 
-DAMAGED_ADVICE = "'partibus check' shows everything that is damaged; 'partibus repair' saves what can be read, with the broker stopped."
+DAMAGED_ADVICE = (
+    "'partibus check' shows everything that is damaged; 'partibus repair' saves what can be read, with the "
+    "broker stopped."
+)
 _NOTHING = {name: SubqueueCounts() for name in SUBQUEUES}
 
 
@@ -89,7 +98,8 @@ class Health(enum.StrEnum):
     RECOVERING = "recovering"
     FAILED = "failed"
     DAMAGED = "damaged"
-    """As FAILED, because the log is damaged: `partibus check` says where, and `partibus repair` what can be saved."""
+    """As FAILED, because the log is damaged: `partibus check` says where, and `partibus repair` what can be
+    saved."""
     STOPPED = "stopped"
 
 
@@ -111,7 +121,8 @@ class TaskLimits:
     disk_timeout_ms: int = 5_000
     """A disk that has not answered for so long has failed."""
     rest_ms: int | None = 60_000
-    """After the last change, until what the partition holds is entered in the index; None for not before it is closed."""
+    """After the last change, until what the partition holds is entered in the index; None for not before it
+    is closed."""
     bounds: Bounds = field(default_factory=Bounds)
     upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
 
@@ -153,9 +164,11 @@ class PartitionTask:
         slices: Slices | None = None,
         register: Register | None = None,
     ) -> None:
-        """`describe` gives the queue's description as it is now; `on_health` hears of each change, in the event loop.
+        """`describe` gives the queue's description as it is now; `on_health` hears of each change, in the
+        event loop.
 
-        `slices`: the turns in which partitions are opened and forgotten, shared by all of them; one of its own unless given.
+        `slices`: the turns in which partitions are opened and forgotten, shared by all of them; one of its
+        own unless given.
         """
         self.number = number
         self._log, self._clock, self._describe, self._payloads = log, clock, describe, payloads
@@ -172,11 +185,13 @@ class PartitionTask:
         self._attached: dict[ClientId, Sink] = {}
         """Clients that have asked for messages: until they detach, answers may come at any time."""
         self._undecided: list[Waiting] = []
-        """A batch on its way to the log. If its commit fails: refused once the log was reopened, or could not be."""
+        """A batch on its way to the log. If its commit fails: refused once the log was reopened, or could not
+        be."""
         self._partition: Partition | None = None
         at_rest = register.summary() if register is not None else None
         self._last_counts = _NOTHING | dict(at_rest.counts if at_rest is not None else ())
-        """What it held before its state was given up. A partition that stays down counts nothing: nobody can have it."""
+        """What it held before its state was given up. A partition that stays down counts nothing: nobody can
+        have it."""
         self._clock_settings = ClockSettings()
         """Outlives the state: a recovery goes on with the deadlines that counted before it."""
         self._upkeep: Upkeep | None = None
@@ -189,7 +204,8 @@ class PartitionTask:
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
         self._is_opening = False
         self._is_late = False
-        """The log was to be opened, or opened again, and the disk does not answer: whoever asks is refused at once."""
+        """The log was to be opened, or opened again, and the disk does not answer: whoever asks is refused at
+        once."""
         self._open_wanted = False
         self._stopping = self._is_deleted = False
         self._running = False
@@ -198,7 +214,8 @@ class PartitionTask:
         self._ended = Once()
         self._output = log_output.bind(entity=describe().name, partition=number)
 
-    # --- seen from outside ------------------------------------------------------------------------------------------
+    # --- seen from outside
+    # --------------------------------------------------------------------------------------------------------
 
     @property
     def health(self) -> Health:
@@ -206,13 +223,16 @@ class PartitionTask:
         return self._health
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
-        """Put an operation into the mailbox. Never blocks, never drops; the answer may be that the partition is down."""
+        """Put an operation into the mailbox. Never blocks, never drops; the answer may be that the partition
+        is down."""
         if self._health in _FOR_GOOD:
             asyncio.get_running_loop().call_soon(self._refuse_for_good, (client, operation, sink, 0))
             return
         if self._is_late:
             entry = (client, operation, sink, 0)
-            asyncio.get_running_loop().call_soon(self._refuse, entry, Reason.PARTITION_UNAVAILABLE, self._down())
+            asyncio.get_running_loop().call_soon(
+                self._refuse, entry, Reason.PARTITION_UNAVAILABLE, self._down()
+            )
             return
         self._mailbox.append((client, operation, sink, self._clock.monotonic_ms()))
         self._wake.set()
@@ -234,7 +254,8 @@ class PartitionTask:
             await self._settled.wait()
 
     async def stop(self, *, is_deleted: bool = False) -> None:
-        """Finish what is in the mailbox, save a checkpoint unless the log is about to be deleted, close it. Safe to call twice."""
+        """Finish what is in the mailbox, save a checkpoint unless the log is about to be deleted, close it.
+        Safe to call twice."""
         self._stopping = True
         self._is_deleted |= is_deleted
         self._wake.set()
@@ -255,7 +276,8 @@ class PartitionTask:
         self._cancel_timer()
         self._wake.set()
 
-    # --- the task ---------------------------------------------------------------------------------------------------
+    # --- the task
+    # --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve the mailbox until `stop`. What goes wrong ends in a state, not in an exception."""
@@ -310,7 +332,9 @@ class PartitionTask:
         except StorageError as error:  # it was fenced at the moment when the commit before ended
             await self._recover(error)
             return False
-        partition.begin(commit, self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None)
+        partition.begin(
+            commit, self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None
+        )
         for place, (client, operation, sink, arrived_ms) in enumerate(waiting):
             if isinstance(operation, Demand | Watch):
                 self._attached[client] = sink
@@ -391,7 +415,9 @@ class PartitionTask:
             with self._patience:
                 await self._log.append(commit, urgent)
         except Hung:
-            if self._log.end == commit.start:  # if not, it ended at the moment when it was given up, and is durable
+            if (
+                self._log.end == commit.start
+            ):  # if not, it ended at the moment when it was given up, and is durable
                 raise
 
     def _press(self) -> None:
@@ -425,10 +451,12 @@ class PartitionTask:
             await self._recover(error)
             return False
 
-    # --- opening and recovering -------------------------------------------------------------------------------------
+    # --- opening and recovering
+    # --------------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Claim the log and make the state from it. Ends HEALTHY, FAILED, or RECOVERING with another attempt to come."""
+        """Claim the log and make the state from it. Ends HEALTHY, FAILED, or RECOVERING with another attempt
+        to come."""
         self._is_opening = True
         try:
             with self._patience:
@@ -442,7 +470,9 @@ class PartitionTask:
             self._fail(error)
         except StorageError as error:
             limits = self._limits
-            self._retry_delay_ms = min(max(2 * self._retry_delay_ms, limits.recovery_delay_ms), limits.recovery_delay_ms_max)
+            self._retry_delay_ms = min(
+                max(2 * self._retry_delay_ms, limits.recovery_delay_ms), limits.recovery_delay_ms_max
+            )
             self._retry_at_ms = self._clock.monotonic_ms() + self._retry_delay_ms
             self._output.warning("partition.unavailable", error=str(error), retry_ms=self._retry_delay_ms)
             self._become(Health.RECOVERING)
@@ -470,13 +500,24 @@ class PartitionTask:
         except BaseException:
             self._dropped.append(messages)
             raise
-        self._partition = Partition(self.number, self._describe, messages, epoch=self._epoch, first_nonce=first_nonce, bounds=bounds)
+        self._partition = Partition(
+            self.number, self._describe, messages, epoch=self._epoch, first_nonce=first_nonce, bounds=bounds
+        )
         watched = PatientLog(log, self._patience)
-        self._upkeep = Upkeep(watched, messages, replay.snapshot, self._slices, self._limits.upkeep, self._output)
-        self._output.debug("partition.opened", epoch=self._epoch, since=replay.since, replayed_bytes=replay.bytes, messages=messages.count)
+        self._upkeep = Upkeep(
+            watched, messages, replay.snapshot, self._slices, self._limits.upkeep, self._output
+        )
+        self._output.debug(
+            "partition.opened",
+            epoch=self._epoch,
+            since=replay.since,
+            replayed_bytes=replay.bytes,
+            messages=messages.count,
+        )
 
     async def _recover(self, error: StorageError) -> None:
-        """What was to be committed is not, or what is needed cannot be read: begin again from the log (durability rule 4)."""
+        """What was to be committed is not, or what is needed cannot be read: begin again from the log
+        (durability rule 4)."""
         if isinstance(error, CorruptRecord | Fenced):
             self._fail(error)
             return
@@ -487,7 +528,9 @@ class PartitionTask:
             await self._reload(error)
             return
         self._become(Health.RECOVERING)
-        if isinstance(error, Hung):  # the log is fenced, and can be claimed only when the disk has answered: that may take long
+        if isinstance(
+            error, Hung
+        ):  # the log is fenced, and can be claimed only when the disk has answered: that may take long
             self._is_late = True
             self._start_anew()
             if self._stopping:
@@ -506,12 +549,14 @@ class PartitionTask:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Do not wait for the disk any longer. What is under way is fenced off first: whatever it still does is not heeded."""
+        """Do not wait for the disk any longer. What is under way is fenced off first: whatever it still does
+        is not heeded."""
         self._log.fence()
         self._patience.give_up()
 
     async def _reload(self, full: DiskFull) -> None:
-        """Not even settlements find room. Nothing happened to the log, but the state has run ahead of it: make it again."""
+        """Not even settlements find room. Nothing happened to the log, but the state has run ahead of it:
+        make it again."""
         assert self._partition is not None
         self._is_opening = True
         try:
@@ -527,7 +572,8 @@ class PartitionTask:
             self._is_opening = self._is_late = False
 
     def _start_anew(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
-        """What waits is refused, all demand and all locks are void. The clients hear of it once, and may ask again."""
+        """What waits is refused, all demand and all locks are void. The clients hear of it once, and may ask
+        again."""
         self._refuse_waiting(reason, why)
         for sink in list(self._attached.values()):
             sink(self._unavailable())
@@ -565,7 +611,10 @@ class PartitionTask:
 
     def _answer_while_closed(self) -> None:
         """What needs no log does not open one: nobody holds or waits for anything here."""
-        if all(isinstance(operation, Withdraw | Detach | Release | Recalled | Update) for _, operation, _, _ in self._mailbox):
+        if all(
+            isinstance(operation, Withdraw | Detach | Release | Recalled | Update)
+            for _, operation, _, _ in self._mailbox
+        ):
             for entry in self._mailbox:
                 operation = entry[1]
                 if isinstance(operation, Update):
@@ -578,9 +627,13 @@ class PartitionTask:
         return Unavailable(self.number, for_good=self._health in _FOR_GOOD)
 
     def _down(self) -> str:
-        return f"Partition {self.number} of '{self._describe().name}' is not available at the moment. Please try again."
+        return (
+            f"Partition {self.number} of '{self._describe().name}' is not available at the moment. Please "
+            "try again."
+        )
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- the end
+    # --------------------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
         """The partition stays down, loudly."""
@@ -641,10 +694,12 @@ class PartitionTask:
             if self._on_health is not None:
                 self._on_health(self.number, health)
 
-    # --- the timer --------------------------------------------------------------------------------------------------
+    # --- the timer
+    # --------------------------------------------------------------------------------------------------------
 
     def _arm_timer(self) -> None:
-        """Wake up when something falls due. A timer that is too early is left to fire: it is armed anew then."""
+        """Wake up when something falls due. A timer that is too early is left to fire: it is armed anew
+        then."""
         due_ms: int | None = None
         if self._health is Health.RECOVERING:
             due_ms = self._retry_at_ms

@@ -1,7 +1,8 @@
-"""Messages whose time to live is over: they are removed, or dead-lettered if the queue says so (AMQP contract 10.4). Pure.
+"""Messages whose time to live is over: they are removed, or dead-lettered if the queue says so (AMQP contract
+10.4). Pure.
 
-An expired message is never handed out. A locked one expires when its lock ends, a deferred one never. Dead-letter subqueues know no
-time to live (AMQP contract 5.6).
+An expired message is never handed out. A locked one expires when its lock ends, a deferred one never.
+Dead-letter subqueues know no time to live (AMQP contract 5.6).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class TimeToLive:
         return expiry.next_due_ms() if expiry is not None else None
 
     def next_at_rest_ms(self) -> int | None:
-        """The same if the partition is left alone from now on. A message that was locked when its time came expires with its lock."""
+        """The same if the partition is left alone from now on. A message that was locked when its time came
+        expires with its lock."""
         due_ms, lock_ends_ms = self.next_due_ms(), self._space.locks.next_due_ms()
         if not self._has_passed_over or lock_ends_ms is None:
             return due_ms
@@ -53,11 +55,17 @@ class TimeToLive:
             self._overdue.add(space.main.expiry.expire(space.batch.now_ms, space.bounds.expired_max))
         if self._overdue:
             overdue = self._overdue.take(space.bounds.expired_max)
-            found = [reference for number in overdue if (reference := space.main.references.get(number)) is not None]
+            found = [
+                reference
+                for number in overdue
+                if (reference := space.main.references.get(number)) is not None
+            ]
             # A locked message expires when its lock ends, a deferred one never.
             locked = [reference for reference in found if reference.lease is not None]
             self._has_passed_over = self._has_passed_over or bool(locked)
-            self.expire([reference for reference in found if reference.lease is None and reference.state != DEFERRED])
+            self.expire(
+                [reference for reference in found if reference.lease is None and reference.state != DEFERRED]
+            )
 
     def expire(self, references: list[Reference]) -> None:
         """Remove or dead-letter available messages of the main subqueue."""
@@ -68,17 +76,27 @@ class TimeToLive:
         if space.description.settings.dead_lettering_on_expiration:
             dead_letter(space, space.main, references, EXPIRED)
         else:
-            space.mark(Mark(records.REMOVED, space.main.number, [each.sequence_number for each in references]))
+            space.mark(
+                Mark(records.REMOVED, space.main.number, [each.sequence_number for each in references])
+            )
 
     def give_back(self, subqueue: Subqueue, references: list[Reference]) -> None:
         """Unlocked messages are available again, but for those that expired while they were locked."""
         subqueue.give_back(references)
         if subqueue.expiry is not None:
-            expired = [each for each in references if each.lives_until_ms is not None and each.lives_until_ms <= self._space.batch.now_ms]
+            expired = [
+                each
+                for each in references
+                if each.lives_until_ms is not None and each.lives_until_ms <= self._space.batch.now_ms
+            ]
             self.expire([each for each in expired if each.state != DEFERRED])
 
     def is_overdue(self, subqueue: Subqueue, reference: Reference) -> bool:
         """Whether a message counts as gone, although it was not dealt with yet."""
-        if subqueue.expiry is None or reference.lives_until_ms is None or reference.lives_until_ms > self._space.batch.now_ms:
+        if (
+            subqueue.expiry is None
+            or reference.lives_until_ms is None
+            or reference.lives_until_ms > self._space.batch.now_ms
+        ):
             return False
         return reference.lease is None and reference.state != DEFERRED

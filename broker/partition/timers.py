@@ -1,9 +1,10 @@
 """A timer wheel: what falls due when. Pure; the time is an argument.
 
-Keys (integers of the owner's choice) stand in *buckets*, one per tick; a heap orders the ticks that have a bucket. Adding
-and cancelling cost O(1) however many keys wait; nothing ever scans them. A bucket keeps its keys in an array (8 bytes each:
-a million messages with a time to live cost 8 MB) and only counts what is cancelled; when most of it is, the array is
-sifted once. What comes out may therefore hold cancelled keys: the owner looks each one up.
+Keys (integers of the owner's choice) stand in *buckets*, one per tick; a heap orders the ticks that have a
+bucket. Adding and cancelling cost O(1) however many keys wait; nothing ever scans them. A bucket keeps its
+keys in an array (8 bytes each: a million messages with a time to live cost 8 MB) and only counts what is
+cancelled; when most of it is, the array is sifted once. What comes out may therefore hold cancelled keys: the
+owner looks each one up.
 
 A key never comes out before its time, and at most one tick after.
 """
@@ -82,7 +83,8 @@ class TimerWheel:
     def expire(self, now_ms: int, ticks_max: int = 1 << 62) -> list[array[int]]:
         """Take out whatever is due; earlier ticks first. Cancelled keys may be among it.
 
-        Takes out `ticks_max` ticks at most: after a pause of hours there are hundreds of thousands. The others stay due.
+        Takes out `ticks_max` ticks at most: after a pause of hours there are hundreds of thousands. The
+        others stay due.
         """
         due: list[array[int]] = []
         last = now_ms // self._tick_ms
@@ -100,7 +102,8 @@ class TimerWheel:
         return self._ticks[0] * self._tick_ms if self._ticks else None
 
     def drop(self) -> Iterator[int]:
-        """Forget everything, in steps: messages that come one by one have a bucket each. Nobody uses this object any more."""
+        """Forget everything, in steps: messages that come one by one have a bucket each. Nobody uses this
+        object any more."""
         while self._buckets:
             count = min(len(self._buckets), DROPPED_AT_ONCE)
             for _ in range(count):
@@ -118,7 +121,11 @@ class TimerWheel:
             expected[tick] = expected.get(tick, 0) + 1
         assert set(self._buckets) <= set(self._ticks), "a bucket that no tick leads to"
         for tick, bucket in self._buckets.items():
-            assert bucket.live == sum(map(self._is_live, bucket.keys)) == expected.get(tick, 0), (tick, bucket.live, expected.get(tick))
+            assert bucket.live == sum(map(self._is_live, bucket.keys)) == expected.get(tick, 0), (
+                tick,
+                bucket.live,
+                expected.get(tick),
+            )
 
     def _bucket(self, due_ms: int) -> _Bucket:
         tick = -(-due_ms // self._tick_ms)
@@ -135,7 +142,8 @@ class TimerWheel:
 
 
 class DueKeys:
-    """Keys that have come out of a wheel and were not dealt with yet, in their order: a million of them cost no more to keep than one."""
+    """Keys that have come out of a wheel and were not dealt with yet, in their order: a million of them cost
+    no more to keep than one."""
 
     __slots__ = ("_keys", "_place")
 

@@ -1,39 +1,42 @@
-"""Keeps a partition's log in proportion: checkpoints, trimming, compaction. Policy only; what a record means is `messages.py`'s.
+"""Keeps a partition's log in proportion: checkpoints, trimming, compaction. Policy only; what a record means
+is `messages.py`'s.
 
 *Checkpoint*: saved whenever so many bytes were written since the last one, so that a replay stays short.
 
-*Trim*: the log is given back up to the lowest position that the state still needs (`Snapshot.needed_from`), but never above the older of
-two checkpoints. First a COUNTERS record is made durable above that place, then as many checkpoints as are missing, then the log is
-trimmed. A crash between any two steps leaves a log that says all: after the first nothing was taken away, and after the last a replay of
-messages needs neither the trimmed part (see `messages.py`) nor a checkpoint.
+*Trim*: the log is given back up to the lowest position that the state still needs (`Snapshot.needed_from`),
+but never above the older of two checkpoints. First a COUNTERS record is made durable above that place, then
+as many checkpoints as are missing, then the log is trimmed. A crash between any two steps leaves a log that
+says all: after the first nothing was taken away, and after the last a replay of messages needs neither the
+trimmed part (see `messages.py`) nor a checkpoint.
 
 *Damage*: when one of the two checkpoints turns out to be damaged, the next one is due at once.
 
-*Compaction*: when the log is mostly garbage but a few old messages keep its oldest segments, compaction appends these messages again
-(RELOCATED) and trims the segments that held them. If most of the garbage is in the segment that is written to, a new one is begun
-first. A reference points to the new place only once that commit is durable; a crash before that, or half-way, leaves some messages
-where they were.
+*Compaction*: when the log is mostly garbage but a few old messages keep its oldest segments, compaction
+appends these messages again (RELOCATED) and trims the segments that held them. If most of the garbage is in
+the segment that is written to, a new one is begun first. A reference points to the new place only once that
+commit is durable; a crash before that, or half-way, leaves some messages where they were.
 
-*When*: a timer looks at a log after its traffic, and leaves about a MiB of garbage at most. Under load, upkeep tolerates more garbage
-the more is written (`garbage.py`).
+*When*: a timer looks at a log after its traffic, and leaves about a MiB of garbage at most. Under load,
+upkeep tolerates more garbage the more is written (`garbage.py`).
 
-*A full disk* (durability rule 6) makes all of it urgent. One partition at a time trims first, and then compacts one segment after the
-other, until nothing more can be freed. The disk must have room for what a compaction writes, so a segment waits until enough of it was
-drained. A timer continues this when nothing comes in. Garbage of up to a quarter of the live bytes stays, so freeing a byte writes at
-most four.
+*A full disk* (durability rule 6) makes all of it urgent. One partition at a time trims first, and then
+compacts one segment after the other, until nothing more can be freed. The disk must have room for what a
+compaction writes, so a segment waits until enough of it was drained. A timer continues this when nothing
+comes in. Garbage of up to a quarter of the live bytes stays, so freeing a byte writes at most four.
 
-*Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of at most
-`relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read and do not fit wait for the next commit;
-their frames stay in memory until then.
+*Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of
+at most `relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read and do not
+fit wait for the next commit; their frames stay in memory until then.
 
-*Bound on what compaction writes.* The live bytes are what it would take to write every message again (`Messages.relocatable_bytes`), not
-the sizes of the messages. Compaction starts when the rest of the log, the garbage, exceeds twice the live bytes (and a minimum). A
-round over the log writes each live message once and frees all the garbage, so compaction writes at most half as many bytes as
-come in. Each step reads or writes at least as many bytes as were appended since the step before, so a round ends before the
-log has doubled.
+*Bound on what compaction writes.* The live bytes are what it would take to write every message again
+(`Messages.relocatable_bytes`), not the sizes of the messages. Compaction starts when the rest of the log, the
+garbage, exceeds twice the live bytes (and a minimum). A round over the log writes each live message once and
+frees all the garbage, so compaction writes at most half as many bytes as come in. Each step reads or writes
+at least as many bytes as were appended since the step before, so a round ends before the log has doubled.
 
-*Bound on what checkpoints write.* One writes the blocks that were changed since the checkpoint that it replaces, the one before the last
-(`Snapshot.cost`). Neither a replay that is too long nor a trim makes one due before as many bytes were appended since that one.
+*Bound on what checkpoints write.* One writes the blocks that were changed since the checkpoint that it
+replaces, the one before the last (`Snapshot.cost`). Neither a replay that is too long nor a trim makes one
+due before as many bytes were appended since that one.
 """
 
 from __future__ import annotations
@@ -56,11 +59,13 @@ from storage.log import Frame, Log, Position
 
 MIB = 1024 * 1024
 _FRAMES_AT_ONCE = 64
-"""Frames that are read together while compacting; they also stand within `relocation_bytes_max` of each other."""
+"""Frames that are read together while compacting; they also stand within `relocation_bytes_max` of each
+other."""
 
 
 LOOKS_PER_DUE = 256
-"""How often the log is looked at while as much is written as makes something due: after every commit would be in the way."""
+"""How often the log is looked at while as much is written as makes something due: after every commit would be
+in the way."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -99,7 +104,13 @@ class Upkeep:
     """Called by the partition's task between batches; owns nothing but the marks of what was done."""
 
     def __init__(
-        self, log: Log, messages: Messages, snapshot: Snapshot, slices: Slices, limits: UpkeepLimits, output: FilteringBoundLogger
+        self,
+        log: Log,
+        messages: Messages,
+        snapshot: Snapshot,
+        slices: Slices,
+        limits: UpkeepLimits,
+        output: FilteringBoundLogger,
     ) -> None:
         """`slices`: the turns in which a snapshot is taken."""
         self._log, self._messages, self._snapshot, self._slices = log, messages, snapshot, slices
@@ -113,7 +124,11 @@ class Upkeep:
         self._look_at: int = log.end
         """When the log ends here, it is looked at again."""
         self._bound = GarbageBound(
-            limits.garbage_bytes_at_rest, limits.garbage_bytes_min, limits.look_ms, log.end, lambda: messages.relocatable_bytes
+            limits.garbage_bytes_at_rest,
+            limits.garbage_bytes_min,
+            limits.look_ms,
+            log.end,
+            lambda: messages.relocatable_bytes,
         )
 
     @property
@@ -123,7 +138,8 @@ class Upkeep:
         return due_ms if due_ms is None else max(due_ms, self._paused_until_ms)
 
     async def step(self, now_ms: int) -> bool:
-        """Do what is due; True if there is more of it. Raises CommitFailed, CorruptRecord, Fenced; a full disk is waited out."""
+        """Do what is due; True if there is more of it. Raises CommitFailed, CorruptRecord, Fenced; a full
+        disk is waited out."""
         if now_ms < self._paused_until_ms:
             return False
         log = self._log
@@ -161,11 +177,13 @@ class Upkeep:
         self._bound.look_again(now_ms)
 
     async def save_checkpoint(self, now_ms: int) -> bool:
-        """Save a checkpoint of the state as it is, unless the newest one is of this state; False if the disk refused. Raises Hung."""
+        """Save a checkpoint of the state as it is, unless the newest one is of this state; False if the disk
+        refused. Raises Hung."""
         return self._checkpoints(1) == self._log.end or await self._save_another(now_ms)
 
     async def _save_another(self, now_ms: int) -> bool:
-        """Save a checkpoint of the state as it is, which nobody changes meanwhile; False if the disk refused. Raises Hung."""
+        """Save a checkpoint of the state as it is, which nobody changes meanwhile; False if the disk refused.
+        Raises Hung."""
         log = self._log
         taking = self._snapshot.take(log.checkpoint_base)
         await self._slices.run(taking.steps())
@@ -182,22 +200,27 @@ class Upkeep:
         return True
 
     def _checkpoints(self, count: int) -> Position:
-        """Where the oldest of so many checkpoints stands that can be used; the log's start if there are fewer."""
+        """Where the oldest of so many checkpoints stands that can be used; the log's start if there are
+        fewer."""
         positions = self._log.checkpoints
         return positions[count - 1] if len(positions) >= count else self._log.start
 
     def _is_checkpoint_due(self) -> bool:
         log = self._log
-        if log.start > 0 and len(log.checkpoints) < 2:  # one was damaged, or an earlier release has kept one only
+        if (
+            log.start > 0 and len(log.checkpoints) < 2
+        ):  # one was damaged, or an earlier release has kept one only
             return True
         return log.end - self._checkpoints(1) >= self._limits.checkpoint_bytes and self._is_checkpoint_paid()
 
     def _is_checkpoint_paid(self, freed: int = 0) -> bool:
-        """Whether what was appended since the checkpoint that another one replaces, and what it frees, make up for what it writes."""
+        """Whether what was appended since the checkpoint that another one replaces, and what it frees, make
+        up for what it writes."""
         return self._log.end - self._checkpoints(2) + freed >= self._snapshot.cost(self._log.checkpoint_base)
 
     def _trim_place(self) -> Position | None:
-        """The position up to which the log can be trimmed, because nothing below it is needed; None if there is none."""
+        """The position up to which the log can be trimmed, because nothing below it is needed; None if there
+        is none."""
         needed_from = self._snapshot.needed_from()
         points = self._log.trim_points
         place = bisect_right(points, self._log.end if needed_from is None else needed_from)
@@ -224,11 +247,14 @@ class Upkeep:
         self._output.info("log.trimmed", start=log.start, end=log.end, live_bytes=self._messages.live_bytes)
 
     async def _make_room(self, now_ms: int) -> bool:
-        """On a full disk: trim, then compact the oldest segment, if there is room to do it in. True if something was freed."""
+        """On a full disk: trim, then compact the oldest segment, if there is room to do it in. True if
+        something was freed."""
         log, messages, limits = self._log, self._messages, self._limits
         live_bytes = messages.relocatable_bytes
         garbage = log.end - log.start - live_bytes
-        if garbage <= max(limits.garbage_bytes_on_full_disk, live_bytes // limits.live_per_garbage_on_full_disk):
+        if garbage <= max(
+            limits.garbage_bytes_on_full_disk, live_bytes // limits.live_per_garbage_on_full_disk
+        ):
             return False
         if log.making_room.locked():
             self._bound.look_again(now_ms + limits.turn_ms)
@@ -251,7 +277,8 @@ class Upkeep:
         return freed
 
     async def _compact(self) -> bool:
-        """Append the oldest live messages again, so that the log's beginning can be trimmed. True if something was moved."""
+        """Append the oldest live messages again, so that the log's beginning can be trimmed. True if
+        something was moved."""
         log, messages, limits = self._log, self._messages, self._limits
         live_bytes = messages.relocatable_bytes
         garbage = log.end - (self._trim_place() or log.start) - live_bytes  # without what the next trim frees
@@ -268,11 +295,14 @@ class Upkeep:
         return moved
 
     async def _move(self, to_read: int, to_write: int, below: Position) -> bool:
-        """Append the oldest live messages that stand below a position again, so many bytes. True if something was moved."""
+        """Append the oldest live messages that stand below a position again, so many bytes. True if something
+        was moved."""
         moved = False
         while to_write > 0:
             if not self._candidates:
-                positions = self._messages.oldest_frames(_FRAMES_AT_ONCE, to_read, below) if to_read > 0 else []
+                positions = (
+                    self._messages.oldest_frames(_FRAMES_AT_ONCE, to_read, below) if to_read > 0 else []
+                )
                 if not positions:
                     break
                 frames = await self._log.fetch(positions)

@@ -1,7 +1,8 @@
 """What the parts of a partition's state machine share: its state, and the batch in hand. Pure.
 
-`state.py` owns it and begins each batch. The parts (`delivering.py`, `settling.py`, `time_to_live.py`, `browsing.py`)
-change the state by records alone: what `mark` puts into the commit is applied at once, by the same method that replay uses.
+`state.py` owns it and begins each batch. The parts (`delivering.py`, `settling.py`, `time_to_live.py`,
+`browsing.py`) change the state by records alone: what `mark` puts into the commit is applied at once, by the
+same method that replay uses.
 """
 
 from __future__ import annotations
@@ -24,10 +25,27 @@ NO_BATCH = Batch(Commit(Position(0)), 0, 0, 0)
 class Workspace:
     """The state of one partition and its batch in hand."""
 
-    __slots__ = ("arrived_ms", "batch", "books", "bounds", "description", "locks", "main", "messages", "number", "subqueues")
+    __slots__ = (
+        "arrived_ms",
+        "batch",
+        "books",
+        "bounds",
+        "description",
+        "locks",
+        "main",
+        "messages",
+        "number",
+        "subqueues",
+    )
 
     def __init__(
-        self, number: int, description: QueueDescription, messages: Messages, bounds: Bounds, epoch: int, first_nonce: int
+        self,
+        number: int,
+        description: QueueDescription,
+        messages: Messages,
+        bounds: Bounds,
+        epoch: int,
+        first_nonce: int,
     ) -> None:
         self.number = number
         """The partition's."""
@@ -41,7 +59,8 @@ class Workspace:
         self.locks = Locks(self.subqueues, self.books, epoch, first_nonce, bounds.tick_ms)
         self.batch = NO_BATCH
         self.arrived_ms = 0
-        """When the operation in hand came into the mailbox. It may have waited there for the disk since, which ends no lock."""
+        """When the operation in hand came into the mailbox. It may have waited there for the disk since,
+        which ends no lock."""
 
     @property
     def locked_until_ms(self) -> int:

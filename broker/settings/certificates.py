@@ -1,8 +1,10 @@
-"""Certificates: the one that is given, or one made in the data folder, with an authority of its own that clients can trust.
+"""Certificates: the one that is given, or one made in the data folder, with an authority of its own that
+clients can trust.
 
-Most administration clients insist on TLS, so a fresh broker must have a certificate. `tls/ca.pem` is the file to trust; it is
-made once and outlives the server's certificate, which is made again when it runs out or the machine has another
-name. Every file is durable before its name appears. Private keys are readable by their owner only.
+Most administration clients insist on TLS, so a fresh broker must have a certificate. `tls/ca.pem` is the file
+to trust; it is made once and outlives the server's certificate, which is made again when it runs out or the
+machine has another name. Every file is durable before its name appears. Private keys are readable by their
+owner only.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from broker.settings.settings import Settings
 
 CA_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 397, 30
-"""A server's certificate lasts as long as browsers accept, and is renewed at a start within its last 30 days."""
+"""A server's certificate lasts as long as browsers accept, and is renewed at a start within its last 30
+days."""
 _CLOCK_SKEW = datetime.timedelta(days=1)
 
 
@@ -43,10 +46,15 @@ class TlsFiles:
 
 
 def tls_files(settings: Settings, now_ms: int) -> TlsFiles:
-    """The files that the settings name, or the generated ones, made where they are missing, old or for another machine."""
+    """The files that the settings name, or the generated ones, made where they are missing, old or for
+    another machine."""
     if settings.tls_certificate is not None and settings.tls_key is not None:
         return TlsFiles(settings.tls_certificate, settings.tls_key, None)
-    return _generated(settings.data_dir / "tls", server_names(settings.host), datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC))
+    return _generated(
+        settings.data_dir / "tls",
+        server_names(settings.host),
+        datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC),
+    )
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
@@ -56,7 +64,9 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_cert_chain(files.certificate, files.key)
     except (OSError, ssl.SSLError) as error:
-        raise WrongCertificate(f"{files.certificate}, {files.key}: not a certificate with its key: {error}") from error
+        raise WrongCertificate(
+            f"{files.certificate}, {files.key}: not a certificate with its key: {error}"
+        ) from error
     return context
 
 
@@ -64,7 +74,9 @@ def certificate_names(files: TlsFiles) -> tuple[str, ...]:
     """The DNS names that the server's certificate is for, wildcards included. Raises WrongCertificate."""
     try:
         certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes())
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+        names = certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        ).value.get_values_for_type(x509.DNSName)
     except x509.ExtensionNotFound:  # clients stopped looking at the common name years ago (RFC 9525)
         return ()
     except (OSError, ValueError) as error:
@@ -86,11 +98,18 @@ def _generated(folder: Path, names: list[str], now: datetime.datetime) -> TlsFil
         _write(folder / "ca-key.pem", _key_bytes(authority[1]), 0o600)
         _write(folder / "ca.pem", authority[0].public_bytes(serialization.Encoding.PEM), 0o644)
     server = _load(files.certificate, files.key)
-    if server is None or not _lasts(server[0], now) or not _is_for(server[0], names) or server[0].issuer != authority[0].subject:
+    if (
+        server is None
+        or not _lasts(server[0], now)
+        or not _is_for(server[0], names)
+        or server[0].issuer != authority[0].subject
+    ):
         certificate, key = _make_server(*authority, names, now)
         # The key first: a crash in between leaves a pair that does not match, which `_load` takes for none.
         _write(files.key, _key_bytes(key), 0o600)
-        chain = certificate.public_bytes(serialization.Encoding.PEM) + authority[0].public_bytes(serialization.Encoding.PEM)
+        chain = certificate.public_bytes(serialization.Encoding.PEM) + authority[0].public_bytes(
+            serialization.Encoding.PEM
+        )
         _write(files.certificate, chain, 0o644)
     return files
 
@@ -108,11 +127,17 @@ def _load(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCu
 
 
 def _lasts(certificate: x509.Certificate, now: datetime.datetime) -> bool:
-    return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc - datetime.timedelta(days=RENEW_DAYS)
+    return (
+        certificate.not_valid_before_utc
+        <= now
+        < certificate.not_valid_after_utc - datetime.timedelta(days=RENEW_DAYS)
+    )
 
 
 def _is_for(certificate: x509.Certificate, names: list[str]) -> bool:
-    return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value == _alternative_names(names)
+    return certificate.extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    ).value == _alternative_names(names)
 
 
 def _alternative_names(names: list[str]) -> x509.SubjectAlternativeName:
@@ -129,7 +154,9 @@ def _make_authority(now: datetime.datetime) -> tuple[x509.Certificate, ec.Ellipt
     key = ec.generate_private_key(ec.SECP256R1())
     # The serial stands in the name: two authorities on one machine must not be taken for each other.
     serial = x509.random_serial_number()
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Partibus development authority {serial % 0xFFFFFFFF:08x}")])
+    name = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, f"Partibus development authority {serial % 0xFFFFFFFF:08x}")]
+    )
     builder = _builder(name, name, key.public_key(), key.public_key(), now, CA_DAYS, serial)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
@@ -137,11 +164,22 @@ def _make_authority(now: datetime.datetime) -> tuple[x509.Certificate, ec.Ellipt
 
 
 def _make_server(
-    authority: x509.Certificate, authority_key: ec.EllipticCurvePrivateKey, names: list[str], now: datetime.datetime
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    names: list[str],
+    now: datetime.datetime,
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    builder = _builder(name, authority.subject, key.public_key(), authority_key.public_key(), now, SERVER_DAYS, x509.random_serial_number())
+    builder = _builder(
+        name,
+        authority.subject,
+        key.public_key(),
+        authority_key.public_key(),
+        now,
+        SERVER_DAYS,
+        x509.random_serial_number(),
+    )
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -186,12 +224,16 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Put a file in place as a whole, durably."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by its owner only
+    handle, temporary = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.name}."
+    )  # readable by its owner only
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -1,11 +1,13 @@
 """The configuration file: the emulator's `config.json`, read and checked (HTTP contract 5.4).
 
-Unchanged files of the emulator are accepted: with `//` comments, trailing commas and a byte-order mark, with its field
-names and its defaults (which differ from the service's: ten deliveries there, three here). Ranges are those of `entity_rules.py`,
-wider than the emulator's. Our additions stand beside its fields, spelled as in the administration API.
+Unchanged files of the emulator are accepted: with `//` comments, trailing commas and a byte-order mark, with
+its field names and its defaults (which differ from the service's: ten deliveries there, three here). Ranges
+are those of `entity_rules.py`, wider than the emulator's. Our additions stand beside its fields, spelled as
+in the administration API.
 
-Gives plain data (`ConfigFile`); what it holds that this version does not carry out is kept, and named in `warnings`.
-A wrong file is a `WrongConfigFile` that names file, field and reason. Creates nothing: `server.py` does.
+Gives plain data (`ConfigFile`); what it holds that this version does not carry out is kept, and named in
+`warnings`. A wrong file is a `WrongConfigFile` that names file, field and reason. Creates nothing:
+`server.py` does.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class WrongConfigFile(ValueError):
 
 @dataclass(slots=True, frozen=True)
 class QueueSpec:
-    """A queue that the file asks for. `partitions` is None where the file leaves it to the broker's default."""
+    """A queue that the file asks for. `partitions` is None where the file leaves it to the broker's
+    default."""
 
     name: str
     settings: QueueSettings
@@ -65,7 +68,8 @@ class ConfigFile:
     """What is in the file and has no effect yet: one sentence each, naming the entity."""
 
 
-# --- the file's own shape --------------------------------------------------------------------------------------------
+# --- the file's own shape
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _duration(value: object) -> int | None:
@@ -83,7 +87,8 @@ def _entity_name(value: str) -> str:
 
 
 def _child_name(value: str) -> str:
-    # The emulator's schema takes no `$Default`, but its users write it, and it is the rule's name in the service.
+    # The emulator's schema takes no `$Default`, but its users write it, and it is the rule's name in the
+    # service.
     if not re.fullmatch(r"[A-Za-z0-9$](?:[A-Za-z0-9._~-]{0,48}[A-Za-z0-9])?", value):
         raise ValueError(f"'{value}' is not a name: 1 to 50 letters, digits, periods, hyphens or underscores")
     return value
@@ -121,9 +126,12 @@ _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 
 
 class _Part(BaseModel):
-    """Numbers and truth values are JSON's own, as in every file of the emulator: in quotes, or one for the other, they are a mistake."""
+    """Numbers and truth values are JSON's own, as in every file of the emulator: in quotes, or one for the
+    other, they are a mistake."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_pascal, validate_by_alias=True, validate_by_name=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_pascal, validate_by_alias=True, validate_by_name=False
+    )
 
 
 class SasPolicy(_Part):
@@ -171,14 +179,21 @@ class QueueProperties(_Part):
 
 
 def _partitioning(properties: QueueProperties | TopicProperties) -> bool | None:
-    """Whether the entity is partitioned, by either name or by its count; None if the file does not say. Raises ValueError."""
+    """Whether the entity is partitioned, by either name or by its count; None if the file does not say.
+    Raises ValueError."""
     ours, services = properties.partitioned, properties.enable_partitioning
     if ours is not None and services is not None and ours is not services:
-        raise ValueError(f"Partitioned is {str(ours).lower()}, but EnablePartitioning, its other name, is {str(services).lower()}")
+        raise ValueError(
+            f"Partitioned is {str(ours).lower()}, but EnablePartitioning, its other name, is "
+            f"{str(services).lower()}"
+        )
     said = services if ours is None else ours
     count = properties.partition_count
     if said is False and (count or 1) > 1:
-        raise ValueError(f"PartitionCount is {count}, but {'Partitioned' if ours is False else 'EnablePartitioning'} is false")
+        raise ValueError(
+            f"PartitionCount is {count}, but "
+            f"{'Partitioned' if ours is False else 'EnablePartitioning'} is false"
+        )
     return count > 1 if said is None and count else said
 
 
@@ -286,13 +301,15 @@ class _File(_Part):
     user_config: UserConfig
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading
+# ------------------------------------------------------------------------------------------------------------
 
 
 def load_config_file(path: Path, defaults: Settings) -> ConfigFile:
     """Reads and checks the file. Raises WrongConfigFile.
 
-    `defaults` says what a queue gets that does not say how it is partitioned, or how large its messages may be.
+    `defaults` says what a queue gets that does not say how it is partitioned, or how large its messages may
+    be.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -305,7 +322,9 @@ def load_config_file(path: Path, defaults: Settings) -> ConfigFile:
     except RecursionError as error:
         raise WrongConfigFile(f"{path}: lists and objects stand too deep in one another") from error
     except json.JSONDecodeError as error:
-        raise WrongConfigFile(f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
+        raise WrongConfigFile(
+            f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
+        ) from error
     except ValueError as error:
         raise WrongConfigFile(f"{path}: {error}") from error
     try:
@@ -320,7 +339,8 @@ _STRING_OR_TRAILING_COMMA = re.compile(r'"(?:[^"\\\n]|\\.)*"|,(?=\s*[\]}])')
 
 
 def without_comments(text: str) -> str:
-    """JSON from JSON with comments and trailing commas. Nothing moves, so that an error's line and column are right."""
+    """JSON from JSON with comments and trailing commas. Nothing moves, so that an error's line and column are
+    right."""
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()
@@ -333,7 +353,10 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     content = dict(pairs)
     if len(content) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the field {next(name for name in names if names.count(name) > 1)} stands twice in the same object")
+        raise ValueError(
+            f"the field {next(name for name in names if names.count(name) > 1)} stands twice in the "
+            "same object"
+        )
     return content
 
 
@@ -354,18 +377,26 @@ def _as_config(path: Path, user_config: UserConfig, defaults: Settings) -> Confi
     namespace = user_config.namespaces[0]
     where = "UserConfig.Namespaces[0]"
     names: dict[str, str] = {}
-    for kind, entities in (("Queues", [queue.name for queue in namespace.queues]), ("Topics", [topic.name for topic in namespace.topics])):
+    for kind, entities in (
+        ("Queues", [queue.name for queue in namespace.queues]),
+        ("Topics", [topic.name for topic in namespace.topics]),
+    ):
         for index, name in enumerate(entities):
             field = f"{where}.{kind}[{index}].Name"
             earlier = names.setdefault(key_of(name), field)
             if earlier != field:
-                raise WrongConfigFile(f"{path}: {field}: '{name}' is the name of {earlier.removesuffix('.Name')} too (case does not count)")
+                raise WrongConfigFile(
+                    f"{path}: {field}: '{name}' is the name of {earlier.removesuffix('.Name')} too "
+                    "(case does not count)"
+                )
     queues = []
     for index, queue in enumerate(namespace.queues):
         try:
             queues.append(_as_spec(queue, defaults))
         except WrongProperty as wrong:
-            raise WrongConfigFile(f"{path}: {where}.Queues[{index}].Properties.{wrong.element}: {wrong.description}") from wrong
+            raise WrongConfigFile(
+                f"{path}: {where}.Queues[{index}].Properties.{wrong.element}: {wrong.description}"
+            ) from wrong
     return ConfigFile(
         path=path,
         namespace=namespace.name,
@@ -396,7 +427,9 @@ def _as_spec(queue: Queue, defaults: Settings) -> QueueSpec:
         auto_delete_on_idle_ms=file.auto_delete_on_idle,
         enable_partitioning=defaults.partitioned_by_default if partitioned is None else partitioned,
         enable_express=file.enable_express,
-        max_message_size_kb=size_kb if (size_kb := file.max_message_size_in_kilobytes) is not None else defaults.message_kb_max,
+        max_message_size_kb=size_kb
+        if (size_kb := file.max_message_size_in_kilobytes) is not None
+        else defaults.message_kb_max,
         authorization_rules=tuple(policy.as_rule() for policy in file.authorization_rules),
     )
     return QueueSpec(queue.name, check_queue(queue.name, settings), file.partition_count)
@@ -404,7 +437,10 @@ def _as_spec(queue: Queue, defaults: Settings) -> QueueSpec:
 
 def _warnings(user_config: UserConfig, queues: Iterable[QueueSpec]) -> Iterable[str]:
     if "File" in user_config.logging.type:
-        yield f"Logging.Type is {user_config.logging.type}: the broker writes no log files, its log goes to stderr"
+        yield (
+            f"Logging.Type is {user_config.logging.type}: the broker writes no log files, its log goes to "
+            "stderr"
+        )
     namespace = user_config.namespaces[0]
     if namespace.topics:
         names = ", ".join(topic.name for topic in namespace.topics)
@@ -412,7 +448,9 @@ def _warnings(user_config: UserConfig, queues: Iterable[QueueSpec]) -> Iterable[
     for queue in queues:
         if inactive := [each for each in without_effect(queue.settings) if each != "RequiresSession"]:
             yield f"queue {queue.name}: kept, without effect in this version: {', '.join(inactive)}"
-        if queue.settings.requires_session:  # it has an effect, a bad one: messages can be sent and not received
+        if (
+            queue.settings.requires_session
+        ):  # it has an effect, a bad one: messages can be sent and not received
             yield (
                 f"queue {queue.name}: RequiresSession is kept, but sessions come in a later version: "
                 "messages with a session id are accepted, but no client can receive them"

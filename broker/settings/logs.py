@@ -1,7 +1,7 @@
 """How the broker logs: structlog, fixed event names with values, one line per event, never one per message.
 
-In a terminal the lines are made for reading, otherwise they are JSON. Standard-library loggers (aiohttp, asyncio) come
-out the same way. Written to stderr: stdout belongs to commands.
+In a terminal the lines are made for reading, otherwise they are JSON. Standard-library loggers (aiohttp,
+asyncio) come out the same way. Written to stderr: stdout belongs to commands.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ def configure_logging(log_format: LogFormat | None, level: LogLevel) -> None:
     if console:
         # Plain traces: the pretty ones print local variables, and keys are among those.
         last: list[structlog.typing.Processor] = [
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
         ]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
     root = logging.getLogger()
@@ -50,7 +53,8 @@ def configure_logging(log_format: LogFormat | None, level: LogLevel) -> None:
 
 
 def warn_development_key(settings: Settings) -> bool:
-    """Log a warning when others can reach the broker with a key that everybody knows; gives whether it did."""
+    """Log a warning when others can reach the broker with a key that everybody knows; gives whether it
+    did."""
     if settings.sas_key != DEVELOPMENT_KEY or is_loopback(settings.host):
         return False
     structlog.get_logger("broker").warning(

@@ -1,11 +1,11 @@
 """Every setting and every limit of the broker, with unit and default.
 
-Answers for the settings that come from the environment (`PARTIBUS_…`) and the command line. Entities come from another
-place: the configuration file (`config_file.py`) and the administration API. Each field here is explained for users in
-`docs/configuration.md`; a test fails when one is missing there.
+Answers for the settings that come from the environment (`PARTIBUS_…`) and the command line. Entities come
+from another place: the configuration file (`config_file.py`) and the administration API. Each field here is
+explained for users in `docs/configuration.md`; a test fails when one is missing there.
 
-Values are checked once, here, and never again behind: what holds a `Settings` holds possible values. Units stand last
-in the names. Nothing here reads a file or opens a socket.
+Values are checked once, here, and never again behind: what holds a `Settings` holds possible values. Units
+stand last in the names. Nothing here reads a file or opens a socket.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ DEVELOPMENT_KEY = "SAS_KEY_VALUE"
 
 KIB, MIB = 1024, 1024 * 1024
 PARTITIONS_MAX = 256
-"""A sequence number has room for 65,536 partitions; each one is a log with its own files, so far fewer make sense."""
+"""A sequence number has room for 65,536 partitions; each one is a log with its own files, so far fewer make
+sense."""
 
 Right = Literal["Manage", "Send", "Listen"]
 FsyncPolicy = Literal["always", "interval", "never"]
@@ -64,7 +65,9 @@ _ORIGIN = re.compile(r"(?i:https?)://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(:(?P<p
 
 def _check_host_name(text: str) -> str:
     if not _HOST_NAME.fullmatch(text):
-        raise ValueError("a name is given without scheme, port and path, like bus.example.com or *.example.com")
+        raise ValueError(
+            "a name is given without scheme, port and path, like bus.example.com or *.example.com"
+        )
     return text
 
 
@@ -72,7 +75,8 @@ def _check_origin(text: str) -> str:
     match = _ORIGIN.fullmatch(text)
     if not match or len(text) > 300 or not 0 < int(match["port"] or 1) < 1 << 16:
         raise ValueError(
-            "an origin is http or https, a host, and a port if it is another than the usual one: https://app.example.com, no path"
+            "an origin is http or https, a host, and a port if it is another than the usual one: "
+            "https://app.example.com, no path"
         )
     return text
 
@@ -116,13 +120,25 @@ class Settings(BaseSettings):
         validate_default=True,
     )
 
-    # --- where it listens --------------------------------------------------------------------------------------------
+    # --- where it listens
+    # --------------------------------------------------------------------------------------------------------
 
-    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on, for all ports; 0.0.0.0 is every IPv4 address.")
+    host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="Address to listen on, for all ports; 0.0.0.0 is every IPv4 address.",
+    )
     amqp_port: int = Field(5672, ge=0, le=65535, description="AMQP over plain TCP. 0 takes any free port.")
-    amqps_port: int | None = Field(5671, ge=0, le=65535, description="AMQP over TLS. 0 takes any free port, `none` turns it off.")
+    amqps_port: int | None = Field(
+        5671, ge=0, le=65535, description="AMQP over TLS. 0 takes any free port, `none` turns it off."
+    )
     http_port: int = Field(
-        5300, ge=0, le=65535, description="Administration, health, metrics and AMQP over WebSocket; plain HTTP and TLS on the same port."
+        5300,
+        ge=0,
+        le=65535,
+        description=(
+            "Administration, health, metrics and AMQP over WebSocket; plain HTTP and TLS on the same port."
+        ),
     )
     tls_certificate: Path | None = Field(
         None, description="Certificate chain (PEM). Without one, a certificate is made in the data folder."
@@ -130,106 +146,181 @@ class Settings(BaseSettings):
     tls_key: Path | None = Field(None, description="Private key (PEM) of the certificate.")
     hostnames: HostNames = Field(
         ("host.docker.internal", "host.containers.internal"),
-        description="More names under which the HTTP port answers, separated by commas. `*.example.com` stands for one label before it.",
+        description=(
+            "More names under which the HTTP port answers, separated by commas. `*.example.com` stands for "
+            "one label before it."
+        ),
     )
     origins: Origins = Field(
-        (), description="Other sites whose web pages may use the HTTP port, separated by commas: `https://app.example.com`."
+        (),
+        description="Other sites whose web pages may use the HTTP port, separated by commas: `https://app.example.com`.",
     )
 
-    # --- identity and keys -------------------------------------------------------------------------------------------
+    # --- identity and keys
+    # --------------------------------------------------------------------------------------------------------
 
-    namespace: str = Field("sbemulatorns", min_length=1, max_length=50, description="Name of the namespace, as clients see it.")
+    namespace: str = Field(
+        "sbemulatorns", min_length=1, max_length=50, description="Name of the namespace, as clients see it."
+    )
     sas_key_name: str = Field(
-        DEVELOPMENT_KEY_NAME, min_length=1, max_length=256, description="Name of the root key, which may do everything."
+        DEVELOPMENT_KEY_NAME,
+        min_length=1,
+        max_length=256,
+        description="Name of the root key, which may do everything.",
     )
     sas_key: str = Field(
-        DEVELOPMENT_KEY, min_length=1, repr=False, description="The root key. The default is public: change it before others can connect."
+        DEVELOPMENT_KEY,
+        min_length=1,
+        repr=False,
+        description="The root key. The default is public: change it before others can connect.",
     )
     sas_rules: tuple[SasRule, ...] = Field(
         (),
         max_length=11,
         repr=False,
-        description="More keys of the namespace: a JSON list of key_name, primary_key, secondary_key, rights.",
+        description=(
+            "More keys of the namespace: a JSON list of key_name, primary_key, secondary_key, rights."
+        ),
     )
     sas_grace_ms: int = Field(
         60_000,
         ge=0,
         le=3_600_000,
-        description="How long an expired token is still accepted over HTTP, because the Python client re-uses its own that long.",
+        description=(
+            "How long an expired token is still accepted over HTTP, because the Python client re-uses its "
+            "own that long."
+        ),
     )
 
-    # --- what it keeps -----------------------------------------------------------------------------------------------
+    # --- what it keeps
+    # --------------------------------------------------------------------------------------------------------
 
     data_dir: Path = Field(
         Path("data"),
-        description="Folder of the logs, the catalogue and the generated certificate. Several, separated by `:`, share the partitions.",
+        description=(
+            "Folder of the logs, the catalogue and the generated certificate. Several, separated by `:`, "
+            "share the partitions."
+        ),
     )
     more_data_dirs: tuple[Path, ...] = Field(
-        (), description="More folders, as a JSON list: they come after those of `PARTIBUS_DATA_DIR` or `--data-dir`."
+        (),
+        description=(
+            "More folders, as a JSON list: they come after those of `PARTIBUS_DATA_DIR` or `--data-dir`."
+        ),
     )
     fsync: FsyncPolicy = Field(
         "always",
-        description="When a commit is forced to the disk: before it is acknowledged (`always`), every fsync_interval_ms, or `never`.",
+        description=(
+            "When a commit is forced to the disk: before it is acknowledged (`always`), every "
+            "fsync_interval_ms, or `never`."
+        ),
     )
-    fsync_interval_ms: int = Field(100, ge=1, le=60_000, description="Time between two syncs when fsync is `interval`.")
+    fsync_interval_ms: int = Field(
+        100, ge=1, le=60_000, description="Time between two syncs when fsync is `interval`."
+    )
     segment_bytes: int = Field(
         64 * MIB,
         ge=64 * KIB,
         le=4096 * MIB,
-        description="The largest size of a log's segment file. Short logs, and logs on a disk with little room, use smaller ones.",
+        description=(
+            "The largest size of a log's segment file. Short logs, and logs on a disk with little room, "
+            "use smaller ones."
+        ),
     )
-    checkpoint_bytes: int = Field(64 * MIB, ge=64 * KIB, description="Log written since the last checkpoint that makes a new one due.")
+    checkpoint_bytes: int = Field(
+        64 * MIB, ge=64 * KIB, description="Log written since the last checkpoint that makes a new one due."
+    )
     committer_threads: int = Field(4, ge=1, le=64, description="Threads that write and sync the logs.")
     log_files_max: int | None = Field(
         None,
         ge=16,
-        description="Log files kept open, a quarter of them for reading; the least recently used is closed for another. "
+        description="Log files kept open, a quarter of them for reading; "
+        "the least recently used is closed for "
+        "another. "
         "Without a number: a third of the process's descriptors, 8,192 at most.",
     )
-    log_idle_ms: int = Field(60_000, ge=10, le=86_400_000, description="How long a partition keeps its file open when nothing is written.")
+    log_idle_ms: int = Field(
+        60_000,
+        ge=10,
+        le=86_400_000,
+        description="How long a partition keeps its file open when nothing is written.",
+    )
     disk_timeout_ms: int = Field(
         5_000,
         ge=100,
         le=60_000,
-        description="How long a partition waits for its disk. Then it is unavailable until the disk answers; messages without a key "
+        description="How long a partition waits for its disk. Then it is unavailable until the disk answers; "
+        "messages without a key "
         "go elsewhere.",
     )
     payload_memory_bytes: int = Field(
-        32 * MIB, ge=0, description="Message bodies kept in memory, over all partitions; others are read from the log."
+        32 * MIB,
+        ge=0,
+        description="Message bodies kept in memory, over all partitions; others are read from the log.",
     )
     memory_percent_max: int = Field(
         60,
         ge=1,
         le=100,
-        description="Share of the memory that the container, or else the machine, has. If the process uses more, sends are refused until "
+        description="Share of the memory that the container, or else the "
+        "machine, has. If the process uses more, "
+        "sends are refused until "
         "receivers have made room.",
     )
     memory_bytes_max: int | None = Field(None, ge=MIB, description="The same in bytes; overrides the share.")
 
-    # --- entities ----------------------------------------------------------------------------------------------------
+    # --- entities
+    # --------------------------------------------------------------------------------------------------------
 
     partitions_default: int = Field(
-        PARTITIONS_DEFAULT, ge=1, le=PARTITIONS_MAX, description="Partitions of an entity whose description does not give a number."
+        PARTITIONS_DEFAULT,
+        ge=1,
+        le=PARTITIONS_MAX,
+        description="Partitions of an entity whose description does not give a number.",
     )
-    partitioned_by_default: bool = Field(True, description="Whether an entity created without EnablePartitioning is partitioned.")
+    partitioned_by_default: bool = Field(
+        True, description="Whether an entity created without EnablePartitioning is partitioned."
+    )
     entities_max: int = Field(10_000, ge=1, description="Entities in the namespace.")
-    message_kb_max: int = Field(1024, ge=1, le=102_400, description="Default for an entity's largest message, in KiB.")
+    message_kb_max: int = Field(
+        1024, ge=1, le=102_400, description="Default for an entity's largest message, in KiB."
+    )
 
-    # --- AMQP connections --------------------------------------------------------------------------------------------
+    # --- AMQP connections
+    # --------------------------------------------------------------------------------------------------------
 
     connections_max: int = Field(10_000, ge=1, description="AMQP connections at a time, over all ports.")
-    connection_open_timeout_ms: int = Field(60_000, ge=100, description="Time a new connection has to finish its TLS, SASL and open.")
+    connection_open_timeout_ms: int = Field(
+        60_000, ge=100, description="Time a new connection has to finish its TLS, SASL and open."
+    )
     unclaimed_timeout_ms: int = Field(
-        20_000, ge=0, description="Time a connection may stay open without a valid token or login; 0 for no limit."
+        20_000,
+        ge=0,
+        description="Time a connection may stay open without a valid token or login; 0 for no limit.",
     )
-    sessions_per_connection_max: int = Field(256, ge=1, le=65_535, description="AMQP sessions per connection.")
+    sessions_per_connection_max: int = Field(
+        256, ge=1, le=65_535, description="AMQP sessions per connection."
+    )
     links_per_connection_max: int = Field(5_000, ge=1, description="Links per connection.")
-    frame_bytes_max: int = Field(256 * KIB, ge=512, le=16 * MIB, description="Largest AMQP frame accepted, announced in open.")
-    idle_timeout_ms: int = Field(
-        240_000, ge=1_000, description="Idle time-out announced in open; a peer that was silent for twice as long is disconnected."
+    frame_bytes_max: int = Field(
+        256 * KIB, ge=512, le=16 * MIB, description="Largest AMQP frame accepted, announced in open."
     )
-    link_credit: int = Field(1_000, ge=1, le=100_000, description="Messages a client may send on a link ahead of their acknowledgement.")
-    unsettled_per_link_max: int = Field(5_000, ge=1, description="Deliveries a receiver may hold unsettled on one link.")
+    idle_timeout_ms: int = Field(
+        240_000,
+        ge=1_000,
+        description=(
+            "Idle time-out announced in open; a peer that was silent for twice as long is disconnected."
+        ),
+    )
+    link_credit: int = Field(
+        1_000,
+        ge=1,
+        le=100_000,
+        description="Messages a client may send on a link ahead of their acknowledgement.",
+    )
+    unsettled_per_link_max: int = Field(
+        5_000, ge=1, description="Deliveries a receiver may hold unsettled on one link."
+    )
     connection_inflight_bytes_max: int = Field(
         16 * MIB, ge=64 * KIB, description="Received and not yet acknowledged bytes, per connection."
     )
@@ -237,41 +328,68 @@ class Settings(BaseSettings):
     output_buffer_bytes_max: int = Field(
         4 * MIB,
         ge=64 * KIB,
-        description="Output that may wait for a client before its links get no more; 256 KiB until the client has shown that it reads.",
+        description=(
+            "Output that may wait for a client before its links get no more; 256 KiB until the client has "
+            "shown that it reads."
+        ),
     )
     total_output_bytes_max: int = Field(
         256 * MIB,
         ge=MIB,
-        description="The same over all connections. Once half is used, each connection has its share of the rest, at least 16 KiB.",
+        description=(
+            "The same over all connections. Once half is used, each connection has its share of the rest, "
+            "at least 16 KiB."
+        ),
     )
-    receive_cache_messages: int = Field(1_000, ge=0, description="Locked messages kept ready per connection for its next requests.")
+    receive_cache_messages: int = Field(
+        1_000, ge=0, description="Locked messages kept ready per connection for its next requests."
+    )
     receive_cache_bytes: int = Field(4 * MIB, ge=0, description="The same in bytes.")
 
-    # --- HTTP --------------------------------------------------------------------------------------------------------
+    # --- HTTP
+    # --------------------------------------------------------------------------------------------------------
 
     http_connections_max: int = Field(
         1_000,
         ge=1,
-        description="HTTP connections at a time, WebSockets included. A further client takes the place of the one that has waited longest.",
+        description=(
+            "HTTP connections at a time, WebSockets included. A further client takes the place of the one "
+            "that has waited longest."
+        ),
     )
-    http_header_bytes_max: int = Field(16 * KIB, ge=1 * KIB, le=MIB, description="Longest request line and longest header field.")
-    http_body_bytes_max: int = Field(MIB, ge=1 * KIB, le=128 * MIB, description="Largest body of an administration request.")
+    http_header_bytes_max: int = Field(
+        16 * KIB, ge=1 * KIB, le=MIB, description="Longest request line and longest header field."
+    )
+    http_body_bytes_max: int = Field(
+        MIB, ge=1 * KIB, le=128 * MIB, description="Largest body of an administration request."
+    )
     http_header_timeout_ms: int = Field(
         5_000,
         ge=10,
-        description="Time for a whole request header: on a new connection including the TLS handshake, on a kept one from the first byte. "
+        description="Time for a whole request header: on a new connection "
+        "including the TLS handshake, on a kept "
+        "one from the first byte. "
         "Also the time for the AMQP header on a new WebSocket.",
     )
     http_transfer_timeout_ms: int = Field(
-        30_000, ge=100, description="Time for the body of a request to arrive, and for a client to read the answer."
+        30_000,
+        ge=100,
+        description="Time for the body of a request to arrive, and for a client to read the answer.",
     )
-    http_keepalive_ms: int = Field(75_000, ge=100, description="How long an HTTP connection may stay idle between requests.")
+    http_keepalive_ms: int = Field(
+        75_000, ge=100, description="How long an HTTP connection may stay idle between requests."
+    )
 
-    # --- running -----------------------------------------------------------------------------------------------------
+    # --- running
+    # --------------------------------------------------------------------------------------------------------
 
-    log_format: LogFormat | None = Field(None, description="`console` or `json`. Without one: console in a terminal, otherwise JSON.")
+    log_format: LogFormat | None = Field(
+        None, description="`console` or `json`. Without one: console in a terminal, otherwise JSON."
+    )
     log_level: LogLevel = Field("info", description="Least severe log line that is written.")
-    shutdown_timeout_ms: int = Field(10_000, ge=0, description="Time that open requests have to finish when the broker stops.")
+    shutdown_timeout_ms: int = Field(
+        10_000, ge=0, description="Time that open requests have to finish when the broker stops."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -281,7 +399,10 @@ class Settings(BaseSettings):
             folders = [folder for folder in folders.split(os.pathsep) if folder] or ["data"]
         if isinstance(given, dict) and isinstance(folders, list | tuple) and folders:
             first, *more = folders
-            return given | {"data_dir": first, "more_data_dirs": [*more, *(given.get("more_data_dirs") or ())]}
+            return given | {
+                "data_dir": first,
+                "more_data_dirs": [*more, *(given.get("more_data_dirs") or ())],
+            }
         return given
 
     @model_validator(mode="after")
@@ -318,7 +439,8 @@ class WrongSettings(ValueError):
 
 
 def load_settings(**given: object) -> Settings:
-    """The settings: what is given here first, then the environment, then the defaults. Raises WrongSettings."""
+    """The settings: what is given here first, then the environment, then the defaults. Raises
+    WrongSettings."""
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
@@ -334,7 +456,9 @@ def _explain(error: ValidationError) -> str:
         name = variable_of(path[0]) + "".join(f".{part}" for part in path[1:]) if path else "settings"
         met = problem["input"]
         # Keys are never shown, and of lists and maps nothing, for they may hold keys.
-        shown = f" (got {met!r})" if path and "key" not in path[-1] and isinstance(met, str | int | float) else ""
+        shown = (
+            f" (got {met!r})" if path and "key" not in path[-1] and isinstance(met, str | int | float) else ""
+        )
         lines.append(f"{name}: {problem['msg'].removeprefix('Value error, ')}{shown}")
     return "\n".join(lines)
 
@@ -347,10 +471,12 @@ def _explain_json(error: SettingsError) -> str:
 def unknown_variables(environment: Iterable[str] | None = None) -> list[str]:
     """Variables that begin like ours and name no setting: most likely misspelt.
 
-    To be warned of, not refused: an orchestrator makes such variables by itself for a service called `partibus`. Settings are read
-    from variables in any case, PARTIBUS_CONFIG in capitals only.
+    To be warned of, not refused: an orchestrator makes such variables by itself for a service called
+    `partibus`. Settings are read from variables in any case, PARTIBUS_CONFIG in capitals only.
     """
     known = {variable_of(name) for name in Settings.model_fields}
     names = os.environ if environment is None else environment
     ours = (name for name in names if name.upper().startswith(ENVIRONMENT_PREFIX))
-    return sorted(name for name in ours if name.upper() not in known and name != ENVIRONMENT_PREFIX + "CONFIG")
+    return sorted(
+        name for name in ours if name.upper() not in known and name != ENVIRONMENT_PREFIX + "CONFIG"
+    )

@@ -1,14 +1,18 @@
-"""The broker's memory mark: above it sends are refused while receivers drain, so that the kernel never ends the process for its memory.
+"""The broker's memory mark: above it sends are refused while receivers drain, so that the kernel never ends
+the process for its memory.
 
-What counts is resident memory, for that is what the kernel looks at, with two corrections. Messages that were admitted and are not stored
-yet will take more, so each of them is added. And Python hardly ever returns the memory of small objects to the system: a broker that has
-delivered a million messages stays as large as it was, and uses that memory again before it grows. So what waiting messages and connections
-gave back is subtracted, until others have taken it or the process has become smaller. This estimate is too high if something else has taken
-that memory. It is therefore limited to half of the mark: with the default mark, the process stays below nine tenths of the memory there is.
+What counts is resident memory, for that is what the kernel looks at, with two corrections. Messages that were
+admitted and are not stored yet will take more, so each of them is added. And Python hardly ever returns the
+memory of small objects to the system: a broker that has delivered a million messages stays as large as it
+was, and uses that memory again before it grows. So what waiting messages and connections gave back is
+subtracted, until others have taken it or the process has become smaller. This estimate is too high if
+something else has taken that memory. It is therefore limited to half of the mark: with the default mark, the
+process stays below nine tenths of the memory there is.
 
-Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration. Sends are accepted again when a
-twentieth of the mark is free. Until then, the C library is told now and then to return free pages to the system. It keeps those between
-blocks in use otherwise, and a broker without any messages could stay above its mark.
+Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration.
+Sends are accepted again when a twentieth of the mark is free. Until then, the C library is told now and then
+to return free pages to the system. It keeps those between blocks in use otherwise, and a broker without any
+messages could stay above its mark.
 
 `memory_of_the_machine` and `resident_bytes` ask the system; `Memory` is pure, apart from its log lines.
 """
@@ -28,7 +32,8 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 
 LOOK_S = 0.25
-"""How often resident memory is read: some 20 microseconds each time. Near the mark it is read for each admission, too."""
+"""How often resident memory is read: some 20 microseconds each time. Near the mark it is read for each
+admission, too."""
 CONNECTION_BYTES = 24 * 1024
 """What a connection that does nothing takes at least; one with a receiver takes some 40 KiB."""
 RETURN_S = 2.0
@@ -62,9 +67,14 @@ class Memory:
     )
 
     def __init__(
-        self, mark: int, resident: Callable[[], int], counted: Callable[[], int], changed: Callable[[bool], None] = lambda limited: None
+        self,
+        mark: int,
+        resident: Callable[[], int],
+        counted: Callable[[], int],
+        changed: Callable[[bool], None] = lambda limited: None,
     ) -> None:
-        """`mark` in bytes; `resident` gives the process's memory, `counted` what waiting messages take of it by the broker's own count.
+        """`mark` in bytes; `resident` gives the process's memory, `counted` what waiting messages take of it
+        by the broker's own count.
 
         `changed` is told whether memory is limited, at each change.
         """
@@ -93,7 +103,8 @@ class Memory:
             if self.limited:
                 raise Refused(
                     Reason.SERVER_BUSY,
-                    f"The broker uses {self.used // MIB} MiB of memory, and accepts no messages above {self.mark // MIB} MiB until some "
+                    f"The broker uses {self.used // MIB} MiB of memory, and accepts no messages above "
+                    f"{self.mark // MIB} MiB until some "
                     "were received or deleted. Please wait 2 seconds and try again.",
                 )
 
@@ -115,11 +126,21 @@ class Memory:
         if not self.limited and self._room < 0:
             self.limited = True
             self._changed(True)
-            log.warning("memory.limited", used_mib=self.used // MIB, mark_mib=self.mark // MIB, waiting_messages_mib=waiting // MIB)
+            log.warning(
+                "memory.limited",
+                used_mib=self.used // MIB,
+                mark_mib=self.mark // MIB,
+                waiting_messages_mib=waiting // MIB,
+            )
         elif self.limited and self._room >= self.mark // 20:
             self.limited = False
             self._changed(False)
-            log.info("memory.accepting", used_mib=self.used // MIB, mark_mib=self.mark // MIB, waiting_messages_mib=waiting // MIB)
+            log.info(
+                "memory.accepting",
+                used_mib=self.used // MIB,
+                mark_mib=self.mark // MIB,
+                waiting_messages_mib=waiting // MIB,
+            )
         if self.limited:
             self._room = -1  # so that `admit` needs no other comparison
 
@@ -134,13 +155,15 @@ def resident_bytes() -> int:
 
 
 def return_free_pages() -> None:
-    """Have the C library return to the system what it holds free between blocks in use. For a thread: it may take a few milliseconds."""
+    """Have the C library return to the system what it holds free between blocks in use. For a thread: it may
+    take a few milliseconds."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 def memory_of_the_machine(root: Path = Path("/")) -> int:
-    """Bytes of memory that the process may use: the container's limit if there is one, else all of the machine.
+    """Bytes of memory that the process may use: the container's limit if there is one, else all of the
+    machine.
 
     `root` is where `/proc` and `/sys` are found.
     """
@@ -150,16 +173,19 @@ def memory_of_the_machine(root: Path = Path("/")) -> int:
             text = path.read_text(encoding="ascii").strip()
         except OSError:
             continue
-        if text.isdecimal() and int(text) > 0:  # version 2 writes `max` for no limit, version 1 a number beyond any machine's memory
+        if (
+            text.isdecimal() and int(text) > 0
+        ):  # version 2 writes `max` for no limit, version 1 a number beyond any machine's memory
             limits.append(int(text))
     return min(limits)
 
 
 def _limit_files(root: Path) -> Iterator[Path]:
-    """Where the limits of the process's control group and of all above it may stand, for both versions of control groups.
+    """Where the limits of the process's control group and of all above it may stand, for both versions of
+    control groups.
 
-    A container sees its own group as the root of all, or finds no folder of the name that the kernel gives: then its limit stands in the
-    root folder.
+    A container sees its own group as the root of all, or finds no folder of the name that the kernel gives:
+    then its limit stands in the root folder.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()

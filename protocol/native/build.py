@@ -1,4 +1,5 @@
-"""Builds `protocol._runs` from `runs.c`, `deliveries.c` and `delivery_ids.c`, when the package is built (see `setup.py`)."""
+"""Builds `protocol._runs` from `runs.c`, `deliveries.c` and `delivery_ids.c`, when the package is built (see
+`setup.py`)."""
 
 from pathlib import Path
 

@@ -1,7 +1,8 @@
 """`python -m tests.bench.run`: measures the figures to hold, beside a reference broker where there is one.
 
-Answers for the order of a run: rounds, broker and peer in turn within each, medians at the end. Standard output carries one line of
-JSON per figure and nothing else; progress and the table go to standard error. Ends with status 1 when a figure is below its floor.
+Answers for the order of a run: rounds, broker and peer in turn within each, medians at the end. Standard
+output carries one line of JSON per figure and nothing else; progress and the table go to standard error. Ends
+with status 1 when a figure is below its floor.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Scale:
 
 FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0, 110, 16_000, 5.0, 10_000)
 QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500, 1.0, 500)
-"""To see that everything runs. Its figures are not worth reading: too short, and floors are for the full scale."""
+"""To see that everything runs. Its figures are not worth reading: too short, and floors are for the full
+scale."""
 
 
 @dataclass(slots=True)
@@ -87,7 +89,9 @@ class Run:
     def wants(self, group: Sequence[Figure]) -> bool:
         return any(figure.name in self.wanted for figure in group)
 
-    def note(self, figure: Figure, value: float, settings: dict[str, object], *, reference: bool = False) -> None:
+    def note(
+        self, figure: Figure, value: float, settings: dict[str, object], *, reference: bool = False
+    ) -> None:
         """Keep one round's value for a figure, or for what it is held against."""
         if figure.name not in self.wanted:
             return
@@ -97,25 +101,50 @@ class Run:
         if not reference:
             result.stolen_percent.append(stolen)
         kind = "reference" if reference else "measured"
-        progress.print(f"  {figure.name:26} {kind:9} {value:12,.2f} {figure.unit:10} [dim]{stolen:3.0f} % stolen[/dim]")
+        progress.print(
+            f"  {figure.name:26} {kind:9} {value:12,.2f} {figure.unit:10} [dim]{stolen:3.0f} % stolen[/dim]"
+        )
 
 
 def main(
     peer: Annotated[
-        str | None, typer.Option(envvar="PARTIBUS_BENCH_PEER", help="The reference broker: amqp://user:password@host:port/address.")
+        str | None,
+        typer.Option(
+            envvar="PARTIBUS_BENCH_PEER", help="The reference broker: amqp://user:password@host:port/address."
+        ),
     ] = None,
     peer_setup: Annotated[
-        str | None, typer.Option(envvar="PARTIBUS_BENCH_PEER_SETUP", help="Command that readies the peer, run once before.")
+        str | None,
+        typer.Option(
+            envvar="PARTIBUS_BENCH_PEER_SETUP", help="Command that readies the peer, run once before."
+        ),
     ] = None,
     broker: Annotated[
-        str | None, typer.Option(envvar="PARTIBUS_BENCH_BROKER", help="A broker that runs already, for the traffic figures: amqp://….")
+        str | None,
+        typer.Option(
+            envvar="PARTIBUS_BENCH_BROKER",
+            help="A broker that runs already, for the traffic figures: amqp://….",
+        ),
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="A figure to measure (repeatable); all by default.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds per figure; medians are taken over them.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small run that shows that everything works.")] = False,
-    folder: Annotated[Path, typer.Option(envvar="PARTIBUS_BENCH_DIR", help="Where brokers keep their data: the disk under test.")] = WORK,
-    write_docs: Annotated[bool, typer.Option("--write-docs", help="Put the table into docs/benchmarks.md.")] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Sample the broker with py-spy during the traffic figures.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A figure to measure (repeatable); all by default.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds per figure; medians are taken over them.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small run that shows that everything works.")
+    ] = False,
+    folder: Annotated[
+        Path,
+        typer.Option(envvar="PARTIBUS_BENCH_DIR", help="Where brokers keep their data: the disk under test."),
+    ] = WORK,
+    write_docs: Annotated[
+        bool, typer.Option("--write-docs", help="Put the table into docs/benchmarks.md.")
+    ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Sample the broker with py-spy during the traffic figures.")
+    ] = False,
 ) -> None:
     """Measure the figures to hold; print one line of JSON for each."""
     unknown = set(only or ()) - set(FIGURES)
@@ -173,12 +202,20 @@ def measure_traffic(run: Run, peer_url: str | None, broker_url: str | None) -> N
 
 def _traffic_round(run: Run, target: Target, pid: int | None, is_peer: bool) -> None:
     scale = run.scale
-    settings: dict[str, object] = {"messages": scale.messages, "body_bytes": traffic.BODY_BYTES, "window": traffic.WINDOW}
+    settings: dict[str, object] = {
+        "messages": scale.messages,
+        "body_bytes": traffic.BODY_BYTES,
+        "window": traffic.WINDOW,
+    }
     one: dict[str, object] = {**settings, "connections": 1, "partitions": footprint.PARTITIONS}
     eight: dict[str, object] = {**one, "connections": CONNECTIONS}
 
     def measured(figure: Figure, load: Callable[[], float], with_settings: dict[str, object]) -> None:
-        with run.profiler.around(figure.name, pid) if run.profiler is not None and pid is not None else nullcontext():
+        with (
+            run.profiler.around(figure.name, pid)
+            if run.profiler is not None and pid is not None
+            else nullcontext()
+        ):
             value = load()
         run.note(figure, value, with_settings, reference=is_peer)
 
@@ -186,7 +223,11 @@ def _traffic_round(run: Run, target: Target, pid: int | None, is_peer: bool) -> 
         measured(figures.SEND, lambda: traffic.send(target, scale.messages), one)
         measured(figures.RECEIVE, lambda: traffic.receive(target, scale.messages), one)
     if run.wants((figures.EIGHT_CONNECTIONS,)):
-        measured(figures.EIGHT_CONNECTIONS, lambda: traffic.send_and_receive(target, scale.messages, CONNECTIONS), eight)
+        measured(
+            figures.EIGHT_CONNECTIONS,
+            lambda: traffic.send_and_receive(target, scale.messages, CONNECTIONS),
+            eight,
+        )
     if run.wants((figures.SEND_LATENCY, figures.PEER_SEND_LATENCY)):
         latency_us = statistics.median(traffic.send_latencies_us(target, scale.latency_messages))
         traffic.receive(target, scale.latency_messages)
@@ -202,7 +243,9 @@ def measure_waiting(run: Run) -> None:
         "partitions": footprint.PARTITIONS,
     }
     for number in range(run.scale.rounds):
-        progress.print(f"{run.scale.waiting_messages:,} messages waiting, round {number + 1} of {run.scale.rounds}")
+        progress.print(
+            f"{run.scale.waiting_messages:,} messages waiting, round {number + 1} of {run.scale.rounds}"
+        )
         found = footprint.waiting(run.folder, run.scale.waiting_messages)
         run.note(figures.MEMORY_WAITING, found.memory_mib, settings)
         run.note(figures.MEMORY_WAITING_RESTARTED, found.memory_restarted_mib, settings)
@@ -213,7 +256,11 @@ def measure_waiting(run: Run) -> None:
 def measure_idle(run: Run) -> None:
     """Memory and CPU time of a broker that nobody uses."""
     scale = run.scale
-    settings: dict[str, object] = {"queues": scale.idle_queues, "partitions": footprint.PARTITIONS, "observed_s": scale.idle_observed_s}
+    settings: dict[str, object] = {
+        "queues": scale.idle_queues,
+        "partitions": footprint.PARTITIONS,
+        "observed_s": scale.idle_observed_s,
+    }
     for number in range(scale.rounds):
         progress.print(f"idle, round {number + 1} of {scale.rounds}")
         found = footprint.idle(run.folder, scale.idle_queues, scale.idle_observed_s)
@@ -226,7 +273,11 @@ def measure_idle(run: Run) -> None:
 def measure_disk_space(run: Run) -> None:
     """What a queue takes on the disk after its traffic."""
     count = run.scale.waiting_messages
-    settings: dict[str, object] = {"messages": count, "body_bytes": traffic.BODY_BYTES, "partitions": footprint.PARTITIONS}
+    settings: dict[str, object] = {
+        "messages": count,
+        "body_bytes": traffic.BODY_BYTES,
+        "partitions": footprint.PARTITIONS,
+    }
     for number in range(run.scale.rounds):
         progress.print(f"{count:,} messages consumed, round {number + 1} of {run.scale.rounds}")
         found = disk_space.disk_space(run.folder, count)
@@ -235,9 +286,14 @@ def measure_disk_space(run: Run) -> None:
 
 
 def measure_checkpoints(run: Run) -> None:
-    """What checkpoints write while many messages wait. Bytes do not depend on the machine: one round is enough."""
+    """What checkpoints write while many messages wait. Bytes do not depend on the machine: one round is
+    enough."""
     count = run.scale.waiting_messages
-    settings: dict[str, object] = {"waiting": count, "body_bytes": checkpoint_cost.PASSING_BODY_BYTES, "partitions": 1}
+    settings: dict[str, object] = {
+        "waiting": count,
+        "body_bytes": checkpoint_cost.PASSING_BODY_BYTES,
+        "partitions": 1,
+    }
     progress.print(f"{count:,} messages waiting, checkpoints of one partition")
     run.note(figures.CHECKPOINTS, checkpoint_cost.checkpoint_mib(run.folder, count, 2), settings)
 
@@ -246,7 +302,9 @@ def measure_connections(run: Run) -> None:
     """Memory of a broker with connections that do nothing."""
     settings: dict[str, object] = {"connections": run.scale.idle_connections}
     for number in range(run.scale.rounds):
-        progress.print(f"{run.scale.idle_connections:,} connections, round {number + 1} of {run.scale.rounds}")
+        progress.print(
+            f"{run.scale.idle_connections:,} connections, round {number + 1} of {run.scale.rounds}"
+        )
         found = footprint.connections(run.folder, run.scale.idle_connections)
         run.note(figures.IDLE_CONNECTIONS, found.open_mib, settings)
         run.note(figures.IDLE_RECEIVERS, found.receiving_mib, settings)
@@ -311,7 +369,9 @@ def measure_output_attack(run: Run) -> None:
     }
     for number in range(scale.rounds):
         progress.print(f"receivers that do not read, round {number + 1} of {scale.rounds}")
-        found = attack_output.receivers_that_do_not_read(run.folder, scale.silent_receivers, idle, scale.silent_messages, 5.0)
+        found = attack_output.receivers_that_do_not_read(
+            run.folder, scale.silent_receivers, idle, scale.silent_messages, 5.0
+        )
         run.note(figures.OUTPUT_ATTACK_MEMORY, found.memory_mib, settings)
         run.note(figures.OUTPUT_ATTACK_ROUND_TRIP, found.round_trip_ms, settings)
         run.note(figures.OUTPUT_ATTACK_PEEK, found.peek_ms, settings)
@@ -330,7 +390,8 @@ def measure_half_headers(run: Run) -> None:
 
 
 def measure_attacks(run: Run) -> None:
-    """How much memory each attack takes on a broker of its own, and how long another client waits meanwhile."""
+    """How much memory each attack takes on a broker of its own, and how long another client waits
+    meanwhile."""
     settings: dict[str, object] = {"attack_s": run.scale.attack_s}
     for number in range(run.scale.rounds):
         progress.print(f"attacks, round {number + 1} of {run.scale.rounds}")
@@ -355,7 +416,8 @@ def measure_stalls(run: Run) -> None:
 
 @contextmanager
 def broker_target(folder: Path, url: str | None) -> Iterator[tuple[Target, int | None]]:
-    """The broker under test and its process id: one started here, or the running one that url names (whose id we do not know)."""
+    """The broker under test and its process id: one started here, or the running one that url names (whose id
+    we do not know)."""
     if url is not None:
         yield Target("broker", Endpoint.parse(url), settles_first=True), None
         return

@@ -1,8 +1,10 @@
-"""The clients of a crash round: senders and receivers that write down everything, and go on after the broker was killed.
+"""The clients of a crash round: senders and receivers that write down everything, and go on after the broker
+was killed.
 
-Each is a thread with a connection of its own over `raw_amqp`. What it asks of the broker is in the ledger before the bytes leave, what
-the broker said is there when it was read; a connection that breaks leaves the rest unknown. A broker that refuses what it should take is
-an error of the round; a broker that is not there is waited for.
+Each is a thread with a connection of its own over `raw_amqp`. What it asks of the broker is in the ledger
+before the bytes leave, what the broker said is there when it was read; a connection that breaks leaves the
+rest unknown. A broker that refuses what it should take is an error of the round; a broker that is not there
+is waited for.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ class Client(threading.Thread, ABC):
 
 
 class Sender(Client):
-    """Sends bursts and waits for their outcomes: `burst` transfers at a time, each of `batch` messages, with one of `keys` or without.
+    """Sends bursts and waits for their outcomes: `burst` transfers at a time, each of `batch` messages, with
+    one of `keys` or without.
 
     `pause_s` follows each burst; messages live for `time_to_live_ms`, for ever if that is None.
     """
@@ -106,7 +109,9 @@ class Sender(Client):
             for _ in range(self._burst):
                 names, payload = self._next()
                 waiting[delivery] = names
-                frames.append(raw.frame(raw.TRANSFER, raw.transfer_fields(0, delivery, batch=self._batch > 1), payload))
+                frames.append(
+                    raw.frame(raw.TRANSFER, raw.transfer_fields(0, delivery, batch=self._batch > 1), payload)
+                )
                 delivery += 1
             self.ledger.sending([name for names in waiting.values() for name in names])
             connection.send(*frames)
@@ -126,14 +131,18 @@ class Sender(Client):
         self._numbers[key] = begin + self._batch
         names = [name_of(self.name, key, number) for number in range(begin, begin + self._batch)]
         annotations = {"x-opt-partition-key": f"{self.name}/{key}"} if key else None
-        messages = [message(header=self._header, properties=[name], annotations=annotations, body=[body_of(name)]) for name in names]
+        messages = [
+            message(header=self._header, properties=[name], annotations=annotations, body=[body_of(name)])
+            for name in names
+        ]
         if self._batch == 1:
             return names, messages[0]
         return names, message(properties=[names[0]], annotations=annotations, body=messages)
 
 
 class Receiver(Client):
-    """Takes messages under lock, removes most of them and waits until the broker says so; gives some back, dead-letters some."""
+    """Takes messages under lock, removes most of them and waits until the broker says so; gives some back,
+    dead-letters some."""
 
     def __init__(
         self,
@@ -177,7 +186,11 @@ class Receiver(Client):
                 name = self._receive(found.payload, life)
                 state = self._settle(name)
                 self._asked[number] = (name, state.descriptor)
-                answers.append(raw.frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, state)))
+                answers.append(
+                    raw.frame(
+                        raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, state)
+                    )
+                )
             elif found.code == raw.DISPOSITION:
                 self._confirm(found, life)
             elif found.code == raw.CLOSE and raw.condition_of(found) == "amqp:connection:forced":
@@ -207,7 +220,10 @@ class Receiver(Client):
         dead_letter = choice < self._abandons + self._dead_letters
         self.ledger.removing(name, dead_letter=dead_letter)
         if dead_letter:
-            return raw.outcome(raw.REJECTED, [Described(ULong(raw.ERROR), [Symbol("com.microsoft:dead-letter"), "asked for"])])
+            return raw.outcome(
+                raw.REJECTED,
+                [Described(ULong(raw.ERROR), [Symbol("com.microsoft:dead-letter"), "asked for"])],
+            )
         return raw.outcome(raw.ACCEPTED)
 
     def _confirm(self, found: Frame, life: int) -> None:
@@ -216,7 +232,9 @@ class Receiver(Client):
         for number in range(found.field(1), (found.field(2) or found.field(1)) + 1):
             name, asked = self._asked.pop(number)
             error = state.value[0] if state.value else None
-            assert state.descriptor == asked and (asked != raw.REJECTED or error is None), f"the settlement of {name} was refused: {state}"
+            assert state.descriptor == asked and (asked != raw.REJECTED or error is None), (
+                f"the settlement of {name} was refused: {state}"
+            )
             if asked != raw.MODIFIED:
                 self.ledger.confirmed(name, life, dead_letter=asked == raw.REJECTED)
 
@@ -252,8 +270,11 @@ def note_deleted(found: Frame, ledger: QueueLedger, life: int) -> None:
     ledger.confirmed(name, life)
 
 
-def drain(place: Place, queue: str, ledger: QueueLedger, *, settled: bool = False, within_s: float = 20.0) -> int:
-    """Take and remove everything that a queue holds, until the broker gives the credit back unused (§2.6.7); gives how many it was.
+def drain(
+    place: Place, queue: str, ledger: QueueLedger, *, settled: bool = False, within_s: float = 20.0
+) -> int:
+    """Take and remove everything that a queue holds, until the broker gives the credit back unused (§2.6.7);
+    gives how many it was.
 
     With `settled` by receive-and-delete.
     """
@@ -265,7 +286,9 @@ def drain(place: Place, queue: str, ledger: QueueLedger, *, settled: bool = Fals
         connection.attach_receiver(1, queue, settled=settled)
         while True:
             connection.send_frame(raw.FLOW, raw.flow_fields(1, link_delivery_count, DRAIN_CREDIT, drain=True))
-            link_delivery_count += DRAIN_CREDIT  # a drain uses all of it up, whether there were messages or not
+            link_delivery_count += (
+                DRAIN_CREDIT  # a drain uses all of it up, whether there were messages or not
+            )
             taken = 0
             used_up = False
             while not used_up or receiver.unconfirmed:

@@ -1,8 +1,10 @@
-"""What the clients of one crash round know: what they sent, what the broker acknowledged, what they saw, what it confirmed.
+"""What the clients of one crash round know: what they sent, what the broker acknowledged, what they saw, what
+it confirmed.
 
-A *life* is one run of the broker process, numbered from 0; a connection belongs to the life in which it was made. Entries are made by
-many threads, each before its consequence can be: a message is noted as received before it is settled. An outcome that never came
-is unknown, and may turn out either way; nothing is ever sent twice.
+A *life* is one run of the broker process, numbered from 0; a connection belongs to the life in which it was
+made. Entries are made by many threads, each before its consequence can be: a message is noted as received
+before it is settled. An outcome that never came is unknown, and may turn out either way; nothing is ever sent
+twice.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ class Receipt:
 
 @dataclass
 class QueueLedger:
-    """One queue's. Names are unique; a name `sender/key/number` says whose message it is, of which key, and in which order it was sent."""
+    """One queue's. Names are unique; a name `sender/key/number` says whose message it is, of which key, and
+    in which order it was sent."""
 
     attempted: set[str] = field(default_factory=set)
     acknowledged: set[str] = field(default_factory=set)
     receipts: list[Receipt] = field(default_factory=list)
     removals_asked: set[str] = field(default_factory=set)
-    """Completed or dead-lettered, as far as the client is concerned; whether the broker heard of it is another matter."""
+    """Completed or dead-lettered, as far as the client is concerned; whether the broker heard of it is
+    another matter."""
     removed: dict[str, int] = field(default_factory=dict)
     """Name → the life in which the broker confirmed it."""
     dead_lettering: set[str] = field(default_factory=set)
@@ -57,9 +61,14 @@ class QueueLedger:
             if name not in self.attempted:
                 self.errors.append(f"{name} was never sent")
             if name in self.removed and self.removed[name] <= life:
-                self.errors.append(f"{name} came again in life {life}: its removal was confirmed in life {self.removed[name]}")
+                self.errors.append(
+                    f"{name} came again in life {life}: its removal was confirmed in life "
+                    f"{self.removed[name]}"
+                )
             if self._holders.get(name) == life:
-                self.errors.append(f"{name} was delivered in life {life} to a second receiver while a first one held it")
+                self.errors.append(
+                    f"{name} was delivered in life {life} to a second receiver while a first one held it"
+                )
             self._holders[name] = life
             self.receipts.append(Receipt(name, life, sequence_number))
 
@@ -82,19 +91,30 @@ class QueueLedger:
             if dead_letter:
                 self.dead_lettered.add(name)
 
-    # --- at the end of a round --------------------------------------------------------------------------------------------
+    # --- at the end of a round
+    # --------------------------------------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
         """Everything that may not be once the queue was drained; empty if all is well."""
         found = list(self.errors)
-        found += [f"{name} was acknowledged and is lost" for name in sorted(self.acknowledged - self.removals_asked)]
+        found += [
+            f"{name} was acknowledged and is lost" for name in sorted(self.acknowledged - self.removals_asked)
+        ]
         numbers: dict[str, set[int]] = defaultdict(set)
         names: dict[int, set[str]] = defaultdict(set)
         for receipt in self.receipts:
             numbers[receipt.name].add(receipt.sequence_number)
             names[receipt.sequence_number].add(receipt.name)
-        found += [f"{name} had the sequence numbers {sorted(each)}" for name, each in numbers.items() if len(each) > 1]
-        found += [f"the sequence number {number} was given to {sorted(each)}" for number, each in names.items() if len(each) > 1]
+        found += [
+            f"{name} had the sequence numbers {sorted(each)}"
+            for name, each in numbers.items()
+            if len(each) > 1
+        ]
+        found += [
+            f"the sequence number {number} was given to {sorted(each)}"
+            for number, each in names.items()
+            if len(each) > 1
+        ]
         found += self._order_problems({name: min(each) for name, each in numbers.items()})
         return found
 
@@ -115,13 +135,17 @@ class QueueLedger:
         return found
 
     def delivery_order_problems(self) -> list[str]:
-        """With one receiver that gives nothing back: within each life, each key's messages come in the order of sending."""
+        """With one receiver that gives nothing back: within each life, each key's messages come in the order
+        of sending."""
         found = []
         latest: dict[tuple[int, str], int] = {}
         for receipt in self.receipts:
             key, sent_as = key_of(receipt.name)
             if latest.get((receipt.life, key), -1) >= sent_as:
-                found.append(f"{receipt.name} was delivered behind number {latest[receipt.life, key]} in life {receipt.life}")
+                found.append(
+                    f"{receipt.name} was delivered behind number {latest[receipt.life, key]} in life "
+                    f"{receipt.life}"
+                )
             latest[receipt.life, key] = sent_as
         return found
 

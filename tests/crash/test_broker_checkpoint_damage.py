@@ -26,15 +26,21 @@ def work(client: ServiceBusClient) -> dict[int, bytes]:
     """Send a MiB and consume most of it; gives what is left, by sequence number."""
     with client.get_queue_sender("orders") as sender:
         for first in range(0, SENT, 50):
-            sender.send_messages([ServiceBusMessage(b"%04d" % number * 1_024) for number in range(first, first + 50)])
+            sender.send_messages(
+                [ServiceBusMessage(b"%04d" % number * 1_024) for number in range(first, first + 50)]
+            )
     with client.get_queue_receiver("orders", prefetch_count=0) as receiver:
         for place, message in enumerate(receiver.receive_messages(max_message_count=8, max_wait_time=WAIT_S)):
             settle = (receiver.defer_message, receiver.abandon_message, receiver.complete_message)[place % 3]
             settle(message)
-    with client.get_queue_receiver("orders", receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE, prefetch_count=0) as receiver:
+    with client.get_queue_receiver(
+        "orders", receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE, prefetch_count=0
+    ) as receiver:
         consumed = 0
         while consumed < SENT - KEPT:
-            messages = receiver.receive_messages(max_message_count=min(100, SENT - KEPT - consumed), max_wait_time=WAIT_S)
+            messages = receiver.receive_messages(
+                max_message_count=min(100, SENT - KEPT - consumed), max_wait_time=WAIT_S
+            )
             assert messages
             consumed += len(messages)
     return peeked(client)
@@ -47,7 +53,9 @@ def peeked(client: ServiceBusClient) -> dict[int, bytes]:
         while page := receiver.peek_messages(max_message_count=100, sequence_number=start, timeout=WAIT_S):
             for message in page:
                 assert message.sequence_number is not None
-                found[message.sequence_number] = f"{message.delivery_count} {message.state} ".encode() + b"".join(message.body)
+                found[message.sequence_number] = (
+                    f"{message.delivery_count} {message.state} ".encode() + b"".join(message.body)
+                )
             start = max(found) + 1
     return found
 
@@ -61,13 +69,22 @@ def places(path: Path) -> list[int]:
     """A byte of the tables and one of a block of a checkpoint's file."""
     disk = LocalDisk()
     segment = sorted(path.parent.glob("*.segment"))[-1]
-    stored = read_checkpoint(disk, path, decode_segment_header(segment.read_bytes()[:SEGMENT_HEADER_BYTES], segment).salt)
-    own = [place for section in stored.sections.values() for place in section.places.values() if place.file == stored.serial]
+    stored = read_checkpoint(
+        disk, path, decode_segment_header(segment.read_bytes()[:SEGMENT_HEADER_BYTES], segment).salt
+    )
+    own = [
+        place
+        for section in stored.sections.values()
+        for place in section.places.values()
+        if place.file == stored.serial
+    ]
     return [min(place.offset for place in own) - 9, max(place.offset for place in own) + 1]
 
 
 def test_a_flipped_bit_in_either_checkpoint_loses_nothing_over_a_restart(tmp_path: Path) -> None:
-    broker = BrokerProcess(tmp_path, [queue("orders", PartitionCount=1)], environment=SMALL_LOGS, keeps_ports=False)
+    broker = BrokerProcess(
+        tmp_path, [queue("orders", PartitionCount=1)], environment=SMALL_LOGS, keeps_ports=False
+    )
     with broker, ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client:
         expected = work(client)
         deadline = time.monotonic() + WAIT_S

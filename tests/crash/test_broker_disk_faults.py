@@ -54,11 +54,14 @@ class Client:
         self._padding = [bytes(body_bytes)] if body_bytes else []
 
     def send(self, partition: int | None = None) -> str | None:
-        """Send one message, keyed to a partition or free; None if it was accepted, else the condition of its refusal."""
+        """Send one message, keyed to a partition or free; None if it was accepted, else the condition of its
+        refusal."""
         name = name_of("sender", "", self._number)
         annotations = None if partition is None else {"x-opt-partition-key": KEYS[partition]}
         self.ledger.sending([name])
-        payload = message(annotations=annotations, properties=[name], application=self._application(), body=[body_of(name)])
+        payload = message(
+            annotations=annotations, properties=[name], application=self._application(), body=[body_of(name)]
+        )
         self._connection.send_frame(raw.TRANSFER, raw.transfer_fields(0, self._number), payload)
         self._number += 1
         state = self._connection.read_until(raw.DISPOSITION).field(4)
@@ -101,7 +104,11 @@ def availability(addresses: Addresses) -> str:
 
 def commit_failures(addresses: Addresses) -> int:
     with urllib.request.urlopen(f"{addresses.http_url}/metrics", timeout=5) as answer:
-        (line,) = [line for line in answer.read().decode().splitlines() if line.startswith("partibus_commit_failures_total ")]
+        (line,) = [
+            line
+            for line in answer.read().decode().splitlines()
+            if line.startswith("partibus_commit_failures_total ")
+        ]
         return int(float(line.split()[1]))
 
 
@@ -136,14 +143,21 @@ def cut_a_write_short(disk: FaultyDisk) -> None:
 
 
 @pytest.mark.parametrize("fault", [fail_a_write, fail_a_sync, cut_a_write_short])
-def test_a_partition_whose_disk_fails_goes_down_alone_and_comes_back_by_itself(fault: Callable[[FaultyDisk], None], tmp_path: Path) -> None:
+def test_a_partition_whose_disk_fails_goes_down_alone_and_comes_back_by_itself(
+    fault: Callable[[FaultyDisk], None], tmp_path: Path
+) -> None:
     disk = FaultyDisk(LocalDisk())
     with BrokerThread(tmp_path, [queue("orders")], disk) as broker, client_of(broker.addresses) as client:
         for number in range(PARTITIONS):
             assert client.send(number) is None
         assert health(broker.addresses)["availability"] == availability(broker.addresses) == "Available"
 
-        for operation in ("names", "open_read", "open_write", "create"):  # it does not come back before we have looked
+        for operation in (
+            "names",
+            "open_read",
+            "open_write",
+            "create",
+        ):  # it does not come back before we have looked
             disk.fail(operation, times=1_000_000, path_part=VICTIM_FOLDER)
         fault(disk)
         assert client.send(VICTIM) == SERVER_BUSY
@@ -162,22 +176,32 @@ def test_a_partition_whose_disk_fails_goes_down_alone_and_comes_back_by_itself(f
 
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
-def test_an_unkeyed_message_whose_own_commit_fails_is_taken_by_another_partition_exactly_once(operation: str, tmp_path: Path) -> None:
+def test_an_unkeyed_message_whose_own_commit_fails_is_taken_by_another_partition_exactly_once(
+    operation: str, tmp_path: Path
+) -> None:
     disk = FaultyDisk(LocalDisk())
     with BrokerThread(tmp_path, [queue("orders")], disk) as broker, client_of(broker.addresses) as client:
         for number in range(PARTITIONS):
             assert client.send(number) is None
         for failures in range(1, 6):
-            disk.fail(operation, path_part="/logs/")  # the next commit's, whichever partition the message goes to
+            disk.fail(
+                operation, path_part="/logs/"
+            )  # the next commit's, whichever partition the message goes to
             assert client.send() is None
             assert commit_failures(broker.addresses) == failures
-        wait_until(lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "all partitions are back")
+        wait_until(
+            lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "all partitions are back"
+        )
         check_nothing_lost(broker.addresses, client.ledger)
-        assert Counter(receipt.name for receipt in client.ledger.receipts) == dict.fromkeys(client.ledger.attempted, 1)
+        assert Counter(receipt.name for receipt in client.ledger.receipts) == dict.fromkeys(
+            client.ledger.attempted, 1
+        )
 
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
-def test_a_keyed_message_whose_own_commit_fails_is_refused_as_busy_and_never_seen(operation: str, tmp_path: Path) -> None:
+def test_a_keyed_message_whose_own_commit_fails_is_refused_as_busy_and_never_seen(
+    operation: str, tmp_path: Path
+) -> None:
     disk = FaultyDisk(LocalDisk())
     with BrokerThread(tmp_path, [queue("orders")], disk) as broker, client_of(broker.addresses) as client:
         assert client.send(VICTIM) is None
@@ -201,7 +225,10 @@ def test_the_official_client_rides_out_a_failed_sync_with_a_key_and_without(tmp_
     disk = FaultyDisk(LocalDisk())
     with BrokerThread(tmp_path, [queue("orders")], disk) as broker:
         text = broker.addresses.connection_string()
-        with ServiceBusClient.from_connection_string(text, retry_backoff_factor=0.1) as sdk, sdk.get_queue_sender("orders") as sender:
+        with (
+            ServiceBusClient.from_connection_string(text, retry_backoff_factor=0.1) as sdk,
+            sdk.get_queue_sender("orders") as sender,
+        ):
             for round_number in range(4):
                 disk.fail("sync", path_part=VICTIM_FOLDER)
                 sender.send_messages(ServiceBusMessage(f"keyed {round_number}", partition_key=KEYS[VICTIM]))
@@ -219,7 +246,8 @@ def test_the_official_client_rides_out_a_failed_sync_with_a_key_and_without(tmp_
 
 
 def browsed(connection_string: str, page: int = 7, **options: Any) -> list[str]:
-    """Bodies that the official client is shown, page after page; its own memory of the last one says where the next begins."""
+    """Bodies that the official client is shown, page after page; its own memory of the last one says where
+    the next begins."""
     found: list[str] = []
     with (
         ServiceBusClient.from_connection_string(connection_string, **options) as sdk,
@@ -238,7 +266,9 @@ def test_browsing_shows_what_the_other_partitions_hold_while_one_is_down(tmp_pat
         sent = [f"{number} {each}" for number in range(PARTITIONS) for each in range(3)]
         with ServiceBusClient.from_connection_string(text) as sdk, sdk.get_queue_sender("orders") as sender:
             for number in range(PARTITIONS):
-                sender.send_messages([ServiceBusMessage(f"{number} {each}", partition_key=KEYS[number]) for each in range(3)])
+                sender.send_messages(
+                    [ServiceBusMessage(f"{number} {each}", partition_key=KEYS[number]) for each in range(3)]
+                )
         assert browsed(text) == sent
 
         for operation in ("names", "open_read", "open_write", "create"):
@@ -250,11 +280,17 @@ def test_browsing_shows_what_the_other_partitions_hold_while_one_is_down(tmp_pat
         assert browsed(text) == [body for body in sent if not body.startswith(f"{VICTIM} ")]
 
         disk.heal()
-        wait_until(lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "the partition is back", BACK_AFTER_LONG_WITHIN_S)
+        wait_until(
+            lambda: set(health(broker.addresses)["partitions"]) == {"healthy"},
+            "the partition is back",
+            BACK_AFTER_LONG_WITHIN_S,
+        )
         assert browsed(text) == sent
 
 
-def test_browsing_is_refused_for_a_retry_only_when_nothing_but_what_is_down_could_be_shown(tmp_path: Path) -> None:
+def test_browsing_is_refused_for_a_retry_only_when_nothing_but_what_is_down_could_be_shown(
+    tmp_path: Path,
+) -> None:
     disk = FaultyDisk(LocalDisk())
     with BrokerThread(tmp_path, [queue("orders")], disk) as broker:
         text = broker.addresses.connection_string()
@@ -267,11 +303,17 @@ def test_browsing_is_refused_for_a_retry_only_when_nothing_but_what_is_down_coul
         with pytest.raises(ServiceBusServerBusyError):
             browsed(text, retry_total=0)
         disk.heal()
-        wait_until(lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "the partition is back", BACK_AFTER_LONG_WITHIN_S)
+        wait_until(
+            lambda: set(health(broker.addresses)["partitions"]) == {"healthy"},
+            "the partition is back",
+            BACK_AFTER_LONG_WITHIN_S,
+        )
         assert len(browsed(text, retry_total=0)) == 1
 
 
-def test_a_partition_that_fails_while_others_receive_gives_its_messages_after_it_is_back(tmp_path: Path) -> None:
+def test_a_partition_that_fails_while_others_receive_gives_its_messages_after_it_is_back(
+    tmp_path: Path,
+) -> None:
     disk = FaultyDisk(LocalDisk())
     with BrokerThread(tmp_path, [queue("orders")], disk) as broker, client_of(broker.addresses) as client:
         for number in range(PARTITIONS):
@@ -289,14 +331,20 @@ def test_a_partition_that_fails_while_others_receive_gives_its_messages_after_it
                 if found.code == raw.TRANSFER:
                     number = found.field(1)
                     receiver.send_frame(
-                        raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, raw.outcome(raw.ACCEPTED))
+                        raw.DISPOSITION,
+                        raw.disposition_fields(
+                            raw.RECEIVER, number, number, False, raw.outcome(raw.ACCEPTED)
+                        ),
                     )
                 else:
                     answered = (found.field(2) or found.field(1)) - found.field(1) + 1
                     accepted = found.field(4).descriptor == raw.ACCEPTED
                     settled, refused = settled + answered * accepted, refused + answered * (not accepted)
                 if refused and found.code == raw.DISPOSITION and found.field(4).descriptor == raw.REJECTED:
-                    assert found.field(4).value[0].value[0] in (Symbol(SERVER_BUSY), Symbol("com.microsoft:message-lock-lost"))
+                    assert found.field(4).value[0].value[0] in (
+                        Symbol(SERVER_BUSY),
+                        Symbol("com.microsoft:message-lock-lost"),
+                    )
             assert 1 <= refused <= 5
         wait_until(lambda: client.send(VICTIM) is None, "the partition is back")
         place, rest = Place(broker.addresses.amqp_port), QueueLedger(attempted=client.ledger.attempted)
@@ -306,7 +354,10 @@ def test_a_partition_that_fails_while_others_receive_gives_its_messages_after_it
 
 def test_a_full_disk_refuses_sends_and_lets_receivers_drain_until_there_is_room(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path / "data")
-    with BrokerThread(tmp_path, [queue("orders")], disk) as broker, client_of(broker.addresses, body_bytes=30_000) as client:
+    with (
+        BrokerThread(tmp_path, [queue("orders")], disk) as broker,
+        client_of(broker.addresses, body_bytes=30_000) as client,
+    ):
         for number in range(PARTITIONS):
             assert client.send(number) is None
         disk.capacity_bytes = disk.used_bytes + 1_000_000
@@ -342,7 +393,9 @@ def test_damage_in_the_middle_of_a_log_stops_its_partition_and_no_other(tmp_path
                 assert client.send(number) == (SERVER_BUSY if number == VICTIM else None)
             for _ in range(3 * PARTITIONS):
                 assert client.send() is None
-            assert health(addresses)["partitions"] == ["damaged" if number == VICTIM else "healthy" for number in range(PARTITIONS)]
+            assert health(addresses)["partitions"] == [
+                "damaged" if number == VICTIM else "healthy" for number in range(PARTITIONS)
+            ]
             assert health(addresses)["availability"] == availability(addresses) == "Limited"
         for _ in range(3):
             shown = browsed(addresses.connection_string(), page=100)
@@ -353,7 +406,9 @@ def test_damage_in_the_middle_of_a_log_stops_its_partition_and_no_other(tmp_path
         entry = json.loads(line)
         assert entry["level"] == "error" and entry["partition"] == VICTIM and entry["entity"] == "orders"
         assert str(segment) in entry["error"] and "damaged at byte" in entry["error"]
-        assert segment.read_bytes() == bytes(content), "the damaged file is left as it is, for whoever repairs it"
+        assert segment.read_bytes() == bytes(content), (
+            "the damaged file is left as it is, for whoever repairs it"
+        )
         with RawConnection(addresses.amqp_port) as receiver:
             receiver.open()
             receiver.begin()
@@ -374,5 +429,7 @@ def test_a_failing_disk_never_costs_an_acknowledged_message_over_many_faults(tmp
             for number in range(2 * PARTITIONS):
                 client.send(number % PARTITIONS if round_number % 4 else None)
         disk.heal()
-        wait_until(lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "all partitions are back")
+        wait_until(
+            lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "all partitions are back"
+        )
         check_nothing_lost(broker.addresses, client.ledger)

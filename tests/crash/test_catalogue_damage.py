@@ -1,4 +1,5 @@
-"""Damage to the documents that describe queues: one damaged file costs nothing; two stop their queue alone, which keeps its messages."""
+"""Damage to the documents that describe queues: one damaged file costs nothing; two stop their queue alone,
+which keeps its messages."""
 
 from __future__ import annotations
 
@@ -51,7 +52,11 @@ async def refused(change: Awaitable[object]) -> Reason:
 async def test_every_byte_flipped_once_and_each_file_cut_off_or_missing_costs_nothing(which: int) -> None:
     disk, files = await made()
     size = len(disk.contents(files[which]))
-    harms = [("flip", offset) for offset in range(size)] + [("cut", at) for at in range(0, size, 20)] + [("remove", 0)]
+    harms = (
+        [("flip", offset) for offset in range(size)]
+        + [("cut", at) for at in range(0, size, 20)]
+        + [("remove", 0)]
+    )
     for number, (harm, at) in enumerate(harms):
         copy = disk.after_power_cut()
         if harm == "flip":
@@ -63,8 +68,14 @@ async def test_every_byte_flipped_once_and_each_file_cut_off_or_missing_costs_no
         with capture_logs() as lines:
             life = await restarted(copy)
         reported = "document.copy_missing" if harm == "remove" else "document.damaged"
-        assert [line["event"] for line in lines if line["event"].startswith("document.")] == [reported, "document.repaired"]
-        assert {queue.name: queue.settings for queue in life.namespace.queues()} == {"orders": NEW, "bystander": NEW}
+        assert [line["event"] for line in lines if line["event"].startswith("document.")] == [
+            reported,
+            "document.repaired",
+        ]
+        assert {queue.name: queue.settings for queue in life.namespace.queues()} == {
+            "orders": NEW,
+            "bystander": NEW,
+        }
         if number % 100 == 0 or harm == "remove":
             for name in ("orders", "bystander"):
                 assert set(await life.messages(name)) == MESSAGES
@@ -82,15 +93,24 @@ async def test_a_queue_whose_description_is_lost_is_out_of_service_alone_and_kee
             life = await restarted(disk)
         [reported] = [line for line in lines if line["event"] == "entity.damaged"]
         generation = files[0].name.split("-")[0]
-        assert (reported["log_level"], reported["entity"], reported["generation"]) == ("error", "orders", generation)
+        assert (reported["log_level"], reported["entity"], reported["generation"]) == (
+            "error",
+            "orders",
+            generation,
+        )
         assert reported["files"] == [str(path) for path in files]
         assert "entity.logs_without_entry" not in [line["event"] for line in lines]
         namespace = life.namespace
-        assert namespace.find("Orders") is None and namespace.missing("Orders").reason is Reason.PARTITION_UNAVAILABLE
+        assert (
+            namespace.find("Orders") is None
+            and namespace.missing("Orders").reason is Reason.PARTITION_UNAVAILABLE
+        )
         assert namespace.missing("others").reason is Reason.ENTITY_NOT_FOUND
         assert await refused(namespace.create_queue("ORDERS", NEW)) is Reason.PARTITION_UNAVAILABLE
         assert await refused(namespace.update_queue("orders", NEW)) is Reason.PARTITION_UNAVAILABLE
-        await apply_file([QueueSpec("orders", QueueSettings(), None), QueueSpec("more", QueueSettings(), None)], namespace)
+        await apply_file(
+            [QueueSpec("orders", QueueSettings(), None), QueueSpec("more", QueueSettings(), None)], namespace
+        )
         assert [queue.name for queue in namespace.queues()] == ["bystander", "more"]
         assert set(await life.messages("bystander")) == MESSAGES
         await life.close()
@@ -109,14 +129,20 @@ async def test_a_queue_whose_description_is_lost_is_out_of_service_alone_and_kee
     await life.close()
     with capture_logs() as lines:
         life = await restarted(disk)
-    assert [line for line in lines if line["log_level"] != "debug"] == [] and await life.messages("orders") == {}
+    assert [line for line in lines if line["log_level"] != "debug"] == [] and await life.messages(
+        "orders"
+    ) == {}
     await life.close()
 
 
 async def test_a_whole_document_that_describes_no_queue_costs_nothing_else() -> None:
     disk, _ = await made()
     life = await restarted(disk)
-    for name, content in (("a" * 32, b"{}"), ("b" * 32, b"not JSON"), ("settings", b'{"version": 9, "kind": "topic",\n "name": "t"\n}')):
+    for name, content in (
+        ("a" * 32, b"{}"),
+        ("b" * 32, b"not JSON"),
+        ("settings", b'{"version": 9, "kind": "topic",\n "name": "t"\n}'),
+    ):
         await life.namespace._catalogue.put(name, content)
     await life.close()
     with capture_logs() as lines:
@@ -145,7 +171,9 @@ async def test_a_queue_whose_name_nobody_knows_is_not_replaced_by_an_empty_one(h
     [reported] = [line for line in lines if line["event"] == "entity.damaged"]
     assert "no queue is created" in reported["reason"]
     assert [line["event"] for line in lines if line["event"].startswith("document.")] == (
-        ["document.unreadable"] * 2 if how == "unreadable" else ["document.damaged"] * (2 if how == "emptied" else 1)
+        ["document.unreadable"] * 2
+        if how == "unreadable"
+        else ["document.damaged"] * (2 if how == "emptied" else 1)
     )
     namespace = faulty.namespace
     with capture_logs() as lines:

@@ -1,4 +1,5 @@
-"""The data folder is as large as what is in the queues asks for, soon after the traffic has ended, and without any more of it."""
+"""The data folder is as large as what is in the queues asks for, soon after the traffic has ended, and
+without any more of it."""
 
 from __future__ import annotations
 
@@ -36,9 +37,16 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 def flow(broker: BrokerProcess) -> None:
     """Send and consume many messages."""
-    target = Target("partibus", Endpoint("127.0.0.1", broker.addresses.amqp_port, KEY_NAME, KEY, "orders"), settles_first=False)
+    target = Target(
+        "partibus",
+        Endpoint("127.0.0.1", broker.addresses.amqp_port, KEY_NAME, KEY, "orders"),
+        settles_first=False,
+    )
     with target.connect() as connection:
-        sender, receiver = Sender(connection, encode_message(BODY_BYTES), 50), Receiver(connection, 50, BODY_BYTES)
+        sender, receiver = (
+            Sender(connection, encode_message(BODY_BYTES), 50),
+            Receiver(connection, 50, BODY_BYTES),
+        )
         drive([connection], lambda: sender.is_ready and receiver.is_ready, WITHIN_S)
         sender.send(COUNT)
         receiver.receive(COUNT)
@@ -49,7 +57,9 @@ def logs(broker: BrokerProcess) -> Path:
     return broker.data_dir / "logs"
 
 
-def test_a_few_deferred_messages_keep_no_more_than_their_share_and_are_there_after_a_restart(broker: BrokerProcess) -> None:
+def test_a_few_deferred_messages_keep_no_more_than_their_share_and_are_there_after_a_restart(
+    broker: BrokerProcess,
+) -> None:
     text = broker.addresses.connection_string()
     numbers: list[int] = []
     with (
@@ -67,8 +77,15 @@ def test_a_few_deferred_messages_keep_no_more_than_their_share_and_are_there_aft
     flow(broker)
     wait_until_small(logs(broker), BYTES_MAX, WITHIN_S)
     text = broker.restart().connection_string()
-    with ServiceBusClient.from_connection_string(text) as client, client.get_queue_receiver("orders") as receiver:
-        found = [str(each) for partition in (0, 1) for each in receiver.receive_deferred_messages(of(numbers, partition))]
+    with (
+        ServiceBusClient.from_connection_string(text) as client,
+        client.get_queue_receiver("orders") as receiver,
+    ):
+        found = [
+            str(each)
+            for partition in (0, 1)
+            for each in receiver.receive_deferred_messages(of(numbers, partition))
+        ]
     assert sorted(found) == DEFERRED
 
 

@@ -1,7 +1,7 @@
 """A disk that is full recovers by draining alone (durability rule 6), however small it is beside a segment.
 
-Nothing but the broker ever frees room here. Every message that was acknowledged is received, no settlement is refused, and once
-the queue is empty it takes as much as before.
+Nothing but the broker ever frees room here. Every message that was acknowledged is received, no settlement is
+refused, and once the queue is empty it takes as much as before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ PARTITIONS = 16
 WITHIN_S = 60.0
 ROUNDS = 2
 REFUSALS = 50
-"""After so many in a row the disk is full: a partition whose last file has some room left takes a few more."""
+"""After so many in a row the disk is full: a partition whose last file has some room left takes a few
+more."""
 
 
 class Filler(Sender):
@@ -91,8 +92,12 @@ CASES = [(2 * MIB, 3_000, 1), (8 * MIB, 30_000, 10)]
 
 
 @pytest.mark.parametrize(("disk_bytes", "body_bytes", "window"), CASES)
-def test_a_disk_with_a_limit_recovers_by_draining_alone(disk_bytes: int, body_bytes: int, window: int, tmp_path: Path) -> None:
-    with BrokerThread(tmp_path, [queue("orders")], RecordingDisk(queued=True, capacity_bytes=disk_bytes)) as broker:
+def test_a_disk_with_a_limit_recovers_by_draining_alone(
+    disk_bytes: int, body_bytes: int, window: int, tmp_path: Path
+) -> None:
+    with BrokerThread(
+        tmp_path, [queue("orders")], RecordingDisk(queued=True, capacity_bytes=disk_bytes)
+    ) as broker:
         fill_and_drain(broker, body_bytes, window)
 
 
@@ -110,7 +115,9 @@ def mounted(folder: Path, size_bytes: int) -> Iterator[bool]:
 
 
 @pytest.mark.parametrize(("disk_bytes", "body_bytes", "window"), CASES)
-def test_a_small_file_system_recovers_by_draining_alone(disk_bytes: int, body_bytes: int, window: int, tmp_path: Path) -> None:
+def test_a_small_file_system_recovers_by_draining_alone(
+    disk_bytes: int, body_bytes: int, window: int, tmp_path: Path
+) -> None:
     """A tmpfs; where nothing may be mounted, the folder's own file system, with the limit in front of it."""
     with mounted(tmp_path / "small", disk_bytes) as is_mounted:
         disk: LocalDisk = LocalDisk()

@@ -1,4 +1,5 @@
-"""What clients see of a disk that hangs: one partition counts as failed, everybody is answered, and nothing is lost or comes twice."""
+"""What clients see of a disk that hangs: one partition counts as failed, everybody is answered, and nothing
+is lost or comes twice."""
 
 from __future__ import annotations
 
@@ -66,10 +67,14 @@ def connection_string(broker: BrokerThread) -> str:
     )
 
 
-def test_a_partition_whose_commit_hangs_is_down_until_the_disk_answers_and_nothing_comes_twice(tmp_path: Path) -> None:
+def test_a_partition_whose_commit_hangs_is_down_until_the_disk_answers_and_nothing_comes_twice(
+    tmp_path: Path,
+) -> None:
     with hanging_syncs(tmp_path) as (disk, broker, client):
         began = time.monotonic()
-        assert client.send(VICTIM) == SERVER_BUSY, "the client is told to try again, and does not know what became of the message"
+        assert client.send(VICTIM) == SERVER_BUSY, (
+            "the client is told to try again, and does not know what became of the message"
+        )
         assert time.monotonic() - began < ANSWERED_WITHIN_S
         assert health(broker.addresses)["partitions"][VICTIM] == "recovering"
         assert health(broker.addresses)["availability"] == "Limited"
@@ -87,7 +92,9 @@ def test_a_partition_whose_commit_hangs_is_down_until_the_disk_answers_and_nothi
         check_nothing_lost(broker.addresses, client.ledger)
 
 
-def test_unkeyed_messages_whose_own_commit_hangs_are_taken_by_another_partition_exactly_once(tmp_path: Path) -> None:
+def test_unkeyed_messages_whose_own_commit_hangs_are_taken_by_another_partition_exactly_once(
+    tmp_path: Path,
+) -> None:
     with hanging_syncs(tmp_path) as (disk, broker, client):
         began = time.monotonic()
         for _ in range(PARTITIONS):
@@ -95,7 +102,11 @@ def test_unkeyed_messages_whose_own_commit_hangs_are_taken_by_another_partition_
         assert time.monotonic() - began < ANSWERED_WITHIN_S
         assert commit_failures(broker.addresses) == 1
         disk.release()
-        wait_until(lambda: set(health(broker.addresses)["partitions"]) == {"healthy"}, "all partitions are back", BACK_WITHIN_S)
+        wait_until(
+            lambda: set(health(broker.addresses)["partitions"]) == {"healthy"},
+            "all partitions are back",
+            BACK_WITHIN_S,
+        )
         check_nothing_lost(broker.addresses, client.ledger)
 
 
@@ -170,7 +181,11 @@ def test_a_read_that_hangs_holds_up_its_own_partition_alone(tmp_path: Path) -> N
             for message in receiver.receive_messages(max_message_count=100, max_wait_time=2):
                 seen.add(message.sequence_number or 0)
                 receiver.complete_message(message)
-        wait_until(lambda: health(broker.addresses)["partitions"][VICTIM] == "recovering", "it counts as failed", BACK_WITHIN_S)
+        wait_until(
+            lambda: health(broker.addresses)["partitions"][VICTIM] == "recovering",
+            "it counts as failed",
+            BACK_WITHIN_S,
+        )
         assert sender.send(VICTIM) == SERVER_BUSY
         assert sender.send() is None
         disk.release()

@@ -1,4 +1,5 @@
-"""The index of partitions is behind the logs: its disk hangs, or it comes from a backup. Nobody waits for it, and it is not believed."""
+"""The index of partitions is behind the logs: its disk hangs, or it comes from a backup. Nobody waits for it,
+and it is not believed."""
 
 from __future__ import annotations
 
@@ -27,14 +28,20 @@ FOLDERS = ("first", "second")
 def broker_on(folder: Path, disk: FaultyDisk | None = None, **settings: Any) -> BrokerThread:
     first, second = (folder / name for name in FOLDERS)
     queues = [queue("orders"), queue("other")]
-    return BrokerThread(folder, queues, disk or LocalDisk(), data_dir=first, more_data_dirs=(second,), **settings)
+    return BrokerThread(
+        folder, queues, disk or LocalDisk(), data_dir=first, more_data_dirs=(second,), **settings
+    )
 
 
 def in_second(broker: BrokerThread, name: str) -> list[int]:
     """The queue's partitions in the second folder."""
     found = broker.broker.namespace.find(name)
     assert found is not None
-    return [number for number in range(PARTITIONS) if place(found.description.generation, number, len(FOLDERS)) == 1]
+    return [
+        number
+        for number in range(PARTITIONS)
+        if place(found.description.generation, number, len(FOLDERS)) == 1
+    ]
 
 
 def messages(broker: BrokerThread) -> dict[str, int]:
@@ -51,7 +58,7 @@ def witness(folder: Path) -> Says:
     return Says.VOID if found is None else found[0]
 
 
-def test_while_the_first_folder_hangs_partitions_elsewhere_open_and_change_their_rest_and_a_crash_loses_count_of_none(
+def test_while_the_first_folder_hangs_partitions_elsewhere_open_and_a_crash_loses_count_of_none(
     tmp_path: Path,
 ) -> None:
     disk = FaultyDisk(LocalDisk())
@@ -69,7 +76,9 @@ def test_while_the_first_folder_hangs_partitions_elsewhere_open_and_change_their
         for number in range(PARTITIONS):
             assert client.send(number) is None
         wait_until(are_at_rest, "the partitions are at rest", BACK_WITHIN_S)
-        wait_until(lambda: witness(tmp_path / "used" / "second") is Says.VALID, "the index is written", BACK_WITHIN_S)
+        wait_until(
+            lambda: witness(tmp_path / "used" / "second") is Says.VALID, "the index is written", BACK_WITHIN_S
+        )
         for operation in OPERATIONS:
             disk.hang(operation, "/used/first/")
         try:
@@ -85,7 +94,11 @@ def test_while_the_first_folder_hangs_partitions_elsewhere_open_and_change_their
             shutil.copytree(tmp_path / "used", tmp_path / "crashed")
         finally:
             disk.release()
-        wait_until(lambda: witness(tmp_path / "used" / "second") is Says.VALID, "the index is made up for", BACK_WITHIN_S)
+        wait_until(
+            lambda: witness(tmp_path / "used" / "second") is Says.VALID,
+            "the index is made up for",
+            BACK_WITHIN_S,
+        )
     with capture_logs() as lines, broker_on(tmp_path / "crashed") as broker:
         assert messages(broker) == {"orders": PARTITIONS + 2 * len(orders), "other": PARTITIONS // 2}
     assert "index.out_of_date" in {line["event"] for line in lines}

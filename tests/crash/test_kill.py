@@ -1,7 +1,9 @@
-"""`kill -9` at any moment costs nothing: rounds of load, kill, restart, drain, against the clients' own ledgers.
+"""`kill -9` at any moment costs nothing: rounds of load, kill, restart, drain, against the clients' own
+ledgers.
 
-`PARTIBUS_CRASH_ROUNDS` says how many rounds (10), `PARTIBUS_CRASH_SEED` repeats them: everything a round decides for itself comes from the
-seed and the round's number; when what reaches the disk does not, so a repetition is likely, not certain, to meet the same moment.
+`PARTIBUS_CRASH_ROUNDS` says how many rounds (10), `PARTIBUS_CRASH_SEED` repeats them: everything a round
+decides for itself comes from the seed and the round's number; when what reaches the disk does not, so a
+repetition is likely, not certain, to meet the same moment.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Round:
 
 
 @pytest.mark.parametrize("number", range(ROUNDS))
-def test_a_kill_at_any_moment_loses_nothing_acknowledged_and_shows_nothing_settled(number: int, tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_loses_nothing_acknowledged_and_shows_nothing_settled(
+    number: int, tmp_path: Path
+) -> None:
     seed = f"{SEED}/{number}"
     print(f"repeat: PARTIBUS_CRASH_SEED={SEED} pytest tests/crash/test_kill.py -k '[{number}]'")
     random = Random(seed)
@@ -113,9 +117,9 @@ def wait_for_traffic(this: Round) -> None:
     while True:
         this.check_alive()
         ledgers = (this.work, this.ordered, this.fleeting)
-        if all(len(ledger.acknowledged) > before for ledger, before in zip(ledgers, acknowledged, strict=True)) and all(
-            len(ledger.removed) > before for ledger, before in zip(ledgers, removed, strict=True)
-        ):
+        if all(
+            len(ledger.acknowledged) > before for ledger, before in zip(ledgers, acknowledged, strict=True)
+        ) and all(len(ledger.removed) > before for ledger, before in zip(ledgers, removed, strict=True)):
             return
         assert time.monotonic() < deadline, "no traffic"
         time.sleep(0.02)
@@ -136,7 +140,9 @@ def check(place: Place, this: Round, kills: int) -> None:
     drain(place, FLEETING, this.fleeting, settled=True)
     assert this.fleeting.errors == []
     lost = this.fleeting.acknowledged - this.fleeting.removed.keys()
-    assert len(lost) <= kills * ReceiveAndDelete.CREDIT, "more is lost than was on its way to a client that deletes"
+    assert len(lost) <= kills * ReceiveAndDelete.CREDIT, (
+        "more is lost than was on its way to a client that deletes"
+    )
     for name in (WORK, ORDERED, FLEETING, f"{WORK}/$deadletterqueue"):
         assert drain(place, name, QueueLedger()) == 0, "what was drained is there again"
     assert len(this.work.acknowledged) > 100 and len(this.work.removed) > 100, "the round had hardly any load"

@@ -51,7 +51,9 @@ def test_an_unknown_outcome_may_turn_out_either_way(ledger: QueueLedger) -> None
     assert ledger.problems() == []
 
 
-def test_a_confirmed_removal_that_comes_again_is_seen_unless_an_earlier_life_delivered_it(ledger: QueueLedger) -> None:
+def test_a_confirmed_removal_that_comes_again_is_seen_unless_an_earlier_life_delivered_it(
+    ledger: QueueLedger,
+) -> None:
     remove(ledger, ONE, 1, 10)
     ledger.received(ONE, 0, 10)  # read late from the socket of a connection that had died
     assert ledger.errors == []
@@ -59,7 +61,9 @@ def test_a_confirmed_removal_that_comes_again_is_seen_unless_an_earlier_life_del
     assert len(ledger.errors) == 1
 
 
-def test_two_holders_at_a_time_are_seen_and_a_message_given_back_may_have_another(ledger: QueueLedger) -> None:
+def test_two_holders_at_a_time_are_seen_and_a_message_given_back_may_have_another(
+    ledger: QueueLedger,
+) -> None:
     ledger.received(ONE, 0, 10)
     ledger.giving_back(ONE)
     ledger.received(ONE, 0, 10)
@@ -74,7 +78,9 @@ def test_a_message_that_nobody_sent_is_seen(ledger: QueueLedger) -> None:
 
 
 @pytest.mark.parametrize(("one", "two"), [(11, 10), (10, 1 << 48 | 10), (10, 10)])
-def test_messages_of_a_key_out_of_order_or_apart_or_under_one_number_are_seen(ledger: QueueLedger, one: int, two: int) -> None:
+def test_messages_of_a_key_out_of_order_or_apart_or_under_one_number_are_seen(
+    ledger: QueueLedger, one: int, two: int
+) -> None:
     remove(ledger, ONE, 0, one)
     remove(ledger, TWO, 0, two)
     assert len(ledger.problems()) == 1

@@ -1,7 +1,9 @@
-"""Every disk call that a change of the namespace makes fails once, a few times, or from then on, and then the broker restarts.
+"""Every disk call that a change of the namespace makes fails once, a few times, or from then on, and then the
+broker restarts.
 
-Whatever the change was answered: no acknowledged message is lost, no refused change is there once it is confirmed, and what is not
-confirmed is the one or the other as a whole. (What a partition does when its own log fails has tests of its own.)
+Whatever the change was answered: no acknowledged message is lost, no refused change is there once it is
+confirmed, and what is not confirmed is the one or the other as a whole. (What a partition does when its own
+log fails has tests of its own.)
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ FOR_EVER = 1_000_000
 RESTARTS = ("stop", "kill", "power cut", "power cut, some kept")
 RETRIES = ("none", "at once", "once the disk is whole")
 EVERY_TRIPLE = "PARTIBUS_CRASH_ROUNDS" in os.environ
-"""`make crash` tries each failing call in every variety with every retry and every restart; `make test` with every pair of these."""
+"""`make crash` tries each failing call in every variety with every retry and every restart; `make test` with
+every pair of these."""
 WAIT_S = 20
 OLD, NEW = QueueSettings(max_delivery_count=1), QueueSettings(max_delivery_count=2)
 
@@ -64,7 +67,9 @@ class Life:
             catalogue=Catalogue(ROOT / "catalogue", self.disk),
             store=cast(LogStore, self.store),
             clock=self.clock,
-            make_queue=lambda description: Queue(description, EntityMeter(self.metrics, description.name), self._start, self.resting),
+            make_queue=lambda description: Queue(
+                description, EntityMeter(self.metrics, description.name), self._start, self.resting
+            ),
             resting=self.resting,
             partitions_default=2,
             entities_max=10,
@@ -79,7 +84,12 @@ class Life:
         log = self.store.log(queue.description.generation, number)
         register = self.resting.register(queue.description.generation, number)
         task = PartitionTask(
-            number, log=log, clock=self.clock, describe=lambda: queue.description, payloads=self.payloads, register=register
+            number,
+            log=log,
+            clock=self.clock,
+            describe=lambda: queue.description,
+            payloads=self.payloads,
+            register=register,
         )
         self.tasks.append(task)
         self.runs.append(asyncio.create_task(task.run()))
@@ -110,7 +120,9 @@ class Life:
     async def confirmed(self) -> None:
         """Wait until it is known what is on the disk, and all partitions are back."""
         async with asyncio.timeout(WAIT_S):
-            while self.namespace.unconfirmed or not all(queue.available for queue in self.namespace.live_queues()):
+            while self.namespace.unconfirmed or not all(
+                queue.available for queue in self.namespace.live_queues()
+            ):
                 self.clock.advance(1_000)
                 for task in self.tasks:
                     task.wake()
@@ -196,12 +208,16 @@ async def check(life: Life, expected: Expected) -> None:
         expected.acknowledged.clear()
     else:
         found = await life.messages("orders")
-        assert {message for message, count in found.items() if count == 1} == set(found), "nothing is there twice"
+        assert {message for message, count in found.items() if count == 1} == set(found), (
+            "nothing is there twice"
+        )
         assert expected.acknowledged <= set(found), "nothing acknowledged is lost"
     assert set(await life.messages("bystander")) == {b"bystander to 0", b"bystander to 1"}
     generations = {each.generation for each in life.namespace.queues()}
     assert set(await life.store.entities()) <= generations, "what a deletion left is cleared"
-    assert len(await Catalogue(ROOT / "catalogue", life.inner).load_all()) == len(generations), "one entry for each name"
+    assert len(await Catalogue(ROOT / "catalogue", life.inner).load_all()) == len(generations), (
+        "one entry for each name"
+    )
 
 
 async def first_life(what: str, lossy: bool) -> tuple[Life, Expected]:
@@ -270,7 +286,9 @@ async def test_a_change_that_the_disk_fails_loses_nothing_acknowledged_and_shows
         if life.namespace.unconfirmed:
             unconfirmed += 1
             expected.possible = [None if what == "delete" else NEW]
-            assert what != "delete" or not any(message.startswith(b"after") for message in expected.acknowledged)
+            assert what != "delete" or not any(
+                message.startswith(b"after") for message in expected.acknowledged
+            )
         left = await life.end(restart, rng)
 
         for further in (b"in the second life", b"in the third life"):
@@ -288,7 +306,8 @@ async def test_a_change_that_the_disk_fails_loses_nothing_acknowledged_and_shows
 
 
 async def test_over_many_changes_failures_and_restarts_each_queue_is_as_it_was_last_acknowledged() -> None:
-    """Many changes of a few queues, over a disk that fails at random, with restarts: a longer story than the ones above."""
+    """Many changes of a few queues, over a disk that fails at random, with restarts: a longer story than the
+    ones above."""
     rng = random.Random(11)
     inner, described = RecordingDisk(), dict[str, QueueDescription]()
     for _ in range(30):
@@ -298,7 +317,9 @@ async def test_over_many_changes_failures_and_restarts_each_queue_is_as_it_was_l
         for _ in range(10):
             name = rng.choice(["a", "b", "c"])
             for operation in rng.sample(["sync_directory", "rename", "sync", "create", "write", "remove"], 2):
-                life.disk.fail(operation, nth=rng.randrange(1, 4), times=rng.choice([1, 2, 5]), path_part="catalogue")
+                life.disk.fail(
+                    operation, nth=rng.randrange(1, 4), times=rng.choice([1, 2, 5]), path_part="catalogue"
+                )
             settings = QueueSettings(max_delivery_count=rng.randrange(1, 1_000))
             try:
                 if name not in described:

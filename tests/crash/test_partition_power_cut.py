@@ -1,5 +1,6 @@
-"""Unsynced data dropped, seen by the clients of a queue: at each sync of a random load the power goes, and what partitions make of
-the disk that is left agrees with the clients' own ledger (durability rules 1 and 3). Counts of failed deliveries survive, too.
+"""Unsynced data dropped, seen by the clients of a queue: at each sync of a random load the power goes, and
+what partitions make of the disk that is left agrees with the clients' own ledger (durability rules 1 and 3).
+Counts of failed deliveries survive, too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ QUEUE = QueueDescription("orders", "5" * 32, 2)
 PARTITIONS = 2
 STEPS = 25
 SEEDS = [int(os.environ["POWER_CUT_SEED"])] if "POWER_CUT_SEED" in os.environ else [1, 2, 3, 4]
-LIMITS = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=20_000, relocation_bytes=5_000))
+LIMITS = TaskLimits(
+    upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=20_000, relocation_bytes=5_000)
+)
 
 
 @dataclass
@@ -71,7 +74,9 @@ class Ledger:
     """Abandons confirmed."""
 
     def copy(self) -> Ledger:
-        return Ledger(*(type(each)(each) for each in (getattr(self, name) for name in self.__dataclass_fields__)))
+        return Ledger(
+            *(type(each)(each) for each in (getattr(self, name) for name in self.__dataclass_fields__))
+        )
 
 
 @asynccontextmanager
@@ -80,7 +85,14 @@ async def partitions(disk: RecordingDisk) -> AsyncIterator[list[PartitionTask]]:
     store = FileLogStore(ROOT, disk, segment_bytes_max=8_000, reserve_bytes=0)
     logs = [store.log(QUEUE.generation, number) for number in range(PARTITIONS)]
     tasks = [
-        PartitionTask(number, log=log, clock=ManualClock(), describe=lambda: QUEUE, payloads=PayloadBudget(5_000, 0), limits=LIMITS)
+        PartitionTask(
+            number,
+            log=log,
+            clock=ManualClock(),
+            describe=lambda: QUEUE,
+            payloads=PayloadBudget(5_000, 0),
+            limits=LIMITS,
+        )
         for number, log in enumerate(logs)
     ]
     runs = [asyncio.create_task(task.run()) for task in tasks]
@@ -98,7 +110,10 @@ async def partitions(disk: RecordingDisk) -> AsyncIterator[list[PartitionTask]]:
 async def work(task: PartitionTask, ledger: Ledger, rng: random.Random) -> None:
     """One client sends, receives and settles, one thing after the other, and keeps its ledger."""
     for _ in range(STEPS):
-        bodies = [b"%d:" % rng.randrange(1 << 60) + bytes(rng.choice((5, 300, 2_000))) for _ in range(rng.randrange(1, 5))]
+        bodies = [
+            b"%d:" % rng.randrange(1 << 60) + bytes(rng.choice((5, 300, 2_000)))
+            for _ in range(rng.randrange(1, 5))
+        ]
         ledger.attempted.update(bodies)
         assert isinstance(await ask(task, Send(bodies, None)), Sent)
         ledger.acknowledged.update(bodies)
@@ -119,7 +134,11 @@ async def work(task: PartitionTask, ledger: Ledger, rng: random.Random) -> None:
 
 async def received(task: PartitionTask, count: int) -> list[tuple[LockToken, bytes]]:
     """So many messages of the main subqueue at the most, at least one, with their tokens."""
-    return [held for answer in await receive(task, MAIN, count) for held in zip(answer.tokens, answer.messages, strict=True)]
+    return [
+        held
+        for answer in await receive(task, MAIN, count)
+        for held in zip(answer.tokens, answer.messages, strict=True)
+    ]
 
 
 async def content(task: PartitionTask, subqueue: str) -> dict[bytes, int]:
@@ -156,7 +175,12 @@ async def test_at_each_sync_point_the_power_may_go_and_the_clients_ledger_holds(
 
     def before_sync() -> None:
         if rng.random() < 0.25:  # a quarter of the sync points, with none or some of what was not synced
-            cuts.append((disk.after_power_cut(rng if rng.random() < 0.5 else None), [ledger.copy() for ledger in ledgers]))
+            cuts.append(
+                (
+                    disk.after_power_cut(rng if rng.random() < 0.5 else None),
+                    [ledger.copy() for ledger in ledgers],
+                )
+            )
 
     async with partitions(disk) as tasks:
         disk.before_sync = before_sync
@@ -173,7 +197,8 @@ async def test_at_each_sync_point_the_power_may_go_and_the_clients_ledger_holds(
         await check(left, known)
 
 
-# --- the whole state, exactly ---------------------------------------------------------------------------------------------------
+# --- the whole state, exactly
+# ------------------------------------------------------------------------------------------------------------
 
 State = dict[int, tuple[object, ...]]
 OPERATIONS = 120
@@ -186,7 +211,15 @@ def state(task: PartitionTask) -> State:
     assert task._partition is not None and task.health is Health.HEALTHY
     task.check()
     return {
-        number: (subqueue.name, each.state, each.delivery_count, each.changed, each.size, each.enqueued_at_ms, each.expires_at_ms)
+        number: (
+            subqueue.name,
+            each.state,
+            each.delivery_count,
+            each.changed,
+            each.size,
+            each.enqueued_at_ms,
+            each.expires_at_ms,
+        )
         for subqueue in task._partition.messages.subqueues
         for number, each in subqueue.references.items()
     }
@@ -210,8 +243,11 @@ def next_operation(rng: random.Random, held: list[LockToken], known: State) -> O
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_at_each_sync_point_a_power_cut_leaves_the_state_before_or_after_the_operation_under_way(seed: int) -> None:
-    """Delivery counts, deferred messages, changed properties and times included, whatever compaction and checkpoints are doing."""
+async def test_at_each_sync_point_a_power_cut_leaves_the_state_before_or_after_the_operation_under_way(
+    seed: int,
+) -> None:
+    """Delivery counts, deferred messages, changed properties and times included, whatever compaction and
+    checkpoints are doing."""
     rng = random.Random(seed)
     disk = RecordingDisk(queued=seed % 2 == 0)
     states: list[State] = []

@@ -1,7 +1,9 @@
-"""Damage to a data folder that a broker has written: it is found, repaired, and exactly what the repair reports is gone.
+"""Damage to a data folder that a broker has written: it is found, repaired, and exactly what the repair
+reports is gone.
 
-A real broker writes the folder once: clients send, complete, dead-letter, defer and abandon, and note what they know (`Ledger`). Each
-test damages a copy. What is there afterwards is read by a partition of the broker, or by a client of a broker on the repaired folder.
+A real broker writes the folder once: clients send, complete, dead-letter, defer and abandon, and note what
+they know (`Ledger`). Each test damages a copy. What is there afterwards is read by a partition of the broker,
+or by a client of a broker on the repaired folder.
 """
 
 from __future__ import annotations
@@ -97,9 +99,13 @@ def work(client: ServiceBusClient, ledger: Ledger) -> None:
     with client.get_queue_sender("orders") as sender, client.get_queue_receiver("orders") as receiver:
         for _ in range(3):
             for _ in range(20):
-                sender.send_messages([ServiceBusMessage(b"<m%d>" % (number + each) * 90) for each in range(8)])
+                sender.send_messages(
+                    [ServiceBusMessage(b"<m%d>" % (number + each) * 90) for each in range(8)]
+                )
                 number += 8
-            for place, message in enumerate(receiver.receive_messages(max_message_count=60, max_wait_time=20)):
+            for place, message in enumerate(
+                receiver.receive_messages(max_message_count=60, max_wait_time=20)
+            ):
                 assert message.sequence_number is not None
                 match place % 6:
                     case 0:
@@ -124,7 +130,9 @@ def peeked(client: ServiceBusClient) -> dict[int, Known]:
                 for message in page:
                     assert message.sequence_number is not None
                     is_deferred = message.state is ServiceBusMessageState.DEFERRED
-                    found[message.sequence_number] = Known(name, body_of(message), is_deferred, message.delivery_count or 0)
+                    found[message.sequence_number] = Known(
+                        name, body_of(message), is_deferred, message.delivery_count or 0
+                    )
                 start = max(message.sequence_number or 0 for message in page) + 1
     return found
 
@@ -133,7 +141,9 @@ def peeked(client: ServiceBusClient) -> dict[int, Known]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     """Written by a broker that was killed."""
     folder = tmp_path_factory.mktemp("repair")
-    broker = BrokerProcess(folder, [queue("orders", PartitionCount=PARTITIONS, Partitioned=True)], environment=SMALL_LOGS)
+    broker = BrokerProcess(
+        folder, [queue("orders", PartitionCount=PARTITIONS, Partitioned=True)], environment=SMALL_LOGS
+    )
     ledger = Ledger()
     broker.start()
     try:
@@ -143,7 +153,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
         broker.kill()
     [generation] = [path.name for path in (broker.data_dir / "logs").iterdir()]
     assert all(len(ledger.of(partition)) > 50 for partition in range(PARTITIONS))
-    assert {(each.subqueue, each.is_deferred) for each in ledger.there.values()} == {(MAIN, False), (MAIN, True), (DEAD_LETTER, False)}
+    assert {(each.subqueue, each.is_deferred) for each in ledger.there.values()} == {
+        (MAIN, False),
+        (MAIN, True),
+        (DEAD_LETTER, False),
+    }
     assert {each.deliveries for each in ledger.there.values()} >= {0, 1}
     yield Written(broker.data_dir, ledger, generation)
 
@@ -155,7 +169,8 @@ def damaged(written: Written, tmp_path: Path) -> Written:
     return Written(tmp_path / "data", written.ledger, written.generation)
 
 
-# --- damage ---------------------------------------------------------------------------------------------------------
+# --- damage
+# ------------------------------------------------------------------------------------------------------------
 
 
 def segments(written: Written, partition: int) -> list[Path]:
@@ -163,12 +178,16 @@ def segments(written: Written, partition: int) -> list[Path]:
 
 
 def newest_checkpoint(written: Written, partition: int) -> Path:
-    return sorted((written.folder / "logs" / written.generation / f"{partition:04x}").glob("*.checkpoint"))[-1]
+    return sorted((written.folder / "logs" / written.generation / f"{partition:04x}").glob("*.checkpoint"))[
+        -1
+    ]
 
 
 def frames_of(written: Written, partition: int) -> list[Frame]:
     folder = next(each for each in log_folders(LocalDisk(), written.folder) if each.partition == partition)
-    return [each for each in frames(LocalDisk(), survey_files(LocalDisk(), folder)) if isinstance(each, Frame)]
+    return [
+        each for each in frames(LocalDisk(), survey_files(LocalDisk(), folder)) if isinstance(each, Frame)
+    ]
 
 
 def flip_frames(*places: float) -> Callable[[Written], None]:
@@ -221,17 +240,27 @@ DAMAGES: dict[str, Callable[[Written], None]] = {
 }
 
 
-# --- what is there afterwards -------------------------------------------------------------------------------------------
+# --- what is there afterwards
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def read_back(written: Written, second: Path | None = None) -> dict[int, Known]:
-    """What the broker's partitions find; each then takes one more message, whose number is one that was never given."""
+    """What the broker's partitions find; each then takes one more message, whose number is one that was never
+    given."""
     found: dict[int, Known] = {}
     description = QueueDescription("orders", written.generation, PARTITIONS)
     for number in range(PARTITIONS):
-        store = FileLogStore(second if second is not None and number == 1 else written.folder, reserve_bytes=0)
+        store = FileLogStore(
+            second if second is not None and number == 1 else written.folder, reserve_bytes=0
+        )
         log = store.log(written.generation, number)
-        task = PartitionTask(number, log=log, clock=SystemClock(), describe=lambda: description, payloads=PayloadBudget(1 << 20, 0))
+        task = PartitionTask(
+            number,
+            log=log,
+            clock=SystemClock(),
+            describe=lambda: description,
+            payloads=PayloadBudget(1 << 20, 0),
+        )
         run = asyncio.create_task(task.run())
         for subqueue in (MAIN, DEAD_LETTER):
             async for page in pages(task, subqueue):
@@ -239,9 +268,14 @@ async def read_back(written: Written, second: Path | None = None) -> dict[int, K
                 for sequence_number, message, state, deliveries in zip(*columns, strict=True):
                     body = BODY.search(message)
                     assert body is not None
-                    found[sequence_number] = Known(subqueue, body[0], state is MessageState.DEFERRED, deliveries)
+                    found[sequence_number] = Known(
+                        subqueue, body[0], state is MessageState.DEFERRED, deliveries
+                    )
         sent = await ask(task, Send([b"new"], None))
-        ever = {*written.ledger.of(number), *(each for each in written.ledger.settled if each >> 48 == number)}
+        ever = {
+            *written.ledger.of(number),
+            *(each for each in written.ledger.settled if each >> 48 == number),
+        }
         assert isinstance(sent, Sent) and sent.first > max(ever)
         await task.stop()
         await asyncio.wait_for(run, WAIT_S)
@@ -250,11 +284,15 @@ async def read_back(written: Written, second: Path | None = None) -> dict[int, K
 
 
 def is_gone(number: int, gone: list[Range]) -> bool:
-    return any((each.first is None or each.first <= number) and (each.last is None or number <= each.last) for each in gone)
+    return any(
+        (each.first is None or each.first <= number) and (each.last is None or number <= each.last)
+        for each in gone
+    )
 
 
 def check_ledger(written: Written, found: dict[int, Known], plan: Plan) -> None:
-    """Exactly what the plan calls gone is gone; everything else is as it was; what comes again was settled in commits that are gone."""
+    """Exactly what the plan calls gone is gone; everything else is as it was; what comes again was settled in
+    commits that are gone."""
     ledger = written.ledger
     by_partition = {log.partition: log for log in plan.logs}
     for partition in range(PARTITIONS):
@@ -268,7 +306,12 @@ def check_ledger(written: Written, found: dict[int, Known], plan: Plan) -> None:
         for number in mine & there:
             assert found[number].body == ledger.there[number].body
             assert forgets or found[number] == ledger.there[number]
-        named = {number for each in gone if each.first is not None and each.last is not None for number in range(each.first, each.last + 1)}
+        named = {
+            number
+            for each in gone
+            if each.first is not None and each.last is not None
+            for number in range(each.first, each.last + 1)
+        }
         assert named <= mine | ledger.settled
         if log is not None:
             assert log.kept == len(there)
@@ -314,7 +357,9 @@ async def test_after_a_repair_exactly_what_it_reports_is_gone(damaged: Written, 
 
 
 @pytest.mark.parametrize("steps", [0, 3, 4, 5, 6, 7])
-async def test_a_repair_that_is_cut_short_loses_nothing_and_is_finished_by_the_next_one(damaged: Written, steps: int) -> None:
+async def test_a_repair_that_is_cut_short_loses_nothing_and_is_finished_by_the_next_one(
+    damaged: Written, steps: int
+) -> None:
     DAMAGES["one frame"](damaged)
 
     class Cut(Exception):
@@ -324,7 +369,9 @@ async def test_a_repair_that_is_cut_short_loses_nothing_and_is_finished_by_the_n
         left = steps
 
         def rename(self, source: Path, target: Path) -> None:
-            if "rebuilt" in source.parts[:-1] or target.parent.parent.name == "damaged":  # the exchange, and what is written before it
+            if (
+                "rebuilt" in source.parts[:-1] or target.parent.parent.name == "damaged"
+            ):  # the exchange, and what is written before it
                 if not self.left:
                     raise Cut
                 self.left -= 1
@@ -364,7 +411,9 @@ async def test_what_has_a_copy_is_set_aside_and_costs_nothing(damaged: Written) 
     aside = {document, checkpoint, index, extent}
     assert {Path(each.path) for each in plan.aside} == aside and not plan.logs
     assert not any(path.exists() for path in aside)
-    assert {path.name for path in (damaged.folder / "damaged").iterdir()} == {f"{path.name}-0" for path in aside}
+    assert {path.name for path in (damaged.folder / "damaged").iterdir()} == {
+        f"{path.name}-0" for path in aside
+    }
     assert await read_back(damaged) == damaged.ledger.there
 
 
@@ -434,22 +483,32 @@ def test_a_client_finds_exactly_what_the_command_says_and_it_never_acts_unasked(
     segments(damaged, 0)[-1].unlink()
     folder = ("--data-dir", str(damaged.folder))
     broker = BrokerProcess(
-        damaged.folder.parent, [queue("orders", PartitionCount=PARTITIONS, Partitioned=True)], environment=SMALL_LOGS
+        damaged.folder.parent, [queue("orders", PartitionCount=PARTITIONS, Partitioned=True)],
+        environment=SMALL_LOGS
     )  # fmt: skip
     with broker:
         checked = run("check", "--json", *folder)
         assert checked.returncode == 1, checked
-        assert {each["partition"] for each in json.loads(checked.stdout)["findings"] if each["severity"] == "unusable"} == {0, 1}
+        assert {
+            each["partition"]
+            for each in json.loads(checked.stdout)["findings"]
+            if each["severity"] == "unusable"
+        } == {0, 1}
         refused = run("repair", "--yes", *folder)
         assert refused.returncode == 2 and "a broker uses this folder" in refused.stderr
     before = fingerprint(damaged.folder)
     planned = run("repair", *folder)
-    assert planned.returncode == 1 and "Nothing was changed" in planned.stdout and "orders" in planned.stdout, planned
+    assert (
+        planned.returncode == 1 and "Nothing was changed" in planned.stdout and "orders" in planned.stdout
+    ), planned
     assert fingerprint(damaged.folder) == before
     done = run("repair", "--yes", "--json", *folder)
     assert done.returncode == 0, done
     report = json.loads(done.stdout)
-    gone = {log["partition"]: [Range(each["first"], each["last"]) for each in log["gone"]] for log in report["logs"]}
+    gone = {
+        log["partition"]: [Range(each["first"], each["last"]) for each in log["gone"]]
+        for log in report["logs"]
+    }
     assert report["done"] and set(gone) == {0, 1}
     for path, content in before.items():
         moved = fingerprint(damaged.folder)

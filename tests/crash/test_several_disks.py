@@ -1,4 +1,5 @@
-"""Partitions spread over several data folders: what goes wrong with one disk concerns its own partitions alone."""
+"""Partitions spread over several data folders: what goes wrong with one disk concerns its own partitions
+alone."""
 
 from __future__ import annotations
 
@@ -35,16 +36,24 @@ from tests.support.small_disk import SmallDisk
 BOTH = ("first", "second")
 
 
-def broker_on(folder: Path, disk: Disk | None = None, names: tuple[str, ...] = BOTH, **settings: Any) -> BrokerThread:
+def broker_on(
+    folder: Path, disk: Disk | None = None, names: tuple[str, ...] = BOTH, **settings: Any
+) -> BrokerThread:
     first, *more = (folder / name for name in names)
-    return BrokerThread(folder, [queue("orders")], disk or LocalDisk(), data_dir=first, more_data_dirs=tuple(more), **settings)
+    return BrokerThread(
+        folder, [queue("orders")], disk or LocalDisk(), data_dir=first, more_data_dirs=tuple(more), **settings
+    )
 
 
 def numbers_in(broker: BrokerThread, folder: int) -> set[int]:
     """The partitions of the queue that are in this folder."""
     found = broker.broker.namespace.find("orders")
     assert found is not None and found.description.folders == len(BOTH)
-    return {number for number in range(PARTITIONS) if place(found.description.generation, number, len(BOTH)) == folder}
+    return {
+        number
+        for number in range(PARTITIONS)
+        if place(found.description.generation, number, len(BOTH)) == folder
+    }
 
 
 def send_to_each(client: Client) -> list[str | None]:
@@ -55,23 +64,36 @@ def segments(folder: Path) -> set[int]:
     return {int(path.parent.name, 16) for path in folder.glob("logs/*/*/*.segment")}
 
 
-def test_partitions_are_spread_and_found_again_in_whatever_order_the_folders_are_named(tmp_path: Path) -> None:
+def test_partitions_are_spread_and_found_again_in_whatever_order_the_folders_are_named(
+    tmp_path: Path,
+) -> None:
     with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
         assert send_to_each(client) == [None] * PARTITIONS
         for number, name in enumerate(BOTH):
-            assert segments(tmp_path / name) == numbers_in(broker, number) and len(numbers_in(broker, number)) == PARTITIONS // 2
+            assert (
+                segments(tmp_path / name) == numbers_in(broker, number)
+                and len(numbers_in(broker, number)) == PARTITIONS // 2
+            )
             assert (tmp_path / name / "lock").exists()
         certificate = (tmp_path / "first" / "tls" / "ca.pem").read_bytes()
     with broker_on(tmp_path, names=BOTH[::-1]) as broker:
-        assert (tmp_path / "first" / "tls" / "ca.pem").read_bytes() == certificate and not (tmp_path / "second" / "tls").exists()
+        assert (tmp_path / "first" / "tls" / "ca.pem").read_bytes() == certificate and not (
+            tmp_path / "second" / "tls"
+        ).exists()
         check_nothing_lost(broker.addresses, client.ledger)
 
 
-def test_a_queue_from_before_a_folder_was_added_stays_where_it_is_and_new_ones_are_spread(tmp_path: Path) -> None:
+def test_a_queue_from_before_a_folder_was_added_stays_where_it_is_and_new_ones_are_spread(
+    tmp_path: Path,
+) -> None:
     with broker_on(tmp_path, names=BOTH[:1]) as broker, client_of(broker.addresses) as client:
         assert send_to_each(client) == [None] * PARTITIONS
     with BrokerThread(
-        tmp_path, [queue("orders"), queue("new")], LocalDisk(), data_dir=tmp_path / "second", more_data_dirs=(tmp_path / "first",)
+        tmp_path,
+        [queue("orders"), queue("new")],
+        LocalDisk(),
+        data_dir=tmp_path / "second",
+        more_data_dirs=(tmp_path / "first",),
     ) as broker:
         assert segments(tmp_path / "first") == set(range(PARTITIONS)) and not segments(tmp_path / "second")
         with client_of(broker.addresses, queue_name="new") as other:
@@ -81,7 +103,9 @@ def test_a_queue_from_before_a_folder_was_added_stays_where_it_is_and_new_ones_a
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_folder_that_is_missing_at_the_start_takes_its_own_partitions_with_it_and_no_others(missing: int, tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_at_the_start_takes_its_own_partitions_with_it_and_no_others(
+    missing: int, tmp_path: Path
+) -> None:
     with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
         assert send_to_each(client) == [None] * PARTITIONS
     away = tmp_path / "away"
@@ -89,12 +113,20 @@ def test_a_folder_that_is_missing_at_the_start_takes_its_own_partitions_with_it_
     with broker_on(tmp_path) as broker, client_of(broker.addresses) as meanwhile:
         meanwhile._number = 1_000
         gone = numbers_in(broker, missing)
-        assert send_to_each(meanwhile) == [SERVER_BUSY if number in gone else None for number in range(PARTITIONS)]
+        assert send_to_each(meanwhile) == [
+            SERVER_BUSY if number in gone else None for number in range(PARTITIONS)
+        ]
         for _ in range(PARTITIONS):
             assert meanwhile.send() is None, "without a key there is always another partition"
-        assert {number for number, each in enumerate(health(broker.addresses)["partitions"]) if each == "recovering"} == gone
+        assert {
+            number
+            for number, each in enumerate(health(broker.addresses)["partitions"])
+            if each == "recovering"
+        } == gone
         assert health(broker.addresses)["availability"] == "Limited"
-    assert not list((tmp_path / BOTH[missing]).rglob("*.segment")), "nothing was begun in the place of the missing folder"
+    assert not list((tmp_path / BOTH[missing]).rglob("*.segment")), (
+        "nothing was begun in the place of the missing folder"
+    )
     shutil.rmtree(tmp_path / BOTH[missing], ignore_errors=True)
     away.rename(tmp_path / BOTH[missing])
     with broker_on(tmp_path, names=BOTH[::-1]) as broker:
@@ -185,7 +217,11 @@ def test_each_folder_is_locked(tmp_path: Path) -> None:
 
 def refusal(folder: Path, *names: str) -> StorageError:
     with pytest.raises(WrongFolders) as caught:
-        Broker(load_settings(data_dir=folder / names[0], more_data_dirs=tuple(folder / name for name in names[1:])))
+        Broker(
+            load_settings(
+                data_dir=folder / names[0], more_data_dirs=tuple(folder / name for name in names[1:])
+            )
+        )
     return caught.value
 
 

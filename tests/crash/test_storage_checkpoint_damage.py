@@ -58,7 +58,8 @@ class Owner:
 
 
 async def written() -> tuple[RecordingDisk, list[bytes]]:
-    """A trimmed log with checkpoints that hold blocks in several files; gives the disk and all that was appended."""
+    """A trimmed log with checkpoints that hold blocks in several files; gives the disk and all that was
+    appended."""
     disk, owner = RecordingDisk(), Owner()
     async with claimed(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
         for number in range(5 * COMMITS):
@@ -107,7 +108,9 @@ async def test_the_two_checkpoints_share_no_file() -> None:
 async def test_a_flipped_bit_anywhere_in_any_file_of_a_checkpoint_loses_nothing() -> None:
     disk, bodies = await written()
     for number, path in enumerate(files(disk)):
-        for offset in range(number, len(disk.contents(path)), 13):  # every field of the tables, and every block, in one file or another
+        for offset in range(
+            number, len(disk.contents(path)), 13
+        ):  # every field of the tables, and every block, in one file or another
             copy = disk.after_power_cut()
             copy.contents(path)[offset] ^= 1 << offset % 8
             assert await recovered(copy) == bodies, (path.name, offset)
@@ -125,7 +128,7 @@ async def test_a_file_of_a_checkpoint_that_is_cut_off_or_missing_loses_nothing(k
         assert await recovered(copy) == bodies, path.name
 
 
-async def test_a_damaged_block_is_reported_with_file_and_offset_and_its_checkpoint_is_replaced_as_a_whole() -> None:
+async def test_a_damaged_block_is_reported_with_its_offset_and_its_checkpoint_is_replaced() -> None:
     disk, bodies = await written()
     path = files(disk)[0]
     offset = len(disk.contents(path)) - 1
@@ -137,7 +140,9 @@ async def test_a_damaged_block_is_reported_with_file_and_offset_and_its_checkpoi
             await owner.recover(log)
         assert owner.bodies == bodies
         [line] = [line for line in lines if line["log_level"] == "error"]
-        assert (line["event"], line["path"]) == ("checkpoint.damaged", str(path)) and 0 < line["position"] <= offset
+        assert (line["event"], line["path"]) == ("checkpoint.damaged", str(path)) and 0 < line[
+            "position"
+        ] <= offset
         assert list(log.checkpoints) == [before[1]] and log.checkpoint_base is None
         start = log.start
         await log.trim(log.end)

@@ -1,4 +1,5 @@
-"""Damage and torn tails (durability rule 5): what a crash explains is cut off and reported, all else is refused by name."""
+"""Damage and torn tails (durability rule 5): what a crash explains is cut off and reported, all else is
+refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ COMMITS = [[b"first"], [b"second", b"and third"], [b""], [b"x" * 40], [b"last bu
 
 
 async def written(disk: RecordingDisk, **settings: Any) -> list[Position]:
-    """Write the commits and crash: the zeros behind them stay. Gives the position of each commit and the end."""
+    """Write the commits and crash: the zeros behind them stay. Gives the position of each commit and the
+    end."""
     positions = []
     async with claimed(ROOT, disk, **settings) as log:
         positions = [await append(log, *bodies) for bodies in COMMITS] + [log.end]
@@ -121,7 +123,10 @@ async def test_a_fetch_of_a_flipped_byte_is_refused_and_its_neighbours_are_read(
             copy.contents(its_path)[SEGMENT_HEADER_BYTES + offset] ^= 1
             with pytest.raises(CorruptRecord) as refused:
                 await log.fetch(positions[2:5])
-            assert (refused.value.path, refused.value.position) == (str(its_path), SEGMENT_HEADER_BYTES + positions[3])
+            assert (refused.value.path, refused.value.position) == (
+                str(its_path),
+                SEGMENT_HEADER_BYTES + positions[3],
+            )
             frames = await log.fetch([positions[4], positions[2]])
             assert [frame.position for frame in frames] == [positions[4], positions[2]]
     assert path

@@ -1,6 +1,7 @@
 """Refusals of the disk, one at every call of every operation (durability rules 4 and 6).
 
-After each: what was acknowledged is there, what was refused is not, and the log works on once it was claimed again.
+After each: what was acknowledged is there, what was refused is not, and the log works on once it was claimed
+again.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ async def run_with_a_fault(queued: bool, closing: bool, operation: str, nth: int
     await store.close()
     async with claimed(ROOT, crashed) as log:
         assert log.start <= trimmed
-        assert flat(await contents(log)) == [body for position, body in sorted(owner.ledger.items()) if position >= log.start]
+        assert flat(await contents(log)) == [
+            body for position, body in sorted(owner.ledger.items()) if position >= log.start
+        ]
 
 
 @pytest.mark.parametrize("closing", [False, True], ids=["kept-open", "put-away"])
@@ -133,7 +136,9 @@ async def test_a_failure_of_any_call_of_any_operation_loses_nothing_and_shows_no
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-async def test_a_failed_sync_makes_the_log_refuse_everything_and_is_not_repeated_on_the_file(error: int) -> None:
+async def test_a_failed_sync_makes_the_log_refuse_everything_and_is_not_repeated_on_the_file(
+    error: int,
+) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with claimed(ROOT, disk) as log:
         await append(log, b"kept")
@@ -146,7 +151,9 @@ async def test_a_failed_sync_makes_the_log_refuse_everything_and_is_not_repeated
         with pytest.raises(CommitFailed):
             await log.fetch([Position(0)])
         assert disk.calls["sync"] == synced
-        disk.fail("sync", error, times=-1, path_part="-00000001.segment")  # a sync of the old file would fail again
+        disk.fail(
+            "sync", error, times=-1, path_part="-00000001.segment"
+        )  # a sync of the old file would fail again
         assert await log.claim() == 2
         assert flat(await contents(log)) == [b"kept"]
         await append(log, b"later")
@@ -173,7 +180,9 @@ async def test_what_a_failed_commit_left_in_its_file_is_never_read_even_if_it_ca
         assert flat(await contents(log)) == [b"k" * 300_000, b"later"]
 
 
-async def test_a_frame_that_is_only_in_memory_after_a_restart_is_made_durable_before_the_log_is_used() -> None:
+async def test_a_frame_that_is_only_in_memory_after_a_restart_is_made_durable_before_the_log_is_used() -> (
+    None
+):
     disk = RecordingDisk(queued=True)
     store = small_store(ROOT, disk)
     log = store.log(ENTITY, 0)
@@ -185,7 +194,8 @@ async def test_a_frame_that_is_only_in_memory_after_a_restart_is_made_durable_be
     del durable.contents(ROOT / "logs/orders%231/0000" / name)[-20_000:]
     await log.close()
     await store.close()
-    # The sync of the second commit failed and the broker died: the file reads well, but the disk does not have it.
+    # The sync of the second commit failed and the broker died: the file reads well, but the disk does not
+    # have it.
     fd = durable.open_write(ROOT / "logs/orders%231/0000" / name)
     durable.write(fd, [bytes(disk.contents(ROOT / "logs/orders%231/0000" / name))], 0)
     durable.close(fd)
@@ -255,7 +265,9 @@ async def test_the_other_logs_of_the_store_never_notice_a_failure() -> None:
 
 
 @pytest.mark.parametrize("queued", [False, True], ids=["threads", "queue"])
-async def test_a_full_disk_refuses_sends_lets_settlements_use_the_reserve_and_comes_back(queued: bool) -> None:
+async def test_a_full_disk_refuses_sends_lets_settlements_use_the_reserve_and_comes_back(
+    queued: bool,
+) -> None:
     disk = RecordingDisk(queued=queued, capacity_bytes=300_000)
     store = small_store(ROOT, disk, reserve_bytes=64 << 10, reserve_retry_ms=10, segment_bytes_max=40_000)
     log = store.log(ENTITY, 0)

@@ -1,4 +1,5 @@
-"""Files of a log that are missing or cut off: every loss of acknowledged records is noticed, and nothing else is reported as a loss."""
+"""Files of a log that are missing or cut off: every loss of acknowledged records is noticed, and nothing else
+is reported as a loss."""
 
 from __future__ import annotations
 
@@ -84,7 +85,9 @@ LOSSES: dict[str, Callable[[RecordingDisk], None]] = {
 
 @pytest.mark.parametrize("trim", [False, True], ids=["whole", "trimmed"])
 @pytest.mark.parametrize("loss", LOSSES)
-async def test_what_is_missing_is_damage_of_that_partition_alone_and_nothing_is_changed(loss: str, trim: bool) -> None:
+async def test_what_is_missing_is_damage_of_that_partition_alone_and_nothing_is_changed(
+    loss: str, trim: bool
+) -> None:
     disk = await written(trim)
     assert len(segments(disk)) >= 3
     LOSSES[loss](disk)
@@ -94,7 +97,9 @@ async def test_what_is_missing_is_damage_of_that_partition_alone_and_nothing_is_
         with pytest.raises(CorruptRecord) as refused:
             await store.log(ENTITY, 0).claim()
         assert str(LOG) in refused.value.path
-    assert sorted(disk.names(LOG)) == names and (names or "0000" not in disk.names(ENTITY_FOLDER) or loss.startswith("all files"))
+    assert sorted(disk.names(LOG)) == names and (
+        names or "0000" not in disk.names(ENTITY_FOLDER) or loss.startswith("all files")
+    )
     assert await store.partitions(ENTITY) == [0, 1]
     other = store.log(ENTITY, 1)
     await other.claim()
@@ -121,7 +126,7 @@ async def test_with_the_folder_of_all_logs_every_partition_is_missed(folder: Pat
     await store.close()
 
 
-async def test_a_log_that_ends_below_what_was_durable_at_the_last_roll_or_checkpoint_is_not_taken_for_a_torn_tail() -> None:
+async def test_a_log_that_ends_below_what_is_known_to_be_durable_is_not_a_torn_tail() -> None:
     disk = RecordingDisk()
     async with claimed(ROOT, disk) as log:
         positions = [await append(log, b"%d" % number * 30) for number in range(6)]
@@ -138,7 +143,9 @@ async def test_a_log_that_ends_below_what_was_durable_at_the_last_roll_or_checkp
             async with claimed(ROOT, copy):
                 pass
         assert (refused.value.path, refused.value.expected) == (str(path), ends[-1])
-        assert refused.value.found == max(end for end in [Position(0), *ends] if SEGMENT_HEADER_BYTES + end <= size)
+        assert refused.value.found == max(
+            end for end in [Position(0), *ends] if SEGMENT_HEADER_BYTES + end <= size
+        )
 
 
 async def test_a_missing_checkpoint_that_nothing_needs_is_reported_and_the_log_read_from_its_start() -> None:
@@ -151,7 +158,7 @@ async def test_a_missing_checkpoint_that_nothing_needs_is_reported_and_the_log_r
     assert "checkpoint.missing" in [line["event"] for line in lines if line["log_level"] == "error"]
 
 
-async def test_an_extent_with_any_byte_flipped_serves_and_one_that_is_gone_or_cut_off_costs_nothing_but_a_report() -> None:
+async def test_an_extent_that_is_damaged_cut_off_or_gone_costs_nothing_but_a_report() -> None:
     disk = await written(trim=True)
     size = len(disk.contents(EXTENT))
     assert size == 1_024
@@ -208,7 +215,9 @@ async def test_a_log_that_was_put_in_place_of_another_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_at_every_sync_a_power_cut_and_the_loss_of_any_file_lose_nothing_acknowledged_unnoticed(seed: int) -> None:
+async def test_at_every_sync_a_power_cut_and_the_loss_of_any_file_lose_nothing_acknowledged_unnoticed(
+    seed: int,
+) -> None:
     rng = random.Random(seed)
     disk = RecordingDisk(queued=bool(seed % 2))
     acknowledged: list[tuple[Position, bytes]] = []

@@ -1,5 +1,5 @@
-"""Unsynced data dropped: at every sync of a random workload the disk, as a power cut would leave it, has all that was
-acknowledged before (durability rules 1 and 3)."""
+"""Unsynced data dropped: at every sync of a random workload the disk, as a power cut would leave it, has all
+that was acknowledged before (durability rules 1 and 3)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ class Ledger:
     checkpoint_acknowledged: int = -1
 
     def copy(self) -> Ledger:
-        return Ledger(list(self.submitted), self.acknowledged, self.trimmed, dict(self.checkpoints), self.checkpoint_acknowledged)
+        return Ledger(
+            list(self.submitted),
+            self.acknowledged,
+            self.trimmed,
+            dict(self.checkpoints),
+            self.checkpoint_acknowledged,
+        )
 
 
 async def work(log: FileLog, ledger: Ledger, rng: random.Random) -> None:
@@ -103,7 +109,10 @@ async def test_at_every_sync_the_disk_holds_every_commit_acknowledged_before(see
     for log in logs:
         await log.claim()
     await asyncio.gather(
-        *(work(log, ledger, random.Random(f"{seed} {n}")) for n, (log, ledger) in enumerate(zip(logs, ledgers, strict=True)))
+        *(
+            work(log, ledger, random.Random(f"{seed} {n}"))
+            for n, (log, ledger) in enumerate(zip(logs, ledgers, strict=True))
+        )
     )
     for log in logs:
         await log.close()

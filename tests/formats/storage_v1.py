@@ -1,7 +1,7 @@
 """What is in `version-1/`.
 
-The folder in the repository was written by the first version of the storage format, and is never written again: each later
-version must read it (`tests/unit/storage/test_formats.py`).
+The folder in the repository was written by the first version of the storage format, and is never written
+again: each later version must read it (`tests/unit/storage/test_formats.py`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ def checkpoint(position: Position, *, whole: bool = True) -> Checkpoint:
 
 async def write(folder: Path) -> None:
     """Write everything to a folder."""
-    store = FileLogStore(folder, reserve_bytes=0, segment_bytes_max=SEGMENT_BYTES_MAX, make_salt=lambda: bytes(range(16)))
+    store = FileLogStore(
+        folder, reserve_bytes=0, segment_bytes_max=SEGMENT_BYTES_MAX, make_salt=lambda: bytes(range(16))
+    )
     log = store.log(ENTITY, PARTITION)
     await log.claim()
     for number, records in enumerate(COMMITS):

@@ -1,6 +1,8 @@
-"""Writes the corpus: `python -m tests.fuzz.make_corpus`. What real clients said was recorded (`record.py`); the rest is built here.
+"""Writes the corpus: `python -m tests.fuzz.make_corpus`. What real clients said was recorded (`record.py`);
+the rest is built here.
 
-Streams begin at the AMQP header; SASL ones at theirs. Files are small and never change by themselves: a new one gets a new name.
+Streams begin at the AMQP header; SASL ones at theirs. Files are small and never change by themselves: a new
+one gets a new name.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def attach_with_filter(handle: int, value: bytes) -> bytes:
 
 def streams() -> dict[str, bytes]:
     """What clients say to a broker, in an order in which it may be said."""
-    start = raw.AMQP_HEADER + raw.frame(raw.OPEN, raw.open_fields()) + raw.frame(raw.BEGIN, raw.begin_fields())
+    start = (
+        raw.AMQP_HEADER + raw.frame(raw.OPEN, raw.open_fields()) + raw.frame(raw.BEGIN, raw.begin_fields())
+    )
     end = raw.frame(raw.END, []) + raw.frame(raw.CLOSE, [])
     sender = raw.frame(raw.ATTACH, raw.sender_attach(0, "queue"))
     receiver = raw.frame(raw.ATTACH, raw.receiver_attach(1, "queue"))
@@ -66,11 +70,19 @@ def streams() -> dict[str, bytes]:
         raw.frame(raw.TRANSFER, raw.transfer_fields(0, 3, more=more), part)
         for part, more in ((text[:7], True), (text[7:12], True), (text[12:], False))
     )
-    batch = raw.frame(raw.TRANSFER, raw.transfer_fields(0, 4, batch=True), message(properties=["env"], body=[text, text]))
+    batch = raw.frame(
+        raw.TRANSFER, raw.transfer_fields(0, 4, batch=True), message(properties=["env"], body=[text, text])
+    )
     states: list[Any] = [
         raw.outcome(raw.ACCEPTED),
         raw.outcome(
-            raw.REJECTED, [Described(ULong(raw.ERROR), [Symbol("com.microsoft:dead-letter"), "why", {Symbol("DeadLetterReason"): "r"}])]
+            raw.REJECTED,
+            [
+                Described(
+                    ULong(raw.ERROR),
+                    [Symbol("com.microsoft:dead-letter"), "why", {Symbol("DeadLetterReason"): "r"}],
+                )
+            ],
         ),
         raw.outcome(raw.RELEASED),
         raw.outcome(raw.MODIFIED, [True, False, {Symbol("x"): 1}]),
@@ -78,7 +90,8 @@ def streams() -> dict[str, bytes]:
         raw.outcome(raw.RECEIVED, [UInt(0), ULong(0)]),
     ]
     settles = b"".join(
-        raw.frame(raw.DISPOSITION, raw.disposition_fields(True, number, number, False, state)) for number, state in enumerate(states)
+        raw.frame(raw.DISPOSITION, raw.disposition_fields(True, number, number, False, state))
+        for number, state in enumerate(states)
     )
     ranged = raw.frame(raw.DISPOSITION, raw.disposition_fields(True, 0, 4, True, raw.outcome(raw.ACCEPTED)))
     detach = raw.frame(raw.DETACH, [UInt(0), True])
@@ -86,20 +99,31 @@ def streams() -> dict[str, bytes]:
     aborted = raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, more=True), text[:5]) + raw.frame(
         raw.TRANSFER, [UInt(0), None, None, None, None, False, None, None, None, True]
     )
-    large = b"".join(raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, more=True), bytes(2_000)) for _ in range(4))
-    second = raw.frame(raw.BEGIN, raw.begin_fields(), channel=1) + raw.frame(raw.ATTACH, raw.sender_attach(0, "queue", "other"), channel=1)
+    large = b"".join(
+        raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, more=True), bytes(2_000)) for _ in range(4)
+    )
+    second = raw.frame(raw.BEGIN, raw.begin_fields(), channel=1) + raw.frame(
+        raw.ATTACH, raw.sender_attach(0, "queue", "other"), channel=1
+    )
     coordinator = raw.sender_attach(3, None)
     coordinator[6] = Described(ULong(0x30), [[Symbol("amqp:local-transactions")]])
     dynamic = raw.receiver_attach(4, None)
     dynamic[5] = Described(ULong(raw.SOURCE), [None, UInt(0), Symbol("never"), UInt(0), True])
     filtered = raw.receiver_attach(5, "queue")
-    filtered[5] = Described(ULong(raw.SOURCE), ["queue", None, None, None, None, None, None, {Symbol("f"): Described(Symbol("f"), "x")}])
-    numbers = b"".join(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), text) for number in (1, 1, 0, 7, 300, 5))
+    filtered[5] = Described(
+        ULong(raw.SOURCE),
+        ["queue", None, None, None, None, None, None, {Symbol("f"): Described(Symbol("f"), "x")}],
+    )
+    numbers = b"".join(
+        raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), text) for number in (1, 1, 0, 7, 300, 5)
+    )
     divided = b"".join(
         raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, more=more, tag=b"t"), part)
         for number, part, more in ((9, text[:5], True), (10, text[5:9], True), (12, text[9:], False))
     )
-    bombs = b"".join(attach_with_filter(handle, value) for handle, value in enumerate((NULLS, NOTHINGS, DEEP)))
+    bombs = b"".join(
+        attach_with_filter(handle, value) for handle, value in enumerate((NULLS, NOTHINGS, DEEP))
+    )
     return {
         "empty": start + end,
         "sends": start + sender + transfers + detach + end,
@@ -114,7 +138,9 @@ def streams() -> dict[str, bytes]:
         "aborts": start + sender + aborted + transfers + end,
         "too_large": start + sender + large + end,
         "two_sessions": start + sender + second + transfers + raw.frame(raw.END, [], channel=1) + end,
-        "other_nodes": start + b"".join(raw.frame(raw.ATTACH, each) for each in (coordinator, dynamic, filtered)) + end,
+        "other_nodes": start
+        + b"".join(raw.frame(raw.ATTACH, each) for each in (coordinator, dynamic, filtered))
+        + end,
         "attaches_again": start + receiver + credit + suspend + receiver + credit + end,
         "bombs": start + bombs + end,
         "keeps_alive": start + raw.raw_frame(b"") * 3 + end,
@@ -171,10 +197,25 @@ def messages() -> dict[str, bytes]:
 def values() -> dict[str, bytes]:
     """Values of every type, one file for each group."""
     array = Array(0x98, [uuid.UUID(int=1), uuid.UUID(int=2)])
-    described = Described(Symbol("d"), Described(ULong(5), [Array(0xA3, [Symbol("x")]), Array(0xD0, [[1], [2]], ULong(9))]))
+    described = Described(
+        Symbol("d"), Described(ULong(5), [Array(0xA3, [Symbol("x")]), Array(0xD0, [[1], [2]], ULong(9))])
+    )
     return {
         "numbers": encode(
-            [UByte(1), UShort(2), UInt(3), ULong(4), Byte(-1), Short(-2), -3, 2**40, 0.5, Float(1.5), Timestamp(9), Char("c")]
+            [
+                UByte(1),
+                UShort(2),
+                UInt(3),
+                ULong(4),
+                Byte(-1),
+                Short(-2),
+                -3,
+                2**40,
+                0.5,
+                Float(1.5),
+                Timestamp(9),
+                Char("c"),
+            ]
         ),
         "decimals": encode([Decimal32(bytes(4)), Decimal64(bytes(8)), Decimal128(bytes(16))]),
         "texts": encode({"string": "é" * 300, Symbol("symbol"): b"x" * 300, 1: True, None: uuid.UUID(int=7)}),
@@ -186,7 +227,12 @@ def values() -> dict[str, bytes]:
 
 
 def main() -> None:
-    for folder, files in (("streams", streams()), ("sasl", sasl()), ("messages", messages()), ("values", values())):
+    for folder, files in (
+        ("streams", streams()),
+        ("sasl", sasl()),
+        ("messages", messages()),
+        ("values", values()),
+    ):
         (CORPUS / folder).mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             (CORPUS / folder / f"{name}.bin").write_bytes(data)

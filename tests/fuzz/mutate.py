@@ -1,8 +1,9 @@
 """Wrong bytes made from right ones: seeded, so that every case can be made again from its number.
 
-Two kinds of change. *Bytes*: flipped, cut, repeated, overwritten with lengths and constructors that matter. *Frames*: an AMQP stream is
-taken apart (§2.3) and its frames are dropped, repeated, moved, sent on another channel, given a false size, and the fields of their
-performatives replaced by values of other types. The second kind gets past the decoder, where the first kind mostly ends.
+Two kinds of change. *Bytes*: flipped, cut, repeated, overwritten with lengths and constructors that matter.
+*Frames*: an AMQP stream is taken apart (§2.3) and its frames are dropped, repeated, moved, sent on another
+channel, given a false size, and the fields of their performatives replaced by values of other types. The
+second kind gets past the decoder, where the first kind mostly ends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,29 @@ CHANGES_MAX = 6
 BYTES_MAX = 64 * 1024
 """No case grows beyond this: what a large input costs is another test's question."""
 
-_CONSTRUCTORS = bytes((0x00, 0x40, 0x41, 0x42, 0x43, 0x44, 0x45, 0x50, 0x52, 0x53, 0x70, 0x80, 0xA0, 0xA1, 0xA3, 0xB0, 0xB1, 0xC0, 0xC1))
+_CONSTRUCTORS = bytes(
+    (
+        0x00,
+        0x40,
+        0x41,
+        0x42,
+        0x43,
+        0x44,
+        0x45,
+        0x50,
+        0x52,
+        0x53,
+        0x70,
+        0x80,
+        0xA0,
+        0xA1,
+        0xA3,
+        0xB0,
+        0xB1,
+        0xC0,
+        0xC1,
+    )
+)
 _LENGTHS = (0, 1, 4, 7, 8, 9, 255, 256, 511, 512, 65_535, 65_536, 2**31 - 1, 2**31, 2**32 - 1)
 _OPEN, _CLOSE = 0x10, 0x18
 
@@ -41,7 +64,9 @@ def mutate(corpus: Sequence[bytes], random: Random, *, frames: bool) -> bytes:
     data = random.choice(corpus)
     for _ in range(random.randint(1, CHANGES_MAX)):
         in_frames = frames and random.random() < 0.8
-        data = _change_frames(data, corpus, random) if in_frames else random.choice(_BYTE_CHANGES)(data, random)
+        data = (
+            _change_frames(data, corpus, random) if in_frames else random.choice(_BYTE_CHANGES)(data, random)
+        )
     return data[:BYTES_MAX]
 
 
@@ -57,7 +82,8 @@ def cuts(data: bytes, random: Random) -> list[bytes]:
     return [data[begin:end] for begin, end in zip([0, *places], [*places, len(data)], strict=True)]
 
 
-# --- bytes ------------------------------------------------------------------------------------------------------------------
+# --- bytes
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _flip(data: bytes, random: Random) -> bytes:
@@ -100,14 +126,25 @@ def _constructor(data: bytes, random: Random) -> bytes:
     return data[:place] + bytes((random.choice(_CONSTRUCTORS),)) + data[place + 1 :]
 
 
-_BYTE_CHANGES: tuple[Callable[[bytes, Random], bytes], ...] = (_flip, _flip, _truncate, _remove, _repeat, _insert, _length, _constructor)
+_BYTE_CHANGES: tuple[Callable[[bytes, Random], bytes], ...] = (
+    _flip,
+    _flip,
+    _truncate,
+    _remove,
+    _repeat,
+    _insert,
+    _length,
+    _constructor,
+)
 
 
-# --- frames -----------------------------------------------------------------------------------------------------------------
+# --- frames
+# ------------------------------------------------------------------------------------------------------------
 
 
 def split_frames(data: bytes) -> list[bytes]:
-    """The pieces of an AMQP stream: protocol headers and frames. What cannot be told apart is the last piece."""
+    """The pieces of an AMQP stream: protocol headers and frames. What cannot be told apart is the last
+    piece."""
     pieces, offset = [], 0
     while offset < len(data):
         size = 8 if data.startswith(b"AMQP", offset) else int.from_bytes(data[offset : offset + 4], "big")
@@ -171,7 +208,9 @@ def _with_field(piece: bytes, random: Random) -> bytes:
     if not isinstance(value, Described):
         return piece
     another = random.random() < 0.1  # performative, with these fields
-    changed = Described(ULong(random.randint(_OPEN, _CLOSE)), value.value) if another else _replaced(value, random)
+    changed = (
+        Described(ULong(random.randint(_OPEN, _CLOSE)), value.value) if another else _replaced(value, random)
+    )
     body = encode(changed) + body[end:]
     return struct.pack(">I", 4 * piece[4] + len(body)) + piece[4 : 4 * piece[4]] + body
 
@@ -183,7 +222,11 @@ def _replaced(value: Any, random: Random) -> Any:
         fields = list(value) or [None]
         place = random.randrange(len(fields))
         inner = fields[place]
-        fields[place] = _replaced(inner, random) if isinstance(inner, Described) and random.random() < 0.6 else any_value(random)
+        fields[place] = (
+            _replaced(inner, random)
+            if isinstance(inner, Described) and random.random() < 0.6
+            else any_value(random)
+        )
         return fields
     return any_value(random)
 
@@ -195,7 +238,9 @@ def any_value(random: Random) -> Any:
 
 def _any_outcome(random: Random) -> Described:
     fields = [any_value(random) for _ in range(random.randint(0, 3))]
-    return Described(ULong(random.choice((0x23, 0x24, 0x25, 0x26, 0x27, 0x1D, 0x28, 0x29, 0x30, 0x33, 0x34))), fields)
+    return Described(
+        ULong(random.choice((0x23, 0x24, 0x25, 0x26, 0x27, 0x1D, 0x28, 0x29, 0x30, 0x33, 0x34))), fields
+    )
 
 
 _NUMBERS = (0, 1, 2, 3, 5, 127, 128, 255)
@@ -212,7 +257,9 @@ _VALUES: tuple[Callable[[Random], Any], ...] = (
     lambda random: random.random(),
     lambda random: random.randbytes(random.choice((0, 1, 4, 16, 32, 33, 300))),
     lambda random: "x" * random.choice((0, 1, 20, 300)),
-    lambda random: random.choice(("queue", "$cbs", "queue/$management", "amqps://h/queue", "\x00", "é", "/", "$")),
+    lambda random: random.choice(
+        ("queue", "$cbs", "queue/$management", "amqps://h/queue", "\x00", "é", "/", "$")
+    ),
     lambda random: Symbol("s" * random.choice((0, 1, 300))),
     lambda random: Array(0xA3, [Symbol("one"), Symbol("two")]),
     lambda random: uuid.UUID(bytes=random.randbytes(16)),

@@ -1,9 +1,11 @@
-"""`make fuzz`: mutated inputs for everything that reads a client's bytes, until the time is up or something breaks.
+"""`make fuzz`: mutated inputs for everything that reads a client's bytes, until the time is up or something
+breaks.
 
     python -m tests.fuzz.run [--seconds 60] [--target engine …] [--seed N] [--case N]
 
-Home-made and seeded rather than coverage-guided: the part most worth breaking is proton's C core, whose wheel carries no instrumentation,
-and what leads deep into it is a change of frames and fields, not of bytes. A failure prints the line that repeats it.
+Home-made and seeded rather than coverage-guided: the part most worth breaking is proton's C core, whose wheel
+carries no instrumentation, and what leads deep into it is a change of frames and fields, not of bytes. A
+failure prints the line that repeats it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from tests.fuzz.worker import CASE_TIMEOUT_S, PROGRESS, case, corpus_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROWTH_KIB_MAX = 48 * 1024
-"""What a worker's memory may grow by over all its cases: an engine that is not given back costs tens of KiB each."""
+"""What a worker's memory may grow by over all its cases: an engine that is not given back costs tens of KiB
+each."""
 CASES_UNBOUNDED = 2**40
 
 
@@ -39,15 +42,29 @@ class Outcome:
     grown_kib: int
 
 
-def fuzz(target: str, seed: int, *, first: int = 0, count: int = CASES_UNBOUNDED, seconds: float = 3_600.0) -> Outcome:
+def fuzz(
+    target: str, seed: int, *, first: int = 0, count: int = CASES_UNBOUNDED, seconds: float = 3_600.0
+) -> Outcome:
     """Run cases of one target in a process of its own. Raises FuzzFailure."""
     with tempfile.NamedTemporaryFile() as progress:
         progress.write(bytes(PROGRESS.size))
         progress.flush()
-        command = [sys.executable, "-m", "tests.fuzz.worker", target, *(str(each) for each in (seed, first, count, seconds)), progress.name]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fuzz.worker",
+            target,
+            *(str(each) for each in (seed, first, count, seconds)),
+            progress.name,
+        ]
         try:
             done = subprocess.run(
-                command, cwd=REPOSITORY, capture_output=True, text=True, timeout=seconds + 3 * CASE_TIMEOUT_S, env=os.environ.copy()
+                command,
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                timeout=seconds + 3 * CASE_TIMEOUT_S,
+                env=os.environ.copy(),
             )
         except subprocess.TimeoutExpired as error:
             raise FuzzFailure(f"{target}: the worker did not end: {error.stderr!r:.2000}") from error
@@ -62,15 +79,22 @@ def fuzz(target: str, seed: int, *, first: int = 0, count: int = CASES_UNBOUNDED
         )
     result = json.loads(done.stdout)
     if result["grown_kib"] > GROWTH_KIB_MAX:
-        raise FuzzFailure(f"{target}: {result['cases']} cases from {first} on, seed {seed}, left {result['grown_kib']} KiB behind")
+        raise FuzzFailure(
+            f"{target}: {result['cases']} cases from {first} on, seed {seed}, left "
+            f"{result['grown_kib']} KiB behind"
+        )
     return Outcome(result["cases"], result["grown_kib"])
 
 
 def main() -> int:
     """The command line. Exit status 1 if anything broke."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description="Fuzz what reads a client's bytes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz.run", description="Fuzz what reads a client's bytes."
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="how long, over all targets (default 60)")
-    parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="only these (default: all)")
+    parser.add_argument(
+        "--target", action="append", choices=sorted(TARGETS), help="only these (default: all)"
+    )
     parser.add_argument("--seed", type=int, default=None, help="repeat a run (default: a new seed)")
     parser.add_argument("--case", type=int, default=None, help="run this one case only")
     options = parser.parse_args()
@@ -87,7 +111,9 @@ def main() -> int:
             failures += 1
             print(failure, file=sys.stderr)
         else:
-            print(f"{target}: {outcome.cases} cases, seed {seed}, memory {outcome.grown_kib:+} KiB", flush=True)
+            print(
+                f"{target}: {outcome.cases} cases, seed {seed}, memory {outcome.grown_kib:+} KiB", flush=True
+            )
     return 1 if failures else 0
 
 

@@ -1,7 +1,7 @@
 """What is fuzzed: everything that reads bytes of a client before anybody knows who that is.
 
-A target takes one input and returns; it may answer with the refusals it documents, and with nothing else. What a target checks
-beyond that stands in it as an assertion.
+A target takes one input and returns; it may answer with the refusals it documents, and with nothing else.
+What a target checks beyond that stands in it as an assertion.
 """
 
 from __future__ import annotations
@@ -56,14 +56,18 @@ class Target:
     """Its input is an AMQP stream."""
 
 
-# --- the engine, with a broker around it that does what links do ---------------------------------------------------------------
+# --- the engine, with a broker around it that does what links do
+# ---------------------------------------------------------------
 
 
 class Peer:
-    """The least that makes an engine do everything: accepts links, grants credit, settles, sends what credit allows."""
+    """The least that makes an engine do everything: accepts links, grants credit, settles, sends what credit
+    allows."""
 
     def __init__(self, random: Random) -> None:
-        self.engine = Engine(container_id="fuzz", max_frame_bytes=16_384, channel_max=15, idle_timeout_ms=60_000)
+        self.engine = Engine(
+            container_id="fuzz", max_frame_bytes=16_384, channel_max=15, idle_timeout_ms=60_000
+        )
         self._random = random
         self._waiting: dict[Link, list[Delivery]] = {}
         self._sent: dict[Link, set[Delivery]] = {}
@@ -122,7 +126,9 @@ class Peer:
                     engine.grant(link, len(event.payloads))
                 case MessageTooLarge(link=link) if not link.gone:
                     assert event.size > link.max_message_bytes
-                    engine.reject(event.deliveries, ErrorCondition("amqp:link:message-size-exceeded", "too large"))
+                    engine.reject(
+                        event.deliveries, ErrorCondition("amqp:link:message-size-exceeded", "too large")
+                    )
                     engine.grant(link, 1)
                 case TransactionalMessage(link=link) if not link.gone:
                     engine.reject(event.deliveries, ErrorCondition("amqp:not-implemented", "no transactions"))
@@ -130,7 +136,11 @@ class Peer:
                 case DeliveriesUpdated(link=link) if not link.gone:
                     known = [delivery for delivery in event.deliveries if delivery in self._sent[link]]
                     self._sent[link].difference_update(known)
-                    engine.settle(known, 0 if event.settled else min(event.outcome, Outcome.MODIFIED), failed=event.failed)
+                    engine.settle(
+                        known,
+                        0 if event.settled else min(event.outcome, Outcome.MODIFIED),
+                        failed=event.failed,
+                    )
                 case CreditGranted(link=link) if not link.gone:
                     self._credit(link)
                 case _:
@@ -149,7 +159,9 @@ class Peer:
             engine.refuse_link(link, ErrorCondition("amqp:not-found", "no such node"))
             return
         self._waiting[link], self._sent[link] = [], set()
-        engine.accept_link(link, max_message_bytes=4_096 if link.incoming else 0, properties={codec.Symbol("a"): 1})
+        engine.accept_link(
+            link, max_message_bytes=4_096 if link.incoming else 0, properties={codec.Symbol("a"): 1}
+        )
         if link.incoming:
             engine.grant(link, random.choice((1, 10, 1_000)))
 
@@ -185,7 +197,8 @@ def engine(data: bytes, random: Random) -> None:
     peer.end()
 
 
-# --- the rest ---------------------------------------------------------------------------------------------------------------
+# --- the rest
+# ------------------------------------------------------------------------------------------------------------
 
 
 def values(data: bytes, random: Random) -> None:
@@ -228,14 +241,22 @@ def finder(data: bytes, random: Random) -> None:
 
 
 def lenience(data: bytes, random: Random) -> None:
-    """Corrections do not depend on where the stream was cut, and the walk in C goes as far as its Python form."""
+    """Corrections do not depend on where the stream was cut, and the walk in C goes as far as its Python
+    form."""
     whole, parts = Lenience(15, 16_384), Lenience(15, 16_384)
     given = b"".join(map(parts.incoming, cuts(data, random)))
     assert given + parts._head == whole.incoming(data) + whole._head
     offset = 8 if data.startswith(b"AMQP") else 0
     while offset < len(data):
-        known, divided, number = random.random() < 0.5, random.random() < 0.1, random.choice((0, 1, 3, 2**32 - 1))
-        table, sessions = ffi.new("session_ids_t[]", [(number, known, divided)]), [plain_frames.SessionIds(number, known, divided)]
+        known, divided, number = (
+            random.random() < 0.5,
+            random.random() < 0.1,
+            random.choice((0, 1, 3, 2**32 - 1)),
+        )
+        table, sessions = (
+            ffi.new("session_ids_t[]", [(number, known, divided)]),
+            [plain_frames.SessionIds(number, known, divided)],
+        )
         reached = lib.delivery_ids_walk(table, 1, data, offset, len(data), 16_384)
         assert reached == plain_frames.walk(sessions, data, offset, 16_384)
         assert (table[0].next, table[0].known) == (sessions[0].next, sessions[0].known)

@@ -1,6 +1,8 @@
-"""The whole broker as a target: streams of clients who have logged in, over a socket, into links, cache, partitions and logs.
+"""The whole broker as a target: streams of clients who have logged in, over a socket, into links, cache,
+partitions and logs.
 
-It runs in a thread, once per process. A case breaks it if the broker logs an error of its own, or leaves the client without an answer.
+It runs in a thread, once per process. A case breaks it if the broker logs an error of its own, or leaves the
+client without an answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Runs fuzz cases in a process of its own: C code that goes wrong takes its process with it.
 
-The number of the case under way stands in a file that outlives the process. A case is made from the target's name, the seed and its
-number alone, so whoever finds the process dead can make it again. A case that takes too long ends the process with SIGALRM.
+The number of the case under way stands in a file that outlives the process. A case is made from the target's
+name, the seed and its number alone, so whoever finds the process dead can make it again. A case that takes
+too long ends the process with SIGALRM.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ PROGRESS = struct.Struct("<Q")
 
 
 def corpus_of(target: str) -> list[bytes]:
-    """The inputs that are kept for a target, in a fixed order. Streams of clients serve all targets that read streams."""
-    folder = CORPUS / ("streams" if TARGETS[target].frames else "values" if target == "values" else "messages")
+    """The inputs that are kept for a target, in a fixed order. Streams of clients serve all targets that read
+    streams."""
+    folder = CORPUS / (
+        "streams" if TARGETS[target].frames else "values" if target == "values" else "messages"
+    )
     own = CORPUS / target
     files = sorted(folder.glob("*.bin")) + (sorted(own.glob("*.bin")) if own != folder else [])
     assert files, f"no corpus for {target}"
@@ -35,15 +39,19 @@ def corpus_of(target: str) -> list[bytes]:
 
 
 def case(target: str, corpus: list[bytes], seed: int, number: int) -> tuple[bytes, Random]:
-    """The input of one case, and the generator that its run goes on with. The first cases are the corpus as it is."""
+    """The input of one case, and the generator that its run goes on with. The first cases are the corpus as
+    it is."""
     random = Random(f"{target}/{seed}/{number}")
     if number < len(corpus):
         return corpus[number], random
     return mutate(corpus, random, frames=TARGETS[target].frames), random
 
 
-def run_cases(target: str, seed: int, first: int, count: int, seconds: float, progress: mmap.mmap) -> dict[str, float]:
-    """Run `count` cases from `first` on, or as many as `seconds` permit. An exception of a target is let through."""
+def run_cases(
+    target: str, seed: int, first: int, count: int, seconds: float, progress: mmap.mmap
+) -> dict[str, float]:
+    """Run `count` cases from `first` on, or as many as `seconds` permit. An exception of a target is let
+    through."""
     corpus, run = corpus_of(target), TARGETS[target].run
     deadline, begin_kib, number = time.monotonic() + seconds, 0, first
     for number in range(first, first + count):
@@ -65,7 +73,8 @@ def run_cases(target: str, seed: int, first: int, count: int, seconds: float, pr
 
 
 def main() -> None:
-    """`python -m tests.fuzz.worker TARGET SEED FIRST COUNT SECONDS PROGRESS_FILE`: one line of JSON at the end."""
+    """`python -m tests.fuzz.worker TARGET SEED FIRST COUNT SECONDS PROGRESS_FILE`: one line of JSON at the
+    end."""
     target, seed, first, count, seconds, path = sys.argv[1:]
     faulthandler.enable()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -20,7 +20,9 @@ _numbers = itertools.count()
 class Bystander:
     """A connection with a sender and a receiver, used politely."""
 
-    def __init__(self, port: int, queue: str = "bystander", connect: Callable[[int], RawConnection] = RawConnection) -> None:
+    def __init__(
+        self, port: int, queue: str = "bystander", connect: Callable[[int], RawConnection] = RawConnection
+    ) -> None:
         self._connection = connect(port)
         self._connection.open()
         self._connection.begin()
@@ -32,30 +34,39 @@ class Bystander:
     def __enter__(self) -> Bystander:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._connection.socket.close()
 
     def round_trip(self, within_s: float = ENDS_WITHIN_S) -> float:
-        """Send a message, receive it, complete it; gives the seconds it took. Raises TimeoutError, AssertionError."""
+        """Send a message, receive it, complete it; gives the seconds it took. Raises TimeoutError,
+        AssertionError."""
         connection, begin = self._connection, time.monotonic()
         body = b"round trip %d" % next(_numbers)
         connection.send_frame(raw.TRANSFER, raw.transfer_fields(0, self._sent), message(body=[body]))
         self._sent += 1
         accepted = connection.read_until(raw.DISPOSITION, within_s=within_s)
-        assert accepted.field(4).descriptor == raw.ACCEPTED, f"the bystander's message was refused: {accepted}"
+        assert accepted.field(4).descriptor == raw.ACCEPTED, (
+            f"the bystander's message was refused: {accepted}"
+        )
         connection.send_frame(raw.FLOW, raw.flow_fields(1, self._received, 1))
         delivered = connection.read_until(raw.TRANSFER, within_s=within_s)
         self._received += 1
         assert sections(delivered.payload)[DATA] == body
         number = delivered.field(1)
-        connection.send_frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, raw.outcome(raw.ACCEPTED)))
+        connection.send_frame(
+            raw.DISPOSITION,
+            raw.disposition_fields(raw.RECEIVER, number, number, False, raw.outcome(raw.ACCEPTED)),
+        )
         settled = connection.read_until(raw.DISPOSITION, within_s=within_s)
         assert settled.field(3) and settled.field(4).descriptor == raw.ACCEPTED
         return time.monotonic() - begin
 
 
 def ending(connection: RawConnection, within_s: float = ENDS_WITHIN_S) -> Frame | None:
-    """Read until the broker hangs up; gives its close if it said one. Raises TimeoutError if it does not hang up."""
+    """Read until the broker hangs up; gives its close if it said one. Raises TimeoutError if it does not hang
+    up."""
     frames = [found for found in connection.frames_until_end(within_s) if found.code == raw.CLOSE]
     return frames[-1] if frames else None
 
@@ -63,8 +74,8 @@ def ending(connection: RawConnection, within_s: float = ENDS_WITHIN_S) -> Frame 
 def part_politely(connection: RawConnection, within_s: float = ENDS_WITHIN_S) -> str | None:
     """Close from our side and read to the end; gives the condition if the broker had closed with one before.
 
-    A broker that answers neither with a close nor by hanging up raises TimeoutError; a condition that is not one of the
-    standard's or the service's own is an AssertionError.
+    A broker that answers neither with a close nor by hanging up raises TimeoutError; a condition that is not
+    one of the standard's or the service's own is an AssertionError.
     """
     with contextlib.suppress(ConnectionEnded):  # what it said before is still to be read
         connection.send_frame(raw.CLOSE, [])

@@ -1,4 +1,5 @@
-"""A broker under attack, and somebody else who uses it all the while: after each test the other one must not have noticed."""
+"""A broker under attack, and somebody else who uses it all the while: after each test the other one must not
+have noticed."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ _TROUBLE = re.compile(r'"level": "(error|critical)"|Traceback|Fatal error')
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One broker for all attacks: what one of them leaves behind, the next ones meet."""
-    with BrokerProcess(tmp_path_factory.mktemp("hostile"), [queue(name) for name in QUEUES], environment=SETTINGS) as process:
+    with BrokerProcess(
+        tmp_path_factory.mktemp("hostile"), [queue(name) for name in QUEUES], environment=SETTINGS
+    ) as process:
         yield process
         process.check_alive()
 
@@ -43,7 +46,8 @@ def old_friend(broker: BrokerProcess) -> Iterator[Bystander]:
 
 @pytest.fixture(autouse=True)
 def nobody_else_is_disturbed(broker: BrokerProcess, old_friend: Bystander) -> Iterator[None]:
-    """After each test: the broker lives, in its bounds, without an error of its own, for clients old and new."""
+    """After each test: the broker lives, in its bounds, without an error of its own, for clients old and
+    new."""
     lines = len(broker.log.splitlines())
     yield
     broker.check_alive()
@@ -56,7 +60,9 @@ def nobody_else_is_disturbed(broker: BrokerProcess, old_friend: Bystander) -> It
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed test shows the end of the broker's log."""
     report = yield
     process = getattr(item, "funcargs", {}).get("broker")

@@ -56,14 +56,25 @@ def within_a_message(addresses: Addresses) -> socket.socket:
 
 
 def with_deliveries_under_way(addresses: Addresses) -> socket.socket:
-    """Messages sent and not yet acknowledged, messages locked and not yet settled, more to be written than was read."""
+    """Messages sent and not yet acknowledged, messages locked and not yet settled, more to be written than
+    was read."""
     connection = opened(addresses.amqp_port)
     connection.attach_sender(0, "target")
     connection.attach_receiver(1, "target")
-    connection.send(*(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(body=[b"x" * 500])) for number in range(50)))
+    connection.send(
+        *(
+            raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(body=[b"x" * 500]))
+            for number in range(50)
+        )
+    )
     connection.send_frame(raw.FLOW, raw.flow_fields(1, 0, 1_000))
     connection.read_until(raw.TRANSFER)
-    connection.send(*(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(body=[b"x" * 500])) for number in range(50, 90)))
+    connection.send(
+        *(
+            raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(body=[b"x" * 500]))
+            for number in range(50, 90)
+        )
+    )
     return connection.socket
 
 
@@ -146,7 +157,9 @@ def connections(addresses: Addresses) -> float:
 
 @pytest.mark.parametrize("resets", [True, False], ids=["reset", "closed"])
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
-def test_a_client_that_is_suddenly_gone_is_no_trouble(broker: BrokerProcess, stage: Stage, resets: bool) -> None:
+def test_a_client_that_is_suddenly_gone_is_no_trouble(
+    broker: BrokerProcess, stage: Stage, resets: bool
+) -> None:
     before, lines = connections(broker.addresses), len(broker.log.splitlines())
     for _ in range(TIMES):
         with stage(broker.addresses) as sock:
@@ -156,5 +169,9 @@ def test_a_client_that_is_suddenly_gone_is_no_trouble(broker: BrokerProcess, sta
     while connections(broker.addresses) > before:
         assert time.monotonic() < deadline, "the broker keeps connections of clients that are gone"
         time.sleep(0.05)
-    said = [line for line in broker.log.splitlines()[lines:] if '"logger": "storage' not in line and '"logger": "partition' not in line]
+    said = [
+        line
+        for line in broker.log.splitlines()[lines:]
+        if '"logger": "storage' not in line and '"logger": "partition' not in line
+    ]
     assert said == [], "nobody needs to be told of this"

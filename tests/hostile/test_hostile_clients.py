@@ -36,16 +36,23 @@ def rejected_with(found: Frame) -> str:
     return str(error[0])
 
 
-# --- who may not ------------------------------------------------------------------------------------------------------------
+# --- who may not
+# ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", ["target", "target/$deadletterqueue", "no-such-queue", "target/$management"])
+@pytest.mark.parametrize(
+    "address", ["target", "target/$deadletterqueue", "no-such-queue", "target/$management"]
+)
 @pytest.mark.parametrize("sends", [True, False], ids=["sender", "receiver"])
-def test_without_a_token_nothing_is_attached_and_nothing_betrayed(broker: BrokerProcess, address: str, sends: bool) -> None:
+def test_without_a_token_nothing_is_attached_and_nothing_betrayed(
+    broker: BrokerProcess, address: str, sends: bool
+) -> None:
     with RawConnection(broker.addresses.amqp_port) as connection:
         connection.open(raw.sasl_anonymous())
         connection.begin()
-        answer = connection.attach(raw.sender_attach(0, address) if sends else raw.receiver_attach(0, address))
+        answer = connection.attach(
+            raw.sender_attach(0, address) if sends else raw.receiver_attach(0, address)
+        )
         assert raw.condition_of(answer) == UNAUTHORIZED
         assert part_politely(connection) is None
 
@@ -64,7 +71,18 @@ def test_without_a_token_nothing_is_attached_and_nothing_betrayed(broker: Broker
         "",
         "eyJhbGciOiJub25lIn0.e30.",
     ],
-    ids=["wrong key", "unknown key", "expired", "another's", "changed", "no fields", "empty fields", "odd fields", "empty", "JWT"],
+    ids=[
+        "wrong key",
+        "unknown key",
+        "expired",
+        "another's",
+        "changed",
+        "no fields",
+        "empty fields",
+        "odd fields",
+        "empty",
+        "JWT",
+    ],
 )
 def test_a_bad_token_is_refused_and_gives_no_rights(broker: BrokerProcess, token: str) -> None:
     with RawConnection(broker.addresses.amqp_port) as connection:
@@ -83,7 +101,12 @@ def test_a_token_that_expires_ends_its_links_and_no_others(broker: BrokerProcess
         connection.put_token(token_for(AUDIENCE, 2), AUDIENCE, 1)
         connection.put_token(token_for("sb://127.0.0.1/bulk", 60), "sb://127.0.0.1/bulk", 2)
         assert connection.attach(raw.sender_attach(0, "bulk")).code == raw.ATTACH
-        assert connection.attach(raw.sender_attach(1, "target") if sends else raw.receiver_attach(1, "target")).code == raw.ATTACH
+        assert (
+            connection.attach(
+                raw.sender_attach(1, "target") if sends else raw.receiver_attach(1, "target")
+            ).code
+            == raw.ATTACH
+        )
         ended = connection.read_until(raw.DETACH, within_s=4)
         assert ended.field(0) == 1 and raw.condition_of(ended) == UNAUTHORIZED
         connection.send_frame(raw.DETACH, [UInt(1), True])
@@ -92,7 +115,9 @@ def test_a_token_that_expires_ends_its_links_and_no_others(broker: BrokerProcess
         assert connection.read_until(raw.DISPOSITION).field(4).descriptor == raw.ACCEPTED
 
 
-@pytest.mark.parametrize("address", ["no-such-queue", "", "/", "$", "target/$nothing", "../target", "x" * 5_000, "\x00", None])
+@pytest.mark.parametrize(
+    "address", ["no-such-queue", "", "/", "$", "target/$nothing", "../target", "x" * 5_000, "\x00", None]
+)
 def test_an_unknown_entity_is_refused_on_its_link_alone(broker: BrokerProcess, address: str | None) -> None:
     with opened(broker.addresses.amqp_port) as connection:
         for handle, fields in enumerate((raw.sender_attach(0, address), raw.receiver_attach(1, address))):
@@ -106,24 +131,34 @@ def test_links_and_sessions_over_the_bound_are_refused(broker: BrokerProcess) ->
     with opened(broker.addresses.amqp_port) as connection:
         for handle in range(100):
             assert connection.attach(raw.sender_attach(handle, "target")).code == raw.ATTACH
-        assert raw.condition_of(connection.attach(raw.sender_attach(100, "target"))) == "amqp:resource-limit-exceeded"
+        assert (
+            raw.condition_of(connection.attach(raw.sender_attach(100, "target")))
+            == "amqp:resource-limit-exceeded"
+        )
         for channel in range(1, 32):
             connection.begin(channel)
         connection.send_frame(raw.BEGIN, raw.begin_fields(), channel=32)
         assert part_politely(connection) is not None
 
 
-# --- messages that may not be ---------------------------------------------------------------------------------------------------
+# --- messages that may not be
+# ------------------------------------------------------------------------------------------------------------
 
 
-def send_in_frames(connection: RawConnection, number: int, payload: bytes, frame_bytes: int = 200_000) -> None:
+def send_in_frames(
+    connection: RawConnection, number: int, payload: bytes, frame_bytes: int = 200_000
+) -> None:
     for begin in range(0, len(payload), frame_bytes):
         more = begin + frame_bytes < len(payload)
-        connection.send_frame(raw.TRANSFER, raw.transfer_fields(0, number, more=more), payload[begin : begin + frame_bytes])
+        connection.send_frame(
+            raw.TRANSFER, raw.transfer_fields(0, number, more=more), payload[begin : begin + frame_bytes]
+        )
 
 
 @pytest.mark.parametrize("size", [MESSAGE_BYTES_MAX + 1, 3 * MESSAGE_BYTES_MAX])
-def test_a_message_over_the_limit_is_rejected_and_the_next_one_taken(broker: BrokerProcess, size: int) -> None:
+def test_a_message_over_the_limit_is_rejected_and_the_next_one_taken(
+    broker: BrokerProcess, size: int
+) -> None:
     with opened(broker.addresses.amqp_port) as connection:
         connection.attach_sender(0, "target")
         head = b"\x00\x53\x75\xb0" + (size - 8).to_bytes(4, "big")
@@ -150,7 +185,9 @@ def test_many_messages_that_never_end_are_bounded_together(broker: BrokerProcess
             for handle in range(90):
                 connection.send_frame(raw.ATTACH, raw.sender_attach(handle, "target"))
                 for _ in range(4):
-                    connection.send_frame(raw.TRANSFER, raw.transfer_fields(handle, handle, more=True), bytes(250_000))
+                    connection.send_frame(
+                        raw.TRANSFER, raw.transfer_fields(handle, handle, more=True), bytes(250_000)
+                    )
             assert part_politely(connection) == "amqp:resource-limit-exceeded"
         assert resident_mib(broker.pid) - before < 100
 
@@ -166,7 +203,8 @@ MALFORMED = {
     "two kinds of body": section(0x75, b"x") + section(0x77, 1),
     "properties twice": message(properties=["a"]) + section(0x73, ["b"]),
     "a session-id that is no text": section(0x73, [*["x"] * 10, 5]) + section(0x75, b""),
-    "a partition key that is a map": section(0x72, {Symbol("x-opt-partition-key"): {"a": 1}}) + section(0x75, b""),
+    "a partition key that is a map": section(0x72, {Symbol("x-opt-partition-key"): {"a": 1}})
+    + section(0x75, b""),
     "a partition key of 200 characters": message(annotations={"x-opt-partition-key": "k" * 200}),
     "a message-id of 200 characters": message(properties=["i" * 200]),
     "100 KB of properties": message(application={"a": "x" * 100_000}),
@@ -187,13 +225,17 @@ def test_a_malformed_message_is_rejected_alone(broker: BrokerProcess, name: str)
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"\xff\xff", section(0x77, "no data"), message(body=[b"\xff", message()]), message(body=[])], ids=repr
+    "payload",
+    [b"", b"\xff\xff", section(0x77, "no data"), message(body=[b"\xff", message()]), message(body=[])],
+    ids=repr,
 )
 def test_a_malformed_batch_is_rejected_whole(broker: BrokerProcess, payload: bytes) -> None:
     with opened(broker.addresses.amqp_port) as connection:
         connection.attach_sender(0, "target")
         connection.send_frame(raw.TRANSFER, raw.transfer_fields(0, 0, batch=True), payload)
-        assert rejected_with(connection.read_until(raw.DISPOSITION)).startswith(("amqp:", "com.microsoft:argument-error"))
+        assert rejected_with(connection.read_until(raw.DISPOSITION)).startswith(
+            ("amqp:", "com.microsoft:argument-error")
+        )
         assert part_politely(connection) is None
 
 
@@ -206,7 +248,8 @@ REQUESTS = {
     "no message": b"\xff\xff\xff",
     "peek of wrong types": section(0x74, {"operation": "com.microsoft:peek-message"})
     + section(0x77, {"from-sequence-number": "x", "message-count": -1}),
-    "renewal of wrong types": section(0x74, {"operation": "com.microsoft:renew-lock"}) + section(0x77, {"lock-tokens": "all"}),
+    "renewal of wrong types": section(0x74, {"operation": "com.microsoft:renew-lock"})
+    + section(0x77, {"lock-tokens": "all"}),
     "settlement of wrong types": section(0x74, {"operation": "com.microsoft:update-disposition"})
     + section(0x77, {"disposition-status": 1, "lock-tokens": [1]}),
 }
@@ -222,14 +265,19 @@ def test_a_malformed_request_is_answered_or_rejected(broker: BrokerProcess, node
         receiver[6] = Described(ULong(raw.TARGET), ["reply"])
         assert connection.attach(receiver).code == raw.ATTACH
         connection.send_frame(raw.FLOW, raw.flow_fields(1, 0, 5))
-        connection.send_frame(raw.TRANSFER, raw.transfer_fields(0, 0), section(0x73, ["id", None, node, None, "reply"]) + REQUESTS[name])
+        connection.send_frame(
+            raw.TRANSFER,
+            raw.transfer_fields(0, 0),
+            section(0x73, ["id", None, node, None, "reply"]) + REQUESTS[name],
+        )
         found = connection.read_until(raw.TRANSFER, raw.DISPOSITION)
         if found.code == raw.DISPOSITION and found.field(4).descriptor == raw.ACCEPTED:
             found = connection.read_until(raw.TRANSFER)  # the answer itself
         assert part_politely(connection) is None
 
 
-# --- credit and time ------------------------------------------------------------------------------------------------------------
+# --- credit and time
+# ------------------------------------------------------------------------------------------------------------
 
 
 def fill(port: int, queue: str, messages: int, body_bytes: int) -> None:
@@ -239,7 +287,9 @@ def fill(port: int, queue: str, messages: int, body_bytes: int) -> None:
         connection.attach_sender(0, queue)
         for begin in range(0, messages, 50):
             numbers = range(begin, min(begin + 50, messages))
-            connection.send(*[raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), payload) for number in numbers])
+            connection.send(
+                *[raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), payload) for number in numbers]
+            )
             waiting = len(numbers)
             while waiting:
                 found = connection.read_until(raw.DISPOSITION)
@@ -248,7 +298,9 @@ def fill(port: int, queue: str, messages: int, body_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("credit", [10_000, 2**31, 2**32 - 1])
-def test_a_client_that_never_reads_gets_no_more_than_a_buffer_full(broker: BrokerProcess, credit: int) -> None:
+def test_a_client_that_never_reads_gets_no_more_than_a_buffer_full(
+    broker: BrokerProcess, credit: int
+) -> None:
     port = broker.addresses.amqp_port
     if credit == 10_000:
         fill(port, "backlog", 600, 100_000)
@@ -292,7 +344,9 @@ def test_a_client_that_asks_and_never_reads_the_answers_is_held_back(broker: Bro
         assert resident_mib(broker.pid) - before < 40
 
 
-def test_a_sender_that_ignores_its_credit_is_served_or_refused_but_not_collected(broker: BrokerProcess) -> None:
+def test_a_sender_that_ignores_its_credit_is_served_or_refused_but_not_collected(
+    broker: BrokerProcess,
+) -> None:
     before = resident_mib(broker.pid)
     payload = message(body=[bytes(20_000)])
     with opened(broker.addresses.amqp_port) as connection:
@@ -301,13 +355,20 @@ def test_a_sender_that_ignores_its_credit_is_served_or_refused_but_not_collected
         with contextlib.suppress(ConnectionEnded):
             for begin in range(0, 4_000, 100):
                 numbers = range(begin, begin + 100)
-                connection.send(*[raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), payload) for number in numbers])
+                connection.send(
+                    *[
+                        raw.frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), payload)
+                        for number in numbers
+                    ]
+                )
         part_politely(connection, within_s=20)
     assert resident_mib(broker.pid) - before < 120
 
 
 @pytest.mark.parametrize(
-    "said", [b"", raw.SASL_HEADER, raw.sasl_plain(), raw.sasl_plain() + raw.AMQP_HEADER], ids=["nothing", "header", "login", "AMQP"]
+    "said",
+    [b"", raw.SASL_HEADER, raw.sasl_plain(), raw.sasl_plain() + raw.AMQP_HEADER],
+    ids=["nothing", "header", "login", "AMQP"],
 )
 def test_a_client_that_never_finishes_its_open_is_hung_up_on(broker: BrokerProcess, said: bytes) -> None:
     with RawConnection(broker.addresses.amqp_port) as connection:
@@ -341,8 +402,12 @@ def test_changes_without_end_are_refused_before_they_fill_the_memory(broker: Bro
         changes = {Symbol(f"k{index}"): "x" * 1_000 for index in range(100)}
         assert len(encode(changes)) > 65_536
         state = raw.outcome(raw.MODIFIED, [True, False, changes])
-        connection.send_frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, state))
-        assert rejected_with(connection.read_until(raw.DISPOSITION)).startswith(("amqp:", "com.microsoft:argument-error"))
+        connection.send_frame(
+            raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, state)
+        )
+        assert rejected_with(connection.read_until(raw.DISPOSITION)).startswith(
+            ("amqp:", "com.microsoft:argument-error")
+        )
 
 
 def test_large_settlements_in_masses_are_forgotten_once_they_are_answered(broker: BrokerProcess) -> None:
@@ -354,7 +419,9 @@ def test_large_settlements_in_masses_are_forgotten_once_they_are_answered(broker
         before = resident_mib(broker.pid)
         for number in numbers:
             state = raw.outcome(raw.MODIFIED, [True, True, {Symbol("note"): f"{number:060000}"}])
-            connection.send_frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, state))
+            connection.send_frame(
+                raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, state)
+            )
             assert rejected_with(connection.read_until(raw.DISPOSITION)) == "com.microsoft:argument-error"
         assert resident_mib(broker.pid) - before < 20, "60 MB were sent"
         assert part_politely(connection) is None
@@ -367,7 +434,10 @@ def test_a_settlement_said_twice_in_one_breath_counts_once(broker: BrokerProcess
         for settled in (True, False):
             connection.send_frame(raw.FLOW, raw.flow_fields(1, 0 if settled else 1, 1))
             number = connection.read_until(raw.TRANSFER).field(1)
-            said = raw.frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, settled, raw.outcome(raw.ACCEPTED)))
+            said = raw.frame(
+                raw.DISPOSITION,
+                raw.disposition_fields(raw.RECEIVER, number, number, settled, raw.outcome(raw.ACCEPTED)),
+            )
             connection.send(said, said, said)
         assert connection.read_until(raw.DISPOSITION).field(4).descriptor == raw.ACCEPTED
         assert part_politely(connection) is None
@@ -376,7 +446,10 @@ def test_a_settlement_said_twice_in_one_breath_counts_once(broker: BrokerProcess
 def test_wrong_passwords_in_masses_leave_few_log_lines(broker: BrokerProcess) -> None:
     before, began = broker.log.count('"connection.refused"'), time.monotonic()
     for _ in range(300):
-        with RawConnection(broker.addresses.amqp_port) as connection, contextlib.suppress(AssertionError, ConnectionEnded):
+        with (
+            RawConnection(broker.addresses.amqp_port) as connection,
+            contextlib.suppress(AssertionError, ConnectionEnded),
+        ):
             connection.log_in(raw.sasl_plain(password="wrong"))
     took_s = time.monotonic() - began
     assert 0 < broker.log.count('"connection.refused"') - before <= LINES_MAX * (took_s + 2)

@@ -17,7 +17,8 @@ from tests.support.raw_amqp import RawConnection, opened
 
 IDLE = 5_000
 IDLE_MIB_MAX = 600
-"""The whole broker with 5,000 idle connections: what `docs/benchmarks.md` holds `idle_connections` against."""
+"""The whole broker with 5,000 idle connections: what `docs/benchmarks.md` holds `idle_connections`
+against."""
 AT_ONCE = 200
 CROWD_WITHIN_S = 25.0
 
@@ -26,7 +27,9 @@ CROWD_WITHIN_S = 25.0
 def descriptors(count: int) -> Iterator[None]:
     """Let this process have so many files open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert hard == resource.RLIM_INFINITY or hard >= count, f"the hard limit of open files is {hard}, this test needs {count}"
+    assert hard == resource.RLIM_INFINITY or hard >= count, (
+        f"the hard limit of open files is {hard}, this test needs {count}"
+    )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
     try:
         yield
@@ -35,7 +38,8 @@ def descriptors(count: int) -> Iterator[None]:
 
 
 def open_crowd(port: int, count: int) -> list[socket.socket]:
-    """So many connections that have logged in, for without a right none is kept, and are past their open; a few hundred under way."""
+    """So many connections that have logged in, for without a right none is kept, and are past their open; a
+    few hundred under way."""
     hello = raw.sasl_plain() + raw.AMQP_HEADER + raw.frame(raw.OPEN, raw.open_fields())
     crowd: list[socket.socket] = []
     deadline = time.monotonic() + CROWD_WITHIN_S

@@ -1,7 +1,7 @@
 """Wrong types in every field of every performative (AMQP 1.0 §2.7), and frames where they do not belong.
 
-For each the same holds: the broker refuses it with a condition of the standard, or takes the field as absent and goes on. It answers the
-close that follows, or has closed before; it never falls silent.
+For each the same holds: the broker refuses it with a condition of the standard, or takes the field as absent
+and goes on. It answers the close that follows, or has closed before; it never falls silent.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def good_fields(code: int) -> list[Any]:
 
 
 def attack(port: int, code: int, fields: list[Any]) -> str | None:
-    """Say it where it may be said: with a session, a sender and a receiver open. Gives the condition of the broker's close."""
+    """Say it where it may be said: with a session, a sender and a receiver open. Gives the condition of the
+    broker's close."""
     with RawConnection(port) as connection:
         connection.log_in()
         connection.send(raw.AMQP_HEADER)
@@ -79,8 +80,12 @@ def attack(port: int, code: int, fields: list[Any]) -> str | None:
         return part_politely(connection)
 
 
-@pytest.mark.parametrize(("code", "place"), [(code, place) for code, count in FIELDS.items() for place in range(count)], ids=str)
-def test_a_field_of_a_wrong_type_is_refused_or_taken_as_absent(broker: BrokerProcess, code: int, place: int) -> None:
+@pytest.mark.parametrize(
+    ("code", "place"), [(code, place) for code, count in FIELDS.items() for place in range(count)], ids=str
+)
+def test_a_field_of_a_wrong_type_is_refused_or_taken_as_absent(
+    broker: BrokerProcess, code: int, place: int
+) -> None:
     for wrong in WRONG:
         fields = good_fields(code)
         fields[place] = wrong
@@ -88,7 +93,9 @@ def test_a_field_of_a_wrong_type_is_refused_or_taken_as_absent(broker: BrokerPro
 
 
 @pytest.mark.parametrize("place", range(SOURCE_FIELDS))
-def test_a_source_with_a_field_of_a_wrong_type_is_refused_or_taken_as_absent(broker: BrokerProcess, place: int) -> None:
+def test_a_source_with_a_field_of_a_wrong_type_is_refused_or_taken_as_absent(
+    broker: BrokerProcess, place: int
+) -> None:
     for wrong in WRONG:
         source: list[Any] = ["target", *[None] * (SOURCE_FIELDS - 1)]
         source[place] = wrong
@@ -98,7 +105,9 @@ def test_a_source_with_a_field_of_a_wrong_type_is_refused_or_taken_as_absent(bro
 
 
 @pytest.mark.parametrize("place", range(TARGET_FIELDS))
-def test_a_target_with_a_field_of_a_wrong_type_is_refused_or_taken_as_absent(broker: BrokerProcess, place: int) -> None:
+def test_a_target_with_a_field_of_a_wrong_type_is_refused_or_taken_as_absent(
+    broker: BrokerProcess, place: int
+) -> None:
     for wrong in WRONG:
         target: list[Any] = ["target", *[None] * (TARGET_FIELDS - 1)]
         target[place] = wrong
@@ -113,7 +122,8 @@ def test_a_performative_without_its_mandatory_fields_is_no_danger(broker: Broker
         attack(broker.addresses.amqp_port, code, fields)
 
 
-# --- frames where they do not belong ----------------------------------------------------------------------------------------
+# --- frames where they do not belong
+# ------------------------------------------------------------------------------------------------------------
 
 BEFORE_OPEN = [raw.BEGIN, raw.ATTACH, raw.FLOW, raw.TRANSFER, raw.DISPOSITION, raw.DETACH, raw.END]
 
@@ -135,13 +145,23 @@ def test_open_twice_is_an_error_of_the_connection(broker: BrokerProcess) -> None
 
 Step = Callable[[RawConnection], None]
 MISPLACED: dict[str, Step] = {
-    "attach on a channel without session": lambda c: c.send_frame(raw.ATTACH, raw.sender_attach(0, "target"), channel=7),
-    "transfer on a channel without session": lambda c: c.send_frame(raw.TRANSFER, raw.transfer_fields(0, 0), b"", channel=7),
-    "flow on a channel without session": lambda c: c.send_frame(raw.FLOW, raw.flow_fields(0, 0, 1), channel=7),
+    "attach on a channel without session": lambda c: c.send_frame(
+        raw.ATTACH, raw.sender_attach(0, "target"), channel=7
+    ),
+    "transfer on a channel without session": lambda c: c.send_frame(
+        raw.TRANSFER, raw.transfer_fields(0, 0), b"", channel=7
+    ),
+    "flow on a channel without session": lambda c: c.send_frame(
+        raw.FLOW, raw.flow_fields(0, 0, 1), channel=7
+    ),
     "end of a channel without session": lambda c: c.send_frame(raw.END, [], channel=7),
     "detach on a channel without session": lambda c: c.send_frame(raw.DETACH, [UInt(0), True], channel=7),
-    "disposition on a channel without session": lambda c: c.send_frame(raw.DISPOSITION, good_fields(raw.DISPOSITION), channel=7),
-    "transfer before attach": lambda c: c.send_frame(raw.TRANSFER, raw.transfer_fields(9, 0), b"\x00\x53\x75\xa0\x01x"),
+    "disposition on a channel without session": lambda c: c.send_frame(
+        raw.DISPOSITION, good_fields(raw.DISPOSITION), channel=7
+    ),
+    "transfer before attach": lambda c: c.send_frame(
+        raw.TRANSFER, raw.transfer_fields(9, 0), b"\x00\x53\x75\xa0\x01x"
+    ),
     "detach of an unknown handle": lambda c: c.send_frame(raw.DETACH, [UInt(9), True]),
     "channel over our maximum": lambda c: c.send_frame(raw.BEGIN, raw.begin_fields(), channel=32),
     "highest channel of all": lambda c: c.send_frame(raw.BEGIN, raw.begin_fields(), channel=65_535),
@@ -154,7 +174,9 @@ MISPLACED: dict[str, Step] = {
 
 HARMLESS: dict[str, Step] = {
     "flow for an unknown handle": lambda c: c.send_frame(raw.FLOW, raw.flow_fields(9, 0, 5)),
-    "disposition of what was never sent": lambda c: c.send_frame(raw.DISPOSITION, good_fields(raw.DISPOSITION)),
+    "disposition of what was never sent": lambda c: c.send_frame(
+        raw.DISPOSITION, good_fields(raw.DISPOSITION)
+    ),
     "disposition of 2^32 deliveries": lambda c: c.send_frame(
         raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, 0, 2**32 - 1, True, raw.outcome(raw.ACCEPTED))
     ),
@@ -163,10 +185,12 @@ HARMLESS: dict[str, Step] = {
     ),
     "begin twice on a channel": lambda c: c.send_frame(raw.BEGIN, raw.begin_fields()),
     "attach of a handle twice": lambda c: c.send(
-        raw.frame(raw.ATTACH, raw.sender_attach(3, "target", "one")), raw.frame(raw.ATTACH, raw.sender_attach(3, "target", "two"))
+        raw.frame(raw.ATTACH, raw.sender_attach(3, "target", "one")),
+        raw.frame(raw.ATTACH, raw.sender_attach(3, "target", "two")),
     ),
     "attach of a name twice": lambda c: c.send(
-        raw.frame(raw.ATTACH, raw.sender_attach(3, "target", "one")), raw.frame(raw.ATTACH, raw.sender_attach(4, "target", "one"))
+        raw.frame(raw.ATTACH, raw.sender_attach(3, "target", "one")),
+        raw.frame(raw.ATTACH, raw.sender_attach(4, "target", "one")),
     ),
     "the highest handle of all": lambda c: c.send_frame(raw.ATTACH, raw.sender_attach(2**32 - 1, "target")),
     "detach twice": lambda c: c.send(
@@ -183,22 +207,38 @@ HARMLESS: dict[str, Step] = {
     ),
     "delivery-ids that jump": lambda c: c.send(
         raw.frame(raw.ATTACH, raw.sender_attach(3, "target")),
-        *[raw.frame(raw.TRANSFER, raw.transfer_fields(3, number), b"\x00\x53\x75\xa0\x01x") for number in (0, 7, 7, 2**32 - 1, 1)],
+        *[
+            raw.frame(raw.TRANSFER, raw.transfer_fields(3, number), b"\x00\x53\x75\xa0\x01x")
+            for number in (0, 7, 7, 2**32 - 1, 1)
+        ],
     ),
     "a tag of 300 bytes": lambda c: c.send(
         raw.frame(raw.ATTACH, raw.sender_attach(3, "target")),
         raw.frame(raw.TRANSFER, raw.transfer_fields(3, 0, tag=bytes(300)), b"\x00\x53\x75\xa0\x01x"),
     ),
     "a mode that does not exist": lambda c: c.send_frame(
-        raw.ATTACH, ["x", UInt(3), False, UByte(9), UByte(9), Described(ULong(raw.SOURCE), []), Described(ULong(raw.TARGET), ["target"])]
+        raw.ATTACH,
+        [
+            "x",
+            UInt(3),
+            False,
+            UByte(9),
+            UByte(9),
+            Described(ULong(raw.SOURCE), []),
+            Described(ULong(raw.TARGET), ["target"]),
+        ],
     ),
-    "a session in answer to ours": lambda c: c.send_frame(raw.BEGIN, [UShort(0), *raw.begin_fields()[1:]], channel=1),
+    "a session in answer to ours": lambda c: c.send_frame(
+        raw.BEGIN, [UShort(0), *raw.begin_fields()[1:]], channel=1
+    ),
 }
 """Each to be refused or passed over; the specification leaves room."""
 
 
 @pytest.mark.parametrize("name", MISPLACED)
-def test_a_frame_for_what_is_not_there_is_an_error_of_the_connection(broker: BrokerProcess, name: str) -> None:
+def test_a_frame_for_what_is_not_there_is_an_error_of_the_connection(
+    broker: BrokerProcess, name: str
+) -> None:
     with opened(broker.addresses.amqp_port) as connection:
         MISPLACED[name](connection)
         assert part_politely(connection) is not None

@@ -18,7 +18,9 @@ FRAMING_ERROR = "amqp:connection:framing-error"
 FRAME_BYTES_MAX = 256 * 1024
 
 
-@pytest.mark.parametrize("login", [b"", raw.SASL_HEADER, raw.sasl_anonymous(), raw.sasl_plain() + raw.AMQP_HEADER], ids=str)
+@pytest.mark.parametrize(
+    "login", [b"", raw.SASL_HEADER, raw.sasl_anonymous(), raw.sasl_plain() + raw.AMQP_HEADER], ids=str
+)
 def test_random_bytes_end_the_connection_at_any_stage(broker: BrokerProcess, login: bytes) -> None:
     random = Random(login)
     for _ in range(40):
@@ -32,10 +34,18 @@ def test_random_bytes_end_the_connection_at_any_stage(broker: BrokerProcess, log
 
 @pytest.mark.parametrize(
     "header",
-    [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01", b"AMQP\x00\x00\x09\x01", b"AMQP\x00\x01\x01\x00", b"AMQP\x07\x01\x00\x00"],
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01",
+        b"AMQP\x00\x00\x09\x01",
+        b"AMQP\x00\x01\x01\x00",
+        b"AMQP\x07\x01\x00\x00",
+    ],
     ids=["HTTP", "TLS", "AMQP 0-9-1", "AMQP 1.1", "unknown protocol id"],
 )
-def test_a_wrong_protocol_header_is_answered_with_one_we_speak_and_the_end(broker: BrokerProcess, header: bytes) -> None:
+def test_a_wrong_protocol_header_is_answered_with_one_we_speak_and_the_end(
+    broker: BrokerProcess, header: bytes
+) -> None:
     with RawConnection(broker.addresses.amqp_port) as connection:
         connection.send(header)
         assert connection.read_bytes(8) in (raw.SASL_HEADER, raw.AMQP_HEADER)  # §2.2
@@ -77,7 +87,10 @@ def test_a_bad_login_is_refused_and_the_connection_ended(broker: BrokerProcess, 
         connection.send(raw.SASL_HEADER, SASL_FRAMES[name])
         assert connection.read_bytes(8) == raw.SASL_HEADER
         frames = connection.frames_until_end()
-        assert [found.field(0) for found in frames if found.code == raw.SASL_OUTCOME] in ([], [1])  # §5.3.3.6: auth
+        assert [found.field(0) for found in frames if found.code == raw.SASL_OUTCOME] in (
+            [],
+            [1],
+        )  # §5.3.3.6: auth
 
 
 @pytest.mark.parametrize(
@@ -108,7 +121,9 @@ def test_a_frame_as_large_as_we_announce_is_taken(broker: BrokerProcess) -> None
         connection.attach_sender(0, "target")
         head = raw.performative(raw.TRANSFER, raw.transfer_fields(0, 0, settled=True))
         body_bytes = FRAME_BYTES_MAX - 8 - len(head) - 8
-        connection.send(raw.raw_frame(head + b"\x00\x53\x75\xb0" + struct.pack(">I", body_bytes) + bytes(body_bytes)))
+        connection.send(
+            raw.raw_frame(head + b"\x00\x53\x75\xb0" + struct.pack(">I", body_bytes) + bytes(body_bytes))
+        )
         assert part_politely(connection) is None
 
 
@@ -137,7 +152,9 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_frame_without_a_good_performative_never_hangs_the_connection(broker: BrokerProcess, name: str) -> None:
+def test_a_frame_without_a_good_performative_never_hangs_the_connection(
+    broker: BrokerProcess, name: str
+) -> None:
     with opened(broker.addresses.amqp_port) as connection:
         connection.send(raw.raw_frame(BODIES[name]))
         part_politely(connection)
@@ -167,17 +184,25 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-@pytest.mark.parametrize("place", ["link properties", "filter", "open properties", "state", "application properties", "body"])
-def test_a_value_that_is_larger_than_it_looks_does_no_harm(broker: BrokerProcess, bomb: str, place: str) -> None:
+@pytest.mark.parametrize(
+    "place", ["link properties", "filter", "open properties", "state", "application properties", "body"]
+)
+def test_a_value_that_is_larger_than_it_looks_does_no_harm(
+    broker: BrokerProcess, bomb: str, place: str
+) -> None:
     value = BOMBS[bomb]
     mapped = b"\xd1" + struct.pack(">II", 4 + 3 + len(value), 2) + b"\xa3\x01a" + value
     with RawConnection(broker.addresses.amqp_port) as connection:
         connection.log_in()
         properties = mapped if place == "open properties" else b"\x40"
-        connection.send(raw.AMQP_HEADER, with_last_field(raw.OPEN, [*raw.open_fields(), *[None] * 4], properties))
+        connection.send(
+            raw.AMQP_HEADER, with_last_field(raw.OPEN, [*raw.open_fields(), *[None] * 4], properties)
+        )
         connection.send_frame(raw.BEGIN, raw.begin_fields())
         if place == "link properties":
-            connection.send(with_last_field(raw.ATTACH, [*raw.sender_attach(0, "target"), None, None, None], mapped))
+            connection.send(
+                with_last_field(raw.ATTACH, [*raw.sender_attach(0, "target"), None, None, None], mapped)
+            )
         elif place == "filter":
             source = b"\x00\x53\x28" + described_list([encode("target"), *[b"\x40"] * 6, mapped])
             fields = [encode(field) for field in raw.receiver_attach(1, "target")]
@@ -189,7 +214,9 @@ def test_a_value_that_is_larger_than_it_looks_does_no_harm(broker: BrokerProcess
             state = b"\x00\x53\x27" + described_list([b"\x41", b"\x41", mapped])
             connection.send(with_last_field(raw.DISPOSITION, [True, UInt(0), UInt(0), False], state))
         else:
-            section = b"\x00\x53\x74" + mapped if place == "application properties" else b"\x00\x53\x77" + value
+            section = (
+                b"\x00\x53\x74" + mapped if place == "application properties" else b"\x00\x53\x77" + value
+            )
             connection.send_frame(raw.ATTACH, raw.sender_attach(0, "target"))
             connection.send_frame(raw.TRANSFER, raw.transfer_fields(0, 0), section)
         part_politely(connection)
@@ -203,4 +230,7 @@ def described_list(fields: list[bytes]) -> bytes:
 
 def with_last_field(code: int, fields: list[object], last: bytes) -> bytes:
     """A frame whose last field is given encoded."""
-    return raw.raw_frame(encode(ULong(code)).join((b"\x00", b"")) + described_list([*(encode(field) for field in fields), last]))
+    return raw.raw_frame(
+        encode(ULong(code)).join((b"\x00", b""))
+        + described_list([*(encode(field) for field in fields), last])
+    )

@@ -25,7 +25,14 @@ WITHIN_S = 20.0
 GROWS_MIB_MAX = 100
 
 
-def ask(broker: BrokerProcess, method: str, path: str, *, token: bool = False, headers: dict[str, str] | None = None) -> int:
+def ask(
+    broker: BrokerProcess,
+    method: str,
+    path: str,
+    *,
+    token: bool = False,
+    headers: dict[str, str] | None = None,
+) -> int:
     """The status of a request on a connection of its own. Raises OSError when there is no answer in time."""
     connection = http.client.HTTPConnection("127.0.0.1", broker.addresses.http_port, timeout=WITHIN_S)
     sent = {"Connection": "close", **(headers or {})}
@@ -50,7 +57,10 @@ def ended_within(sock: socket.socket, within_s: float) -> float:
 
 def test_a_thousand_half_headers_hold_up_nobody(broker: BrokerProcess) -> None:
     before = resident_mib(broker.pid)
-    with Bystander(broker.addresses.http_port, connect=WebSocketConnection) as websocket, Bystander(broker.addresses.amqp_port) as amqp:
+    with (
+        Bystander(broker.addresses.http_port, connect=WebSocketConnection) as websocket,
+        Bystander(broker.addresses.amqp_port) as amqp,
+    ):
         rounds, end = 0, time.monotonic() + ATTACK_S
         with HalfHeaders(broker.addresses.http_port, CROWD) as attack:
             while rounds < 3 or time.monotonic() < end:
@@ -81,7 +91,9 @@ def test_a_websocket_that_does_not_begin_with_amqp_is_ended(broker: BrokerProces
         assert HEADER_TIMEOUT_S / 2 <= ended_within(connection.socket, WITHIN_S) < OPEN_TIMEOUT_S
 
 
-def test_a_websocket_without_a_login_cannot_make_the_broker_keep_a_large_message(broker: BrokerProcess) -> None:
+def test_a_websocket_without_a_login_cannot_make_the_broker_keep_a_large_message(
+    broker: BrokerProcess,
+) -> None:
     before = resident_mib(broker.pid)
     crowd = [WebSocketConnection(broker.addresses.http_port) for _ in range(20)]
     try:
@@ -98,7 +110,11 @@ def test_a_websocket_without_a_login_cannot_make_the_broker_keep_a_large_message
 
 
 def test_another_sites_page_and_a_rebound_name_get_nothing(broker: BrokerProcess) -> None:
-    for origin in ("http://evil.example", "null", f"http://localhost.evil.example:{broker.addresses.http_port}"):
+    for origin in (
+        "http://evil.example",
+        "null",
+        f"http://localhost.evil.example:{broker.addresses.http_port}",
+    ):
         with pytest.raises(HandshakeRefused) as caught:
             WebSocketConnection(broker.addresses.http_port, {"Origin": origin})
         assert caught.value.status == 403
@@ -123,7 +139,9 @@ def test_another_sites_page_and_a_rebound_name_get_nothing(broker: BrokerProcess
         b"\xff\xfe\xfd HTTP/1.1\r\n\r\n",
     ],
 )
-def test_garbage_is_answered_or_ended_without_a_word_in_the_log(broker: BrokerProcess, garbage: bytes) -> None:
+def test_garbage_is_answered_or_ended_without_a_word_in_the_log(
+    broker: BrokerProcess, garbage: bytes
+) -> None:
     lines = len(broker.log.splitlines())
     with socket.create_connection(("127.0.0.1", broker.addresses.http_port)) as sock:
         with contextlib.suppress(ConnectionError):
@@ -144,14 +162,16 @@ def test_a_websocket_that_breaks_off_in_a_frame_leaves_nothing_behind(broker: Br
             ended_within(connection.socket, WITHIN_S)
 
 
-# --- much in little -------------------------------------------------------------------------------------------------------------
+# --- much in little
+# ------------------------------------------------------------------------------------------------------------
 
 
 CHUNK = b"1\r\nx\r\n"
 
 
 def test_bodies_in_chunks_of_one_byte_hold_up_nobody(broker: BrokerProcess, old_friend: Bystander) -> None:
-    """They need no credentials, and a read of 256 KiB is 40,000 of them: 400 connections kept everybody waiting for 7 s and more."""
+    """They need no credentials, and a read of 256 KiB is 40,000 of them: 400 connections kept everybody
+    waiting for 7 s and more."""
     head = b"PUT /queue HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     clients = [socket.create_connection(("127.0.0.1", broker.addresses.http_port)) for _ in range(200)]
     longest = 0.0
@@ -173,7 +193,9 @@ def test_bodies_in_chunks_of_one_byte_hold_up_nobody(broker: BrokerProcess, old_
     assert longest < 1.5
 
 
-def test_websocket_frames_of_one_byte_take_little_memory(broker: BrokerProcess, old_friend: Bystander) -> None:
+def test_websocket_frames_of_one_byte_take_little_memory(
+    broker: BrokerProcess, old_friend: Bystander
+) -> None:
     before = resident_mib(broker.pid)
     flow = raw.frame(raw.FLOW, raw.flow_fields())
     frames = b"".join(message(flow[place : place + 1]) for place in range(len(flow))) * 2_000

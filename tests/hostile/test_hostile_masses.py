@@ -1,7 +1,8 @@
-"""Clients that send as much as is permitted, and more: the broker's memory stays bounded, and another client is served meanwhile.
+"""Clients that send as much as is permitted, and more: the broker's memory stays bounded, and another client
+is served meanwhile.
 
-The attacks are those of the benchmarks (`tests/bench/load/attacks.py`), each for a short time; how long others wait is a figure there,
-and only bounded here.
+The attacks are those of the benchmarks (`tests/bench/load/attacks.py`), each for a short time; how long
+others wait is a figure there, and only bounded here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tests.support.raw_amqp import RawConnection
 ATTACK_S = 2.0
 ENDS_WITHIN_S = 60.0
 MEMORY_MIB_MAX = 64
-"""40 attackers may have 64 KiB each, and 300 a connection each; without bounds each of these attacks took hundreds of MiB."""
+"""40 attackers may have 64 KiB each, and 300 a connection each; without bounds each of these attacks took
+hundreds of MiB."""
 SERVED_WITHIN_S = 5.0
 """Generous: a round trip takes milliseconds, and without bounds it took up to 12 s."""
 WITHOUT_KEY = ("unfinished_transfers", "nested_lists", "short_idle_timeouts", "many_attaches", "large_opens")
@@ -30,10 +32,15 @@ WITH_KEY = ("authorized_attaches",)
 
 
 @pytest.mark.parametrize("name", [*WITHOUT_KEY, *WITH_KEY])
-def test_an_attack_takes_little_memory_and_others_are_served_meanwhile(broker: BrokerProcess, old_friend: Bystander, name: str) -> None:
+def test_an_attack_takes_little_memory_and_others_are_served_meanwhile(
+    broker: BrokerProcess, old_friend: Bystander, name: str
+) -> None:
     before = most = resident_mib(broker.pid)
     command = [sys.executable, "-m", attacks.__name__, name, str(broker.addresses.amqp_port), str(ATTACK_S)]
-    attacker, deadline = subprocess.Popen(command, stdout=subprocess.DEVNULL), time.monotonic() + ENDS_WITHIN_S
+    attacker, deadline = (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL),
+        time.monotonic() + ENDS_WITHIN_S,
+    )
     try:
         while attacker.poll() is None and time.monotonic() < deadline:
             old_friend.round_trip(SERVED_WITHIN_S)
@@ -46,7 +53,9 @@ def test_an_attack_takes_little_memory_and_others_are_served_meanwhile(broker: B
 
 
 @pytest.mark.parametrize("idle_timeout_ms", [1, 999])
-def test_an_idle_timeout_that_is_too_short_is_refused_with_a_reason(broker: BrokerProcess, idle_timeout_ms: int) -> None:
+def test_an_idle_timeout_that_is_too_short_is_refused_with_a_reason(
+    broker: BrokerProcess, idle_timeout_ms: int
+) -> None:
     fields = raw.open_fields()
     fields[4] = UInt(idle_timeout_ms)
     with RawConnection(broker.addresses.amqp_port) as connection:
@@ -61,12 +70,16 @@ def test_more_than_a_token_needs_is_refused_with_a_reason(broker: BrokerProcess)
     with attacks.anonymous(broker.addresses.amqp_port) as connection:
         connection.attach_sender(0, "$cbs")
         for _ in range(5):
-            attacks.say(connection, raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, more=True), bytes(16_000)))
+            attacks.say(
+                connection, raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, more=True), bytes(16_000))
+            )
         closed = ending(connection)
         assert closed is not None and raw.condition_of(closed) == "amqp:resource-limit-exceeded"
 
 
-def test_sessions_begun_and_ended_without_pause_end_the_connection_and_hold_up_nobody(broker: BrokerProcess, old_friend: Bystander) -> None:
+def test_sessions_begun_and_ended_without_pause_end_the_connection_and_hold_up_nobody(
+    broker: BrokerProcess, old_friend: Bystander
+) -> None:
     before = resident_mib(broker.pid)
     frames = (raw.frame(raw.BEGIN, raw.begin_fields(), channel=1) + raw.frame(raw.END, [], channel=1)) * 500
     with RawConnection(broker.addresses.amqp_port) as connection:

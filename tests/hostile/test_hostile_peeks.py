@@ -1,4 +1,5 @@
-"""Peeks sent many at a time, by clients that settle no answer: bounded in memory, and nobody else waits for them."""
+"""Peeks sent many at a time, by clients that settle no answer: bounded in memory, and nobody else waits for
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ GROWTH_MIB_MAX = 80
 def peek(number: int) -> bytes:
     body = {"from-sequence-number": UInt(0), "message-count": UInt(1_000)}
     return (
-        section(PROPERTIES, [f"peek-{number}"]) + section(APPLICATION, {"operation": "com.microsoft:peek-message"}) + section(VALUE, body)
+        section(PROPERTIES, [f"peek-{number}"])
+        + section(APPLICATION, {"operation": "com.microsoft:peek-message"})
+        + section(VALUE, body)
     )
 
 
@@ -51,7 +54,9 @@ def test_peeks_sent_without_waiting_stay_in_bounds_and_others_are_served(broker:
             for client in clients:
                 client.send_frame(raw.FLOW, raw.flow_fields(1, sent, PEEKS))
                 for number in range(sent, sent + PEEKS):
-                    client.send_frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), peek(number))
+                    client.send_frame(
+                        raw.TRANSFER, raw.transfer_fields(0, number, settled=True), peek(number)
+                    )
             bystander.round_trip()
             for client in clients:
                 read_answers(client, PEEKS)

@@ -9,13 +9,19 @@ from tests.bench.load.attack_output import BODY_BYTES, receivers_that_do_not_rea
 MIB = 1024 * 1024
 OUTPUT_BYTES_MAX = 8 * MIB
 OVERHEAD_MIB = 48
-"""For output read from the log and on its way, and for memory that the allocator keeps; the messages are four times as large."""
+"""For output read from the log and on its way, and for memory that the allocator keeps; the messages are four
+times as large."""
 MESSAGES = 3_200
 
 
 def test_many_receivers_that_do_not_read_stay_in_their_bound_and_others_are_served(tmp_path: Path) -> None:
     found = receivers_that_do_not_read(
-        tmp_path, 40, 60, MESSAGES, 2.0, environment={"PARTIBUS_TOTAL_OUTPUT_BYTES_MAX": str(OUTPUT_BYTES_MAX)}
+        tmp_path,
+        40,
+        60,
+        MESSAGES,
+        2.0,
+        environment={"PARTIBUS_TOTAL_OUTPUT_BYTES_MAX": str(OUTPUT_BYTES_MAX)},
     )
     assert MESSAGES * BODY_BYTES > 3 * (OUTPUT_BYTES_MAX + OVERHEAD_MIB * MIB)
     assert found.memory_mib < OUTPUT_BYTES_MAX / MIB + OVERHEAD_MIB

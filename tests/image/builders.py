@@ -1,8 +1,10 @@
-"""Building and running the image: with Docker or Podman where one of them works, else with Buildah as root and no daemon.
+"""Building and running the image: with Docker or Podman where one of them works, else with Buildah as root
+and no daemon.
 
-All of them build the Dockerfile as it is, and start what the image itself says: its entry point, environment, user and volume, on a
-read-only root file system. Buildah runs no container with a read-only root by itself, so there the image's file system is mounted and
-entered with `unshare` and `chroot`, in the network of this machine.
+All of them build the Dockerfile as it is, and start what the image itself says: its entry point, environment,
+user and volume, on a read-only root file system. Buildah runs no container with a read-only root by itself,
+so there the image's file system is mounted and entered with `unshare` and `chroot`, in the network of this
+machine.
 """
 
 from __future__ import annotations
@@ -77,16 +79,23 @@ class Builder(Protocol):
 def find_builder(folder: Path) -> Builder:
     """What this machine has. Raises CannotBuild."""
     for engine in ("docker", "podman"):
-        if shutil.which(engine) and subprocess.run([engine, "info"], capture_output=True, check=False).returncode == 0:
+        if (
+            shutil.which(engine)
+            and subprocess.run([engine, "info"], capture_output=True, check=False).returncode == 0
+        ):
             return Engine(engine)
     if shutil.which("buildah") and os.geteuid() == 0:
         return Buildah(folder)
-    raise CannotBuild("neither Docker nor Podman works here, and Buildah needs root: apt-get install buildah debootstrap")
+    raise CannotBuild(
+        "neither Docker nor Podman works here, and Buildah needs root: apt-get install buildah debootstrap"
+    )
 
 
 def _checked(command: Sequence[str], within_s: float = 120, **given: object) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False, **given)  # type: ignore[call-overload]
-    assert done.returncode == 0, f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, (
+        f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )
     return str(done.stdout)
 
 
@@ -103,7 +112,8 @@ def _config_of(config: dict[str, object]) -> ImageConfig:
     )
 
 
-# --- Docker and Podman --------------------------------------------------------------------------------------------------
+# --- Docker and Podman
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Engine:
@@ -115,7 +125,9 @@ class Engine:
         self._containers: list[EngineContainer] = []
 
     def build(self) -> ImageConfig:
-        extra = ["--format", "docker"] if self._name == "podman" else []  # the OCI format knows no health check
+        extra = (
+            ["--format", "docker"] if self._name == "podman" else []
+        )  # the OCI format knows no health check
         _checked([self._name, "build", *extra, "--tag", TAG, "."], BUILDS_WITHIN_S, cwd=REPOSITORY)
         return _config_of(json.loads(_checked([self._name, "image", "inspect", TAG]))[0]["Config"])
 
@@ -140,11 +152,14 @@ class EngineContainer:
     def __init__(self, engine: str, identifier: str) -> None:
         self._engine, self.id = engine, identifier
         self.ports = {
-            name: int(_checked([engine, "port", identifier, f"{port}/tcp"]).split()[0].rpartition(":")[2]) for name, port in PORTS.items()
+            name: int(_checked([engine, "port", identifier, f"{port}/tcp"]).split()[0].rpartition(":")[2])
+            for name, port in PORTS.items()
         }
 
     def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([self._engine, "exec", self.id, *command], capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            [self._engine, "exec", self.id, *command], capture_output=True, text=True, timeout=60, check=False
+        )
 
     def kill(self) -> None:
         _checked([self._engine, "kill", self.id])
@@ -159,7 +174,8 @@ class EngineContainer:
         return done.stdout + done.stderr
 
 
-# --- Buildah --------------------------------------------------------------------------------------------------------------
+# --- Buildah
+# ------------------------------------------------------------------------------------------------------------
 
 _ENTER = """
 set -e
@@ -187,12 +203,30 @@ class Buildah:
     def build(self) -> ImageConfig:
         dockerfile = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
         for base in {line.split()[1] for line in dockerfile.splitlines() if line.startswith("FROM ")}:
-            _checked([str(REPOSITORY / "tools" / "stand-in-image.sh"), base], BUILDS_WITHIN_S, env=self._environment)
-        build = ["buildah", "bud", "--format", "docker", "--pull-never", "--layers", "--network", "host", "--tag", TAG, "."]
+            _checked(
+                [str(REPOSITORY / "tools" / "stand-in-image.sh"), base],
+                BUILDS_WITHIN_S,
+                env=self._environment,
+            )
+        build = [
+            "buildah",
+            "bud",
+            "--format",
+            "docker",
+            "--pull-never",
+            "--layers",
+            "--network",
+            "host",
+            "--tag",
+            TAG,
+            ".",
+        ]
         _checked(build, BUILDS_WITHIN_S, env=self._environment, cwd=REPOSITORY)
         self._container = self._buildah("from", "--pull-never", TAG)
         self._root = self._buildah("mount", self._container)
-        self._config = _config_of(json.loads(self._buildah("inspect", "--type", "image", TAG))["Docker"]["config"])
+        self._config = _config_of(
+            json.loads(self._buildah("inspect", "--type", "image", TAG))["Docker"]["config"]
+        )
         return self._config
 
     def _buildah(self, *command: str) -> str:
@@ -228,7 +262,8 @@ class Buildah:
 
 @dataclass(slots=True)
 class Entered:
-    """A process inside the image's file system. It shares the machine's network, so it cannot use the image's own ports."""
+    """A process inside the image's file system. It shares the machine's network, so it cannot use the image's
+    own ports."""
 
     _root: str
     _volume: Path
@@ -241,7 +276,10 @@ class Entered:
         self.ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command([*self._config.entrypoint, *self._config.command]), env=self._outside(), stdout=log, stderr=log
+                self._command([*self._config.entrypoint, *self._config.command]),
+                env=self._outside(),
+                stdout=log,
+                stderr=log,
             )
 
     @property
@@ -259,7 +297,14 @@ class Entered:
         return [*unshare, *(f"{name}={value}" for name, value in inside.items()), *command]
 
     def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self._command(command), env=self._outside(), capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            self._command(command),
+            env=self._outside(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     def kill(self) -> None:
         if self._process.poll() is None:
@@ -269,8 +314,13 @@ class Entered:
         return self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> int:
-        """Signal the first process inside, which is the broker. `unshare` around it passes no signals on, and ends when it ends."""
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text(encoding="utf-8").split()
+        """Signal the first process inside, which is the broker. `unshare` around it passes no signals on, and
+        ends when it ends."""
+        children = (
+            Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+            .read_text(encoding="utf-8")
+            .split()
+        )
         os.kill(int(children[0]), number)
         return self._process.wait(STOPS_WITHIN_S)
 

@@ -1,4 +1,5 @@
-"""The image as users run it: its own user, a read-only root, a volume; used by the official Python client, killed, started again."""
+"""The image as users run it: its own user, a read-only root, a volume; used by the official Python client,
+killed, started again."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from tests.image.builders import Builder, ImageConfig, Running, find_builder
 
-KEY = "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;"
+KEY = (
+    "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;"
+)
 HEALTHY_WITHIN_S = 60
 HEALTH_CPU_PERCENT_MAX = 0.5
 ACKNOWLEDGED_BEFORE_THE_KILL = 100
@@ -42,13 +45,17 @@ def started(image: Image, volume: str) -> Running:
     container = image.builder.start(volume)
     until = time.monotonic() + HEALTHY_WITHIN_S
     while (check := container.run(image.config.health_test)).returncode != 0:
-        assert time.monotonic() < until, f"not healthy after {HEALTHY_WITHIN_S} s: {check.stderr}\n{container.log()[-4000:]}"
+        assert time.monotonic() < until, (
+            f"not healthy after {HEALTHY_WITHIN_S} s: {check.stderr}\n{container.log()[-4000:]}"
+        )
         time.sleep(0.2)
     return container
 
 
 def client_of(container: Running) -> ServiceBusClient:
-    return ServiceBusClient.from_connection_string(f"Endpoint=sb://127.0.0.1:{container.ports['amqp']};{KEY}", retry_total=0)
+    return ServiceBusClient.from_connection_string(
+        f"Endpoint=sb://127.0.0.1:{container.ports['amqp']};{KEY}", retry_total=0
+    )
 
 
 def test_the_image_runs_as_its_own_user_on_a_read_only_root_and_stops_in_order(image: Image) -> None:
@@ -63,8 +70,12 @@ def test_the_image_runs_as_its_own_user_on_a_read_only_root_and_stops_in_order(i
     assert "server.stopped" in container.log()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the socket that the client leaves to the collector
-def test_every_acknowledged_message_is_there_after_a_kill_and_a_restart_on_the_same_volume(image: Image) -> None:
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of the socket that the client leaves to the collector
+def test_every_acknowledged_message_is_there_after_a_kill_and_a_restart_on_the_same_volume(
+    image: Image,
+) -> None:
     container = started(image, "killed")
     acknowledged: list[str] = []
     enough = threading.Event()
@@ -74,7 +85,9 @@ def test_every_acknowledged_message_is_there_after_a_kill_and_a_restart_on_the_s
             for number in itertools.count():
                 body = f"message {number}"
                 try:
-                    sender.send_messages(ServiceBusMessage(body, partition_key=str(number % 7) if number % 2 else None))
+                    sender.send_messages(
+                        ServiceBusMessage(body, partition_key=str(number % 7) if number % 2 else None)
+                    )
                 except ServiceBusError:
                     return  # the broker was killed: the outcome of this one is not known
                 acknowledged.append(body)
@@ -87,7 +100,8 @@ def test_every_acknowledged_message_is_there_after_a_kill_and_a_restart_on_the_s
     container.kill()
     sender.join(60)
     assert not sender.is_alive()
-    gc.collect()  # now, while the warning about that socket is ignored, and not in another test or after the last one
+    # now, while the warning about that socket is ignored, and not in another test or after the last one
+    gc.collect()
 
     container = started(image, "killed")
     received: set[str] = set()
@@ -105,11 +119,16 @@ def test_the_health_check_costs_next_to_nothing_and_fails_where_nobody_answers(i
     container = started(image, "health")
     checks = 20
     probe = " ".join(image.config.health_test)
-    done = container.run(["sh", "-c", f"for each in $(seq {checks}); do {probe} >/dev/null || exit 1; done; times"])
+    done = container.run(
+        ["sh", "-c", f"for each in $(seq {checks}); do {probe} >/dev/null || exit 1; done; times"]
+    )
     assert done.returncode == 0, done.stderr
     user, system = done.stdout.splitlines()[1].split()  # of the children
     percent = 100 * (_seconds(user) + _seconds(system)) / checks / image.config.health_interval_s
-    print(f"a health check takes {1000 * (_seconds(user) + _seconds(system)) / checks:.1f} ms of CPU: {percent:.2f} % of a core")
+    print(
+        f"a health check takes {1000 * (_seconds(user) + _seconds(system)) / checks:.1f} ms of CPU: "
+        f"{percent:.2f} % of a core"
+    )
     assert percent < HEALTH_CPU_PERCENT_MAX
     assert container.run(["env", "PARTIBUS_HTTP_PORT=1", *image.config.health_test]).returncode == 1
     container.kill()

@@ -36,13 +36,20 @@ class Receiver(Protocol):
     async def receive_messages(
         self, max_message_count: int | None = 1, max_wait_time: float | None = None
     ) -> list[ServiceBusReceivedMessage]: ...
-    async def receive_deferred_messages(self, sequence_numbers: list[int]) -> list[ServiceBusReceivedMessage]: ...
-    async def peek_messages(self, max_message_count: int = 1, *, sequence_number: int = 0) -> list[ServiceBusReceivedMessage]: ...
+    async def receive_deferred_messages(
+        self, sequence_numbers: list[int]
+    ) -> list[ServiceBusReceivedMessage]: ...
+    async def peek_messages(
+        self, max_message_count: int = 1, *, sequence_number: int = 0
+    ) -> list[ServiceBusReceivedMessage]: ...
     async def complete_message(self, message: ServiceBusReceivedMessage) -> None: ...
     async def abandon_message(self, message: ServiceBusReceivedMessage) -> None: ...
     async def defer_message(self, message: ServiceBusReceivedMessage) -> None: ...
     async def dead_letter_message(
-        self, message: ServiceBusReceivedMessage, reason: str | None = None, error_description: str | None = None
+        self,
+        message: ServiceBusReceivedMessage,
+        reason: str | None = None,
+        error_description: str | None = None,
     ) -> None: ...
     async def renew_message_lock(self, message: ServiceBusReceivedMessage) -> Any: ...
 
@@ -51,7 +58,9 @@ class Client(Protocol):
     """A client whose senders and receivers live until it is closed."""
 
     async def __aenter__(self) -> Client: ...
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
     async def sender(self, queue: str) -> Sender: ...
     async def receiver(self, queue: str, **options: Any) -> Receiver: ...
     async def close_receivers(self) -> None: ...
@@ -76,7 +85,9 @@ class AioClient:
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         async with asyncio.timeout(CLOSES_WITHIN_S):
             await self._receivers.aclose()
             await self._senders.aclose()
@@ -110,7 +121,9 @@ class SyncClient:
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         async with asyncio.timeout(CLOSES_WITHIN_S):
             await self.close_receivers()
             while self._senders:
@@ -145,7 +158,9 @@ class SyncReceiver:
     async def receive_deferred_messages(self, sequence_numbers: list[int]) -> list[ServiceBusReceivedMessage]:
         return await call(self._inner.receive_deferred_messages, sequence_numbers)
 
-    async def peek_messages(self, max_message_count: int = 1, *, sequence_number: int = 0) -> list[ServiceBusReceivedMessage]:
+    async def peek_messages(
+        self, max_message_count: int = 1, *, sequence_number: int = 0
+    ) -> list[ServiceBusReceivedMessage]:
         return await call(self._inner.peek_messages, max_message_count, sequence_number=sequence_number)
 
     async def complete_message(self, message: ServiceBusReceivedMessage) -> None:
@@ -158,7 +173,10 @@ class SyncReceiver:
         await call(self._inner.defer_message, message)
 
     async def dead_letter_message(
-        self, message: ServiceBusReceivedMessage, reason: str | None = None, error_description: str | None = None
+        self,
+        message: ServiceBusReceivedMessage,
+        reason: str | None = None,
+        error_description: str | None = None,
     ) -> None:
         await call(self._inner.dead_letter_message, message, reason, error_description)
 
@@ -167,7 +185,8 @@ class SyncReceiver:
 
 
 async def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call of the client in a daemon thread: a call that never returns must not keep the tests from ending."""
+    """Run a blocking call of the client in a daemon thread: a call that never returns must not keep the tests
+    from ending."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -188,17 +207,27 @@ async def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 
 def connect(client: str, connection_string: str, **options: Any) -> Client:
-    """The client of that name: "python-aio", or any other for the sync one. `options` are the client's own."""
-    return AioClient(connection_string, **options) if client == "python-aio" else SyncClient(connection_string, **options)
+    """The client of that name: "python-aio", or any other for the sync one. `options` are the client's
+    own."""
+    return (
+        AioClient(connection_string, **options)
+        if client == "python-aio"
+        else SyncClient(connection_string, **options)
+    )
 
 
-async def receive_exactly(receiver: Receiver, count: int, within_s: float = 10.0) -> list[ServiceBusReceivedMessage]:
-    """Receive until there are `count` messages. Fails when they have not come in time, or more came than asked for."""
+async def receive_exactly(
+    receiver: Receiver, count: int, within_s: float = 10.0
+) -> list[ServiceBusReceivedMessage]:
+    """Receive until there are `count` messages. Fails when they have not come in time, or more came than
+    asked for."""
     found: list[ServiceBusReceivedMessage] = []
     deadline = asyncio.get_running_loop().time() + within_s
     while len(found) < count and asyncio.get_running_loop().time() < deadline:
         found += await receiver.receive_messages(max_message_count=count - len(found), max_wait_time=1)
-    assert len(found) == count, f"received {len(found)} of {count} messages within {within_s} s: {bodies(found)}"
+    assert len(found) == count, (
+        f"received {len(found)} of {count} messages within {within_s} s: {bodies(found)}"
+    )
     return found
 
 

@@ -1,6 +1,8 @@
-"""Deleting and purging with the only Python release that can (AMQP contract 7.3.11): a program, for it needs a package path of its own.
+"""Deleting and purging with the only Python release that can (AMQP contract 7.3.11): a program, for it needs
+a package path of its own.
 
-Reads its environment and prints its results as `programs.py` says. Started with the folder of that release first in PYTHONPATH.
+Reads its environment and prints its results as `programs.py` says. Started with the folder of that release
+first in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -21,8 +23,11 @@ from azure.servicebus.exceptions import ServiceBusError
 
 
 def connect() -> ServiceBusClient:
-    """Over a WebSocket with TLS: this release takes a port only from a custom endpoint, which makes it use a WebSocket."""
-    key = f"SharedAccessKeyName={os.environ['PARTIBUS_KEY_NAME']};SharedAccessKey={os.environ['PARTIBUS_KEY']}"
+    """Over a WebSocket with TLS: this release takes a port only from a custom endpoint, which makes it use a
+    WebSocket."""
+    key = (
+        f"SharedAccessKeyName={os.environ['PARTIBUS_KEY_NAME']};SharedAccessKey={os.environ['PARTIBUS_KEY']}"
+    )
     return ServiceBusClient.from_connection_string(
         f"Endpoint=sb://localhost;{key}",
         custom_endpoint_address=f"sb://localhost:{os.environ['PARTIBUS_HTTP_PORT']}",
@@ -36,7 +41,8 @@ async def send(client: ServiceBusClient, queue: str, count: int, **options: Any)
 
 
 async def delete_messages(client: ServiceBusClient, queue: str) -> None:
-    """Deletes up to a count, the oldest of a partition first, but nothing locked or deferred; durable and exact."""
+    """Deletes up to a count, the oldest of a partition first, but nothing locked or deferred; durable and
+    exact."""
     await send(client, queue, 6, partition_key="together")
     receiver: Any = client.get_queue_receiver(queue)
     async with receiver:
@@ -44,10 +50,18 @@ async def delete_messages(client: ServiceBusClient, queue: str) -> None:
         await receiver.defer_message(deferred)
         assert await receiver.delete_messages(max_message_count=3) == 3
         assert [str(each) for each in await receiver.peek_messages(10, sequence_number=1)] == ["0", "1", "5"]
-        assert await receiver.delete_messages(max_message_count=3, before=datetime.now(UTC) - timedelta(hours=1)) == 0
+        assert (
+            await receiver.delete_messages(max_message_count=3, before=datetime.now(UTC) - timedelta(hours=1))
+            == 0
+        )
         for number in range(8):  # in as many partitions
             await send(client, queue, 1, partition_key=f"key {number}")
-        assert await receiver.delete_messages(max_message_count=4, before=datetime.now(UTC) + timedelta(seconds=1)) == 4
+        assert (
+            await receiver.delete_messages(
+                max_message_count=4, before=datetime.now(UTC) + timedelta(seconds=1)
+            )
+            == 4
+        )
         await receiver.complete_message(locked)
         try:
             await receiver.delete_messages(max_message_count=4001)
@@ -67,7 +81,10 @@ async def purge_messages(client: ServiceBusClient, queue: str) -> None:
     dead_letters: Any = client.get_queue_receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
     async with dead_letters:
         dead = len(await dead_letters.peek_messages(10))
-        assert dead and await dead_letters.purge_messages(before=datetime.now(UTC) + timedelta(seconds=1)) == dead
+        assert (
+            dead
+            and await dead_letters.purge_messages(before=datetime.now(UTC) + timedelta(seconds=1)) == dead
+        )
         assert await dead_letters.peek_messages(1, sequence_number=1) == []
     again: Any = client.get_queue_receiver(queue)
     async with again:

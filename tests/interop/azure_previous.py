@@ -1,6 +1,8 @@
-"""The round trip with an earlier release of the official Python client: a program, for it needs a package path of its own.
+"""The round trip with an earlier release of the official Python client: a program, for it needs a package
+path of its own.
 
-Reads its environment and prints its results as `programs.py` says. Started with the folder of the earlier release first in PYTHONPATH.
+Reads its environment and prints its results as `programs.py` says. Started with the folder of the earlier
+release first in PYTHONPATH.
 """
 
 from __future__ import annotations

@@ -73,7 +73,10 @@ def scenario(function: Scenario) -> Scenario:
 
 def numbered(count: int, **options: Any) -> list[ServiceBusMessage]:
     """Messages that tell each other apart by body and id."""
-    return [ServiceBusMessage(f"message {number}", message_id=f"id-{number}", **options) for number in range(count)]
+    return [
+        ServiceBusMessage(f"message {number}", message_id=f"id-{number}", **options)
+        for number in range(count)
+    ]
 
 
 def partition(message: ServiceBusReceivedMessage) -> int:
@@ -81,13 +84,18 @@ def partition(message: ServiceBusReceivedMessage) -> int:
     return message.sequence_number >> 48
 
 
-# --- the round trip --------------------------------------------------------------------------------------------------
+# --- the round trip
+# ------------------------------------------------------------------------------------------------------------
 
 
 @scenario
 async def send_one(bench: Bench) -> None:
     before = datetime.now(UTC)
-    await bench.send(ServiceBusMessage("one", message_id="the-id", subject="greeting", application_properties={"colour": "blue"}))
+    await bench.send(
+        ServiceBusMessage(
+            "one", message_id="the-id", subject="greeting", application_properties={"colour": "blue"}
+        )
+    )
     receiver = await bench.receiver()
     (message,) = await receive_exactly(receiver, 1)
     assert (body(message), message.message_id, message.subject) == (b"one", "the-id", "greeting")
@@ -125,7 +133,9 @@ async def send_batch(bench: Bench) -> None:
     found = await receive_exactly(receiver, 101)
     assert {message.message_id for message in found} == {f"id-{number}" for number in range(100)} | {"alone"}
     of_the_batch = [message for message in found if message.message_id != "alone"]
-    assert len({partition(message) for message in of_the_batch}) == 1, "a batch is all or none, so it lives in one partition"
+    assert len({partition(message) for message in of_the_batch}) == 1, (
+        "a batch is all or none, so it lives in one partition"
+    )
     assert [message.message_id for message in of_the_batch] == [f"id-{number}" for number in range(100)]
 
 
@@ -230,7 +240,8 @@ async def renew_lock(bench: Bench) -> None:
     await assert_empty(receiver)
 
 
-# --- where the broker steps in ---------------------------------------------------------------------------------------
+# --- where the broker steps in
+# ------------------------------------------------------------------------------------------------------------
 
 
 @scenario
@@ -249,7 +260,9 @@ async def max_delivery_count(bench: Bench) -> None:
 
 @scenario
 async def time_to_live(bench: Bench) -> None:
-    await bench.send(ServiceBusMessage("brief", time_to_live=timedelta(seconds=1)), ServiceBusMessage("lasting"))
+    await bench.send(
+        ServiceBusMessage("brief", time_to_live=timedelta(seconds=1)), ServiceBusMessage("lasting")
+    )
     await asyncio.sleep(1.2)
     receiver = await bench.receiver()
     (message,) = await receive_exactly(receiver, 1)
@@ -270,7 +283,9 @@ async def time_to_live_dropped(bench: Bench) -> None:
 
 @scenario
 async def queue_time_to_live(bench: Bench) -> None:
-    await bench.send(ServiceBusMessage("as the queue says"), ServiceBusMessage("capped", time_to_live=timedelta(hours=1)))
+    await bench.send(
+        ServiceBusMessage("as the queue says"), ServiceBusMessage("capped", time_to_live=timedelta(hours=1))
+    )
     await asyncio.sleep(1.2)
     await assert_empty(await bench.receiver())
     dead = await receive_exactly(await bench.dead_letters(), 2)
@@ -305,7 +320,8 @@ async def settled_twice(bench: Bench) -> None:
 
 @scenario
 async def unread_messages_go_back(bench: Bench) -> None:
-    """Those that the broker held ready for the connection, not those that the client was sent: these stay locked."""
+    """Those that the broker held ready for the connection, not those that the client was sent: these stay
+    locked."""
     await bench.send(*numbered(20))
     receiver = await bench.receiver()
     (message,) = await receive_exactly(receiver, 1)
@@ -341,7 +357,9 @@ async def deferred_dead_letter_and_abandon(bench: Bench) -> None:
     await receiver.defer_message(to_defer_again)
     (dead,) = await receive_exactly(await bench.dead_letters(), 1)
     assert (dead.sequence_number, dead.dead_letter_reason) == (numbers[0], "late")
-    peeked = {message.sequence_number: message for message in await receiver.peek_messages(10, sequence_number=1)}
+    peeked = {
+        message.sequence_number: message for message in await receiver.peek_messages(10, sequence_number=1)
+    }
     assert set(peeked) == set(numbers[1:]), (peeked, numbers)
     assert peeked[numbers[1]].state == peeked[numbers[2]].state == ServiceBusMessageState.DEFERRED
     abandoned, deferred_again = (peeked[number].delivery_count or 0 for number in numbers[1:])
@@ -361,7 +379,8 @@ async def peek_shows_every_state(bench: Bench) -> None:
     await receiver.complete_message(locked)
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
+# --- refusals
+# ------------------------------------------------------------------------------------------------------------
 
 
 @scenario
@@ -369,7 +388,9 @@ async def large_message(bench: Bench) -> None:
     sizes = [1, 65_535, 65_536, 262_144, 900_000]
     await bench.send(*(ServiceBusMessage(bytes([size % 251]) * size, message_id=str(size)) for size in sizes))
     receiver = await bench.receiver(receive_mode=RECEIVE_AND_DELETE)
-    found = {int(message.message_id or 0): body(message) for message in await receive_exactly(receiver, len(sizes))}
+    found = {
+        int(message.message_id or 0): body(message) for message in await receive_exactly(receiver, len(sizes))
+    }
     assert {size: len(data) for size, data in found.items()} == {size: size for size in sizes}
     assert all(set(data) == {size % 251} for size, data in found.items())
 
@@ -400,7 +421,8 @@ async def wrong_key(bench: Bench) -> None:
                 await intruder.sender(bench.queue)
 
 
-# --- what comes out is what went in ----------------------------------------------------------------------------------
+# --- what comes out is what went in
+# ------------------------------------------------------------------------------------------------------------
 
 
 FIELDS = ["message_id", "correlation_id", "content_type", "subject", "to", "reply_to"]
@@ -448,12 +470,16 @@ async def message_fidelity(bench: Bench) -> None:
         "time_to_live",
     ]:
         assert getattr(message, name) == getattr(sent, name), name
-    expected = {key.encode() if isinstance(key, str) else key: value for key, value in application_properties.items()}
+    expected = {
+        key.encode() if isinstance(key, str) else key: value for key, value in application_properties.items()
+    }
     expected = {key: value.encode() if isinstance(value, str) else value for key, value in expected.items()}
     assert message.application_properties == expected
     assert body(message) == b"\x00\x01\x02"
     assert message.enqueued_time_utc is not None and message.expires_at_utc is not None
-    assert abs(message.expires_at_utc - message.enqueued_time_utc - timedelta(minutes=5)) < timedelta(seconds=1)
+    assert abs(message.expires_at_utc - message.enqueued_time_utc - timedelta(minutes=5)) < timedelta(
+        seconds=1
+    )
     assert message.enqueued_sequence_number == message.sequence_number
     await receiver.complete_message(message)
 
@@ -470,10 +496,20 @@ class Body:
 
 BODIES = [
     Body(AmqpMessageBodyType.DATA, {"data_body": b"plain"}, [b"plain"]),
-    Body(AmqpMessageBodyType.DATA, {"data_body": [b"several", b"", b"sections"]}, [b"several", b"", b"sections"]),
-    Body(AmqpMessageBodyType.VALUE, {"value_body": {"a": 1, "b": [True, None, 2.5]}}, {b"a": 1, b"b": [True, None, 2.5]}),
+    Body(
+        AmqpMessageBodyType.DATA,
+        {"data_body": [b"several", b"", b"sections"]},
+        [b"several", b"", b"sections"],
+    ),
+    Body(
+        AmqpMessageBodyType.VALUE,
+        {"value_body": {"a": 1, "b": [True, None, 2.5]}},
+        {b"a": 1, b"b": [True, None, 2.5]},
+    ),
     Body(AmqpMessageBodyType.VALUE, {"value_body": "text"}, b"text"),
-    Body(AmqpMessageBodyType.SEQUENCE, {"sequence_body": [["a", 1], [None, b"x"]]}, [[b"a", 1], [None, b"x"]]),
+    Body(
+        AmqpMessageBodyType.SEQUENCE, {"sequence_body": [["a", 1], [None, b"x"]]}, [[b"a", 1], [None, b"x"]]
+    ),
     Body(
         AmqpMessageBodyType.DATA,
         {"data_body": b"all sections"},
@@ -482,7 +518,12 @@ BODIES = [
             "header": {"durable": True, "priority": 7},
             "annotations": {"x-mine": "kept", "x-number": 5},
             "footer": {"checksum": "abc"},
-            "properties": {"message_id": uuid4(), "user_id": b"me", "content_encoding": "gzip", "group_sequence": 9},
+            "properties": {
+                "message_id": uuid4(),
+                "user_id": b"me",
+                "content_encoding": "gzip",
+                "group_sequence": 9,
+            },
             "application_properties": {"k": "v"},
         },
     ),
@@ -510,7 +551,10 @@ async def body_kinds(bench: Bench) -> None:
 def check_sections(raw: AmqpAnnotatedMessage, sent: dict[str, Any]) -> None:
     """The sections beside the body, as far as they were sent."""
     if header := sent.get("header"):
-        assert raw.header is not None and (raw.header.durable, raw.header.priority) == (header["durable"], header["priority"])
+        assert raw.header is not None and (raw.header.durable, raw.header.priority) == (
+            header["durable"],
+            header["priority"],
+        )
     for key, value in sent.get("annotations", {}).items():
         assert raw.annotations is not None and raw.annotations[key.encode()] == as_shown(value)
     if footer := sent.get("footer"):
@@ -524,11 +568,13 @@ def as_shown(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-# --- partitions ------------------------------------------------------------------------------------------------------
+# --- partitions
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def partitions_of(bench: Bench, count: int) -> dict[str, list[int]]:
-    """Receive `count` messages and tell for each partition key, in order of arrival, which partitions its messages came from."""
+    """Receive `count` messages and tell for each partition key, in order of arrival, which partitions its
+    messages came from."""
     found: dict[str, list[int]] = {}
     for message in await receive_exactly(await bench.receiver(receive_mode=RECEIVE_AND_DELETE), count):
         found.setdefault(message.partition_key or message.session_id or "", []).append(partition(message))
@@ -542,7 +588,9 @@ async def same_key_same_partition(bench: Bench) -> None:
     for repetition in range(3):
         for key in keys:
             await sender.send_messages(
-                ServiceBusMessage("x", session_id=key) if repetition == 2 else ServiceBusMessage("x", partition_key=key)
+                ServiceBusMessage("x", session_id=key)
+                if repetition == 2
+                else ServiceBusMessage("x", partition_key=key)
             )
     found = await partitions_of(bench, 120)
     assert set(found) == set(keys)
@@ -564,10 +612,14 @@ async def no_key_spreads(bench: Bench) -> None:
 @scenario
 async def conflicting_keys(bench: Bench) -> None:
     sender = await bench.client.sender(bench.queue)
-    conflict = AmqpAnnotatedMessage(data_body=b"x", properties={"group_id": "one"}, annotations={"x-opt-partition-key": "another"})
+    conflict = AmqpAnnotatedMessage(
+        data_body=b"x", properties={"group_id": "one"}, annotations={"x-opt-partition-key": "another"}
+    )
     await assert_not_allowed(sender.send_messages(conflict))
     await assert_not_allowed(sender.send_messages([conflict]))
-    agreeing = AmqpAnnotatedMessage(data_body=b"y", properties={"group_id": "one"}, annotations={"x-opt-partition-key": "one"})
+    agreeing = AmqpAnnotatedMessage(
+        data_body=b"y", properties={"group_id": "one"}, annotations={"x-opt-partition-key": "one"}
+    )
     await sender.send_messages(agreeing)
     (message,) = await receive_exactly(await bench.receiver(), 1)
     assert body(message) == b"y", "nothing of what was refused is there"
@@ -577,7 +629,9 @@ async def conflicting_keys(bench: Bench) -> None:
 async def mixed_keys_in_a_batch(bench: Bench) -> None:
     sender = await bench.client.sender(bench.queue)
     await assert_not_allowed(sender.send_messages(keyed(f"key-{number}" for number in range(20))))
-    await assert_not_allowed(sender.send_messages([*keyed(["a"] * 5), ServiceBusMessage("x", session_id="b")]))
+    await assert_not_allowed(
+        sender.send_messages([*keyed(["a"] * 5), ServiceBusMessage("x", session_id="b")])
+    )
     await sender.send_messages(keyed(["same"] * 20))
     assert {key: len(set(found)) for key, found in (await partitions_of(bench, 20)).items()} == {"same": 1}
 
@@ -630,7 +684,9 @@ async def one_partition_keeps_order(bench: Bench) -> None:
 
 @scenario
 async def key_keeps_order(bench: Bench) -> None:
-    await bench.send(*(ServiceBusMessage(str(number), partition_key=f"key-{number % 8}") for number in range(120)))
+    await bench.send(
+        *(ServiceBusMessage(str(number), partition_key=f"key-{number % 8}") for number in range(120))
+    )
     found = await receive_exactly(await bench.receiver(receive_mode=RECEIVE_AND_DELETE), 120)
     for key in range(8):
         of_the_key = [int(body(message)) for message in found if message.partition_key == f"key-{key}"]

@@ -1,4 +1,5 @@
-"""More of what the official Python client does: dead-letter queues, many deferred messages, delivery-annotations.
+"""More of what the official Python client does: dead-letter queues, many deferred messages,
+delivery-annotations.
 
 Importing it enters its scenarios beside those of `azure_scenarios.py`.
 """
@@ -19,7 +20,8 @@ __all__ = ["SCENARIOS"]
 
 @scenario
 async def dead_letter_queue_leads_no_further(bench: Bench) -> None:
-    """A dead-letter queue counts no delivery and refuses dead-lettering, on links and on `$management` (AMQP contract 5.6, 10.4)."""
+    """A dead-letter queue counts no delivery and refuses dead-lettering, on links and on `$management` (AMQP
+    contract 5.6, 10.4)."""
     await bench.send(ServiceBusMessage("spoilt"))
     receiver = await bench.receiver()
     (message,) = await receive_exactly(receiver, 1)
@@ -31,7 +33,9 @@ async def dead_letter_queue_leads_no_further(bench: Bench) -> None:
         await dead_letters.abandon_message(dead)
     (dead,) = await receive_exactly(dead_letters, 1)
     await refuse_dead_lettering(dead_letters, dead)
-    await dead_letters.peek_messages(1)  # the client has closed its link over the error, and opens another one
+    await dead_letters.peek_messages(
+        1
+    )  # the client has closed its link over the error, and opens another one
     await dead_letters.renew_message_lock(dead)
     await dead_letters.defer_message(dead)
     (deferred,) = await dead_letters.receive_deferred_messages([dead.sequence_number or 0])
@@ -57,7 +61,8 @@ async def refuse_dead_lettering(dead_letters: Receiver, dead: ServiceBusReceived
 
 @scenario
 async def deferred_in_bulk(bench: Bench) -> None:
-    """More deferred messages than one response holds: each request gets some of them, and nothing else stays locked."""
+    """More deferred messages than one response holds: each request gets some of them, and nothing else stays
+    locked."""
     sender = await bench.client.sender(bench.queue)
     for _ in range(24):
         await sender.send_messages(ServiceBusMessage(b"x" * 900_000, partition_key="together"))
@@ -83,13 +88,16 @@ async def delivery_annotations(bench: Bench) -> None:
     """The lock's token, and what the sender set, in every way of receiving (AMQP contract 5.5)."""
     key = b"x-opt-lock-token"
     await bench.send(
-        *[AmqpAnnotatedMessage(data_body=b"x", delivery_annotations={"hop": b"first"}) for _ in range(2)], ServiceBusMessage("y")
+        *[AmqpAnnotatedMessage(data_body=b"x", delivery_annotations={"hop": b"first"}) for _ in range(2)],
+        ServiceBusMessage("y"),
     )
     receiver = await bench.receiver()
     found = await receive_exactly(receiver, 3)
     for message in found:
         assert delivered_annotations(message)[key] == message.lock_token
-    own = sorted((message for message in found if body(message) == b"x"), key=lambda each: each.sequence_number or 0)
+    own = sorted(
+        (message for message in found if body(message) == b"x"), key=lambda each: each.sequence_number or 0
+    )
     for message in own:
         assert delivered_annotations(message)[b"hop"] == b"first"
     await receiver.defer_message(own[0])
@@ -99,11 +107,15 @@ async def delivery_annotations(bench: Bench) -> None:
     for message in found:
         if message is not own[0]:
             await receiver.abandon_message(message)
-    (shown,) = [message for message in await receiver.peek_messages(5, sequence_number=1) if body(message) == b"x"]
+    (shown,) = [
+        message for message in await receiver.peek_messages(5, sequence_number=1) if body(message) == b"x"
+    ]
     assert delivered_annotations(shown) == {b"hop": b"first"}
     await bench.client.close_receivers()
     destructive = await bench.receiver(receive_mode=RECEIVE_AND_DELETE)
-    removed = {body(message): delivered_annotations(message) for message in await receive_exactly(destructive, 2)}
+    removed = {
+        body(message): delivered_annotations(message) for message in await receive_exactly(destructive, 2)
+    }
     assert removed == {b"x": {b"hop": b"first"}, b"y": {}}
 
 

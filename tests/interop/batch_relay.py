@@ -1,10 +1,12 @@
-"""Between a client that cannot mark a Service Bus batch and the broker: passes all bytes on, and sets one field.
+"""Between a client that cannot mark a Service Bus batch and the broker: passes all bytes on, and sets one
+field.
 
     client ── transfer, message-format 0 ──▶ relay ── the same transfer, message-format 0x80013700 ──▶ broker
     client ◀──────────────────────────────── all as it comes ──────────────────────────────────────── broker
 
-Every transfer of the one connection is marked (§2.7.5, AMQP contract 4.5), so a connection through the relay is for batches alone.
-The field takes four bytes more than before: a transfer that fills its frame already, of a batch as long as a frame, would be too long.
+Every transfer of the one connection is marked (§2.7.5, AMQP contract 4.5), so a connection through the relay
+is for batches alone. The field takes four bytes more than before: a transfer that fills its frame already, of
+a batch as long as a frame, would be too long.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class BatchRelay:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._thread.join(WAIT_S)
         self._listener.close()
 
@@ -65,7 +69,9 @@ class BatchRelay:
         whole, offset = bytearray(), 0
         while len(data) - offset >= _PROTOCOL_HEADER_BYTES:
             is_header = data.startswith(b"AMQP", offset)
-            end = offset + (_PROTOCOL_HEADER_BYTES if is_header else struct.unpack_from(">I", data, offset)[0])
+            end = offset + (
+                _PROTOCOL_HEADER_BYTES if is_header else struct.unpack_from(">I", data, offset)[0]
+            )
             if end > len(data):
                 break
             whole += data[offset:end] if is_header else self._marked(data[offset:end])

@@ -1,6 +1,7 @@
 """The running broker for unchanged clients, and which of these clients this machine can run.
 
-A client whose tools are missing is not collected; the summary names it, and where `CI` is set the run fails. Nothing is skipped in silence.
+A client whose tools are missing is not collected; the summary names it, and where `CI` is set the run fails.
+Nothing is skipped in silence.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what could not run here, and why."""
     for name in collect_ignore:
-        terminalreporter.write_line(f"NOT RUN: tests/interop/{name}: this machine has no {' and no '.join(MISSING[name])}", yellow=True)
+        terminalreporter.write_line(
+            f"NOT RUN: tests/interop/{name}: this machine has no {' and no '.join(MISSING[name])}",
+            yellow=True,
+        )
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +55,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed test shows the end of the broker's log."""
     report = yield
     process = getattr(item, "funcargs", {}).get("broker")

@@ -1,8 +1,10 @@
-"""Clients in other languages: programs that run their scenarios against the broker and print one JSON line for each.
+"""Clients in other languages: programs that run their scenarios against the broker and print one JSON line
+for each.
 
 A program reads where the broker is, and what to run, from its environment (`environment_of`). It prints
-`{"scenario": ..., "ok": ..., "detail": ...}` per scenario, in any order; what else it prints is kept for the failure message. It runs once,
-and its results are then looked up by name, so that each scenario passes or fails on its own.
+`{"scenario": ..., "ok": ..., "detail": ...}` per scenario, in any order; what else it prints is kept for the
+failure message. It runs once, and its results are then looked up by name, so that each scenario passes or
+fails on its own.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Report:
 def environment_of(client: str, addresses: Addresses) -> dict[str, str]:
     """What a program is told: the broker's address and key, its queues' prefix, its scenarios."""
     return {
-        "PARTIBUS_CONNECTION_STRING": addresses.connection_string(host="localhost" if client == "go" else "127.0.0.1"),
+        "PARTIBUS_CONNECTION_STRING": addresses.connection_string(
+            host="localhost" if client == "go" else "127.0.0.1"
+        ),
         "PARTIBUS_CONNECTION_STRING_WRONG_KEY": addresses.connection_string(
             host="localhost" if client == "go" else "127.0.0.1", key="wrong"
         ),
@@ -65,12 +69,25 @@ def environment_of(client: str, addresses: Addresses) -> dict[str, str]:
     }
 
 
-def run_program(command: Sequence[str], cwd: Path, client: str, addresses: Addresses, extra: Mapping[str, str] | None = None) -> Report:
+def run_program(
+    command: Sequence[str],
+    cwd: Path,
+    client: str,
+    addresses: Addresses,
+    extra: Mapping[str, str] | None = None,
+) -> Report:
     """Run a client's program to its end, or for `RUNS_WITHIN_S`, and read its report."""
     environment = {**os.environ, **environment_of(client, addresses), **(extra or {})}
     try:
         ended = subprocess.run(
-            command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUNS_WITHIN_S, check=False
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RUNS_WITHIN_S,
+            check=False,
         )
         output, how = ended.stdout + ended.stderr, f"exit status {ended.returncode}"
     except subprocess.TimeoutExpired as late:
@@ -79,13 +96,19 @@ def run_program(command: Sequence[str], cwd: Path, client: str, addresses: Addre
 
 
 def run_java(folder: Path, main: str, heap: str, client: str, addresses: Addresses) -> Report:
-    """Run the class `main` of a Maven project with so much heap. It is built first when a source is younger than the last build."""
+    """Run the class `main` of a Maven project with so much heap. It is built first when a source is younger
+    than the last build."""
     classes, classpath = folder / "target" / "classes", folder / "target" / "classpath.txt"
     if not is_newer(classpath, [folder / "pom.xml", *folder.glob("src/**/*.java")]):
-        build(["mvn", "-q", "-B", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"], folder)
+        build(
+            ["mvn", "-q", "-B", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"],
+            folder,
+        )
         classpath.touch()
     found = f"{classes}:{classpath.read_text(encoding='utf-8').strip()}"
-    return run_program(["java", f"-Xmx{heap}", "-XX:TieredStopAtLevel=1", "-cp", found, main], folder, client, addresses)
+    return run_program(
+        ["java", f"-Xmx{heap}", "-XX:TieredStopAtLevel=1", "-cp", found, main], folder, client, addresses
+    )
 
 
 def read_report(output: str, how: str) -> Report:
@@ -100,8 +123,18 @@ def read_report(output: str, how: str) -> Report:
 
 def build(command: Sequence[str], cwd: Path) -> None:
     """Run a step of a program's set-up. Fails with its output."""
-    ended = subprocess.run(command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILDS_WITHIN_S, check=False)
-    assert ended.returncode == 0, f"{' '.join(command)} failed:\n{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}"
+    ended = subprocess.run(
+        command,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=BUILDS_WITHIN_S,
+        check=False,
+    )
+    assert ended.returncode == 0, (
+        f"{' '.join(command)} failed:\n{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}"
+    )
 
 
 def is_newer(made: Path, sources: Sequence[Path]) -> bool:

@@ -1,4 +1,5 @@
-"""Qpid Proton's blocking client: connect, send, receive and settle with calls that return when it is done, or fail after `WAIT_S`."""
+"""Qpid Proton's blocking client: connect, send, receive and settle with calls that return when it is done, or
+fail after `WAIT_S`."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ from tests.support.broker_process import Addresses
 
 
 @contextmanager
-def connected(addresses: Addresses, *, port: int | None = None, **options: Any) -> Iterator[BlockingConnection]:
+def connected(
+    addresses: Addresses, *, port: int | None = None, **options: Any
+) -> Iterator[BlockingConnection]:
     """A connection with SASL PLAIN, closed at the end."""
     url = f"amqp://127.0.0.1:{port or addresses.amqp_port}"
     connection = BlockingConnection(url, timeout=WAIT_S, **{**PLAIN, **options})
@@ -53,9 +56,13 @@ class Arrivals(MessagingHandler):
 class Receiver:
     """A receiving link without prefetch: what comes is what credit was given for."""
 
-    def __init__(self, connection: BlockingConnection, address: str, *, name: str | None = None, **ends: Any) -> None:
+    def __init__(
+        self, connection: BlockingConnection, address: str, *, name: str | None = None, **ends: Any
+    ) -> None:
         self._connection, self._arrivals = connection, Arrivals()
-        self.link = connection.create_receiver(address, credit=0, handler=self._arrivals, name=name, options=Ends(**ends))
+        self.link = connection.create_receiver(
+            address, credit=0, handler=self._arrivals, name=name, options=Ends(**ends)
+        )
 
     def receive(self, count: int = 1) -> list[Received]:
         """Give credit for `count` messages and wait until they are there."""
@@ -86,7 +93,8 @@ class Receiver:
         self._connection.wait(condition, timeout=WAIT_S, msg=f"waiting for {what}")
 
 
-# --- the shape that the scenarios ask for: coroutines that never wait for anything but a call -------------------------------
+# --- the shape that the scenarios ask for: coroutines that never wait for anything but a call
+# -------------------------------
 
 
 class ScenarioClient:

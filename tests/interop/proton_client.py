@@ -1,14 +1,18 @@
-"""Qpid Proton's two Python clients, unchanged, behind one shape, so that one list of scenarios serves the blocking one and the reactor.
+"""Qpid Proton's two Python clients, unchanged, behind one shape, so that one list of scenarios serves the
+blocking one and the reactor.
 
-Nothing here adds to or repairs what a client does. `proton_blocking.py` and `proton_reactor.py` have the clients themselves.
+Nothing here adds to or repairs what a client does. `proton_blocking.py` and `proton_reactor.py` have the
+clients themselves.
 
 Two things the binding (0.40.0) has no way to do, and how the scenarios come by them:
 
-- `Delivery.tag` takes tags for text, and lock tokens are not: it is never read. `lock_token` has the bytes from the C engine below.
-- No transfer's message-format can be set: `Sender`, `Delivery` and `Message` do not know the field, nor do the C functions below them, and
-  the engine writes 0 into each transfer (`src/core/transport.c`, `pni_process_tpwork_sender`). So these clients alone cannot send a
-  Service Bus batch, whose mark it is: what they send is one message (scenario `send-batch-unmarked`). For `send-batch`, `batch_relay.py`
-  sets the field on the way and nothing else; the client sends the envelope and reads its outcome.
+- `Delivery.tag` takes tags for text, and lock tokens are not: it is never read. `lock_token` has the bytes
+  from the C engine below.
+- No transfer's message-format can be set: `Sender`, `Delivery` and `Message` do not know the field, nor do
+  the C functions below them, and the engine writes 0 into each transfer (`src/core/transport.c`,
+  `pni_process_tpwork_sender`). So these clients alone cannot send a Service Bus batch, whose mark it is: what
+  they send is one message (scenario `send-batch-unmarked`). For `send-batch`, `batch_relay.py` sets the field
+  on the way and nothing else; the client sends the envelope and reads its outcome.
 """
 
 from __future__ import annotations
@@ -27,7 +31,12 @@ from proton.reactor import Copy, ReceiverOption, Selector
 from tests.support.broker_process import KEY, KEY_NAME
 
 WAIT_S = 10.0
-PLAIN: dict[str, Any] = {"allowed_mechs": "PLAIN", "allow_insecure_mechs": True, "user": KEY_NAME, "password": KEY}
+PLAIN: dict[str, Any] = {
+    "allowed_mechs": "PLAIN",
+    "allow_insecure_mechs": True,
+    "user": KEY_NAME,
+    "password": KEY,
+}
 
 
 class Refused(Exception):
@@ -84,7 +93,8 @@ class Sender(Protocol):
 
 
 class Receiver(Protocol):
-    """What the scenarios use of a receiving link, which has no prefetch: what comes is what credit was given for."""
+    """What the scenarios use of a receiving link, which has no prefetch: what comes is what credit was given
+    for."""
 
     async def receive(self, count: int = 1) -> list[Received]:
         """Give credit for `count` messages and wait until they are there."""
@@ -111,14 +121,22 @@ class Client(Protocol):
 
 
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
-"""Opens a connection of the client's, and closes it at the end. Takes `port` for another than the broker's, and any option of the client.
-Raises Refused."""
+"""Opens a connection of the client's, and closes it at the end. Takes `port` for another than the broker's,
+and any option of the client. Raises Refused."""
 
 
 class Ends(ReceiverOption):
-    """A receiver's settle modes, the address of its own end, and what the client's own options `Copy` and `Selector` add."""
+    """A receiver's settle modes, the address of its own end, and what the client's own options `Copy` and
+    `Selector` add."""
 
-    def __init__(self, *, settled: bool = False, target: str | None = None, copy: bool = False, selector: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        settled: bool = False,
+        target: str | None = None,
+        copy: bool = False,
+        selector: str | None = None,
+    ) -> None:
         self._settled, self._target = settled, target
         self._options: list[ReceiverOption] = [Copy()] if copy else []
         if selector is not None:
@@ -163,7 +181,11 @@ async def ask(client: Client, queue: str, operation: str, body: dict[str, Any]) 
     node, reply_to = f"{queue}/$management", f"answers-to-{operation}"
     answers = await client.receiver(node, settled=True, target=reply_to)
     sender = await client.sender(node)
-    sent = await sender.send(Message(id=ulong(7), reply_to=reply_to, properties={"operation": f"com.microsoft:{operation}"}, body=body))
+    sent = await sender.send(
+        Message(
+            id=ulong(7), reply_to=reply_to, properties={"operation": f"com.microsoft:{operation}"}, body=body
+        )
+    )
     assert sent.state == Delivery.ACCEPTED
     (received,) = await answers.receive()
     await sender.close()
@@ -172,11 +194,16 @@ async def ask(client: Client, queue: str, operation: str, body: dict[str, Any]) 
     assert message.correlation_id == ulong(7), "the request's message-id, same type"
     assert type(message.properties["statusCode"]) is int32
     condition = message.properties.get("errorCondition")
-    return Answer(int(message.properties["statusCode"]), None if condition is None else str(condition), owned(message.body))
+    return Answer(
+        int(message.properties["statusCode"]),
+        None if condition is None else str(condition),
+        owned(message.body),
+    )
 
 
 def owned(value: Any) -> Any:
-    """A copy of a message's body that outlives the message: the binding shows binary values as views of the message's own memory."""
+    """A copy of a message's body that outlives the message: the binding shows binary values as views of the
+    message's own memory."""
     if isinstance(value, dict):
         return {key: owned(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,8 @@
 """Qpid Proton's reactor: a container runs alone, and everything is asked for and learnt in callbacks.
 
-A `Script` is the container's handler and runs one scenario, a coroutine: what it awaits is a condition, and the callback that makes the
-condition true resumes it. There is one thread, and nothing blocks but the container's own wait for its sockets.
+A `Script` is the container's handler and runs one scenario, a coroutine: what it awaits is a condition, and
+the callback that makes the condition true resumes it. There is one thread, and nothing blocks but the
+container's own wait for its sockets.
 """
 
 from __future__ import annotations
@@ -58,11 +59,15 @@ class Script(MessagingHandler):
         assert self._ended
 
     @asynccontextmanager
-    async def connect(self, *, port: int | None = None, **options: Any) -> AsyncIterator[proton_client.Client]:
+    async def connect(
+        self, *, port: int | None = None, **options: Any
+    ) -> AsyncIterator[proton_client.Client]:
         """A connection with SASL PLAIN, closed at the end."""
         client = ReactorClient(self)
         url = f"amqp://127.0.0.1:{port or self._addresses.amqp_port}"
-        client.connection = self.container.connect(url, reconnect=False, handler=client, **{**PLAIN, **options})
+        client.connection = self.container.connect(
+            url, reconnect=False, handler=client, **{**PLAIN, **options}
+        )
         try:
             await Until(lambda: client.is_open or client.failure, "the connection")
             if client.failure:
@@ -102,7 +107,8 @@ class Script(MessagingHandler):
             self._end(failure)
 
     def _end(self, failure: BaseException | None) -> None:
-        """The container carries out what is under way, the closing of sockets, and returns; left with its timer it would sleep on."""
+        """The container carries out what is under way, the closing of sockets, and returns; left with its
+        timer it would sleep on."""
         self._ended, self._failure = True, failure
         self.container.stop()
 
@@ -125,7 +131,9 @@ class ReactorClient(MessagingHandler):
 
     async def receiver(self, address: str, *, name: str | None = None, **ends: Any) -> proton_client.Receiver:
         receiver = ReactorReceiver(self)
-        receiver.link = self.script.container.create_receiver(self.connection, address, name=name, handler=receiver, options=Ends(**ends))
+        receiver.link = self.script.container.create_receiver(
+            self.connection, address, name=name, handler=receiver, options=Ends(**ends)
+        )
         await receiver.attached(lambda: receiver.link.remote_source)
         return receiver
 
@@ -176,7 +184,8 @@ class Pause(MessagingHandler):
 
 
 class ReactorLink(MessagingHandler):
-    """What both kinds of links do. Every callback notes what happened, if the link itself does not show it, and lets the scenario go on."""
+    """What both kinds of links do. Every callback notes what happened, if the link itself does not show it,
+    and lets the scenario go on."""
 
     def __init__(self, client: ReactorClient) -> None:
         super().__init__(prefetch=0, auto_accept=False, auto_settle=False)
@@ -186,8 +195,11 @@ class ReactorLink(MessagingHandler):
         self.link: Any = None
 
     async def attached(self, terminus: Callable[[], Any]) -> None:
-        """Until the broker has attached; it answers what it refuses without a terminus first, and with an error then."""
-        await self.until(lambda: self._is_open and terminus().type != Terminus.UNSPECIFIED, f"the link to {self.link.name}")
+        """Until the broker has attached; it answers what it refuses without a terminus first, and with an
+        error then."""
+        await self.until(
+            lambda: self._is_open and terminus().type != Terminus.UNSPECIFIED, f"the link to {self.link.name}"
+        )
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         """Raises Refused when the link ends instead."""

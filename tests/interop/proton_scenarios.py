@@ -1,4 +1,5 @@
-"""What a plain AMQP 1.0 client does, written once for Proton's blocking client and its reactor; each scenario has a queue of its own.
+"""What a plain AMQP 1.0 client does, written once for Proton's blocking client and its reactor; each scenario
+has a queue of its own.
 
 A scenario is a coroutine that raises what went wrong. Names and queues stand in `scenarios.py`.
 """
@@ -71,12 +72,16 @@ class Bench:
 
     async def ask(self, operation: str, **body: Any) -> Answer:
         """One operation on the management node; the body's keys are written with underscores."""
-        return await ask(self.client, self.queue, operation, {key.replace("_", "-"): value for key, value in body.items()})
+        return await ask(
+            self.client, self.queue, operation, {key.replace("_", "-"): value for key, value in body.items()}
+        )
 
     async def fetch(self, number: int, settle_mode: int = 1) -> Answer:
         """Lock a deferred message, or with settle mode 0 take it away."""
         numbers = array(Data.LONG, number)
-        return await self.ask("receive-by-sequence-number", sequence_numbers=numbers, receiver_settle_mode=uint(settle_mode))
+        return await self.ask(
+            "receive-by-sequence-number", sequence_numbers=numbers, receiver_settle_mode=uint(settle_mode)
+        )
 
     async def fetched(self, number: int) -> dict[str, Any]:
         """A deferred message's entry in the answer, with `message` and `lock-token`."""
@@ -87,7 +92,11 @@ class Bench:
 
     async def update(self, status: str, *tokens: Any, **more: Any) -> int:
         """Settle by lock token; the answer's status."""
-        return (await self.ask("update-disposition", disposition_status=status, lock_tokens=lock_tokens(*tokens), **more)).status
+        return (
+            await self.ask(
+                "update-disposition", disposition_status=status, lock_tokens=lock_tokens(*tokens), **more
+            )
+        ).status
 
 
 Scenario = Callable[[Bench], Awaitable[None]]
@@ -137,18 +146,31 @@ async def again(receiver: Receiver, delivery_count: int) -> Any:
     return received.message
 
 
-# --- sending -------------------------------------------------------------------------------------------------------------
+# --- sending
+# ------------------------------------------------------------------------------------------------------------
 
 
 @scenario
 async def send_one(bench: Bench) -> None:
-    sent = Message(id="m", subject="s", body={"a": [1, "two"]}, properties={"k": "v"}, annotations={symbol("x-mine"): 1}, durable=True)
+    sent = Message(
+        id="m",
+        subject="s",
+        body={"a": [1, "two"]},
+        properties={"k": "v"},
+        annotations={symbol("x-mine"): 1},
+        durable=True,
+    )
     sent.priority = 7
     await bench.send(sent)
     receiver = await bench.receiver()
     (received,) = await receiver.receive()
     message = received.message
-    assert (message.id, message.subject, message.body, message.properties) == ("m", "s", {"a": [1, "two"]}, {"k": "v"})
+    assert (message.id, message.subject, message.body, message.properties) == (
+        "m",
+        "s",
+        {"a": [1, "two"]},
+        {"k": "v"},
+    )
     assert (message.durable, message.priority, message.delivery_count) == (True, 7, 0)
     assert received.annotations["x-mine"] == 1
     assert {"x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until"} <= set(received.annotations)
@@ -179,7 +201,8 @@ def batch_of(messages: list[Message]) -> Encoded:
 
 @scenario
 async def send_batch(bench: Bench) -> None:
-    """The client's own envelope and outcome; its mark is set by the relay, for the client has no way to (see `proton_client.py`)."""
+    """The client's own envelope and outcome; its mark is set by the relay, for the client has no way to (see
+    `proton_client.py`)."""
     with BatchRelay(bench.addresses.amqp_port) as relay:
         async with bench.connect(port=relay.port) as client:
             sender = await client.sender(bench.queue)
@@ -200,7 +223,8 @@ async def send_batch(bench: Bench) -> None:
 
 @scenario
 async def send_batch_unmarked(bench: Bench) -> None:
-    """What the client sends by itself: the same envelope in a transfer of format 0 is one message with a body of many sections."""
+    """What the client sends by itself: the same envelope in a transfer of format 0 is one message with a body
+    of many sections."""
     envelope = batch_of(numbered(50))
     sender = await bench.client.sender(bench.queue)
     assert (await sender.send(envelope)).state == Delivery.ACCEPTED
@@ -235,7 +259,8 @@ async def message_too_large(bench: Bench) -> None:
     assert (await receiver.receive())[0].message.body == "small"
 
 
-# --- receiving and settling ----------------------------------------------------------------------------------------------
+# --- receiving and settling
+# ------------------------------------------------------------------------------------------------------------
 
 
 @scenario
@@ -267,7 +292,10 @@ async def released(bench: Bench) -> None:
 @scenario
 async def rejected(bench: Bench) -> None:
     receiver, received = await bench.one()
-    assert await receiver.propose(rejecting(received, "app:bad", "it is bad", {"a": "b"}), Delivery.REJECTED) == Delivery.REJECTED
+    assert (
+        await receiver.propose(rejecting(received, "app:bad", "it is bad", {"a": "b"}), Delivery.REJECTED)
+        == Delivery.REJECTED
+    )
     assert await receiver.drain(10) == []
     await again(await bench.dead_letters(), 0)
 
@@ -276,7 +304,11 @@ async def rejected(bench: Bench) -> None:
 async def dead_letter(bench: Bench) -> None:
     """As the official clients dead-letter (AMQP contract 6.1), with properties of the sender's changed."""
     receiver, received = await bench.one()
-    info = {"DeadLetterReason": "no good", "DeadLetterErrorDescription": "it cannot be read", "replaced": "new"}
+    info = {
+        "DeadLetterReason": "no good",
+        "DeadLetterErrorDescription": "it cannot be read",
+        "replaced": "new",
+    }
     rejection = rejecting(received, "com.microsoft:dead-letter", "no good", info)
     assert await receiver.propose(rejection, Delivery.REJECTED) == Delivery.REJECTED
     assert await receiver.drain(10) == []
@@ -294,7 +326,8 @@ async def modified_failed(bench: Bench) -> None:
 
 @scenario
 async def modified_plain(bench: Bench) -> None:
-    """Without flags it is given back; the clients that leave delivery-failed out mean a failed delivery (AMQP contract 6.1)."""
+    """Without flags it is given back; the clients that leave delivery-failed out mean a failed delivery (AMQP
+    contract 6.1)."""
     receiver, received = await bench.one()
     assert await receiver.propose(received, Delivery.MODIFIED) == Delivery.MODIFIED
     (back,) = await receiver.receive()
@@ -321,7 +354,9 @@ async def modified_undeliverable_here(bench: Bench) -> None:
     taken = await bench.fetch(number, settle_mode=0)
     assert [decoded(entry).id for entry in taken.body["messages"]] == ["m"]
     assert (await bench.fetch(number)).status == 404
-    assert (await bench.ask("peek-message", from_sequence_number=1, message_count=int32(10))).status == 204, "it is gone, not just locked"
+    assert (await bench.ask("peek-message", from_sequence_number=1, message_count=int32(10))).status == 204, (
+        "it is gone, not just locked"
+    )
 
 
 @scenario
@@ -362,7 +397,8 @@ async def detach_and_attach_again(bench: Bench) -> None:
     assert await (await bench.receiver()).drain(10) == []
 
 
-# --- requests to the management node -------------------------------------------------------------------------------------
+# --- requests to the management node
+# ------------------------------------------------------------------------------------------------------------
 
 
 @scenario
@@ -370,7 +406,9 @@ async def peek_pages(bench: Bench) -> None:
     await bench.send(*numbered(20))
     seen: list[Any] = []
     number = 1
-    while (page := await bench.ask("peek-message", from_sequence_number=number, message_count=int32(6))).status == 200:
+    while (
+        page := await bench.ask("peek-message", from_sequence_number=number, message_count=int32(6))
+    ).status == 200:
         assert len(page.body["messages"]) <= 6
         seen += [decoded(entry) for entry in page.body["messages"]]
         assert len(seen) <= 20, "paging shows a message twice"
@@ -391,7 +429,9 @@ async def renew_lock(bench: Bench) -> None:
     renewed = await bench.ask("renew-lock", lock_tokens=tokens)
     assert renewed.status == 200
     of_received, of_fetched = renewed.body["expirations"]
-    assert min(of_received, of_fetched) >= first + LOCK_SHORT_S * 600, f"{first} renewed to {of_received} and {of_fetched}"
+    assert min(of_received, of_fetched) >= first + LOCK_SHORT_S * 600, (
+        f"{first} renewed to {of_received} and {of_fetched}"
+    )
     await bench.client.pause(LOCK_SHORT_S * 0.5)
     assert await receiver.propose(received, Delivery.ACCEPTED) == Delivery.ACCEPTED
     assert await bench.update("completed", fetched) == 200
@@ -418,7 +458,12 @@ async def update_disposition(bench: Bench) -> None:
     assert await bench.update("completed", completed.lock_token) == 200
     assert await bench.update("abandoned", abandoned.lock_token) == 200
     assert await bench.update("defered", deferred.lock_token) == 200
-    assert await bench.update("suspended", dead.lock_token, deadletter_reason="no good", deadletter_description="at all") == 200
+    assert (
+        await bench.update(
+            "suspended", dead.lock_token, deadletter_reason="no good", deadletter_description="at all"
+        )
+        == 200
+    )
     (back,) = await receiver.drain(10)
     assert (back.message.id, back.message.delivery_count) == (abandoned.message.id, 1)
     number = int(deferred.annotations["x-opt-sequence-number"])
@@ -430,7 +475,8 @@ async def update_disposition(bench: Bench) -> None:
     assert (told["DeadLetterReason"], told["DeadLetterErrorDescription"]) == ("no good", "at all")
 
 
-# --- browsing ------------------------------------------------------------------------------------------------------------
+# --- browsing
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def left(bench: Bench, address: str | None = None) -> list[Received]:
@@ -443,18 +489,23 @@ async def left(bench: Bench, address: str | None = None) -> list[Received]:
 
 @scenario
 async def browse(bench: Bench) -> None:
-    """Proton's `Copy()`: whatever outcome the browsed deliveries are given, the messages are left where they are."""
+    """Proton's `Copy()`: whatever outcome the browsed deliveries are given, the messages are left where they
+    are."""
     await bench.send(*numbered(4))
     browser = await bench.receiver(name="browser", copy=True)
     found = await browser.receive(4)
     assert ids(found) == ids_up_to(4)
     assert all("x-opt-locked-until" not in received.annotations for received in found)
-    for received, outcome in zip(found, (Delivery.ACCEPTED, Delivery.REJECTED, Delivery.RELEASED, Delivery.MODIFIED), strict=True):
+    for received, outcome in zip(
+        found, (Delivery.ACCEPTED, Delivery.REJECTED, Delivery.RELEASED, Delivery.MODIFIED), strict=True
+    ):
         received.delivery.local.failed = outcome == Delivery.MODIFIED
         assert await browser.propose(received, outcome) == outcome
     assert await browser.drain(10) == [], "each message once"
     assert ids(await left(bench)) == ids_up_to(4)
-    assert ids(await (await bench.receiver(name="second browser", copy=True)).drain(10)) == ids_up_to(4), "what is locked is shown, too"
+    assert ids(await (await bench.receiver(name="second browser", copy=True)).drain(10)) == ids_up_to(4), (
+        "what is locked is shown, too"
+    )
 
 
 @scenario
@@ -470,7 +521,11 @@ async def browse_pages(bench: Bench) -> None:
     """More than a page of each of two partitions, and of all of them together, under credit of every size."""
     await bench.send(
         *[
-            Message(id=f"id-{number}", body="x" * 2_000, annotations={symbol("x-opt-partition-key"): str(number % 2)})
+            Message(
+                id=f"id-{number}",
+                body="x" * 2_000,
+                annotations={symbol("x-opt-partition-key"): str(number % 2)},
+            )
             for number in range(600)
         ]
     )
@@ -508,23 +563,27 @@ async def browse_follows(bench: Bench) -> None:
 async def filter_refused(bench: Bench) -> None:
     """Proton's `Selector`, for a consumer and for a browser: refused, and nothing is delivered.
 
-    Each on a connection of its own: the blocking client sees that an address does not match before it reads the error, and then
-    reports the error to whoever waits next.
+    Each on a connection of its own: the blocking client sees that an address does not match before it reads
+    the error, and then reports the error to whoever waits next.
     """
     await bench.send(*numbered(2))
     for copy in (False, True):
         async with bench.connect() as client:
-            with pytest.raises(Refused, match=r"amqp:not-implemented.*apache.org:selector-filter:string|does not match"):
+            with pytest.raises(
+                Refused, match=r"amqp:not-implemented.*apache.org:selector-filter:string|does not match"
+            ):
                 await client.receiver(bench.queue, selector="colour = 'red'", copy=copy)
     assert ids(await left(bench)) == ids_up_to(2)
 
 
-# --- refusals ------------------------------------------------------------------------------------------------------------
+# --- refusals
+# ------------------------------------------------------------------------------------------------------------
 
 
 @scenario
 async def unknown_queue(bench: Bench) -> None:
-    """The blocking client says of its own accord that the address does not match, when it sees that before the error."""
+    """The blocking client says of its own accord that the address does not match, when it sees that before
+    the error."""
     with pytest.raises(Refused, match=r"amqp:not-found|does not match"):
         await bench.client.sender(bench.queue)
     with pytest.raises(Refused, match=r"amqp:not-found|does not match"):

@@ -1,7 +1,8 @@
 """What every client is put through: the one list of scenarios, and the queue that each client has for each.
 
-A scenario is a name and the settings of its queue. Each client has a queue of its own per scenario, so that one failure never
-explains another. The programs in other languages know the names too: they print one line per scenario they ran.
+A scenario is a name and the settings of its queue. Each client has a queue of its own per scenario, so that
+one failure never explains another. The programs in other languages know the names too: they print one line
+per scenario they ran.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ CHANGED_PROPERTIES: dict[str, dict[str, object]] = {
     "defer-with-properties": {},
     "dead-letter-with-properties": {},
 }
-"""For the clients that can change application properties while they settle: all official ones but Python's."""
+"""For the clients that can change application properties while they settle: all official ones but
+Python's."""
 
-DEAD_LETTER_QUEUE: dict[str, dict[str, object]] = {"dead-letter-queue-leads-no-further": {"MaxDeliveryCount": 2}}
-"""For the clients that can be told of a dead-lettering that was refused: Java's cannot (AMQP contract 6.2)."""
+DEAD_LETTER_QUEUE: dict[str, dict[str, object]] = {
+    "dead-letter-queue-leads-no-further": {"MaxDeliveryCount": 2}
+}
+"""For the clients that can be told of a dead-lettering that was refused: Java's cannot (AMQP contract
+6.2)."""
 
 DELIVERY_ANNOTATIONS: dict[str, dict[str, object]] = {"delivery-annotations": {}}
 """For the clients that show them."""
@@ -100,7 +105,8 @@ PLAIN_AMQP: dict[str, dict[str, object]] = {
     "browse-follows": {},
     "filter-refused": {},
 }
-"""What AMQP 1.0 clients that know nothing of Service Bus do, and with requests of their own to `$management`."""
+"""What AMQP 1.0 clients that know nothing of Service Bus do, and with requests of their own to
+`$management`."""
 
 RHEA_ONLY: dict[str, dict[str, object]] = {"modified-not-failed": {}, "credit-one-by-one": {}}
 PROTON_ONLY: dict[str, dict[str, object]] = {"send-batch-unmarked": {}, "dead-letter": {}}
@@ -143,7 +149,8 @@ LOW_VOLUME = ["low-volume.in-turn", "low-volume.cached-elsewhere", "low-volume.w
 CONCURRENT = {name: f"concurrent.{name}" for name in ("peek", "renew-and-settle", "renewer", "aio")}
 """The queues of `test_python_concurrent.py`, by what is done with them."""
 LOCK_RENEWED_S = 12
-"""Their locks: a little longer than the ten seconds before the end in which the Python client renews without a pause."""
+"""Their locks: a little longer than the ten seconds before the end in which the Python client renews without
+a pause."""
 
 LOGINS = ["logins"]
 """The queue of `test_logins.py`."""
@@ -166,4 +173,8 @@ def all_queues() -> list[dict[str, object]]:
         if scenario != "unknown-queue"
     ]
     others = [queue(name, PartitionCount=16) for name in [*LOW_VOLUME, *LOGINS, DEMO]]
-    return of_scenarios + others + [queue(name, PartitionCount=4, LockDuration=f"PT{LOCK_RENEWED_S}S") for name in CONCURRENT.values()]
+    return (
+        of_scenarios
+        + others
+        + [queue(name, PartitionCount=4, LockDuration=f"PT{LOCK_RENEWED_S}S") for name in CONCURRENT.values()]
+    )

@@ -1,4 +1,5 @@
-"""The JavaScript administration client, unchanged, over TLS with the generated authority, against the running broker."""
+"""The JavaScript administration client, unchanged, over TLS with the generated authority, against the running
+broker."""
 
 from __future__ import annotations
 
@@ -43,7 +44,13 @@ def administration(broker: BrokerProcess) -> Report:
     }
     try:
         ended = subprocess.run(
-            ["node", "admin.mjs"], cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=RUNS_WITHIN_S, check=False
+            ["node", "admin.mjs"],
+            cwd=FOLDER,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=RUNS_WITHIN_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as late:
         return read_report(text_of(late.stdout) + text_of(late.stderr), f"ended after {RUNS_WITHIN_S} s")

@@ -1,4 +1,5 @@
-"""The Python administration client, unchanged, over TLS with the generated authority, against the running broker."""
+"""The Python administration client, unchanged, over TLS with the generated authority, against the running
+broker."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from azure.servicebus.management import (
 from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 
 
-def client_of(broker: BrokerProcess, key: str = KEY, api_version: str | ApiVersion | None = None) -> ServiceBusAdministrationClient:
+def client_of(
+    broker: BrokerProcess, key: str = KEY, api_version: str | ApiVersion | None = None
+) -> ServiceBusAdministrationClient:
     connection_string = f"Endpoint=sb://localhost:{broker.addresses.http_port};SharedAccessKeyName={KEY_NAME};SharedAccessKey={key}"
     more = {"api_version": api_version} if api_version else {}
     return ServiceBusAdministrationClient.from_connection_string(
@@ -45,16 +48,32 @@ def name() -> str:
     return f"admin-py-{uuid.uuid4().hex}"
 
 
-def test_a_queue_is_created_with_the_services_defaults_and_partitioned(admin: ServiceBusAdministrationClient, name: str) -> None:
+def test_a_queue_is_created_with_the_services_defaults_and_partitioned(
+    admin: ServiceBusAdministrationClient, name: str
+) -> None:
     created = admin.create_queue(name)
-    assert (created.name, created.max_delivery_count, created.lock_duration) == (name, 10, datetime.timedelta(minutes=1))
-    assert (created.requires_session, created.requires_duplicate_detection, created.enable_partitioning) == (False, False, True)
-    assert (created.status, created.availability_status, created.authorization_rules) == ("Active", "Available", None)
+    assert (created.name, created.max_delivery_count, created.lock_duration) == (
+        name,
+        10,
+        datetime.timedelta(minutes=1),
+    )
+    assert (created.requires_session, created.requires_duplicate_detection, created.enable_partitioning) == (
+        False,
+        False,
+        True,
+    )
+    assert (created.status, created.availability_status, created.authorization_rules) == (
+        "Active",
+        "Available",
+        None,
+    )
     found = admin.get_queue(name)
     assert dict(found) == dict(created)
 
 
-def test_a_queue_is_missing_also_where_others_lie_below_its_name(admin: ServiceBusAdministrationClient, name: str) -> None:
+def test_a_queue_is_missing_also_where_others_lie_below_its_name(
+    admin: ServiceBusAdministrationClient, name: str
+) -> None:
     admin.create_queue(f"{name}/below")
     with pytest.raises(ResourceNotFoundError):
         admin.get_queue(name)
@@ -90,7 +109,9 @@ def test_every_property_comes_back_as_it_was_set(admin: ServiceBusAdministration
     ],
     ids=lambda given: next(iter(given)),
 )
-def test_what_has_no_effect_is_refused_in_a_sentence(admin: ServiceBusAdministrationClient, name: str, given: dict[str, Any]) -> None:
+def test_what_has_no_effect_is_refused_in_a_sentence(
+    admin: ServiceBusAdministrationClient, name: str, given: dict[str, Any]
+) -> None:
     admin.create_queue(name)
     if "queue" in given.values():
         given = dict.fromkeys(given, name)
@@ -101,7 +122,9 @@ def test_what_has_no_effect_is_refused_in_a_sentence(admin: ServiceBusAdministra
         admin.get_queue(f"{name}.more")
 
 
-def test_authorization_rules_come_back_as_they_were_set(admin: ServiceBusAdministrationClient, name: str) -> None:
+def test_authorization_rules_come_back_as_they_were_set(
+    admin: ServiceBusAdministrationClient, name: str
+) -> None:
     rule = AuthorizationRule(
         type="SharedAccessAuthorizationRule",
         claim_type="SharedAccessKey",
@@ -113,10 +136,14 @@ def test_authorization_rules_come_back_as_they_were_set(admin: ServiceBusAdminis
     )
     (found,) = admin.create_queue(name, authorization_rules=[rule]).authorization_rules or []
     assert (found.key_name, found.primary_key, found.secondary_key) == ("app", "first", "second")
-    assert sorted(str(right.value if isinstance(right, AccessRights) else right) for right in found.rights or []) == ["Listen", "Send"]
+    assert sorted(
+        str(right.value if isinstance(right, AccessRights) else right) for right in found.rights or []
+    ) == ["Listen", "Send"]
 
 
-def test_a_queue_is_updated_with_the_whole_description_sent_back(admin: ServiceBusAdministrationClient, name: str) -> None:
+def test_a_queue_is_updated_with_the_whole_description_sent_back(
+    admin: ServiceBusAdministrationClient, name: str
+) -> None:
     queue = admin.create_queue(name, user_metadata="before")
     queue.max_delivery_count = 5
     queue.default_message_time_to_live = datetime.timedelta(minutes=7)
@@ -131,14 +158,18 @@ def test_a_queue_is_updated_with_the_whole_description_sent_back(admin: ServiceB
     assert admin.get_queue(name).max_delivery_count == 6
 
 
-def test_what_is_fixed_is_refused_with_the_services_words(admin: ServiceBusAdministrationClient, name: str) -> None:
+def test_what_is_fixed_is_refused_with_the_services_words(
+    admin: ServiceBusAdministrationClient, name: str
+) -> None:
     queue = admin.create_queue(name)
     with pytest.raises(HttpResponseError, match="Partitioning cannot be changed") as caught:
         admin.update_queue(queue, enable_partitioning=False)
     assert caught.value.status_code == 400
 
 
-def test_a_queue_that_exists_is_a_conflict_and_one_that_does_not_is_not_found(admin: ServiceBusAdministrationClient, name: str) -> None:
+def test_a_queue_that_exists_is_a_conflict_and_one_that_does_not_is_not_found(
+    admin: ServiceBusAdministrationClient, name: str
+) -> None:
     before = admin.create_queue(name)
     with pytest.raises(ResourceExistsError):
         admin.create_queue(name.upper())
@@ -151,7 +182,9 @@ def test_a_queue_that_exists_is_a_conflict_and_one_that_does_not_is_not_found(ad
 
 
 def test_wrong_values_are_refused_with_the_reason(admin: ServiceBusAdministrationClient, name: str) -> None:
-    with pytest.raises(HttpResponseError, match="The supplied lock time exceeds the allowed maximum of '5' minutes"):
+    with pytest.raises(
+        HttpResponseError, match="The supplied lock time exceeds the allowed maximum of '5' minutes"
+    ):
         admin.create_queue(name, lock_duration=datetime.timedelta(minutes=6))
     with pytest.raises(HttpResponseError, match="auto forwarding destination entity does not exist"):
         admin.create_queue(name, forward_to="no-such-queue")
@@ -170,7 +203,9 @@ def test_lists_reach_every_queue_over_several_pages(admin: ServiceBusAdministrat
     assert not wanted & {queue.name for queue in admin.list_queues()}
 
 
-def test_runtime_properties_count_what_is_in_the_queue(admin: ServiceBusAdministrationClient, name: str, broker: BrokerProcess) -> None:
+def test_runtime_properties_count_what_is_in_the_queue(
+    admin: ServiceBusAdministrationClient, name: str, broker: BrokerProcess
+) -> None:
     admin.create_queue(name)
     with ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client:
         with client.get_queue_sender(name) as sender:
@@ -181,9 +216,18 @@ def test_runtime_properties_count_what_is_in_the_queue(admin: ServiceBusAdminist
             (message,) = receiver.receive_messages(max_message_count=1, max_wait_time=5)
             receiver.dead_letter_message(message, reason="test", error_description="counted")
     runtime = admin.get_queue_runtime_properties(name)
-    assert (runtime.active_message_count, runtime.dead_letter_message_count, runtime.total_message_count) == (14, 1, 15)
+    assert (runtime.active_message_count, runtime.dead_letter_message_count, runtime.total_message_count) == (
+        14,
+        1,
+        15,
+    )
     assert runtime.size_in_bytes is not None and runtime.size_in_bytes > 0
-    assert runtime.scheduled_message_count == runtime.transfer_message_count == runtime.transfer_dead_letter_message_count == 0
+    assert (
+        runtime.scheduled_message_count
+        == runtime.transfer_message_count
+        == runtime.transfer_dead_letter_message_count
+        == 0
+    )
     assert runtime.created_at_utc is not None and runtime.accessed_at_utc is not None
     assert runtime.accessed_at_utc >= runtime.created_at_utc
 
@@ -213,7 +257,9 @@ def test_the_namespace_introduces_itself(admin: ServiceBusAdministrationClient) 
     assert (properties.name, properties.messaging_sku) == ("sbemulatorns", "Premium")
 
 
-def test_topics_are_none_and_creating_one_says_that_they_come_later(admin: ServiceBusAdministrationClient, name: str) -> None:
+def test_topics_are_none_and_creating_one_says_that_they_come_later(
+    admin: ServiceBusAdministrationClient, name: str
+) -> None:
     assert list(admin.list_topics()) == []
     with pytest.raises(HttpResponseError, match="come in a later version") as caught:
         admin.create_topic(name)

@@ -16,7 +16,8 @@ from tests.support.broker_process import KEY, REPOSITORY, BrokerProcess
 
 WITHIN_S = 40
 AT_ONCE = 12
-"""Scenarios under way at a time: the clients spend most of their time waiting, a second alone for each close of the sync one."""
+"""Scenarios under way at a time: the clients spend most of their time waiting, a second alone for each close
+of the sync one."""
 CURRENT = ("python-sync", "python-aio")
 PREVIOUS_RELEASE = "7.14.3"
 DELETING_RELEASE = "7.13.0b1"
@@ -35,7 +36,9 @@ async def run_all(broker: BrokerProcess) -> dict[str, Outcomes]:
 
         try:
             async with turn, asyncio.timeout(WITHIN_S), connect_with() as connected:
-                await SCENARIOS[scenario](Bench(connected, scenarios.queue_name(client, scenario), connect_with))
+                await SCENARIOS[scenario](
+                    Bench(connected, scenarios.queue_name(client, scenario), connect_with)
+                )
         except Exception as error:
             return error
         return None
@@ -43,7 +46,9 @@ async def run_all(broker: BrokerProcess) -> dict[str, Outcomes]:
     turn = asyncio.Semaphore(AT_ONCE)
     everything = [(client, scenario) for client in CURRENT for scenario in scenarios.CLIENTS[client]]
     found: dict[str, Outcomes] = {client: {} for client in CURRENT}
-    for (client, scenario), error in zip(everything, await asyncio.gather(*(run(*each) for each in everything)), strict=True):
+    for (client, scenario), error in zip(
+        everything, await asyncio.gather(*(run(*each) for each in everything)), strict=True
+    ):
         found[client][scenario] = error
     return found
 
@@ -89,7 +94,17 @@ def run_release(release: str, module: str, broker: BrokerProcess) -> Report:
     folder = CACHE / f"azure-servicebus-{release}"
     if not is_newer(folder / "azure" / "servicebus" / "__init__.py", []):
         build(
-            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), f"azure-servicebus=={release}"],
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--no-deps",
+                "--target",
+                str(folder),
+                f"azure-servicebus=={release}",
+            ],
             HERE,
         )
     extra = {
@@ -97,7 +112,9 @@ def run_release(release: str, module: str, broker: BrokerProcess) -> Report:
         "PARTIBUS_HTTP_PORT": str(broker.addresses.http_port),
         "PARTIBUS_CA": str(broker.data_dir / "tls" / "ca.pem"),
     }
-    return run_program([sys.executable, "-m", module, release], REPOSITORY, f"python-{release}", broker.addresses, extra)
+    return run_program(
+        [sys.executable, "-m", module, release], REPOSITORY, f"python-{release}", broker.addresses, extra
+    )
 
 
 @pytest.mark.parametrize("scenario", scenarios.CLIENTS[f"python-{PREVIOUS_RELEASE}"])

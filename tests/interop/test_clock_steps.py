@@ -1,4 +1,5 @@
-"""The wall clock of the broker's machine is set while an official client holds locks. The client's own machine keeps the right time."""
+"""The wall clock of the broker's machine is set while an official client holds locks. The client's own
+machine keeps the right time."""
 
 from __future__ import annotations
 
@@ -77,7 +78,9 @@ steps = pytest.mark.parametrize("step", [FORWARD, BACK], ids=["forward", "back"]
 
 
 @steps
-def test_a_lock_ends_after_its_duration_when_the_wall_clock_is_set(client: ServiceBusClient, clock: SettableClock, step: timedelta) -> None:
+def test_a_lock_ends_after_its_duration_when_the_wall_clock_is_set(
+    client: ServiceBusClient, clock: SettableClock, step: timedelta
+) -> None:
     send(client, "one")
     with client.get_queue_receiver("orders") as first, client.get_queue_receiver("orders") as second:
         asked = time.monotonic()
@@ -88,17 +91,23 @@ def test_a_lock_ends_after_its_duration_when_the_wall_clock_is_set(client: Servi
         waited_s = time.monotonic() - asked
         assert waited_s >= LOCK_S - 0.1, "the step has ended the lock"
         assert again.delivery_count == 1 and str(again) == "one"
-        assert 0 < seconds_from_now(again.locked_until_utc, step) <= LOCK_S, "shown in the wall time of the moment"
+        assert 0 < seconds_from_now(again.locked_until_utc, step) <= LOCK_S, (
+            "shown in the wall time of the moment"
+        )
 
 
 @steps
-def test_a_lock_is_renewed_and_settled_when_the_wall_clock_is_set(client: ServiceBusClient, clock: SettableClock, step: timedelta) -> None:
+def test_a_lock_is_renewed_and_settled_when_the_wall_clock_is_set(
+    client: ServiceBusClient, clock: SettableClock, step: timedelta
+) -> None:
     send(client, "one")
     with client.get_queue_receiver("orders") as receiver:
         held = receive(receiver)
         clock.step(step)
         assert 0 < seconds_from_now(receiver.renew_message_lock(held), step) <= LOCK_S
-        if step > timedelta():  # the client considers a lock that ends in its own past as expired, and does not ask
+        if (
+            step > timedelta()
+        ):  # the client considers a lock that ends in its own past as expired, and does not ask
             receiver.complete_message(held)
             assert receiver.peek_messages(max_message_count=5, sequence_number=1) == []
 

@@ -1,4 +1,5 @@
-"""What a broker says of its queues right after a restart, and what happens in them although nobody asks; an official client, unchanged."""
+"""What a broker says of its queues right after a restart, and what happens in them although nobody asks; an
+official client, unchanged."""
 
 from __future__ import annotations
 
@@ -35,28 +36,42 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 async def send(broker: BrokerProcess, name: str, time_to_live: timedelta | None = None) -> None:
     address = broker.addresses.connection_string()
-    async with ServiceBusClient.from_connection_string(address) as client, client.get_queue_sender(name) as sender:
+    async with (
+        ServiceBusClient.from_connection_string(address) as client,
+        client.get_queue_sender(name) as sender,
+    ):
         for number in range(MESSAGES):  # without a key they take turns among the partitions
             await sender.send_messages(ServiceBusMessage(f"{number}", time_to_live=time_to_live))
 
 
 def ask(broker: BrokerProcess, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.addresses.http_port}{path}", timeout=WITHIN_S) as answer:
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{broker.addresses.http_port}{path}", timeout=WITHIN_S
+    ) as answer:
         text: str = answer.read().decode()
     return text
 
 
 def gauge(broker: BrokerProcess, gauge_name: str) -> dict[str, int]:
     """A gauge by queue, from one scrape."""
-    return {name: int(value) for name, value in re.findall(rf'^{gauge_name}{{entity="(\w+)"}} (\d+)\.0$', ask(broker, "/metrics"), re.M)}
+    return {
+        name: int(value)
+        for name, value in re.findall(
+            rf'^{gauge_name}{{entity="(\w+)"}} (\d+)\.0$', ask(broker, "/metrics"), re.M
+        )
+    }
 
 
 def opened(broker: BrokerProcess, name: str) -> int:
     """How many partitions are not closed."""
-    return sum(state != "closed" for state in json.loads(ask(broker, "/health"))["entities"][name]["partitions"])
+    return sum(
+        state != "closed" for state in json.loads(ask(broker, "/health"))["entities"][name]["partitions"]
+    )
 
 
-def test_the_first_scrape_after_a_restart_is_right_and_messages_expire_although_nobody_asks(broker: BrokerProcess) -> None:
+def test_the_first_scrape_after_a_restart_is_right_and_messages_expire_although_nobody_asks(
+    broker: BrokerProcess,
+) -> None:
     asyncio.run(send(broker, "kept"))
     expected = {"kept": MESSAGES, "expiring": 0, "unused": 0}
     sizes = gauge(broker, "partibus_size_bytes")
@@ -98,7 +113,9 @@ def open_in_the_index(broker: BrokerProcess, copy: Path) -> int:
     return sum(is_open for entity in index.entities() for _, is_open, _ in index.partitions(entity))
 
 
-def test_a_partition_that_was_quiet_for_a_while_is_known_after_a_kill_without_being_opened(tmp_path: Path) -> None:
+def test_a_partition_that_was_quiet_for_a_while_is_known_after_a_kill_without_being_opened(
+    tmp_path: Path,
+) -> None:
     with BrokerProcess(tmp_path, [queue("kept")], environment={"PARTIBUS_LOG_IDLE_MS": "300"}) as broker:
         for sent in (MESSAGES, 2 * MESSAGES):  # the second time, partitions that are at rest change again
             asyncio.run(send(broker, "kept"))

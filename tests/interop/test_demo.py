@@ -13,8 +13,19 @@ RUNS_WITHIN_S = 120
 
 
 def demo(addresses: Addresses) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "tools/demo.py", "--connection-string", addresses.connection_string(), "--queue", DEMO, "--count", "4"]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUNS_WITHIN_S, check=False)
+    command = [
+        sys.executable,
+        "tools/demo.py",
+        "--connection-string",
+        addresses.connection_string(),
+        "--queue",
+        DEMO,
+        "--count",
+        "4",
+    ]
+    return subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=RUNS_WITHIN_S, check=False
+    )
 
 
 def test_the_demo_receives_what_it_sent(broker: BrokerProcess) -> None:

@@ -1,4 +1,5 @@
-"""A broker with far more partitions than the system lets it have files open; an official client, unchanged."""
+"""A broker with far more partitions than the system lets it have files open; an official client,
+unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ WITHIN_S = 120
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     settings = {"PARTIBUS_LOG_IDLE_MS": str(IDLE_MS)}
-    with BrokerProcess(tmp_path, [queue(name) for name in QUEUES], environment=settings, files_max=FILES_MAX) as process:
+    with BrokerProcess(
+        tmp_path, [queue(name) for name in QUEUES], environment=settings, files_max=FILES_MAX
+    ) as process:
         yield process
         process.check_alive()
 
@@ -60,7 +63,9 @@ async def send(client: ServiceBusClient, name: str, round_number: int) -> None:
 
 async def receive(client: ServiceBusClient, name: str, count: int) -> list[str]:
     got: list[str] = []
-    async with client.get_queue_receiver(name, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE) as receiver:
+    async with client.get_queue_receiver(
+        name, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE
+    ) as receiver:
         while len(got) < count:
             messages = await receiver.receive_messages(max_message_count=count, max_wait_time=20)
             assert messages, f"{name}: {len(got)} of {count} messages came"
@@ -70,22 +75,34 @@ async def receive(client: ServiceBusClient, name: str, count: int) -> list[str]:
 
 async def test_twice_as_many_partitions_as_descriptors_are_served(broker: BrokerProcess) -> None:
     address = broker.addresses.connection_string()
-    async with ServiceBusClient.from_connection_string(address, retry_total=0) as client, asyncio.timeout(WITHIN_S):
+    async with (
+        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        asyncio.timeout(WITHIN_S),
+    ):
         for round_number in range(2):
             for first in range(0, len(QUEUES), AT_ONCE):
-                await asyncio.gather(*(send(client, name, round_number) for name in QUEUES[first : first + AT_ONCE]))
+                await asyncio.gather(
+                    *(send(client, name, round_number) for name in QUEUES[first : first + AT_ONCE])
+                )
         used = {path.parent for path in broker.data_dir.glob("logs/*/*/*.segment")}
         assert len(used) == len(QUEUES) * PARTITIONS, "every partition of every queue was written to"
         for first in range(0, len(QUEUES), AT_ONCE):
-            got = await asyncio.gather(*(receive(client, name, 2 * PARTITIONS) for name in QUEUES[first : first + AT_ONCE]))
-            expected = sorted(f"{round_number} {number}" for round_number in range(2) for number in range(PARTITIONS))
+            got = await asyncio.gather(
+                *(receive(client, name, 2 * PARTITIONS) for name in QUEUES[first : first + AT_ONCE])
+            )
+            expected = sorted(
+                f"{round_number} {number}" for round_number in range(2) for number in range(PARTITIONS)
+            )
             assert [sorted(each) for each in got] == [expected] * AT_ONCE
     assert "log.failed" not in broker.log and "partition.unavailable" not in broker.log
 
 
 async def test_files_of_idle_partitions_are_closed(broker: BrokerProcess) -> None:
     address = broker.addresses.connection_string()
-    async with ServiceBusClient.from_connection_string(address, retry_total=0) as client, asyncio.timeout(WITHIN_S):
+    async with (
+        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        asyncio.timeout(WITHIN_S),
+    ):
         for round_number in range(2):
             await send(client, QUEUES[0], round_number)
             while open_segments(broker):  # noqa: ASYNC110 - another process
@@ -94,9 +111,13 @@ async def test_files_of_idle_partitions_are_closed(broker: BrokerProcess) -> Non
 
 
 async def test_clients_leave_the_partitions_enough_descriptors(broker: BrokerProcess) -> None:
-    """More clients than there are descriptors, on both ports: whoever was there before reaches idle partitions all the same."""
+    """More clients than there are descriptors, on both ports: whoever was there before reaches idle
+    partitions all the same."""
     address = broker.addresses.connection_string()
-    async with ServiceBusClient.from_connection_string(address, retry_total=0) as client, asyncio.timeout(WITHIN_S):
+    async with (
+        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        asyncio.timeout(WITHIN_S),
+    ):
         async with client.get_queue_sender(QUEUES[0]) as sender:
             await sender.send_messages(ServiceBusMessage("first"))
             while open_segments(broker):  # noqa: ASYNC110 - another process

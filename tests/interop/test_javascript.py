@@ -1,4 +1,5 @@
-"""The JavaScript clients, unchanged, against the running broker: `@azure/service-bus`, and `rhea` as a plain AMQP client."""
+"""The JavaScript clients, unchanged, against the running broker: `@azure/service-bus`, and `rhea` as a plain
+AMQP client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How plain AMQP clients log in when nobody tells them which SASL mechanism to take, and what a refusal tells them to do."""
+"""How plain AMQP clients log in when nobody tells them which SASL mechanism to take, and what a refusal tells
+them to do."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 
 
 def test_proton_with_a_user_and_a_password_logs_in_with_plain(broker: BrokerProcess) -> None:
-    """Proton picks the mechanism: it would take EXTERNAL first, and then have no rights, if the broker offered it."""
+    """Proton picks the mechanism: it would take EXTERNAL first, and then have no rights, if the broker
+    offered it."""
     url = broker.addresses.amqp_url
-    connection = BlockingConnection(url, timeout=WAIT_S, user=KEY_NAME, password=KEY, allow_insecure_mechs=True)
+    connection = BlockingConnection(
+        url, timeout=WAIT_S, user=KEY_NAME, password=KEY, allow_insecure_mechs=True
+    )
     try:
         delivery = connection.create_sender(QUEUE).send(Message(body="x"))
         assert delivery.remote_state == Delivery.ACCEPTED
@@ -32,7 +36,9 @@ def test_proton_without_a_user_is_told_how_to_show_credentials(broker: BrokerPro
     """An anonymous login is let in, and its attach is refused with the remedy."""
     connection = BlockingConnection(broker.addresses.amqp_url, timeout=WAIT_S)
     try:
-        with pytest.raises(LinkDetached, match=r"unauthorized-access.*put a token to '\$cbs', or log in with SASL PLAIN"):
+        with pytest.raises(
+            LinkDetached, match=r"unauthorized-access.*put a token to '\$cbs', or log in with SASL PLAIN"
+        ):
             connection.create_sender(QUEUE)
     finally:
         connection.close()
@@ -43,7 +49,9 @@ def test_a_wrong_password_is_an_authentication_failure_which_the_log_explains(br
     before = refused_logins(broker)
     url = broker.addresses.amqp_url
     with pytest.raises(ConnectionException, match="Authentication failed"):
-        BlockingConnection(url, timeout=WAIT_S, user=KEY_NAME, password="a wrong one", allow_insecure_mechs=True)
+        BlockingConnection(
+            url, timeout=WAIT_S, user=KEY_NAME, password="a wrong one", allow_insecure_mechs=True
+        )
     deadline = time.monotonic() + WAIT_S
     while not (new := refused_logins(broker)[len(before) :]) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -52,5 +60,8 @@ def test_a_wrong_password_is_an_authentication_failure_which_the_log_explains(br
 
 
 def refused_logins(broker: BrokerProcess) -> list[str]:
-    """The lines of the log that refuse a login with the key. Other tests of the same broker may have left some."""
-    return [line for line in broker.log.splitlines() if "connection.refused" in line and f"'{KEY_NAME}'" in line]
+    """The lines of the log that refuse a login with the key. Other tests of the same broker may have left
+    some."""
+    return [
+        line for line in broker.log.splitlines() if "connection.refused" in line and f"'{KEY_NAME}'" in line
+    ]

@@ -1,8 +1,9 @@
-"""Few messages and many receivers: whoever asks gets the message at once, whichever connection's cache holds it.
+"""Few messages and many receivers: whoever asks gets the message at once, whichever connection's cache holds
+it.
 
-Eight connections ask in turn for one message. Each of them is a client of its own; the time is taken at the client, from granting
-credit until the message is there, less what the machine adds: the time for which the client or the event loop stood ready without a
-processor.
+Eight connections ask in turn for one message. Each of them is a client of its own; the time is taken at the
+client, from granting credit until the message is there, less what the machine adds: the time for which the
+client or the event loop stood ready without a processor.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from tests.support.processors import elsewhere_ms
 CONNECTIONS = 8
 REPETITIONS = 1_000
 WITHIN_MS, LATE_PER_CENT, NEVER_MS = 50.0, 1, 250.0
-"""A wait takes 0.3 ms, at most 10. One in a hundred may last longer than 50 ms, for the disk has other users; none may last as long as a
-message waits that is given to nobody until something ends: a lock, or a client's time-out."""
+"""A wait takes 0.3 ms, at most 10. One in a hundred may last longer than 50 ms, for the disk has other users;
+none may last as long as a message waits that is given to nobody until something ends: a lock, or a client's
+time-out."""
 
 
 @pytest.fixture
@@ -40,12 +42,16 @@ def connections(broker: BrokerProcess) -> Iterator[list[BlockingConnection]]:
 def report(waits_ms: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     """Print the percentiles, and fail if too many waits were long, or one was very long."""
     ordered = sorted(waits_ms)
-    shares = {f"p{share}": round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 2) for share in (50, 90, 99)}
+    shares = {
+        f"p{share}": round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 2)
+        for share in (50, 90, 99)
+    }
     with capsys.disabled():
         print(f" {len(ordered)} waits, ms: {shares}, max {ordered[-1]:.2f} ", end="")
     late = [wait for wait in ordered if wait > WITHIN_MS]
     assert len(late) * 100 <= len(ordered) * LATE_PER_CENT and ordered[-1] <= NEVER_MS, (
-        f"{len(late)} of {len(ordered)} waits took over {WITHIN_MS} ms, the longest {ordered[-1]:.1f} ms; {shares}"
+        f"{len(late)} of {len(ordered)} waits took over {WITHIN_MS} ms, the longest {ordered[-1]:.1f} "
+        f"ms; {shares}"
     )
 
 
@@ -58,7 +64,8 @@ def metric(broker: BrokerProcess, name: str, queue: str) -> float:
 
 
 def timed(broker: BrokerProcess, receiver: Receiver, outcome: int) -> float:
-    """Ask for one message, settle it, and give the milliseconds from asking until it was there, without what the machine added."""
+    """Ask for one message, settle it, and give the milliseconds from asking until it was there, without what
+    the machine added."""
     threads = broker.pid, threading.get_native_id()
     asked_at, before_ms = time.perf_counter(), elsewhere_ms(*threads)
     (received,) = receiver.receive()
@@ -74,14 +81,17 @@ def test_one_message_goes_to_whoever_asks_in_turn(
     queue = LOW_VOLUME[0]
     receivers = [Receiver(connection, queue) for connection in connections[:CONNECTIONS]]
     connections[-1].create_sender(queue).send(Message(id="the only one"))
-    waits = [timed(broker, receivers[number % CONNECTIONS], Delivery.RELEASED) for number in range(REPETITIONS)]
+    waits = [
+        timed(broker, receivers[number % CONNECTIONS], Delivery.RELEASED) for number in range(REPETITIONS)
+    ]
     report(waits, capsys)
 
 
 def test_a_message_in_another_connections_cache_is_recalled_for_whoever_asks(
     broker: BrokerProcess, connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sixteen messages, one per partition: the first to ask is offered them all and takes one; then the others ask in turn."""
+    """Sixteen messages, one per partition: the first to ask is offered them all and takes one; then the
+    others ask in turn."""
     queue = LOW_VOLUME[1]
     receivers = [Receiver(connection, queue) for connection in connections[:CONNECTIONS]]
     sender = connections[-1].create_sender(queue)
@@ -92,13 +102,16 @@ def test_a_message_in_another_connections_cache_is_recalled_for_whoever_asks(
         waits += [timed(broker, receivers[number % CONNECTIONS], Delivery.ACCEPTED) for number in range(16)]
         receivers.append(receivers.pop(0))
     report(waits, capsys)
-    assert metric(broker, "receive_cache_recalls", queue) > len(waits) / 2, "most of them lay in another connection's cache"
+    assert metric(broker, "receive_cache_recalls", queue) > len(waits) / 2, (
+        "most of them lay in another connection's cache"
+    )
 
 
 def test_a_message_reaches_one_of_the_receivers_that_wait(
     broker: BrokerProcess, connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A receiver that asked before there was anything gets the message when it comes; those that asked and gave up do not keep it."""
+    """A receiver that asked before there was anything gets the message when it comes; those that asked and
+    gave up do not keep it."""
     queue = LOW_VOLUME[2]
     receivers = [Receiver(connection, queue) for connection in connections[:CONNECTIONS]]
     sender = connections[-1].create_sender(queue)

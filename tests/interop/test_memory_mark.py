@@ -18,8 +18,8 @@ from tests.support.broker_process import BrokerProcess, queue
 
 MIB = 1 << 20
 ROOM = 10 * MIB
-"""From a broker at rest to the mark: some 30,000 messages of one byte. The broker has served clients by then, so that its threads, its
-connections and the pages that they leave free take nothing of it."""
+"""From a broker at rest to the mark: some 30,000 messages of one byte. The broker has served clients by then,
+so that its threads, its connections and the pages that they leave free take nothing of it."""
 BEYOND = 24 * MIB
 """What the process may grow after that: a batch under way, and what receiving takes."""
 BATCH = 4_000
@@ -39,11 +39,14 @@ def events(broker: BrokerProcess) -> list[str]:
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
-    """One that has served clients; its mark is `ROOM` above what another one took that had served the same."""
+    """One that has served clients; its mark is `ROOM` above what another one took that had served the
+    same."""
     with BrokerProcess(tmp_path / "first", [queue("tiny")]) as process:
         await warm_up(process)
         mark = resident(process) + ROOM
-    with BrokerProcess(tmp_path / "second", [queue("tiny")], environment={"PARTIBUS_MEMORY_BYTES_MAX": str(mark)}) as process:
+    with BrokerProcess(
+        tmp_path / "second", [queue("tiny")], environment={"PARTIBUS_MEMORY_BYTES_MAX": str(mark)}
+    ) as process:
         await warm_up(process)
         yield process
         process.check_alive()
@@ -52,12 +55,17 @@ async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
 async def warm_up(broker: BrokerProcess) -> None:
     """Do once what the test does, with few messages."""
     address = broker.addresses.connection_string()
-    async with ServiceBusClient.from_connection_string(address, retry_total=0) as client, asyncio.timeout(WITHIN_S):
+    async with (
+        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        asyncio.timeout(WITHIN_S),
+    ):
         async with client.get_queue_sender("tiny") as sender:
             batch = await tiny_messages(sender)
             for _ in range(2):
                 await sender.send_messages(batch)
-        async with client.get_queue_receiver("tiny", receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE) as receiver:
+        async with client.get_queue_receiver(
+            "tiny", receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE
+        ) as receiver:
             received = 0
             while received < 2 * BATCH:
                 received += len(await receiver.receive_messages(max_message_count=2_000, max_wait_time=20))
@@ -72,21 +80,32 @@ async def tiny_messages(sender: ServiceBusSender) -> ServiceBusMessageBatch:
 
 
 async def health(broker: BrokerProcess) -> dict[str, Any]:
-    async with aiohttp.ClientSession() as session, session.get(f"{broker.addresses.http_url}/health") as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{broker.addresses.http_url}/health") as response,
+    ):
         assert response.status == 200
         memory: dict[str, Any] = (await response.json())["memory"]
         return memory
 
 
 async def metric(broker: BrokerProcess, name: str) -> float:
-    async with aiohttp.ClientSession() as session, session.get(f"{broker.addresses.http_url}/metrics") as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{broker.addresses.http_url}/metrics") as response,
+    ):
         lines = (await response.text()).splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
-async def test_tiny_messages_fill_the_broker_up_to_its_mark_and_receiving_makes_room(broker: BrokerProcess) -> None:
+async def test_tiny_messages_fill_the_broker_up_to_its_mark_and_receiving_makes_room(
+    broker: BrokerProcess,
+) -> None:
     address = broker.addresses.connection_string()
-    async with ServiceBusClient.from_connection_string(address, retry_total=0) as client, asyncio.timeout(WITHIN_S):
+    async with (
+        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        asyncio.timeout(WITHIN_S),
+    ):
         mark = (await health(broker))["mark_bytes"]
         async with client.get_queue_sender("tiny") as sender:
             batch = await tiny_messages(sender)
@@ -97,13 +116,19 @@ async def test_tiny_messages_fill_the_broker_up_to_its_mark_and_receiving_makes_
                     sent += BATCH
                     assert sent * 100 < ROOM, "a message takes more than 100 bytes"
             assert resident(broker) < mark + BEYOND
-            assert (await health(broker))["state"] == "limited" and await metric(broker, "partibus_memory_limited") == 1
+            assert (await health(broker))["state"] == "limited" and await metric(
+                broker, "partibus_memory_limited"
+            ) == 1
 
-            async with client.get_queue_receiver("tiny", receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE) as receiver:
+            async with client.get_queue_receiver(
+                "tiny", receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE
+            ) as receiver:
                 assert await receiver.peek_messages(max_message_count=10), "looking works above the mark"
                 received = 0
                 while (await health(broker))["state"] == "limited":
-                    received += len(await receiver.receive_messages(max_message_count=2_000, max_wait_time=20))
+                    received += len(
+                        await receiver.receive_messages(max_message_count=2_000, max_wait_time=20)
+                    )
                 assert 0 < received < sent
             await sender.send_messages(ServiceBusMessage(b"again"))
         assert await metric(broker, "partibus_memory_limited") == 0

@@ -1,4 +1,5 @@
-"""Qpid Proton's reactor, a plain AMQP 1.0 client, unchanged, against the running broker: everything from callbacks."""
+"""Qpid Proton's reactor, a plain AMQP 1.0 client, unchanged, against the running broker: everything from
+callbacks."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ class Exchange(MessagingHandler):
         self._end_when_done()
 
     def on_timer_task(self, event: Any) -> None:
-        self._end(f"{self.outcomes} outcomes and {len(self.received)} of {self._count} messages within {WITHIN_S} s")
+        self._end(
+            f"{self.outcomes} outcomes and {len(self.received)} of {self._count} messages within {WITHIN_S} s"
+        )
 
     def on_transport_error(self, event: Any) -> None:
         self._end(f"transport: {event.transport.condition}")
@@ -76,7 +79,8 @@ class Exchange(MessagingHandler):
 
 
 class Persistent(MessagingHandler):
-    """Attach a sender to a queue that does not exist; when told so, attach one of the same name to one that does, and send a message."""
+    """Attach a sender to a queue that does not exist; when told so, attach one of the same name to one that
+    does, and send a message."""
 
     def __init__(self, addresses: Addresses, queue: str) -> None:
         super().__init__()

@@ -1,11 +1,12 @@
 """The official Python client with one receiver that several threads, or tasks, use at once.
 
-Its threads share the counter of its delivery-ids without a lock, so numbers come twice or in the wrong order (AMQP contract 4.3). Every
-request is answered all the same, on the one connection that the receiver opened.
+Its threads share the counter of its delivery-ids without a lock, so numbers come twice or in the wrong order
+(AMQP contract 4.3). Every request is answered all the same, on the one connection that the receiver opened.
 
-The client itself loses a response now and then: it notes a request only after it was sent, and drops the response if another thread has
-read it by then (azure-servicebus 7.15.0, `ManagementLink.execute_operation`; some one in 5,000 on a busy machine). Such a request
-never ends for the client. The tests watch for it, count it, and hold it against nobody.
+The client itself loses a response now and then: it notes a request only after it was sent, and drops the
+response if another thread has read it by then (azure-servicebus 7.15.0, `ManagementLink.execute_operation`;
+some one in 5,000 on a busy machine). Such a request never ends for the client. The tests watch for it, count
+it, and hold it against nobody.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ WITHIN_S = 60
 
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
-    with ServiceBusClient.from_connection_string(broker.addresses.connection_string(), retry_total=0) as connected:
+    with ServiceBusClient.from_connection_string(
+        broker.addresses.connection_string(), retry_total=0
+    ) as connected:
         yield connected
 
 
@@ -46,7 +49,10 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
 
     def unknown(link: Any, message: Any) -> bool:
-        return all(pending.message.properties.message_id != message.properties[5] for pending in list(link._pending_operations))
+        return all(
+            pending.message.properties.message_id != message.properties[5]
+            for pending in list(link._pending_operations)
+        )
 
     def watch(link: Any, frame: Any, message: Any) -> None:
         if unknown(link, message):
@@ -67,10 +73,15 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.fixture(autouse=True)
 def no_connection_is_broken(broker: BrokerProcess) -> Iterator[None]:
-    """The broker has closed none of the client's connections with an error, nor found anything wrong with how they were closed."""
+    """The broker has closed none of the client's connections with an error, nor found anything wrong with how
+    they were closed."""
     before = len(broker.log.splitlines())
     yield
-    assert [line for line in broker.log.splitlines()[before:] if "connection.closed" in line or '"level": "error"' in line] == []
+    assert [
+        line
+        for line in broker.log.splitlines()[before:]
+        if "connection.closed" in line or '"level": "error"' in line
+    ] == []
 
 
 def send(client: ServiceBusClient, queue: str, count: int) -> None:
@@ -142,13 +153,18 @@ def test_threads_renew_and_settle_with_one_receiver(client: ServiceBusClient) ->
         assert receiver.peek_messages(10, sequence_number=1) == []
 
 
-def test_the_lock_renewer_keeps_many_locks_with_one_receiver(client: ServiceBusClient, dropped: list[object]) -> None:
-    """Twelve locks are renewed again and again for longer than a lock lasts; none of them is lost, and each message can be completed."""
+def test_the_lock_renewer_keeps_many_locks_with_one_receiver(
+    client: ServiceBusClient, dropped: list[object]
+) -> None:
+    """Twelve locks are renewed again and again for longer than a lock lasts; none of them is lost, and each
+    message can be completed."""
     queue = CONCURRENT["renewer"]
     failures: list[object] = []
     send(client, queue, MESSAGES)
     renewer = AutoLockRenewer(
-        max_lock_renewal_duration=WITHIN_S, max_workers=MESSAGES, on_lock_renew_failure=lambda message, error: failures.append(error)
+        max_lock_renewal_duration=WITHIN_S,
+        max_workers=MESSAGES,
+        on_lock_renew_failure=lambda message, error: failures.append(error),
     )
     with client.get_queue_receiver(queue, prefetch_count=0) as receiver:
         messages = received(receiver, MESSAGES)
@@ -174,7 +190,9 @@ async def test_tasks_use_one_receiver_of_the_aio_client(broker: BrokerProcess, d
 
     async with (
         asyncio.timeout(2 * WITHIN_S),
-        AioServiceBusClient.from_connection_string(broker.addresses.connection_string(), retry_total=0) as client,
+        AioServiceBusClient.from_connection_string(
+            broker.addresses.connection_string(), retry_total=0
+        ) as client,
         client.get_queue_sender(queue) as sender,
         client.get_queue_receiver(queue, prefetch_count=0) as receiver,
         AioAutoLockRenewer(max_lock_renewal_duration=WITHIN_S, on_lock_renew_failure=failed) as renewer,
@@ -189,7 +207,10 @@ async def test_tasks_use_one_receiver_of_the_aio_client(broker: BrokerProcess, d
         async def peek() -> None:
             for _ in range(ROUNDS):
                 try:
-                    assert len(await receiver.peek_messages(5, sequence_number=1, timeout=ANSWERED_WITHIN_S)) == 5
+                    assert (
+                        len(await receiver.peek_messages(5, sequence_number=1, timeout=ANSWERED_WITHIN_S))
+                        == 5
+                    )
                 except OperationTimeoutError as error:
                     failures.append(error)
 

@@ -1,4 +1,5 @@
-"""Keys of a queue are changed with the official administration client while official messaging clients are connected."""
+"""Keys of a queue are changed with the official administration client while official messaging clients are
+connected."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ KEY, OTHER_KEY = "cXVldWUga2V5IG51bWJlciBvbmU=", "cXVldWUga2V5IG51bWJlciB0d28="
 
 
 def rule(key: str) -> AuthorizationRule:
-    return AuthorizationRule(key_name="app", primary_key=key, secondary_key=f"2{key}", rights=[AccessRights.SEND, AccessRights.LISTEN])
+    return AuthorizationRule(
+        key_name="app",
+        primary_key=key,
+        secondary_key=f"2{key}",
+        rights=[AccessRights.SEND, AccessRights.LISTEN],
+    )
 
 
 def rotate(admin: ServiceBusAdministrationClient, name: str) -> None:
@@ -49,14 +55,22 @@ def test_a_live_client_can_neither_send_nor_attach_once_its_key_is_revoked(
         connection_string = broker.addresses.connection_string(key_name="app", key=KEY)
         # The client notices the detach with its next send, and hears the reason when it attaches anew.
         patient: dict[str, Any] = {"retry_total": 2, "retry_backoff_factor": 0.05}
-        with ServiceBusClient.from_connection_string(connection_string, **patient) as client, client.get_queue_sender(name) as sender:
+        with (
+            ServiceBusClient.from_connection_string(connection_string, **patient) as client,
+            client.get_queue_sender(name) as sender,
+        ):
             sender.send_messages(ServiceBusMessage("while the key is in force"))
             revoke(admin, name)
             with pytest.raises((ServiceBusAuthorizationError, ServiceBusAuthenticationError)):
                 sender.send_messages(ServiceBusMessage("afterwards"))
-            with pytest.raises((ServiceBusAuthorizationError, ServiceBusAuthenticationError)), client.get_queue_sender(name) as another:
+            with (
+                pytest.raises((ServiceBusAuthorizationError, ServiceBusAuthenticationError)),
+                client.get_queue_sender(name) as another,
+            ):
                 another.send_messages(ServiceBusMessage("over a new connection"))
-        assert admin.get_queue_runtime_properties(name).active_message_count == (0 if revoke is create_again else 1)
+        assert admin.get_queue_runtime_properties(name).active_message_count == (
+            0 if revoke is create_again else 1
+        )
         admin.delete_queue(name)
 
 
@@ -66,8 +80,13 @@ def test_a_ready_made_token_that_lives_for_eight_thousand_years_works(broker: Br
         admin.create_queue(name)
         port = broker.addresses.amqp_port
         token = sas_token(f"sb://127.0.0.1:{port}/{name}", expires_at_s=253_402_200_000)
-        connection_string = f"Endpoint=sb://127.0.0.1:{port};SharedAccessSignature={token};UseDevelopmentEmulator=true;"
-        with ServiceBusClient.from_connection_string(connection_string) as client, client.get_queue_sender(name) as sender:
+        connection_string = (
+            f"Endpoint=sb://127.0.0.1:{port};SharedAccessSignature={token};UseDevelopmentEmulator=true;"
+        )
+        with (
+            ServiceBusClient.from_connection_string(connection_string) as client,
+            client.get_queue_sender(name) as sender,
+        ):
             sender.send_messages(ServiceBusMessage("hello"))
         assert admin.get_queue_runtime_properties(name).active_message_count == 1
         admin.delete_queue(name)

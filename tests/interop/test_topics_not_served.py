@@ -13,7 +13,13 @@ from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBus
 from tests.interop.test_admin_python import client_of
 from tests.support.broker_process import BrokerProcess, configuration
 
-TOPICS = [{"Name": "Topic.1", "Properties": {"EnablePartitioning": True}, "Subscriptions": [{"Name": "subscription.1"}]}]
+TOPICS = [
+    {
+        "Name": "Topic.1",
+        "Properties": {"EnablePartitioning": True},
+        "Subscriptions": [{"Name": "subscription.1"}],
+    }
+]
 WORDS = "topics yet"
 
 
@@ -22,11 +28,22 @@ def test_a_topic_of_the_configuration_file_is_refused_as_not_served_yet(tmp_path
     content = configuration([])
     content["UserConfig"]["Namespaces"][0]["Topics"] = TOPICS  # type: ignore[index]
     broker.config_path.write_text(json.dumps(content), encoding="utf-8")
-    with broker, ServiceBusClient.from_connection_string(broker.addresses.connection_string(), retry_total=0) as client:
-        with pytest.raises(ServiceBusError, match=WORDS) as refused, client.get_topic_sender("topic.1") as sender:
+    with (
+        broker,
+        ServiceBusClient.from_connection_string(
+            broker.addresses.connection_string(), retry_total=0
+        ) as client,
+    ):
+        with (
+            pytest.raises(ServiceBusError, match=WORDS) as refused,
+            client.get_topic_sender("topic.1") as sender,
+        ):
             sender.send_messages(ServiceBusMessage("hello"))
         assert not isinstance(refused.value, MessagingEntityNotFoundError)
-        with pytest.raises(ServiceBusError, match=WORDS), client.get_subscription_receiver("topic.1", "subscription.1") as receiver:
+        with (
+            pytest.raises(ServiceBusError, match=WORDS),
+            client.get_subscription_receiver("topic.1", "subscription.1") as receiver,
+        ):
             receiver.receive_messages(max_wait_time=1)
         with pytest.raises(MessagingEntityNotFoundError), client.get_topic_sender("topic.2") as sender:
             sender.send_messages(ServiceBusMessage("hello"))

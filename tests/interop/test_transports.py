@@ -1,4 +1,5 @@
-"""The same queue over every transport: AMQP, AMQP over TLS, and AMQP over WebSocket, plain and TLS; official Python clients, unchanged."""
+"""The same queue over every transport: AMQP, AMQP over TLS, and AMQP over WebSocket, plain and TLS; official
+Python clients, unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def connection_string(port: int, emulator: bool) -> str:
 async def queue(broker: BrokerProcess) -> AsyncIterator[str]:
     name = f"transports-{uuid.uuid4().hex}"
     async with ServiceBusAdministrationClient.from_connection_string(
-        connection_string(broker.addresses.http_port, False), connection_verify=str(broker.data_dir / "tls" / "ca.pem")
+        connection_string(broker.addresses.http_port, False),
+        connection_verify=str(broker.data_dir / "tls" / "ca.pem"),
     ) as admin:
         await admin.create_queue(name)
         yield name
@@ -43,13 +45,17 @@ async def queue(broker: BrokerProcess) -> AsyncIterator[str]:
     ],
     ids=["amqp", "amqps", "websocket", "websocket over TLS"],
 )
-@pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # the client's own, over a plain WebSocket
+@pytest.mark.filterwarnings(
+    "ignore:ssl=None is deprecated:DeprecationWarning"
+)  # the client's own, over a plain WebSocket
 async def test_messages_small_and_large_go_in_and_out(
     broker: BrokerProcess, queue: str, port: str, transport: TransportType, emulator: bool
 ) -> None:
     number = getattr(broker.addresses, port)
     # But for plain AMQP with the emulator's flag, the client takes a port from nowhere but a custom endpoint.
-    endpoint: dict[str, Any] = {} if port == "amqp_port" else {"custom_endpoint_address": f"sb://localhost:{number}"}
+    endpoint: dict[str, Any] = (
+        {} if port == "amqp_port" else {"custom_endpoint_address": f"sb://localhost:{number}"}
+    )
     client = ServiceBusClient.from_connection_string(
         connection_string(number, emulator),
         transport_type=transport,
@@ -59,7 +65,9 @@ async def test_messages_small_and_large_go_in_and_out(
     )
     async with client:
         async with client.get_queue_sender(queue) as sender:
-            await sender.send_messages([ServiceBusMessage(f"small {number}", partition_key="one") for number in range(20)])
+            await sender.send_messages(
+                [ServiceBusMessage(f"small {number}", partition_key="one") for number in range(20)]
+            )
             await sender.send_messages(ServiceBusMessage(LARGE, partition_key="one"))
         received: list[bytes] = []
         async with client.get_queue_receiver(queue) as receiver:

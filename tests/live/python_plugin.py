@@ -1,11 +1,12 @@
 """A pytest plugin that lets the live tests of `azure-servicebus` run unchanged against the broker.
 
-The suite expects Microsoft's internal `devtools_testutils` and creates its namespaces and entities through Azure Resource Manager. Neither
-exists here, so this plugin puts modules of the same names in their place before the suite is collected: the "namespace" is the running
-broker, and entities are created with the official administration client. The tests themselves, and the SDK, are what the sdist holds.
+The suite expects Microsoft's internal `devtools_testutils` and creates its namespaces and entities through
+Azure Resource Manager. Neither exists here, so this plugin puts modules of the same names in their place
+before the suite is collected: the "namespace" is the running broker, and entities are created with the
+official administration client. The tests themselves, and the SDK, are what the sdist holds.
 
-The broker listens on the standard ports (5671, 443) of an address of its own, so that the SDK needs no special settings; the generated
-certificate authority takes the place of certifi's.
+The broker listens on the standard ports (5671, 443) of an address of its own, so that the SDK needs no
+special settings; the generated certificate authority takes the place of certifi's.
 
 Environment: `PARTIBUS_LIVE_HOST`, `PARTIBUS_LIVE_CA`, `PARTIBUS_LIVE_RESULTS` (the JSON file to write).
 """
@@ -37,7 +38,8 @@ LOCK_DURATION = "PT30S"
 certifi.where = lambda: AUTHORITY
 os.environ["REQUESTS_CA_BUNDLE"] = AUTHORITY
 
-# --- results ----------------------------------------------------------------------------------------------------------
+# --- results
+# ------------------------------------------------------------------------------------------------------------
 
 _results: dict[str, str] = {}
 
@@ -63,7 +65,8 @@ def test_proxy() -> None:
     """The suite's recorder of HTTP traffic; nothing is recorded here."""
 
 
-# --- devtools_testutils -------------------------------------------------------------------------------------------------
+# --- devtools_testutils
+# ------------------------------------------------------------------------------------------------------------
 
 
 class RecordedTestCase:
@@ -89,7 +92,8 @@ class RecordedTestCase:
 
 
 def get_credential(is_async: bool = False, **options: Any) -> Any:
-    """The root key, as the clients take it from a connection string; it stands in the place of an Entra ID credential."""
+    """The root key, as the clients take it from a connection string; it stands in the place of an Entra ID
+    credential."""
     if is_async:
         from azure.servicebus.aio._base_handler_async import (
             ServiceBusSharedKeyCredential as AsyncSharedKeyCredential,
@@ -112,16 +116,25 @@ class Resource:
         self.name = self.id = name
 
 
-def _wrap(test: Callable[..., Any], prepare: Callable[[dict[str, Any]], tuple[dict[str, Any], Callable[[], None]]]) -> Callable[..., Any]:
-    """Run a test, or an inner preparer, with what is prepared for it. What a coroutine function returns is awaited here."""
+def _wrap(
+    test: Callable[..., Any], prepare: Callable[[dict[str, Any]], tuple[dict[str, Any], Callable[[], None]]]
+) -> Callable[..., Any]:
+    """Run a test, or an inner preparer, with what is prepared for it. What a coroutine function returns is
+    awaited here."""
     own = inspect.signature(test).parameters
-    takes_all = hasattr(test, "prepares") or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in own.values())
+    takes_all = hasattr(test, "prepares") or any(
+        each.kind is inspect.Parameter.VAR_KEYWORD for each in own.values()
+    )
 
     @functools.wraps(test)
     def prepared(self: Any, *values: Any, **given: Any) -> None:
         made, remove = prepare(given)
         try:
-            result = test(self, *values, **{name: value for name, value in {**given, **made}.items() if takes_all or name in own})
+            result = test(
+                self,
+                *values,
+                **{name: value for name, value in {**given, **made}.items() if takes_all or name in own},
+            )
             if inspect.isawaitable(result):
                 asyncio.run(_awaited(result))
         finally:
@@ -129,7 +142,9 @@ def _wrap(test: Callable[..., Any], prepare: Callable[[dict[str, Any]], tuple[di
 
     del prepared.__dict__["__wrapped__"]  # pytest must not take what is prepared for fixtures
     prepared.prepares = True  # type: ignore[attr-defined]
-    shown = [own[name] for name in own if name in ("self", "test_class", "uamqp_transport", "socket_transport")]
+    shown = [
+        own[name] for name in own if name in ("self", "test_class", "uamqp_transport", "socket_transport")
+    ]
     prepared.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return prepared
 
@@ -142,7 +157,8 @@ def _nothing() -> None:
     pass
 
 
-# --- servicebus_preparer -------------------------------------------------------------------------------------------------
+# --- servicebus_preparer
+# ------------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -153,9 +169,12 @@ def _administration() -> Any:
 
 
 class Preparer:
-    """Makes one resource for a test and removes it afterwards, or keeps it for the next test that asks for the same."""
+    """Makes one resource for a test and removes it afterwards, or keeps it for the next test that asks for
+    the same."""
 
-    def __init__(self, name_prefix: str = "", use_cache: bool = False, parameter_name: str = "", **options: Any) -> None:
+    def __init__(
+        self, name_prefix: str = "", use_cache: bool = False, parameter_name: str = "", **options: Any
+    ) -> None:
         self.name_prefix, self.use_cache, self.options = name_prefix or "live", use_cache, options
         self.parameter_name = parameter_name or self.default_parameter
 
@@ -166,7 +185,11 @@ class Preparer:
         return _wrap(test, self.prepare)
 
     def prepare(self, given: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-        key = (type(self), self.parameter_name, *sorted((name, str(value)) for name, value in self.options.items()))
+        key = (
+            type(self),
+            self.parameter_name,
+            *sorted((name, str(value)) for name, value in self.options.items()),
+        )
         if self.use_cache and key in self._cache:
             return self._cache[key], _nothing
         name = f"{self.name_prefix}{uuid.uuid4().hex[:12]}"
@@ -237,14 +260,22 @@ class SubscriptionPreparer(Preparer):
 
 
 class NamespaceRulePreparer(Preparer):
-    """A key of the namespace. Keys of the broker's namespace are settings, so they are there from the start (see `python_suite.py`)."""
+    """A key of the namespace. Keys of the broker's namespace are settings, so they are there from the start
+    (see `python_suite.py`)."""
 
     default_parameter = "servicebus_authorization_rule"
 
     def create(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        rights = "".join(sorted(_right(each)[0] for each in self.options.get("access_rights", ("Manage", "Send", "Listen"))))
+        rights = "".join(
+            sorted(
+                _right(each)[0] for each in self.options.get("access_rights", ("Manage", "Send", "Listen"))
+            )
+        )
         made = f"Endpoint=sb://{HOST}/;SharedAccessKeyName=live-{rights};SharedAccessKey=key-{rights}"
-        return {self.parameter_name: Resource(f"live-{rights}"), f"{self.parameter_name}_connection_string": made}
+        return {
+            self.parameter_name: Resource(f"live-{rights}"),
+            f"{self.parameter_name}_connection_string": made,
+        }
 
 
 class QueueRulePreparer(Preparer):
@@ -254,7 +285,8 @@ class QueueRulePreparer(Preparer):
         from azure.servicebus.management import AccessRights, AuthorizationRule
 
         rights: list[str | AccessRights] = [
-            AccessRights(_right(each)) for each in self.options.get("access_rights", ("Manage", "Send", "Listen"))
+            AccessRights(_right(each))
+            for each in self.options.get("access_rights", ("Manage", "Send", "Listen"))
         ]
         key = uuid.uuid4().hex
         queue = _administration().get_queue(given["servicebus_queue"].name)
@@ -264,7 +296,9 @@ class QueueRulePreparer(Preparer):
         ]
         queue.authorization_rules = rules
         _administration().update_queue(queue)
-        made = f"Endpoint=sb://{HOST}/;SharedAccessKeyName={name};SharedAccessKey={key};EntityPath={queue.name}"
+        made = (
+            f"Endpoint=sb://{HOST}/;SharedAccessKeyName={name};SharedAccessKey={key};EntityPath={queue.name}"
+        )
         return {self.parameter_name: Resource(name), f"{self.parameter_name}_connection_string": made}
 
 
@@ -272,7 +306,8 @@ def _right(value: Any) -> str:
     return str(getattr(value, "value", value)).capitalize()
 
 
-# --- sb_env_loader --------------------------------------------------------------------------------------------------------
+# --- sb_env_loader
+# ------------------------------------------------------------------------------------------------------------
 
 
 class EnvironmentPreparer:
@@ -299,7 +334,8 @@ class EnvironmentPreparer:
         return _wrap(test, lambda given: (self.values, _nothing))
 
 
-# --- the modules ----------------------------------------------------------------------------------------------------------
+# --- the modules
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _module(name: str, **content: Any) -> None:

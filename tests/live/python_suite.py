@@ -1,13 +1,16 @@
-"""Runs the live tests of `azure-servicebus`, which its source distribution carries, unchanged, against a broker of our own.
+"""Runs the live tests of `azure-servicebus`, which its source distribution carries, unchanged, against a
+broker of our own.
 
     python -m tests.live.python_suite [--version 7.15.0] [--write-list]
 
-The result is held against `python_not_yet.toml`: the exact ids of the tests that do not pass yet, by the feature each waits for, or by the
-reason. The list is strict in both directions: a test that is not on it must pass, and one that is on it must not. So it only gets shorter.
+The result is held against `python_not_yet.toml`: the exact ids of the tests that do not pass yet, by the
+feature each waits for, or by the reason. The list is strict in both directions: a test that is not on it must
+pass, and one that is on it must not. So it only gets shorter.
 
-Messaging tests run side by side, for they sleep most of the time; what fails is run once more, alone, because their waits assume an idle
-machine. Management tests expect an empty namespace and share one broker, one after the other. Needs the extra `live`, and root or the right
-to listen on ports 443 and 5671 of 127.0.0.5 and 127.0.0.6: the SDK knows no others.
+Messaging tests run side by side, for they sleep most of the time; what fails is run once more, alone, because
+their waits assume an idle machine. Management tests expect an empty namespace and share one broker, one after
+the other. Needs the extra `live`, and root or the right to listen on ports 443 and 5671 of 127.0.0.5 and
+127.0.0.6: the SDK knows no others.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from tests.support.broker_process import REPOSITORY, Addresses, BrokerProcess
 CACHE = REPOSITORY / ".cache" / "live"
 LIST = Path(__file__).with_name("python_not_yet.toml")
 VERSIONS = {"7.15.0": ("127.0.0.5", "127.0.0.6")}
-"""Each version, with the addresses of its brokers: one for the messaging tests, one for the management tests."""
+"""Each version, with the addresses of its brokers: one for the messaging tests, one for the management
+tests."""
 STANDARD = Addresses(5672, 5671, 443)
 SIDE_BY_SIDE = 8
 """Tests at a time. They sleep most of the time."""
@@ -45,14 +49,21 @@ KEYS = [
     {"key_name": "live-LS", "primary_key": "key-LS", "rights": ["Send", "Listen"]},
     {"key_name": "live-LMS", "primary_key": "key-LMS", "rights": ["Manage", "Send", "Listen"]},
 ]
-"""Keys of the namespace that the suite creates in the service; here they are settings. The plugin spells the names the same way."""
+"""Keys of the namespace that the suite creates in the service; here they are settings. The plugin spells the
+names the same way."""
 
 
 def main() -> int:
     """Run the suites that were asked for; 0 if every result is what the list says."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--version", action="append", choices=VERSIONS, help="versions of azure-servicebus; all without one")
-    arguments.add_argument("--write-list", action="store_true", help="write what does not pass to the list, under 'to be sorted'")
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument(
+        "--version", action="append", choices=VERSIONS, help="versions of azure-servicebus; all without one"
+    )
+    arguments.add_argument(
+        "--write-list", action="store_true", help="write what does not pass to the list, under 'to be sorted'"
+    )
     given = arguments.parse_args()
     return max(_check(version, given.write_list) for version in given.version or VERSIONS)
 
@@ -74,7 +85,10 @@ def _check(version: str, writes_list: bool) -> int:
         with LIST.open("a", encoding="utf-8") as file:
             file.write(f'\n[["{version}"]]\nwaits_for = "to be sorted"\ntests = [\n{_lines(new)}]\n')
     passed = sum(result == "passed" for result in results.values())
-    print(f"azure-servicebus {version}: {passed} passed, {len(new) + len(passing) + len(unknown)} failed, {len(listed)} not yet")
+    print(
+        f"azure-servicebus {version}: {passed} passed, {len(new) + len(passing) + len(unknown)} "
+        f"failed, {len(listed)} not yet"
+    )
     return 1 if new or passing or unknown else 0
 
 
@@ -94,7 +108,11 @@ def run_suite(version: str) -> dict[str, str]:
         ignored = [f"--ignore={name}" for name in (*NOT_LIVE, "mgmt_tests")]
         with _broker(Path(made) / "messaging", messaging_host) as broker:
             results |= _pytest(folder, site, broker, messaging_host, ["-n", str(SIDE_BY_SIDE), *ignored, "."])
-            again = [test for test, result in results.items() if result == "failed" and test not in load_list(version)]
+            again = [
+                test
+                for test, result in results.items()
+                if result == "failed" and test not in load_list(version)
+            ]
             if again:
                 print(f"{len(again)} failed beside the others, and run once more alone")
                 results |= _pytest(folder, site, broker, messaging_host, again)
@@ -108,7 +126,9 @@ def _broker(folder: Path, host: str) -> BrokerProcess:
     return BrokerProcess(folder, [], environment=environment, host=host, addresses=STANDARD)
 
 
-def _pytest(folder: Path, site: Path | None, broker: BrokerProcess, host: str, arguments: Sequence[str]) -> dict[str, str]:
+def _pytest(
+    folder: Path, site: Path | None, broker: BrokerProcess, host: str, arguments: Sequence[str]
+) -> dict[str, str]:
     results = broker.data_dir.parent / "results.json"
     environment = {
         **os.environ,
@@ -120,11 +140,28 @@ def _pytest(folder: Path, site: Path | None, broker: BrokerProcess, host: str, a
     }
     options = broker.data_dir.parent / "pytest.ini"  # the suite's own options, not this repository's
     options.write_text("[pytest]\nasyncio_mode = auto\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-c", str(options), "--rootdir", str(folder), "-p", "tests.live.python_plugin"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        str(options),
+        "--rootdir",
+        str(folder),
+        "-p",
+        "tests.live.python_plugin",
+    ]
     command += ["-q", "--tb=short", "--timeout", str(TEST_WITHIN_S), *arguments]
     with (CACHE / f"{host}.log").open("ab") as log:
         subprocess.run(
-            command, cwd=folder, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, timeout=SUITE_WITHIN_S, check=False
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            timeout=SUITE_WITHIN_S,
+            check=False,
         )
     broker.check_alive()
     found: dict[str, str] = json.loads(results.read_text(encoding="utf-8"))
@@ -141,7 +178,15 @@ def _sources(version: str) -> Path:
     folder = CACHE / f"azure_servicebus-{version}"
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        _pip("download", "--no-deps", "--no-binary", "azure-servicebus", "--dest", str(CACHE), f"azure-servicebus=={version}")
+        _pip(
+            "download",
+            "--no-deps",
+            "--no-binary",
+            "azure-servicebus",
+            "--dest",
+            str(CACHE),
+            f"azure-servicebus=={version}",
+        )
         with tarfile.open(CACHE / f"azure_servicebus-{version}.tar.gz") as archive:
             archive.extractall(CACHE, filter="data")
     return folder
@@ -158,7 +203,9 @@ def _sdk(version: str) -> Path | None:
 
 
 def _pip(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments], check=True
+    )
 
 
 def _lines(tests: Iterable[str]) -> str:

@@ -36,7 +36,9 @@ def test_any_bytes_are_a_value_or_a_decode_error(garbage: bytes) -> None:
 
 @given(values, st.data())
 @settings(max_examples=300, deadline=None)
-def test_a_value_cut_short_or_changed_in_one_byte_is_a_value_or_a_decode_error(value: Any, data: st.DataObject) -> None:
+def test_a_value_cut_short_or_changed_in_one_byte_is_a_value_or_a_decode_error(
+    value: Any, data: st.DataObject
+) -> None:
     encoded = encode(value)
     cut = data.draw(st.integers(0, len(encoded) - 1))
     place, byte = data.draw(st.integers(0, len(encoded) - 1)), data.draw(st.integers(0, 255))

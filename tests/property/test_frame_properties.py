@@ -13,17 +13,27 @@ def frame(body: bytes) -> bytes:
 
 
 def transfer(is_batch: bool, tag: bytes, payload: bytes) -> bytes:
-    return frame(encode(Described(ULong(0x14), [UInt(0), UInt(1), tag, UInt(0x80013700 if is_batch else 0)])) + payload)
+    return frame(
+        encode(Described(ULong(0x14), [UInt(0), UInt(1), tag, UInt(0x80013700 if is_batch else 0)])) + payload
+    )
 
 
-misleading = [FORMAT_BYTES, b"\x70" + FORMAT_BYTES, b"\x00\x53\x14\xc0", b"\x00\x00\x00\x20\x02\x00\x00\x00", b"AMQP"]
+misleading = [
+    FORMAT_BYTES,
+    b"\x70" + FORMAT_BYTES,
+    b"\x00\x53\x14\xc0",
+    b"\x00\x00\x00\x20\x02\x00\x00\x00",
+    b"AMQP",
+]
 adversarial = st.lists(st.sampled_from(misleading) | st.binary(max_size=9), max_size=8).map(b"".join)
 frames = st.tuples(st.booleans(), adversarial.map(lambda tag: tag[:32]), adversarial)
 
 
 @given(st.lists(frames, max_size=8), st.data())
 @settings(max_examples=300, deadline=None)
-def test_exactly_the_batch_transfers_end_pieces_of_their_own(described: list[tuple[bool, bytes, bytes]], data: st.DataObject) -> None:
+def test_exactly_the_batch_transfers_end_pieces_of_their_own(
+    described: list[tuple[bool, bytes, bytes]], data: st.DataObject
+) -> None:
     stream = b"AMQP\x00\x01\x00\x00" + b"".join(transfer(*one) for one in described)
     ends, position = {}, 8
     for one in described:

@@ -35,10 +35,14 @@ from tests.support.amqp_values import same, scalars, values
 
 texts = st.text(max_size=20)
 maybe = st.none()
-annotation_maps = st.dictionaries(texts.filter(lambda key: not key.startswith("x-opt-") and key.isascii()), values, max_size=4).map(symbols)
+annotation_maps = st.dictionaries(
+    texts.filter(lambda key: not key.startswith("x-opt-") and key.isascii()), values, max_size=4
+).map(symbols)
 bodies = st.one_of(
     st.lists(st.binary(max_size=400), max_size=3).map(lambda parts: [section(DATA, part) for part in parts]),
-    st.lists(st.lists(scalars, max_size=3), max_size=3).map(lambda parts: [section(SEQUENCE, part) for part in parts]),
+    st.lists(st.lists(scalars, max_size=3), max_size=3).map(
+        lambda parts: [section(SEQUENCE, part) for part in parts]
+    ),
     values.map(lambda value: [section(VALUE, value)]),
 )
 properties_lists = st.tuples(
@@ -104,7 +108,11 @@ def test_what_was_delivered_can_be_sent_on_and_keeps_its_bare_message(payload: b
 @st.composite
 def plain_messages(draw: st.DrawFn) -> bytes:
     """The kind that `stored_message` takes the short way with, whole or with one byte of it changed."""
-    header = [draw(maybe | st.booleans()), draw(maybe | st.integers(0, 255).map(UByte)), draw(maybe | st.integers(0, 2**32 - 1).map(UInt))]
+    header = [
+        draw(maybe | st.booleans()),
+        draw(maybe | st.integers(0, 255).map(UByte)),
+        draw(maybe | st.integers(0, 2**32 - 1).map(UInt)),
+    ]
     parts = [section(HEADER, header[: draw(st.integers(1, 3))])] if draw(st.booleans()) else []
     if draw(st.booleans()):
         parts.append(section(ANNOTATIONS, {}))
@@ -147,7 +155,11 @@ def test_a_damaged_message_is_refused_or_can_be_delivered(payload: bytes, data: 
 @given(st.binary(max_size=120))
 @settings(max_examples=300, deadline=None)
 def test_any_bytes_are_taken_or_refused(garbage: bytes) -> None:
-    for act in (lambda: store(garbage, lambda: "given"), lambda: split(garbage), lambda: find_sections(garbage)):
+    for act in (
+        lambda: store(garbage, lambda: "given"),
+        lambda: split(garbage),
+        lambda: find_sections(garbage),
+    ):
         try:
             act()
         except (Refused, DecodeError):
@@ -160,7 +172,9 @@ changes = st.dictionaries(texts, scalars | st.none(), max_size=5)
 def laid_over(original: dict[str, Any], *changed: dict[str, Any]) -> dict[str, Any]:
     result = dict(original)
     for change in changed:
-        result = {key: value for key, value in (result | change).items() if not (key in change and value is None)}
+        result = {
+            key: value for key, value in (result | change).items() if not (key in change and value is None)
+        }
     return result
 
 

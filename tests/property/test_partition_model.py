@@ -1,11 +1,13 @@
-"""The partition against a naive model: random operations, clock steps, restarts, failed commits, full disks, compaction.
+"""The partition against a naive model: random operations, clock steps, restarts, failed commits, full disks,
+compaction.
 
-The partition runs through its task (`PartitionTask.step`) on a log in memory. The model is plain lists: what each message is, and
-who holds it. Where the partition may choose (whom it serves first), the model checks that the choice was allowed: the
-oldest available messages, to a client that wants them, and no message left lying while somebody waits for it.
+The partition runs through its task (`PartitionTask.step`) on a log in memory. The model is plain lists: what
+each message is, and who holds it. Where the partition may choose (whom it serves first), the model checks
+that the choice was allowed: the oldest available messages, to a client that wants them, and no message left
+lying while somebody waits for it.
 
-`make test` runs the same examples each time; `make simulate` runs many more, from a seed that it draws. A failure prints the line that
-replays it:
+`make test` runs the same examples each time; `make simulate` runs many more, from a seed that it draws. A
+failure prints the line that replays it:
 
     MODEL_SEED=123 make test ARGS=tests/property/test_partition_model.py
 
@@ -77,7 +79,12 @@ SUBQUEUES = (MAIN, DEAD_LETTER)
 LOCK_MS = 5_000
 MAX_DELIVERIES = 2
 TTL_DEFAULT_MS = 60_000
-CHANGES = [None, encode_changes({"colour": "red"}), encode_changes({"colour": None, "size": 3}), encode_changes({"note": "x" * 300})]
+CHANGES = [
+    None,
+    encode_changes({"colour": "red"}),
+    encode_changes({"colour": None, "size": 3}),
+    encode_changes({"note": "x" * 300}),
+]
 
 
 @dataclass
@@ -108,7 +115,8 @@ class Message:
         return self.subqueue == MAIN and not self.deferred and self.lives_until_ms <= now_ms
 
     def saw_enqueued(self, enqueued_ms: int, expires_ms: int | None) -> None:
-        """What is shown never changes, is never before the clock's time, and says when the time to live is over."""
+        """What is shown never changes, is never before the clock's time, and says when the time to live is
+        over."""
         assert enqueued_ms == (self.enqueued_ms or enqueued_ms) >= self.sent_ms
         assert expires_ms == enqueued_ms + self.time_to_live_ms
         self.enqueued_ms = enqueued_ms
@@ -124,7 +132,11 @@ class Model:
     next_number: int = NUMBER << 48 | 1
 
     def available(self, subqueue: str) -> list[Message]:
-        found = [each for each in self.messages if each.subqueue == subqueue and not each.deferred and each.lock is None]
+        found = [
+            each
+            for each in self.messages
+            if each.subqueue == subqueue and not each.deferred and each.lock is None
+        ]
         return sorted(found, key=lambda each: each.number)
 
     def pass_time(self, now_ms: int) -> None:
@@ -153,7 +165,9 @@ class Model:
             message.changed = merge_changes(message.changed, encode_changes({"DeadLetterReason": reason}))
 
     def find(self, token: LockToken) -> Message | None:
-        return next((each for each in self.messages if each.lock is not None and each.lock.token == token), None)
+        return next(
+            (each for each in self.messages if each.lock is not None and each.lock.token == token), None
+        )
 
     def forget_volatile(self) -> None:
         self.demand.clear()
@@ -179,10 +193,15 @@ class PartitionMachine(RuleBasedStateMachine):
     )
     def start(self, payload_bytes: int, dead_letter_expired: bool, small_log: bool, granted: int) -> None:
         hypothesis.note(
-            f"replay: MODEL_SEED={SEED} MODEL_EXAMPLES={EXAMPLES} MODEL_STEPS={STEPS} make test ARGS=tests/property/test_partition_model.py"
+            f"replay: MODEL_SEED={SEED} MODEL_EXAMPLES={EXAMPLES} MODEL_STEPS={STEPS} make test "
+            "ARGS=tests/property/test_partition_model.py"
         )
         self.loop = asyncio.new_event_loop()
-        upkeep = UpkeepLimits(checkpoint_bytes=3_000, garbage_bytes_min=700, relocation_bytes=500) if small_log else UpkeepLimits()
+        upkeep = (
+            UpkeepLimits(checkpoint_bytes=3_000, garbage_bytes_min=700, relocation_bytes=500)
+            if small_log
+            else UpkeepLimits()
+        )
         self.harness = Harness(
             QueueSettings(
                 lock_duration_ms=LOCK_MS,
@@ -206,7 +225,8 @@ class PartitionMachine(RuleBasedStateMachine):
         if hasattr(self, "loop"):
             self.loop.close()
 
-    # --- driving both -----------------------------------------------------------------------------------------------
+    # --- driving both
+    # --------------------------------------------------------------------------------------------------------
 
     def run_batch(self, operations: Sequence[tuple[int, Operation]]) -> dict[int, list[Answer]]:
         """One batch of the partition; what nobody asked for just now is taken up here."""
@@ -240,11 +260,13 @@ class PartitionMachine(RuleBasedStateMachine):
         return answers[client][0]
 
     def catch_up(self, client: int) -> None:
-        """Have the log open, and done what is due: a batch enforces the time to live of so many messages only, the next one of more."""
+        """Have the log open, and done what is due: a batch enforces the time to live of so many messages
+        only, the next one of more."""
         self.one(client, Peek(MAIN, 0, 1))
 
     def saw_locked(self, client: int, locked: Locked) -> None:
-        """A grant: the oldest available messages, for a client that wants them, whole and as the model knows them."""
+        """A grant: the oldest available messages, for a client that wants them, whole and as the model knows
+        them."""
         count = len(locked.tokens)
         key = (client, locked.subqueue)
         wanted = self.model.demand.get(key, 0)
@@ -271,9 +293,17 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @staticmethod
     def check_columns(locked: Locked) -> None:
-        columns = (locked.sequence_numbers, locked.messages, locked.changed, locked.delivery_counts, locked.expires_at_ms)
+        columns = (
+            locked.sequence_numbers,
+            locked.messages,
+            locked.changed,
+            locked.delivery_counts,
+            locked.expires_at_ms,
+        )
         assert {len(column) for column in (*columns, locked.enqueued_at_ms)} == {len(locked.tokens)}
-        assert locked.partition == NUMBER and all(partition_of(number) == NUMBER for number in locked.sequence_numbers)
+        assert locked.partition == NUMBER and all(
+            partition_of(number) == NUMBER for number in locked.sequence_numbers
+        )
 
     def someone_holds(self) -> bool:
         return hasattr(self, "model") and any(each.lock is not None for each in self.model.messages)
@@ -282,10 +312,15 @@ class PartitionMachine(RuleBasedStateMachine):
         return [each for each in self.model.messages if each.lock is not None and each.lock.client == client]
 
     def pick(self, data: st.DataObject, client: int) -> list[LockToken]:
-        """Some tokens of a client, or another one's (a token is good whoever brings it), now and then one that is worth nothing."""
+        """Some tokens of a client, or another one's (a token is good whoever brings it), now and then one
+        that is worth nothing."""
         held = self.held(client) or self.model.messages
         tokens = [each.lock.token for each in held if each.lock is not None]
-        chosen = data.draw(st.lists(st.sampled_from(tokens), unique=True, min_size=1, max_size=4)) if tokens else []
+        chosen = (
+            data.draw(st.lists(st.sampled_from(tokens), unique=True, min_size=1, max_size=4))
+            if tokens
+            else []
+        )
         if self.lost_tokens and data.draw(st.integers(0, 4)) == 0:
             chosen.append(data.draw(st.sampled_from(self.lost_tokens)))
         if data.draw(st.integers(0, 9)) == 0:
@@ -294,25 +329,32 @@ class PartitionMachine(RuleBasedStateMachine):
 
     def expected_failures(self, tokens: Sequence[LockToken]) -> dict[int, Reason]:
         self.model.pass_time(self.harness.clock.monotonic_ms())
-        return {index: Reason.LOCK_LOST for index, token in enumerate(tokens) if self.model.find(token) is None}
+        return {
+            index: Reason.LOCK_LOST for index, token in enumerate(tokens) if self.model.find(token) is None
+        }
 
     def give_up(self, message: Message) -> None:
         if message.lock is not None:
             self.lost_tokens.append(message.lock.token)
             message.lock = None
 
-    # --- rules ------------------------------------------------------------------------------------------------------
+    # --- rules
+    # --------------------------------------------------------------------------------------------------------
 
     @rule(
         client=st.sampled_from(CLIENTS),
         count=st.integers(1, 5),
         size=st.sampled_from([1, 20, 400]),
-        ttls=st.one_of(st.none(), st.lists(st.sampled_from([None, 1, 3_000, 90_000]), min_size=5, max_size=5)),
+        ttls=st.one_of(
+            st.none(), st.lists(st.sampled_from([None, 1, 3_000, 90_000]), min_size=5, max_size=5)
+        ),
     )
     def send(self, client: int, count: int, size: int, ttls: list[int | None] | None) -> None:
         self.send_batch(client, count, size, ttls)
 
-    def new_messages(self, count: int, size: int, ttls: list[int | None] | None) -> tuple[Send, list[Message]]:
+    def new_messages(
+        self, count: int, size: int, ttls: list[int | None] | None
+    ) -> tuple[Send, list[Message]]:
         now_ms, wall_ms = self.harness.clock.monotonic_ms(), self.harness.clock.now_ms()
         made = []
         for index in range(count):
@@ -330,7 +372,12 @@ class PartitionMachine(RuleBasedStateMachine):
         answer = self.one(client, send)
         assert answer == Sent(made[0].number, "send")
 
-    @rule(client=st.sampled_from(CLIENTS), subqueue=st.sampled_from(SUBQUEUES), count=st.integers(1, 6), tell_unmet=st.booleans())
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        subqueue=st.sampled_from(SUBQUEUES),
+        count=st.integers(1, 6),
+        tell_unmet=st.booleans(),
+    )
     def demand(self, client: int, subqueue: str, count: int, tell_unmet: bool) -> None:
         self.catch_up(client)
         key = (client, subqueue)
@@ -342,7 +389,9 @@ class PartitionMachine(RuleBasedStateMachine):
         if self.harness.limits.bounds.granted_bytes_max > 1000:  # else it may be met in a later batch
             assert (Unmet(NUMBER, subqueue) in answers) == (tell_unmet and self.model.demand[key] > 0)
 
-    @precondition(lambda self: hasattr(self, "model") and any(self.model.available(each) for each in SUBQUEUES))
+    @precondition(
+        lambda self: hasattr(self, "model") and any(self.model.available(each) for each in SUBQUEUES)
+    )
     @rule(client=st.sampled_from(CLIENTS), count=st.integers(1, 6))
     def receive(self, client: int, count: int) -> None:
         """Ask where there is something."""
@@ -357,7 +406,9 @@ class PartitionMachine(RuleBasedStateMachine):
         self.leaving.add(key)
         self.run_batch([(client, Withdraw(subqueue))])
         if key in self.leaving:
-            assert any(each[1] == subqueue and each[0] != client for each in self.recalls), "it waits for nothing"
+            assert any(each[1] == subqueue and each[0] != client for each in self.recalls), (
+                "it waits for nothing"
+            )
         else:
             self.model.demand[key] = 0
 
@@ -374,9 +425,17 @@ class PartitionMachine(RuleBasedStateMachine):
         assert self.one(client, Complete(tokens, "done")) == Settled("done", failures)
 
     @precondition(lambda self: self.someone_holds())
-    @rule(data=st.data(), client=st.sampled_from(CLIENTS), kept_ms=st.sampled_from([1, 500, 4_999, 5_000, 30_000]), renews=st.booleans())
-    def settle_while_the_disk_is_slow(self, data: st.DataObject, client: int, kept_ms: int, renews: bool) -> None:
-        """What arrives in time counts, however long it is kept waiting; what else is due falls due after it."""
+    @rule(
+        data=st.data(),
+        client=st.sampled_from(CLIENTS),
+        kept_ms=st.sampled_from([1, 500, 4_999, 5_000, 30_000]),
+        renews=st.booleans(),
+    )
+    def settle_while_the_disk_is_slow(
+        self, data: st.DataObject, client: int, kept_ms: int, renews: bool
+    ) -> None:
+        """What arrives in time counts, however long it is kept waiting; what else is due falls due after
+        it."""
         self.catch_up(client)
         clock = self.harness.clock
         tokens = self.pick(data, client)
@@ -393,9 +452,15 @@ class PartitionMachine(RuleBasedStateMachine):
                 else:
                     self.lost_tokens.append(token)
                     self.model.messages.remove(message)
-        self.lost_tokens += [each.lock.token for each in self.model.messages if each.lock and each.lock.until_ms <= clock.monotonic_ms()]
+        self.lost_tokens += [
+            each.lock.token
+            for each in self.model.messages
+            if each.lock and each.lock.until_ms <= clock.monotonic_ms()
+        ]
         answers = self.run_batch([]).get(client, [])
-        assert (Renewed(clock.monotonic_ms() + LOCK_MS, "late", failures) if renews else Settled("late", failures)) in answers
+        assert (
+            Renewed(clock.monotonic_ms() + LOCK_MS, "late", failures) if renews else Settled("late", failures)
+        ) in answers
 
     @precondition(lambda self: self.someone_holds())
     @rule(data=st.data(), client=st.sampled_from(CLIENTS), changed=st.sampled_from(CHANGES))
@@ -454,7 +519,11 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def answer_recall(self, data: st.DataObject) -> None:
         client, subqueue = self.recalls.pop(data.draw(st.integers(0, len(self.recalls) - 1)))
-        held = [each.lock.token for each in self.held(client) if each.subqueue == subqueue and each.lock and not each.deferred]
+        held = [
+            each.lock.token
+            for each in self.held(client)
+            if each.subqueue == subqueue and each.lock and not each.deferred
+        ]
         tokens = data.draw(st.lists(st.sampled_from(held), unique=True)) if held else []
         self.expected_failures(tokens)
         self.give_back(tokens)
@@ -482,36 +551,61 @@ class PartitionMachine(RuleBasedStateMachine):
         self.recalls = [each for each in self.recalls if each[0] != client]
         self.run_batch([(client, Detach(tokens))])
 
-    @rule(client=st.sampled_from(CLIENTS), subqueue=st.sampled_from(SUBQUEUES), start=st.integers(0, 30), count=st.integers(1, 10))
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        subqueue=st.sampled_from(SUBQUEUES),
+        start=st.integers(0, 30),
+        count=st.integers(1, 10),
+    )
     def peek(self, client: int, subqueue: str, start: int, count: int) -> None:
         self.catch_up(client)
         first = (NUMBER << 48) + start
         answer = self.one(client, Peek(subqueue, first, count))
         assert isinstance(answer, Peeked)
         expected = sorted(
-            (each for each in self.model.messages if each.subqueue == subqueue and each.number >= first), key=lambda each: each.number
+            (each for each in self.model.messages if each.subqueue == subqueue and each.number >= first),
+            key=lambda each: each.number,
         )[:count]
         assert answer.sequence_numbers == [each.number for each in expected]
         assert answer.messages == [each.body for each in expected]
-        for message, enqueued_ms, expires_ms in zip(expected, answer.enqueued_at_ms, answer.expires_at_ms, strict=True):
+        for message, enqueued_ms, expires_ms in zip(
+            expected, answer.enqueued_at_ms, answer.expires_at_ms, strict=True
+        ):
             message.saw_enqueued(enqueued_ms, expires_ms)
         assert answer.enqueued_at_ms == sorted(answer.enqueued_at_ms)
         assert answer.delivery_counts == [each.deliveries for each in expected]
-        assert answer.states == [MessageState.DEFERRED if each.deferred else MessageState.ACTIVE for each in expected]
+        assert answer.states == [
+            MessageState.DEFERRED if each.deferred else MessageState.ACTIVE for each in expected
+        ]
         assert list(map(properties, answer.changed)) == [properties(each.changed) for each in expected]
 
     @rule(data=st.data(), client=st.sampled_from(CLIENTS), subqueue=st.sampled_from(SUBQUEUES))
     def receive_deferred(self, data: st.DataObject, client: int, subqueue: str) -> None:
-        candidates = [each.number for each in self.model.messages if each.subqueue == subqueue and each.deferred]
+        candidates = [
+            each.number for each in self.model.messages if each.subqueue == subqueue and each.deferred
+        ]
         candidates.append(self.model.next_number + 7)
         numbers = data.draw(st.lists(st.sampled_from(candidates), unique=True, min_size=1, max_size=3))
         self.model.pass_time(self.harness.clock.monotonic_ms())
-        found = {each.number: each for each in self.model.messages if each.subqueue == subqueue and each.deferred and each.lock is None}
+        found = {
+            each.number: each
+            for each in self.model.messages
+            if each.subqueue == subqueue and each.deferred and each.lock is None
+        }
         answer = self.one(client, ReceiveDeferred(subqueue, numbers, "fetch"))
         if any(number not in found for number in numbers):
-            assert isinstance(answer, Failed) and answer.reason is Reason.MESSAGE_NOT_FOUND and answer.cookie == "fetch"
+            assert (
+                isinstance(answer, Failed)
+                and answer.reason is Reason.MESSAGE_NOT_FOUND
+                and answer.cookie == "fetch"
+            )
             return
-        assert isinstance(answer, Locked) and answer.deferred and answer.cookie == "fetch" and answer.sequence_numbers
+        assert (
+            isinstance(answer, Locked)
+            and answer.deferred
+            and answer.cookie == "fetch"
+            and answer.sequence_numbers
+        )
         if self.harness.limits.bounds.granted_bytes_max > 100_000:
             assert answer.sequence_numbers == numbers
         numbers, left = numbers[: len(answer.tokens)], numbers[len(answer.tokens) :]
@@ -536,12 +630,16 @@ class PartitionMachine(RuleBasedStateMachine):
         here = [each for each in self.model.messages if each.subqueue == subqueue and each.number >= first]
         assert all(each.enqueued_ms is not None for each in here)
         old = [each for each in here if (each.enqueued_ms or 0) < before_ms]
-        chosen = sorted((each for each in old if each.lock is None and not each.deferred), key=lambda each: each.number)[:count]
+        chosen = sorted(
+            (each for each in old if each.lock is None and not each.deferred), key=lambda each: each.number
+        )[:count]
         for message in chosen:
             self.model.messages.remove(message)
         assert answer.count == len(chosen)
         left = [
-            each.number for each in old if each not in chosen and each.number >= (chosen[-1].number if len(chosen) == count else 1 << 62)
+            each.number
+            for each in old
+            if each not in chosen and each.number >= (chosen[-1].number if len(chosen) == count else 1 << 62)
         ]
         assert answer.next_sequence_number == min(left, default=None)
 
@@ -573,7 +671,8 @@ class PartitionMachine(RuleBasedStateMachine):
                 partition.messages.evict()
             self.harness.task.check()
 
-    # --- restarts and faults ----------------------------------------------------------------------------------------
+    # --- restarts and faults
+    # --------------------------------------------------------------------------------------------------------
 
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:
@@ -594,17 +693,27 @@ class PartitionMachine(RuleBasedStateMachine):
             each.lives_until_ms = each.enqueued_ms + each.time_to_live_ms - wall_ahead_ms(self.harness.clock)
 
     def deadlines_stayed(self) -> None:
-        """A recovery within the process: steps of the wall clock have moved no deadline, but for the tolerance."""
+        """A recovery within the process: steps of the wall clock have moved no deadline, but for the
+        tolerance."""
         partition = self.harness.task._partition
         assert partition is not None
-        found = {number: reference for each in SUBQUEUES for number, reference in partition.messages.find(each).references.items()}
+        found = {
+            number: reference
+            for each in SUBQUEUES
+            for number, reference in partition.messages.find(each).references.items()
+        }
         for each in self.model.messages:
             reference = found.get(each.number)
             if reference is None:
-                assert each.lives_until_ms < self.harness.clock.monotonic_ms() + TOLERANCE_MS, "expired too early"
+                assert each.lives_until_ms < self.harness.clock.monotonic_ms() + TOLERANCE_MS, (
+                    "expired too early"
+                )
                 each.lives_until_ms = min(each.lives_until_ms, self.harness.clock.monotonic_ms())
             else:
-                assert reference.lives_until_ms is not None and abs(reference.lives_until_ms - each.lives_until_ms) < TOLERANCE_MS
+                assert (
+                    reference.lives_until_ms is not None
+                    and abs(reference.lives_until_ms - each.lives_until_ms) < TOLERANCE_MS
+                )
                 each.lives_until_ms = reference.lives_until_ms
 
     def all_volatile_is_gone(self) -> None:
@@ -634,7 +743,11 @@ class PartitionMachine(RuleBasedStateMachine):
         assert self.harness.task.health is Health.HEALTHY
         answers = {each: self.harness.take(each) for each in CLIENTS}
         refused = [each for each in answers[client] if isinstance(each, Failed)]
-        assert len(refused) == 1 and refused[0].reason is Reason.PARTITION_UNAVAILABLE and refused[0].cookie == "send"
+        assert (
+            len(refused) == 1
+            and refused[0].reason is Reason.PARTITION_UNAVAILABLE
+            and refused[0].cookie == "send"
+        )
         for each in waiting:
             assert Unavailable(NUMBER) in answers[each]
         self.deadlines_stayed()
@@ -661,18 +774,23 @@ class PartitionMachine(RuleBasedStateMachine):
         self.harness.log.empty_disk()
         assert Settled("done", failures) in answers
         shown = next(each for each in answers if isinstance(each, Peeked))
-        assert all(number < self.model.next_number for number in shown.sequence_numbers), "what is refused is not shown"
+        assert all(number < self.model.next_number for number in shown.sequence_numbers), (
+            "what is refused is not shown"
+        )
         refused = next(each for each in answers if isinstance(each, Failed))
         assert refused.reason is Reason.DISK_FULL and refused.cookie == "send"
 
-    # --- what holds after each step ---------------------------------------------------------------------------------
+    # --- what holds after each step
+    # --------------------------------------------------------------------------------------------------------
 
     @invariant()
     def nobody_waits_for_what_is_available(self) -> None:
         if hasattr(self, "model") and self.harness.task.health is Health.HEALTHY:
             for subqueue in SUBQUEUES:
                 waiting = any(wanted for (_, each), wanted in self.model.demand.items() if each == subqueue)
-                assert not (waiting and self.model.available(subqueue)), "a message lies here while somebody waits"
+                assert not (waiting and self.model.available(subqueue)), (
+                    "a message lies here while somebody waits"
+                )
 
     @invariant()
     def counts_agree(self) -> None:
@@ -685,7 +803,10 @@ class PartitionMachine(RuleBasedStateMachine):
                 assert counts[subqueue].locked == sum(1 for each in mine if each.lock is not None)
                 # The partition's own check compares the changed properties with those of each message.
                 changed_bytes = self.harness.subqueues[SUBQUEUES.index(subqueue)].changed_bytes
-                assert counts[subqueue].bytes == sum(len(each.body) + MESSAGE_OVERHEAD_BYTES for each in mine) + changed_bytes
+                assert (
+                    counts[subqueue].bytes
+                    == sum(len(each.body) + MESSAGE_OVERHEAD_BYTES for each in mine) + changed_bytes
+                )
 
 
 CLIENT_SET = frozenset(CLIENTS)

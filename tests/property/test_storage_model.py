@@ -1,4 +1,5 @@
-"""A log against a list: appends, rolls, checkpoints, trims, restarts, crashes and failed syncs in any order."""
+"""A log against a list: appends, rolls, checkpoints, trims, restarts, crashes and failed syncs in any
+order."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ ROOT = Path("/data")
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "150"))
 
-bodies = st.lists(st.integers(0, 300).map(lambda size: b"%03d" % (size % 1000) * size), min_size=1, max_size=4)
+bodies = st.lists(
+    st.integers(0, 300).map(lambda size: b"%03d" % (size % 1000) * size), min_size=1, max_size=4
+)
 steps = st.one_of(
     st.tuples(st.just("append"), bodies),
     st.tuples(st.just("append"), bodies),
@@ -85,7 +88,9 @@ class Run:
                 self.trimmed = max(self.trimmed, int(self.log.end * argument))
                 await self.log.trim(Position(self.trimmed))
                 assert self.log.start <= min(self.trimmed, self.kept_from())
-                assert not self.log.trim_points or self.log.trim_points[0] > min(self.trimmed, self.kept_from())
+                assert not self.log.trim_points or self.log.trim_points[0] > min(
+                    self.trimmed, self.kept_from()
+                )
             case "fetch", int():
                 await self.fetch(random.Random(argument))
             case "reopen", None:
@@ -122,7 +127,9 @@ class Run:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(steps, max_size=25), st.booleans(), st.sampled_from([400, 3_000, 1_000_000]))
-def test_a_log_is_the_list_of_the_commits_it_acknowledged(plan: list[tuple[str, object]], queued: bool, segment_bytes_max: int) -> None:
+def test_a_log_is_the_list_of_the_commits_it_acknowledged(
+    plan: list[tuple[str, object]], queued: bool, segment_bytes_max: int
+) -> None:
     async def run() -> None:
         log = Run(queued, segment_bytes_max)
         await log.open()

@@ -1,6 +1,8 @@
-"""What a broker takes, read from outside: memory, descriptors, disk, and how long it made another client wait. And its plots.
+"""What a broker takes, read from outside: memory, descriptors, disk, and how long it made another client
+wait. And its plots.
 
-Answers for samples over time, for the verdict that they are flat, and for the picture. Knows nothing of clients.
+Answers for samples over time, for the verdict that they are flat, and for the picture. Knows nothing of
+clients.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from tests.support.disk_use import allocated_bytes
 SAMPLE_EVERY_S = 1.0
 MIB = 1 << 20
 MEMORY_GROWTH, MEMORY_SLACK_MIB = 0.1, 16.0
-"""How much more memory the broker may take at the end than in a like moment at the beginning: a tenth, and this."""
+"""How much more memory the broker may take at the end than in a like moment at the beginning: a tenth, and
+this."""
 DESCRIPTORS_SLACK = 8
 STALL_GROWTH, STALL_SLACK_MS = 3.0, 50.0
 
@@ -102,8 +105,8 @@ class Record:
     def growth(self) -> list[str]:
         """What grew from the first half of the stretches to the second; empty if everything is flat.
 
-        A stretch is compared with one an even number of stretches later: every second one has a restart, and memory depends on how long
-        ago that was.
+        A stretch is compared with one an even number of stretches later: every second one has a restart, and
+        memory depends on how long ago that was.
         """
         half = len(self.stretches) // 2
         found = []
@@ -113,10 +116,19 @@ class Record:
                 found.append(f"memory at rest went from {was.memory_mib:.0f} to {now.memory_mib:.0f} MiB")
             if now.descriptors > was.descriptors + DESCRIPTORS_SLACK:
                 found.append(f"descriptors at rest went from {was.descriptors} to {now.descriptors}")
-        found += [f"{each.rested.open_log_files} files of logs are open at rest" for each in self.stretches if each.rested.open_log_files]
-        early_ms, late_ms = (statistics.median(each.stall_ms for each in part) for part in (self.stretches[:half], self.stretches[-half:]))
+        found += [
+            f"{each.rested.open_log_files} files of logs are open at rest"
+            for each in self.stretches
+            if each.rested.open_log_files
+        ]
+        early_ms, late_ms = (
+            statistics.median(each.stall_ms for each in part)
+            for part in (self.stretches[:half], self.stretches[-half:])
+        )
         if late_ms > early_ms * STALL_GROWTH + STALL_SLACK_MS:
-            found.append(f"the 99th percentile of another client's wait went from {early_ms:.0f} to {late_ms:.0f} ms")
+            found.append(
+                f"the 99th percentile of another client's wait went from {early_ms:.0f} to {late_ms:.0f} ms"
+            )
         return found
 
     # --- the picture ---
@@ -128,7 +140,10 @@ class Record:
             json.dumps(
                 {
                     "samples": [asdict(sample) for sample in self.samples],
-                    "stretches": [{"at_s": each.began_s, "stall_ms": each.stall_ms, **asdict(each.rested)} for each in self.stretches],
+                    "stretches": [
+                        {"at_s": each.began_s, "stall_ms": each.stall_ms, **asdict(each.rested)}
+                        for each in self.stretches
+                    ],
                     "restarts_s": self.restarts_s,
                 },
                 indent=1,
@@ -139,9 +154,21 @@ class Record:
         rest_s = [each.rested.at_s for each in self.stretches]
         memory, descriptors, disk, stalls = figure.subplots(4, 1, sharex=True)
         shown: Sequence[tuple[str, Sequence[float], Sequence[float]]] = (
-            ("memory (MiB)", [each.memory_mib for each in self.samples], [each.rested.memory_mib for each in self.stretches]),
-            ("descriptors", [each.descriptors for each in self.samples], [each.rested.descriptors for each in self.stretches]),
-            ("disk (MiB)", [each.disk_mib for each in self.samples], [each.rested.disk_mib for each in self.stretches]),
+            (
+                "memory (MiB)",
+                [each.memory_mib for each in self.samples],
+                [each.rested.memory_mib for each in self.stretches],
+            ),
+            (
+                "descriptors",
+                [each.descriptors for each in self.samples],
+                [each.rested.descriptors for each in self.stretches],
+            ),
+            (
+                "disk (MiB)",
+                [each.disk_mib for each in self.samples],
+                [each.rested.disk_mib for each in self.stretches],
+            ),
         )
         for axes, (name, values, rests) in zip((memory, descriptors, disk), shown, strict=True):
             axes.plot(at_s, values, linewidth=1)
@@ -151,7 +178,12 @@ class Record:
             axes.legend(loc="lower right")
         began_s = [each.began_s for each in self.stretches]
         for name, percentile in (("median", 49), ("99 %", 98)):
-            stalls.plot(began_s, [statistics.quantiles(each.stalls_ms, n=100)[percentile] for each in self.stretches], "o-", label=name)
+            stalls.plot(
+                began_s,
+                [statistics.quantiles(each.stalls_ms, n=100)[percentile] for each in self.stretches],
+                "o-",
+                label=name,
+            )
         stalls.set_ylabel("another client's wait (ms)")
         stalls.set_xlabel("seconds")
         stalls.set_ylim(bottom=0)
@@ -164,7 +196,8 @@ class Record:
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    """What each descriptor of a process stands for; nothing for those that are closed meanwhile. Raises OSError when it is gone."""
+    """What each descriptor of a process stands for; nothing for those that are closed meanwhile. Raises
+    OSError when it is gone."""
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             yield os.readlink(f"/proc/{pid}/fd/{name}")

@@ -1,6 +1,8 @@
-"""The clients of the soak: they send, receive, dead-letter, let messages expire, come and go, and die with messages under lock.
+"""The clients of the soak: they send, receive, dead-letter, let messages expire, come and go, and die with
+messages under lock.
 
-Answers for one stretch of load and for what its clients know. Built on the clients of the crash rounds, which write down everything.
+Answers for one stretch of load and for what its clients know. Built on the clients of the crash rounds, which
+write down everything.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class Dying(Receiver):
 
 
 class Visitors(Client):
-    """Connections that come and go: some stay silent, some stop in the middle of a handshake, some ask for metrics."""
+    """Connections that come and go: some stay silent, some stop in the middle of a handshake, some ask for
+    metrics."""
 
     def __init__(self, place: Place, name: str, addresses: Callable[[], Addresses]) -> None:
         super().__init__(place, name, "", QueueLedger(), 0)
@@ -75,7 +78,9 @@ class Visitors(Client):
                         visitor.send(b"AMQP")
             for path in ("/health", "/metrics"):
                 try:
-                    with urllib.request.urlopen(self._addresses().http_url + path, timeout=raw.WAIT_S) as answer:
+                    with urllib.request.urlopen(
+                        self._addresses().http_url + path, timeout=raw.WAIT_S
+                    ) as answer:
                         answer.read()
                 except HTTPException as error:  # killed in the middle of its answer
                     raise ConnectionEnded(str(error)) from error
@@ -83,7 +88,8 @@ class Visitors(Client):
 
 
 class Official(Client):
-    """The official Python client: sends a batch, peeks, receives, and completes, abandons or dead-letters each message."""
+    """The official Python client: sends a batch, peeks, receives, and completes, abandons or dead-letters
+    each message."""
 
     def __init__(self, place: Place, name: str, seed: object, addresses: Callable[[], Addresses]) -> None:
         super().__init__(place, name, OFFICIAL, QueueLedger(), seed)
@@ -135,7 +141,16 @@ class Load:
             Receiver(place, "completes", WORK, self.work, seed, credit=100),
             Receiver(place, "dead_letters", WORK, self.work, seed, credit=20, abandons=0.2, dead_letters=0.2),
             Dying(place, "dies", WORK, self.work, seed),
-            Sender(place, "fades", FADING, self.fading, seed, burst=10, pause_s=0.05, time_to_live_ms=EXPIRES_AFTER_MS),
+            Sender(
+                place,
+                "fades",
+                FADING,
+                self.fading,
+                seed,
+                burst=10,
+                pause_s=0.05,
+                time_to_live_ms=EXPIRES_AFTER_MS,
+            ),
             Sender(place, "fleets", FLEETING, self.fleeting, seed, burst=10, pause_s=0.02),
             ReceiveAndDelete(place, "deletes", FLEETING, self.fleeting, seed),
             Visitors(place, "visitors", addresses),
@@ -175,18 +190,25 @@ class Load:
         _no_problems(self.fleeting.errors)
         lost = self.fleeting.acknowledged - self.fleeting.removed.keys()
         ends = restarts + 1  # of connections
-        assert len(lost) <= ends * ReceiveAndDelete.CREDIT, "more is lost than was on its way to a client that deletes"
+        assert len(lost) <= ends * ReceiveAndDelete.CREDIT, (
+            "more is lost than was on its way to a client that deletes"
+        )
         official = self._official.ledger
         deadline, left = time.monotonic() + DRAINED_WITHIN_S, set[str]()
         while official.acknowledged - official.removals_asked - left and time.monotonic() < deadline:
             left |= _take_all(self._addresses(), OFFICIAL)
-        assert official.acknowledged <= official.removals_asked | left, "a message of the official client is lost"
+        assert official.acknowledged <= official.removals_asked | left, (
+            "a message of the official client is lost"
+        )
         for name in (WORK, FADING, OFFICIAL):
             _take_all(self._addresses(), name, dead_letters=True)
-        assert min(len(self.work.removed), len(self.fading.removed), len(official.removals_asked)) > 50, "there was hardly any load"
+        assert min(len(self.work.removed), len(self.fading.removed), len(official.removals_asked)) > 50, (
+            "there was hardly any load"
+        )
 
     def _take_rest(self, address: str, ledger: QueueLedger) -> None:
-        """Take what is left: what was locked by a client that died comes back when its lock ends, what expires when it does."""
+        """Take what is left: what was locked by a client that died comes back when its lock ends, what
+        expires when it does."""
         deadline = time.monotonic() + DRAINED_WITHIN_S
         while ledger.acknowledged - ledger.removals_asked and time.monotonic() < deadline:
             drain(self.place, address, ledger, within_s=DRAINED_WITHIN_S)
@@ -198,12 +220,15 @@ def _no_problems(found: list[str]) -> None:
 
 
 def _take_all(addresses: Addresses, name: str, *, dead_letters: bool = False) -> set[str]:
-    """Remove everything from a queue, or from its dead-letter queue, with the official client; gives the bodies."""
+    """Remove everything from a queue, or from its dead-letter queue, with the official client; gives the
+    bodies."""
     found: set[str] = set()
     with ServiceBusClient.from_connection_string(addresses.connection_string()) as client:
         deadline = time.monotonic() + DRAINED_WITHIN_S
         subqueue = ServiceBusSubQueue.DEAD_LETTER if dead_letters else None
-        with client.get_queue_receiver(name, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE, sub_queue=subqueue) as receiver:
+        with client.get_queue_receiver(
+            name, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE, sub_queue=subqueue
+        ) as receiver:
             while messages := receiver.receive_messages(500, max_wait_time=1.0):
                 found |= {b"".join(message.body).decode("ascii", "replace") for message in messages}
                 assert time.monotonic() < deadline, f"{name} does not become empty"

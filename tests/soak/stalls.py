@@ -1,9 +1,11 @@
-"""How long another client waits for an answer that needs nothing but the broker's event loop, without what the machine adds to it.
+"""How long another client waits for an answer that needs nothing but the broker's event loop, without what
+the machine adds to it.
 
-Answers for the meter, a process of its own: the clients of the load share an interpreter and would make it wait for them. It begins
-and ends a session again and again (§2.5). From each wait it takes what is not the broker's: the time for which the event loop's thread or
-the meter stood ready while others had the processors, and what the machine's host took of them. What is left is the loop's own work and
-what it waits for. `python -m tests.soak.stalls AMQP_PORT THREAD` measures until the broker or its standard input ends, and then prints
+Answers for the meter, a process of its own: the clients of the load share an interpreter and would make it
+wait for them. It begins and ends a session again and again (§2.5). From each wait it takes what is not the
+broker's: the time for which the event loop's thread or the meter stood ready while others had the processors,
+and what the machine's host took of them. What is left is the loop's own work and what it waits for. `python
+-m tests.soak.stalls AMQP_PORT THREAD` measures until the broker or its standard input ends, and then prints
 the waits in ms as JSON.
 """
 
@@ -29,12 +31,15 @@ class StallMeter:
     """The process, for one life of the broker. It ends with the broker, or when it is told to."""
 
     def __init__(self, port: int, thread: int) -> None:
-        """Measures from now on. thread: the system's number of the one that runs the event loop; in a broker's process it is the process's.
+        """Measures from now on. thread: the system's number of the one that runs the event loop; in a
+        broker's process it is the process's.
 
         Raises AssertionError when the broker does not let it in.
         """
         command = [sys.executable, "-m", __name__, str(port), str(thread)]
-        self._process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self._process.stdout is not None
         if not self._process.stdout.readline():
             self.end()

@@ -1,6 +1,8 @@
-"""Mixed clients for minutes, with restarts: nothing is lost, and memory, descriptors, disk and stalls are flat at the end.
+"""Mixed clients for minutes, with restarts: nothing is lost, and memory, descriptors, disk and stalls are
+flat at the end.
 
-`make soak` runs for half an hour, `make test` for two minutes (`PARTIBUS_SOAK_MINUTES`). The plot is `build/soak/soak.png`.
+`make soak` runs for half an hour, `make test` for two minutes (`PARTIBUS_SOAK_MINUTES`). The plot is
+`build/soak/soak.png`.
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ from tests.support.disk_use import wait_until_small
 MINUTES = float(os.environ.get("PARTIBUS_SOAK_MINUTES", "2"))
 STRETCHES = max(4, 2 * round(MINUTES / 2))
 REST_S = 15.0
-"""About what it takes until the locks of clients that died have ended, the queues are empty, and the broker is idle: part of each
-stretch's time."""
+"""About what it takes until the locks of clients that died have ended, the queues are empty, and the broker
+is idle: part of each stretch's time."""
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "soak"
 PARTITIONS = 16 * len(QUEUES)
 AT_REST_BYTES = 2 * MIB * PARTITIONS
 IDLE_WITHIN_S = 60.0
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the official client leaves its socket open when the broker goes
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # the official client leaves its socket open when the broker goes
 def test_nothing_is_lost_and_nothing_grows(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, QUEUES, environment={"PARTIBUS_LOG_IDLE_MS": "2000"})
     try:
@@ -42,7 +46,8 @@ def test_nothing_is_lost_and_nothing_grows(tmp_path: Path) -> None:
             record.stretches.append(stretch(broker, place, record, number, load_s))
             latest = record.stretches[-1]
             print(
-                f"stretch {number + 1} of {STRETCHES}: {latest.rested.memory_mib:.0f} MiB, {latest.rested.descriptors} descriptors, "
+                f"stretch {number + 1} of {STRETCHES}: {latest.rested.memory_mib:.0f} MiB, "
+                f"{latest.rested.descriptors} descriptors, "
                 f"{latest.rested.disk_mib:.1f} MiB on disk, waits of {latest.stall_ms:.0f} ms",
                 flush=True,
             )
@@ -60,7 +65,8 @@ def test_nothing_is_lost_and_nothing_grows(tmp_path: Path) -> None:
 
 
 def stretch(broker: BrokerProcess, place: Place, record: Record, number: int, load_s: float) -> Stretch:
-    """Load, in every second stretch with a restart in its middle, by `kill -9` and in order in turns; then a rest."""
+    """Load, in every second stretch with a restart in its middle, by `kill -9` and in order in turns; then a
+    rest."""
     began_s, restarts = record.now_s(), 0
     with Load(place, str(number), lambda: broker.addresses) as load:
         load.measure_stalls(broker.pid)

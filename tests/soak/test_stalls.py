@@ -17,7 +17,8 @@ from tests.support.broker_thread import BrokerThread
 
 STALL_S = 0.5
 COUNTED_MS_MIN = 200
-"""Of the stall. A processor that the machine's host takes away during a wait is taken off, though the loop did not need it."""
+"""Of the stall. A processor that the machine's host takes away during a wait is taken off, though the loop
+did not need it."""
 WITHIN_S = 30.0
 T = TypeVar("T")
 
@@ -42,7 +43,9 @@ def in_loop(broker: BrokerThread, function: Callable[[], T]) -> T:
 
 
 @pytest.mark.parametrize("stall", [wait, work])
-def test_a_loop_that_waits_or_works_too_long_at_a_time_is_seen(stall: Callable[[], None], tmp_path: Path) -> None:
+def test_a_loop_that_waits_or_works_too_long_at_a_time_is_seen(
+    stall: Callable[[], None], tmp_path: Path
+) -> None:
     with BrokerThread(tmp_path, [], LocalDisk()) as broker:
         meter = StallMeter(broker.addresses.amqp_port, in_loop(broker, threading.get_native_id))
         in_loop(broker, stall)

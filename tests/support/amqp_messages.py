@@ -9,7 +9,9 @@ from azure.servicebus._pyamqp._decode import decode_payload
 
 from protocol.codec import Described, Symbol, ULong, decode, encode
 
-HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(0x70, 0x79)
+HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(
+    0x70, 0x79
+)
 
 
 def section(code: int, value: Any) -> bytes:
@@ -26,7 +28,12 @@ def message(
     body: Iterable[bytes] = (b"body",),
 ) -> bytes:
     """An encoded message; sections left out are not there."""
-    parts = [(HEADER, header), (ANNOTATIONS, annotations and symbols(annotations)), (PROPERTIES, properties), (APPLICATION, application)]
+    parts = [
+        (HEADER, header),
+        (ANNOTATIONS, annotations and symbols(annotations)),
+        (PROPERTIES, properties),
+        (APPLICATION, application),
+    ]
     encoded = [section(code, value) for code, value in parts if value is not None]
     return b"".join(encoded + [section(DATA, data) for data in body])
 

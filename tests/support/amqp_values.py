@@ -87,7 +87,9 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, Described):
         return same([left.descriptor, left.value], [right.descriptor, right.value])
     if isinstance(left, Array):
-        return left.type_code == right.type_code and same([left.descriptor, left.values], [right.descriptor, right.values])
+        return left.type_code == right.type_code and same(
+            [left.descriptor, left.values], [right.descriptor, right.values]
+        )
     if isinstance(left, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     return bool(left == right)

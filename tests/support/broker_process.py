@@ -1,7 +1,8 @@
-"""The real broker as a process of its own: start it, find its ports, kill it, start it again on the same data.
+"""The real broker as a process of its own: start it, find its ports, kill it, start it again on the same
+data.
 
-Answers for the life of the process and for its log; knows nothing of what a test does with it. Every wait is bounded, and what
-goes wrong carries the broker's own log with it.
+Answers for the life of the process and for its log; knows nothing of what a test does with it. Every wait is
+bounded, and what goes wrong carries the broker's own log with it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 """The emulator's key, which its documentation spells out: it protects nothing."""
 LOG_LINES_KEPT = 20_000
 PATIENT = {"PARTIBUS_DISK_TIMEOUT_MS": "30000"}
-"""A machine that is busy with tests may take longer than the default of 5 s for a sync; no disk of theirs hangs."""
+"""A machine that is busy with tests may take longer than the default of 5 s for a sync; no disk of theirs
+hangs."""
 READY_WITHIN_S = 30.0
 LOOKS_EVERY_S = 0.05
 """How often a start looks whether the broker still lives."""
 STOPS_WITHIN_S = 15.0
 LOG_ENDS_WITHIN_S = 2.0
-"""A broker that has ended has written everything; only a process of its own that outlives it keeps its log open."""
+"""A broker that has ended has written everything; only a process of its own that outlives it keeps its log
+open."""
 
 
 class BrokerDied(Exception):
@@ -47,7 +50,8 @@ class Addresses:
     http_port: int
 
     def connection_string(self, host: str = "127.0.0.1", key_name: str = KEY_NAME, key: str = KEY) -> str:
-        """The emulator's connection string (AMQP contract 1.4). The Go client insists on the host `localhost`."""
+        """The emulator's connection string (AMQP contract 1.4). The Go client insists on the host
+        `localhost`."""
         return f"Endpoint=sb://{host}:{self.amqp_port};SharedAccessKeyName={key_name};SharedAccessKey={key};UseDevelopmentEmulator=true;"
 
     @property
@@ -61,7 +65,8 @@ class Addresses:
 
 
 def queue(name: str, **properties: object) -> dict[str, object]:
-    """One entry of the configuration's `Queues`; the service's default delivery count, not the emulator's three."""
+    """One entry of the configuration's `Queues`; the service's default delivery count, not the emulator's
+    three."""
     return {"Name": name, "Properties": {"MaxDeliveryCount": 10, **properties}}
 
 
@@ -74,9 +79,10 @@ def configuration(queues: Sequence[Mapping[str, object]]) -> dict[str, object]:
 class BrokerProcess:
     """`python -m broker serve` on a folder of its own.
 
-    `folder` takes the configuration and the data. Ports are chosen by the system at the first start and kept for the next ones, so
-    that a client finds a restarted broker where it was. With `keeps_ports` false each start takes new ones: while a broker is down, any
-    client of this machine may be given its port as its own. `addresses` are the ports to begin with.
+    `folder` takes the configuration and the data. Ports are chosen by the system at the first start and kept
+    for the next ones, so that a client finds a restarted broker where it was. With `keeps_ports` false each
+    start takes new ones: while a broker is down, any client of this machine may be given its port as its own.
+    `addresses` are the ports to begin with.
     """
 
     def __init__(
@@ -131,8 +137,24 @@ class BrokerProcess:
         """Start the broker and wait until it is ready. Raises `BrokerDied`."""
         assert self._process is None, "the broker is running already"
         ports = (self._addresses if self._keeps_ports else None) or Addresses(0, 0, 0)
-        command = [sys.executable, "-m", "broker", "serve", "--config", str(self.config_path), "--data-dir", str(self.data_dir)]
-        command += ["--host", self._host, "--amqp-port", str(ports.amqp_port), "--amqps-port", str(ports.amqps_port)]
+        command = [
+            sys.executable,
+            "-m",
+            "broker",
+            "serve",
+            "--config",
+            str(self.config_path),
+            "--data-dir",
+            str(self.data_dir),
+        ]
+        command += [
+            "--host",
+            self._host,
+            "--amqp-port",
+            str(ports.amqp_port),
+            "--amqps-port",
+            str(ports.amqps_port),
+        ]
         command += ["--http-port", str(ports.http_port), "--log-format", "json"]
         if self._files_max is not None:
             command = ["sh", "-c", f'ulimit -n {self._files_max}; exec "$@"', "sh", *command]
@@ -147,17 +169,24 @@ class BrokerProcess:
             text=True,
             errors="replace",
         )
-        self._reader = threading.Thread(target=self._read_log, args=(self._process,), name="broker-log", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read_log, args=(self._process,), name="broker-log", daemon=True
+        )
         self._reader.start()
         status = self._wait_until_ready(self._process)
         if self._ready.is_set():
             return self.addresses
         self.kill()
-        why = f"was not ready within {READY_WITHIN_S} s" if status is None else f"ended with status {status} before it was ready"
+        why = (
+            f"was not ready within {READY_WITHIN_S} s"
+            if status is None
+            else f"ended with status {status} before it was ready"
+        )
         raise BrokerDied(f"the broker {why}:\n{self.log_tail()}")
 
     def _wait_until_ready(self, process: subprocess.Popen[str]) -> int | None:
-        """Wait until the broker listens or has ended, and no longer than `READY_WITHIN_S`. Gives the exit status of one that has ended."""
+        """Wait until the broker listens or has ended, and no longer than `READY_WITHIN_S`. Gives the exit
+        status of one that has ended."""
         gives_up = time.monotonic() + READY_WITHIN_S
         while not self._ready.wait(LOOKS_EVERY_S) and time.monotonic() < gives_up:
             if (status := process.poll()) is not None:
@@ -180,7 +209,9 @@ class BrokerProcess:
     def check_alive(self) -> None:
         """Raise `BrokerDied` if the broker has gone down by itself."""
         if self._process is not None and self._process.poll() is not None:
-            raise BrokerDied(f"the broker ended by itself with status {self._process.poll()}:\n{self.log_tail()}")
+            raise BrokerDied(
+                f"the broker ended by itself with status {self._process.poll()}:\n{self.log_tail()}"
+            )
 
     def _end(self, how: signal.Signals) -> int | None:
         process, self._process = self._process, None
@@ -193,7 +224,9 @@ class BrokerProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(STOPS_WITHIN_S)
-            raise BrokerDied(f"the broker did not stop within {STOPS_WITHIN_S} s:\n{self.log_tail()}") from None
+            raise BrokerDied(
+                f"the broker did not stop within {STOPS_WITHIN_S} s:\n{self.log_tail()}"
+            ) from None
         finally:
             if self._reader is not None:
                 self._reader.join(LOG_ENDS_WITHIN_S)
@@ -214,14 +247,18 @@ class BrokerProcess:
         except json.JSONDecodeError:
             return
         if entry.get("event") == "server.ready":
-            self._addresses = Addresses(*(port_of(str(entry.get(name, ""))) for name in ("amqp", "amqps", "http")))
+            self._addresses = Addresses(
+                *(port_of(str(entry.get(name, ""))) for name in ("amqp", "amqps", "http"))
+            )
             self._ready.set()
 
     def __enter__(self) -> BrokerProcess:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.terminate()
 
 

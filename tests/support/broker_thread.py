@@ -1,4 +1,5 @@
-"""The real broker in a thread of the test, over a disk that the test commands. Clients reach it by its sockets, as ever."""
+"""The real broker in a thread of the test, over a disk that the test commands. Clients reach it by its
+sockets, as ever."""
 
 from __future__ import annotations
 
@@ -26,13 +27,24 @@ class BrokerThread:
     """Starts with the block and stops with it; `settings` are the broker's own."""
 
     def __init__(
-        self, folder: Path, queues: Sequence[Mapping[str, object]], disk: Disk, *, clock: Clock | None = None, **settings: object
+        self,
+        folder: Path,
+        queues: Sequence[Mapping[str, object]],
+        disk: Disk,
+        *,
+        clock: Clock | None = None,
+        **settings: object,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.json"
         config.write_text(json.dumps(configuration(queues)), encoding="utf-8")
         # A busy machine's disk takes its time, and must not count as one that hangs.
-        usual: dict[str, object] = {"amqp_port": 0, "amqps_port": None, "http_port": 0, "disk_timeout_ms": 30_000}
+        usual: dict[str, object] = {
+            "amqp_port": 0,
+            "amqps_port": None,
+            "http_port": 0,
+            "disk_timeout_ms": 30_000,
+        }
         given = load_settings(**({"data_dir": folder / "data"} | usual | settings))
         given.data_dir.mkdir(exist_ok=True)
         self.data_dir = given.data_dir
@@ -45,7 +57,9 @@ class BrokerThread:
     @property
     def addresses(self) -> Addresses:
         """Where it listens; port 0 for what it does not."""
-        return Addresses(*(port_of(self.broker.addresses.get(name, "")) for name in ("amqp", "amqps", "http")))
+        return Addresses(
+            *(port_of(self.broker.addresses.get(name, "")) for name in ("amqp", "amqps", "http"))
+        )
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -60,7 +74,9 @@ class BrokerThread:
             raise self.failure
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self.broker.stop)
         self._thread.join(READY_WITHIN_S)

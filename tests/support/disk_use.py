@@ -11,7 +11,8 @@ BLOCK_BYTES = 512
 
 
 def allocated_bytes(folder: Path) -> int:
-    """What the files below the folder take, without folders themselves. What is removed meanwhile is not counted."""
+    """What the files below the folder take, without folders themselves. What is removed meanwhile is not
+    counted."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -27,6 +28,8 @@ def wait_until_small(folder: Path, bytes_max: int, within_s: float) -> float:
     began = time.monotonic()
     while (found := allocated_bytes(folder)) > bytes_max:
         waited = time.monotonic() - began
-        assert waited < within_s, f"{folder} takes {found / 1e6:.1f} MB after {waited:.0f} s, not {bytes_max / 1e6:.1f}"
+        assert waited < within_s, (
+            f"{folder} takes {found / 1e6:.1f} MB after {waited:.0f} s, not {bytes_max / 1e6:.1f}"
+        )
         time.sleep(0.05)
     return time.monotonic() - began

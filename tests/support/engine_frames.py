@@ -39,7 +39,8 @@ def error_fields(value: Any) -> list[Any]:
 
 
 def assert_has_three_fields(value: Any, condition: str) -> None:
-    """The error has this condition, and neither its description nor its info is empty (AMQP contract 0.4, rule 7)."""
+    """The error has this condition, and neither its description nor its info is empty (AMQP contract 0.4,
+    rule 7)."""
     fields = error_fields(value)
     assert len(fields) == 3 and fields[0] == condition and fields[1] and fields[2], fields
 

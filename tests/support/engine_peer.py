@@ -1,4 +1,5 @@
-"""A peer of `protocol/engine.py` in memory: frames in, events; what the engine has to say, as frames. No socket, no clock."""
+"""A peer of `protocol/engine.py` in memory: frames in, events; what the engine has to say, as frames. No
+socket, no clock."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ E = TypeVar("E")
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """All frames of a stretch of the stream that begins and ends between two; the protocol header, if it is there, is passed over."""
+    """All frames of a stretch of the stream that begins and ends between two; the protocol header, if it is
+    there, is passed over."""
     return list(_frames(data))
 
 
@@ -41,7 +43,9 @@ def _frames(data: bytes) -> Iterator[Frame]:
 class EnginePeer:
     """One engine, and what its peer says to it."""
 
-    def __init__(self, *, idle_timeout_ms: int = 0, partial_bytes_max: int = 1 << 26, max_frame_bytes: int = 262_144) -> None:
+    def __init__(
+        self, *, idle_timeout_ms: int = 0, partial_bytes_max: int = 1 << 26, max_frame_bytes: int = 262_144
+    ) -> None:
         self.engine = Engine(
             container_id="broker",
             max_frame_bytes=max_frame_bytes,
@@ -55,7 +59,8 @@ class EnginePeer:
         return self.engine.receive(b"".join(frames))
 
     def hear(self) -> list[Frame]:
-        """What the engine writes now. Writing uses up credit, which it says in an event that nobody here waits for."""
+        """What the engine writes now. Writing uses up credit, which it says in an event that nobody here
+        waits for."""
         frames = frames_of(b"".join(self.engine.output()))
         assert all(isinstance(event, CreditGranted) for event in self.engine.take_events())
         return frames
@@ -64,7 +69,9 @@ class EnginePeer:
         """Of what it writes now, the frames of one performative."""
         return [frame for frame in self.hear() if frame.code == code]
 
-    def open(self, *, max_frame_bytes: int = 65_536, idle_timeout_ms: int = 0, window: int = 100_000) -> EnginePeer:
+    def open(
+        self, *, max_frame_bytes: int = 65_536, idle_timeout_ms: int = 0, window: int = 100_000
+    ) -> EnginePeer:
         """Open the connection and begin a session on channel 0."""
         fields = raw.open_fields(max_frame_bytes=max_frame_bytes)
         fields[4] = UInt(idle_timeout_ms)
@@ -80,14 +87,20 @@ class EnginePeer:
         self.hear()
         return link
 
-    def sender(self, handle: int = 0, *, credit: int = 100, max_message_bytes: int = 1 << 20, channel: int = 0) -> Link:
+    def sender(
+        self, handle: int = 0, *, credit: int = 100, max_message_bytes: int = 1 << 20, channel: int = 0
+    ) -> Link:
         """Attach a link on which the peer sends."""
-        link = self.attach(raw.sender_attach(handle, "queue"), max_message_bytes=max_message_bytes, channel=channel)
+        link = self.attach(
+            raw.sender_attach(handle, "queue"), max_message_bytes=max_message_bytes, channel=channel
+        )
         self.engine.grant(link, credit)
         self.hear()
         return link
 
-    def receiver(self, handle: int = 0, *, credit: int = 100, settled: bool = False, channel: int = 0) -> Link:
+    def receiver(
+        self, handle: int = 0, *, credit: int = 100, settled: bool = False, channel: int = 0
+    ) -> Link:
         """Attach a link on which the peer receives."""
         link = self.attach(raw.receiver_attach(handle, "queue", settled=settled), channel=channel)
         self.say(raw.frame(raw.FLOW, raw.flow_fields(handle, 0, credit), channel=channel))

@@ -13,7 +13,8 @@ from pathlib import Path
 from storage.disk import Disk, Space, SyncQueue
 
 OPERATIONS = (
-    "names", "make_directory", "remove_tree", "sync_directory", "create", "open_write", "open_read", "space", "size", "identity", "read",
+    "names", "make_directory", "remove_tree", "sync_directory", "create", "open_write", "open_read", "space",
+    "size", "identity", "read",
     "read_cached", "write", "sync", "truncate", "rename", "remove", "lock",
 )  # fmt: skip
 """What can be made to fail. A sync by the queue counts as a `sync`."""
@@ -33,7 +34,8 @@ class FaultyDisk:
     """See `storage.disk.Disk`. Faults are counted over all threads."""
 
     def __init__(self, inner: Disk, lose: Callable[[Path], None] | None = None) -> None:
-        """`lose` is told of each directory whose sync failed, so that the disk behind can lose what was not written."""
+        """`lose` is told of each directory whose sync failed, so that the disk behind can lose what was not
+        written."""
         self.calls: Counter[str] = Counter()
         """How often each operation was called."""
         self._inner = inner
@@ -48,8 +50,11 @@ class FaultyDisk:
         self._paths: dict[int, Path] = {}
         self._mutex = threading.Lock()
 
-    def fail(self, operation: str, error: int = errno.EIO, *, nth: int = 1, times: int = 1, path_part: str = "") -> None:
-        """Let the nth call from now on, and the `times - 1` after it, fail; only those on paths that contain `path_part`."""
+    def fail(
+        self, operation: str, error: int = errno.EIO, *, nth: int = 1, times: int = 1, path_part: str = ""
+    ) -> None:
+        """Let the nth call from now on, and the `times - 1` after it, fail; only those on paths that contain
+        `path_part`."""
         assert operation in OPERATIONS
         with self._mutex:
             self._faults.append(_Fault(operation, path_part, nth - 1, times, error, -1))
@@ -60,7 +65,8 @@ class FaultyDisk:
             self._faults.append(_Fault("write", path_part, nth - 1, 1, 0, bytes_max))
 
     def flip_on_read(self, path_part: str, offset: int) -> None:
-        """From now on the disk gives a wrong bit in the byte at `offset` of the files whose paths contain `path_part`."""
+        """From now on the disk gives a wrong bit in the byte at `offset` of the files whose paths contain
+        `path_part`."""
         self._flips.append((path_part, offset))
 
     def hang(self, operation: str, path_part: str = "") -> None:

@@ -1,7 +1,8 @@
 """Many connections to the HTTP port, each with half a header, from a process of their own.
 
-`python -m tests.support.half_headers PORT COUNT` is that process. It says `full` once all are open, opens a new one for each that the
-broker ends, and stops when its standard input closes; then it says how many it has opened in all.
+`python -m tests.support.half_headers PORT COUNT` is that process. It says `full` once all are open, opens a
+new one for each that the broker ends, and stops when its standard input closes; then it says how many it has
+opened in all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class HalfHeaders:
         """How many connections it has opened; known at the end."""
 
     def __enter__(self) -> HalfHeaders:
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self._process.stdout is not None
         late = threading.Timer(FULL_WITHIN_S, self._process.kill)
         late.start()
@@ -40,7 +43,9 @@ class HalfHeaders:
         assert said == "full\n", f"the attack did not begin: {said!r}"
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         said, _ = self._process.communicate(timeout=ENDS_WITHIN_S)
         self.opened = int(said or 0)
 

@@ -1,4 +1,5 @@
-"""The HTTP port on a real socket, with the real namespace, catalogue and authorizer, over partitions that hold what a test says.
+"""The HTTP port on a real socket, with the real namespace, catalogue and authorizer, over partitions that
+hold what a test says.
 
 For tests of the HTTP port alone; `broker_process.py` runs the whole broker.
 """
@@ -89,10 +90,21 @@ class HttpStack:
 
     def ended(self, reason: str) -> float:
         """How many connections the port has ended for the reason."""
-        return self.metrics.registry.get_sample_value("partibus_http_connections_refused_total", {"reason": reason}) or 0
+        return (
+            self.metrics.registry.get_sample_value(
+                "partibus_http_connections_refused_total", {"reason": reason}
+            )
+            or 0
+        )
 
     async def ask(
-        self, method: str, path: str, body: bytes | None = None, *, token: str | None = "", headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        token: str | None = "",
+        headers: dict[str, str] | None = None,
     ) -> tuple[int, str, dict[str, str]]:
         """Status, text and headers. `token` is made for the whole namespace unless given; None sends none."""
         sent = dict(headers or {})
@@ -103,18 +115,33 @@ class HttpStack:
 
 
 @asynccontextmanager
-async def http_stack(folder: Path, *, clock: Clock | None = None, **given: object) -> AsyncIterator[HttpStack]:
+async def http_stack(
+    folder: Path, *, clock: Clock | None = None, **given: object
+) -> AsyncIterator[HttpStack]:
     """Run the port on a free port of 127.0.0.1 until the end of the block."""
-    settings = load_settings(**{"data_dir": folder / "data", "http_port": 0, "shutdown_timeout_ms": 1_000, **given})
+    settings = load_settings(
+        **{"data_dir": folder / "data", "http_port": 0, "shutdown_timeout_ms": 1_000, **given}
+    )
     (folder / "data").mkdir(exist_ok=True)
-    clock, metrics, partition, serving, resident = clock or SystemClock(), Metrics(), StillPartition(), [True], [0]
+    clock, metrics, partition, serving, resident = (
+        clock or SystemClock(),
+        Metrics(),
+        StillPartition(),
+        [True],
+        [0],
+    )
     memory = Memory(1 << 30, lambda: resident[0], lambda: 0)
 
     resting = Resting(PartitionIndex(settings.data_dir / "catalogue", LocalDisk()), clock)
 
     def make_queue(description: QueueDescription) -> Queue:
         meter = EntityMeter(metrics, description.name)
-        return Queue(description, meter, lambda _, number: cast(Any, partition if number == 0 else StillPartition()), resting)
+        return Queue(
+            description,
+            meter,
+            lambda _, number: cast(Any, partition if number == 0 else StillPartition()),
+            resting,
+        )
 
     store = FileLogStore(
         settings.data_dir / "logs",
@@ -138,14 +165,35 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
     files = tls_files(settings, SystemClock().now_ms())
     authorizer = Authorizer(settings.authorization_rules(), namespace.rules_of)
     server = HttpServer(
-        settings, namespace, authorizer, metrics, clock, server_context(files), certificate_names(files), lambda: serving[0], memory, _echo
+        settings,
+        namespace,
+        authorizer,
+        metrics,
+        clock,
+        server_context(files),
+        certificate_names(files),
+        lambda: serving[0],
+        memory,
+        _echo,
     )
     (listener,) = await server.start()
     port: int = listener.getsockname()[1]
     running = asyncio.create_task(server.run(), name="http")
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
-            yield HttpStack(settings, namespace, metrics, server, files, port, session, partition, serving, resident, memory)
+            yield HttpStack(
+                settings,
+                namespace,
+                metrics,
+                server,
+                files,
+                port,
+                session,
+                partition,
+                serving,
+                resident,
+                memory,
+            )
     finally:
         await server.stop()
         await running
@@ -153,7 +201,9 @@ async def http_stack(folder: Path, *, clock: Clock | None = None, **given: objec
         await store.close()
 
 
-async def _echo(websocket: web.WebSocketResponse, request: web.Request, heard: Callable[[bool], None]) -> None:
+async def _echo(
+    websocket: web.WebSocketResponse, request: web.Request, heard: Callable[[bool], None]
+) -> None:
     """Sends back what it gets; a client that has sent `login` counts as logged in."""
     async for message in websocket:
         if message.type is aiohttp.WSMsgType.BINARY:

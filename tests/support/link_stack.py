@@ -1,4 +1,5 @@
-"""One connection of the front end, real but for its two ends: the wire is a list, and partitions do what a test says.
+"""One connection of the front end, real but for its two ends: the wire is a list, and partitions do what a
+test says.
 
 The client's side is frames by hand (`raw_amqp.py`); the partitions' side are operations that a test answers.
 """
@@ -69,7 +70,10 @@ class Part:
             if isinstance(entry[0], kind):
                 self.posted.remove(entry)
                 return entry[0], entry[2]
-        raise AssertionError(f"partition {self.number} was asked for no {kind.__name__}, but for {[entry[0] for entry in self.posted]}")
+        raise AssertionError(
+            f"partition {self.number} was asked for no {kind.__name__}, but for "
+            f"{[entry[0] for entry in self.posted]}"
+        )
 
     def take_all(self, kind: type[O]) -> list[O]:
         """All of this kind, taken out."""
@@ -138,7 +142,9 @@ class FixedNamespace:
     def change_rules(self, name: str, *rules: AuthorizationRule) -> None:
         """Give a queue other authorization rules, as the administration API does."""
         queue = self.queues[key_of(name)]
-        queue.description = queue.description.updated(replace(queue.description.settings, authorization_rules=rules), 0)
+        queue.description = queue.description.updated(
+            replace(queue.description.settings, authorization_rules=rules), 0
+        )
         self.rules_changed()
 
 
@@ -170,7 +176,12 @@ class LinkStack:
     def add_queue(self, name: str, partitions: int, settings: QueueSettings | None = None) -> Queue:
         """One more queue, on the same partitions."""
         description = QueueDescription(name, "0" * 32, partitions, settings or QueueSettings())
-        queue = Queue(description, EntityMeter(self.metrics, name), lambda _, number: cast(Any, self.parts[number]), self.resting)
+        queue = Queue(
+            description,
+            EntityMeter(self.metrics, name),
+            lambda _, number: cast(Any, self.parts[number]),
+            self.resting,
+        )
         for number in range(partitions):
             queue.partition(number)
         self.namespace.queues[key_of(name)] = queue
@@ -238,7 +249,9 @@ class Client:
         frames = await self.attach(raw.sender_attach(handle, address))
         assert [frame.code for frame in frames] == [raw.ATTACH, raw.FLOW], frames
 
-    async def receiver(self, handle: int = 0, *, credit: int = 0, settled: bool = False, address: str = "queue") -> None:
+    async def receiver(
+        self, handle: int = 0, *, credit: int = 0, settled: bool = False, address: str = "queue"
+    ) -> None:
         frames = await self.attach(raw.receiver_attach(handle, address, settled=settled))
         assert [frame.code for frame in frames] == [raw.ATTACH], frames
         if credit:

@@ -16,7 +16,13 @@ def stored(body: bytes = b"hello", message_id: str = "id") -> bytes:
 
 
 def locked(
-    partition: int, count: int = 1, *, size: int | None = None, until_ms: int = 60_000, subqueue: str = "", body: bytes = b"hello"
+    partition: int,
+    count: int = 1,
+    *,
+    size: int | None = None,
+    until_ms: int = 60_000,
+    subqueue: str = "",
+    body: bytes = b"hello",
 ) -> Locked:
     """`count` messages with new sequence numbers; of `size` bytes that mean nothing, or real ones."""
     numbers = [partition << PARTITION_SHIFT | next(_numbers) for _ in range(count)]

@@ -1,4 +1,5 @@
-"""The process's logging as it was before: for tests that configure it, which the tests after them must not notice."""
+"""The process's logging as it was before: for tests that configure it, which the tests after them must not
+notice."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import structlog
 
 @contextlib.contextmanager
 def logging_kept() -> Iterator[None]:
-    """Put logging back at the end of the block: the standard library's handlers and level, and structlog's defaults."""
+    """Put logging back at the end of the block: the standard library's handlers and level, and structlog's
+    defaults."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

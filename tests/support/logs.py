@@ -55,7 +55,8 @@ def checkpoint_of(position: Position, state: bytes) -> Checkpoint:
 
 
 async def save_twice(log: Log, position: Position | None = None) -> None:
-    """Save two checkpoints, so that the log can be trimmed up to their position: its end, if none is given."""
+    """Save two checkpoints, so that the log can be trimmed up to their position: its end, if none is
+    given."""
     for _ in range(2):
         await log.save_checkpoint(checkpoint_of(log.end if position is None else position, b"state"))
 

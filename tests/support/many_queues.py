@@ -1,4 +1,5 @@
-"""Data folders with thousands of queues, in little time: written by the broker's own catalogue, to a disk that is not waited for."""
+"""Data folders with thousands of queues, in little time: written by the broker's own catalogue, to a disk
+that is not waited for."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from storage.partition_index import PartitionIndex
 
 
 class _NewDisk(LocalDisk):
-    """For a folder that begins empty and that nobody pulls out: looks for no earlier files, and waits for no write."""
+    """For a folder that begins empty and that nobody pulls out: looks for no earlier files, and waits for no
+    write."""
 
     def names(self, directory: Path) -> list[str]:
         return []
@@ -41,12 +43,15 @@ async def _write(data: Path, names: Iterable[str], partitions: int) -> None:
     catalogue = Catalogue(data / "catalogue", _NewDisk())
     await catalogue.load_all()
     for name in names:
-        description = QueueDescription(name, uuid.uuid4().hex, partitions, QueueSettings(), 1_000, 2_000, None)
+        description = QueueDescription(
+            name, uuid.uuid4().hex, partitions, QueueSettings(), 1_000, 2_000, None
+        )
         await catalogue.put(description.generation, encode_description(description))
 
 
 def write_notes(data: Path, messages: int) -> None:
-    """Say in the index of such a folder that each partition holds messages, which expire in a day. There are no logs: none is opened."""
+    """Say in the index of such a folder that each partition holds messages, which expire in a day. There are
+    no logs: none is opened."""
     asyncio.run(_write_notes(data, messages))
 
 
@@ -61,5 +66,7 @@ async def _write_notes(data: Path, messages: int) -> None:
         description = decode_description(content)
         for partition in range(description.partitions):
             held = SubqueueCounts(active=messages, bytes=messages * (100 + partition))
-            index.closed(description.generation, partition, Summary({"": held}, {Wake.EXPIRY: at_ms + number}).encode())
+            index.closed(
+                description.generation, partition, Summary({"": held}, {Wake.EXPIRY: at_ms + number}).encode()
+            )
     await index.close()

@@ -1,8 +1,9 @@
-"""A log in memory behind the `storage.log.Log` interface, with faults to order. A restart is another object on the same `Disk`.
+"""A log in memory behind the `storage.log.Log` interface, with faults to order. A restart is another object
+on the same `Disk`.
 
-It keeps the promises of the real one: a commit is there as a whole or not at all, a failed one never comes back once the log was
-claimed again, positions count frame headers, and trimming gives back whole segments, but nothing that a replay from the
-older of two checkpoints would read.
+It keeps the promises of the real one: a commit is there as a whole or not at all, a failed one never comes
+back once the log was claimed again, positions count frame headers, and trimming gives back whole segments,
+but nothing that a replay from the older of two checkpoints would read.
 """
 
 from __future__ import annotations
@@ -180,13 +181,16 @@ class MemoryLog:
             taken: dict[int, Position] = {}
             if section.name in base:
                 still = newest[section.name].blocks
-                blocks = {number: data for number, data in base[section.name].blocks.items() if number in still}
+                blocks = {
+                    number: data for number, data in base[section.name].blocks.items() if number in still
+                }
                 taken = {number: base[section.name].taken[number] for number in blocks}
             blocks.update(section.blocks)
             taken.update(dict.fromkeys(section.blocks, checkpoint.position))
             there = [number for number, data in blocks.items() if data]
             whole.append(
-                replace(section, blocks={each: blocks[each] for each in there}, taken={each: taken[each] for each in there})
+                replace(section, blocks={each: blocks[each] for each in there},
+                taken={each: taken[each] for each in there})
             )  # fmt: skip
         self.disk.checkpoints = [Checkpoint(checkpoint.position, tuple(whole)), *kept[:1]]
 

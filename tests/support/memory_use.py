@@ -9,7 +9,8 @@ from pathlib import Path
 
 
 def resident_kib(pid: int | None = None) -> int:
-    """The memory of a process that is in use now, pages of files that it maps included; of this process unless another one is named."""
+    """The memory of a process that is in use now, pages of files that it maps included; of this process
+    unless another one is named."""
     pages = int(Path(f"/proc/{'self' if pid is None else pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize() // 1024
 

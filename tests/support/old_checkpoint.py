@@ -15,7 +15,17 @@ from storage.segment import SEGMENT_HEADER_BYTES, decode_segment_header
 def state_of_version_1(messages: Messages) -> bytes:
     """The state as releases before blocks wrote it."""
     frames = messages.live_frames()
-    parts = [struct.pack("<4sIQQII", b"PbS1", len(frames), messages.next_number, messages.latest_enqueued_ms, len(messages.subqueues), 0)]
+    parts = [
+        struct.pack(
+            "<4sIQQII",
+            b"PbS1",
+            len(frames),
+            messages.next_number,
+            messages.latest_enqueued_ms,
+            len(messages.subqueues),
+            0,
+        )
+    ]
     parts.append(table("Q", [frame.position for frame in frames]))
     for subqueue in messages.subqueues:
         found = list(subqueue.browse(0))
@@ -43,7 +53,21 @@ def write_version_1(directory: Path, position: int, state: bytes) -> Path:
         path.unlink()
     segment = min(directory.glob("*.segment"))
     header = decode_segment_header(segment.read_bytes()[:SEGMENT_HEADER_BYTES], segment)
-    rest = struct.pack("<HHIIQQ16s16sQ", 1, header.partition, header.epoch, 0, position, 0, bytes(16), header.salt, len(state)) + state
+    rest = (
+        struct.pack(
+            "<HHIIQQ16s16sQ",
+            1,
+            header.partition,
+            header.epoch,
+            0,
+            position,
+            0,
+            bytes(16),
+            header.salt,
+            len(state),
+        )
+        + state
+    )
     path = directory / f"{position:016x}.checkpoint"
     path.write_bytes(struct.pack("<8sI", b"PbChckpt", crc32c(rest)) + rest)
     LocalDisk().sync_directory(directory)

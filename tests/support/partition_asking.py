@@ -20,7 +20,8 @@ async def ask(task: PartitionTask, operation: Operation) -> Answer:
 
 
 async def receive(task: PartitionTask, subqueue: str, count: int) -> list[Locked]:
-    """Wait for messages, so many at the most, and withdraw the rest of the demand. A demand may be answered several times."""
+    """Wait for messages, so many at the most, and withdraw the rest of the demand. A demand may be answered
+    several times."""
     answers: list[Locked] = []
     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

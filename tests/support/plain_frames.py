@@ -1,4 +1,5 @@
-"""The Python form of `protocol/native/delivery_ids.c`: the same decisions, byte by byte, for a test to compare."""
+"""The Python form of `protocol/native/delivery_ids.c`: the same decisions, byte by byte, for a test to
+compare."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def walk(sessions: list[SessionIds], data: bytes, offset: int, frame_max: int) -
     """`delivery_ids_walk`."""
     while len(data) - offset >= HEADER_BYTES:
         size = int.from_bytes(data[offset : offset + 4], "big")
-        if not HEADER_BYTES <= size <= frame_max or not _is_plain(sessions, data[offset : offset + size], size):
+        if not HEADER_BYTES <= size <= frame_max or not _is_plain(
+            sessions, data[offset : offset + size], size
+        ):
             break
         offset += size
     return offset
@@ -49,11 +52,17 @@ def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
 
 
 def _number_of_whole_delivery(listed: bytes) -> int | None:
-    """The delivery-id of a transfer of a single frame; None for any other, and for one that is spelled in an unusual way."""
+    """The delivery-id of a transfer of a single frame; None for any other, and for one that is spelled in an
+    unusual way."""
     if listed[0] == 0xC0 and len(listed) >= 3:
         size, count, begin, counted_from = listed[1], listed[2], 3, 2
     elif listed[0] == 0xD0 and len(listed) >= 9:
-        size, count, begin, counted_from = int.from_bytes(listed[1:5], "big"), int.from_bytes(listed[5:9], "big"), 9, 5
+        size, count, begin, counted_from = (
+            int.from_bytes(listed[1:5], "big"),
+            int.from_bytes(listed[5:9], "big"),
+            9,
+            5,
+        )
     else:
         return None
     if not begin - counted_from <= size <= len(listed) - counted_from or not 2 <= count <= 11:
@@ -67,7 +76,8 @@ def _number_of_whole_delivery(listed: bytes) -> int | None:
         if count > 3 and not fields.take(NULL):
             fields.uint()
         for place, allowed in enumerate(
-            ((NULL, TRUE, FALSE), (NULL, FALSE), (NULL,), (NULL,), (NULL, TRUE, FALSE), (NULL, FALSE)), start=4
+            ((NULL, TRUE, FALSE), (NULL, FALSE), (NULL,), (NULL,), (NULL, TRUE, FALSE), (NULL, FALSE)),
+            start=4,
         ):
             if count > place and not fields.take(*allowed):
                 return None

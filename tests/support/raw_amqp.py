@@ -1,7 +1,9 @@
-"""AMQP 1.0 frame by frame over a bare socket, so that a test can say exactly what goes over the wire, right or wrong.
+"""AMQP 1.0 frame by frame over a bare socket, so that a test can say exactly what goes over the wire, right
+or wrong.
 
-Frames are built and read with `protocol/codec.py` and nothing else of the broker; no AMQP library judges them on the way out. Every
-wait is bounded. Fields of a performative are given by position, as the specification lists them (§2.7).
+Frames are built and read with `protocol/codec.py` and nothing else of the broker; no AMQP library judges them
+on the way out. Every wait is bounded. Fields of a performative are given by position, as the specification
+lists them (§2.7).
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from typing import Any
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode, encode
 from tests.support.broker_process import KEY, KEY_NAME
 
-AMQP_HEADER, SASL_HEADER, TLS_HEADER = b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"AMQP\x02\x01\x00\x00"
+AMQP_HEADER, SASL_HEADER, TLS_HEADER = (
+    b"AMQP\x00\x01\x00\x00",
+    b"AMQP\x03\x01\x00\x00",
+    b"AMQP\x02\x01\x00\x00",
+)
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
 SASL_MECHANISMS, SASL_INIT, SASL_OUTCOME = 0x40, 0x41, 0x44
 RECEIVED, ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x23, 0x28)
@@ -36,7 +42,8 @@ class ConnectionEnded(Exception):
 
 @dataclass(slots=True)
 class Frame:
-    """One frame as it was read. `code` is None for an empty one; `fields` of a performative are padded with None by `field`."""
+    """One frame as it was read. `code` is None for an empty one; `fields` of a performative are padded with
+    None by `field`."""
 
     channel: int
     code: int | None
@@ -48,10 +55,13 @@ class Frame:
         return self.fields[place] if place < len(self.fields) else None
 
 
-# --- bytes ----------------------------------------------------------------------------------------------------------------
+# --- bytes
+# ------------------------------------------------------------------------------------------------------------
 
 
-def raw_frame(body: bytes, *, channel: int = 0, frame_type: int = 0, doff: int = 2, size: int | None = None) -> bytes:
+def raw_frame(
+    body: bytes, *, channel: int = 0, frame_type: int = 0, doff: int = 2, size: int | None = None
+) -> bytes:
     """A frame around any bytes; `size` and `doff` may lie (§2.3.1)."""
     extended = bytes(max(0, 4 * doff - 8))
     length = 8 + len(extended) + len(body) if size is None else size
@@ -94,23 +104,56 @@ def begin_fields(window: int = 100_000) -> list[Any]:
 def sender_attach(handle: int, address: str | None, name: str = "") -> list[Any]:
     """The fields of an attach with which the client sends, unsettled."""
     source, target = Described(ULong(SOURCE), []), Described(ULong(TARGET), [address])
-    return [name or f"sender-{handle}", UInt(handle), SENDER, UByte(0), UByte(0), source, target, None, None, UInt(0)]
+    return [
+        name or f"sender-{handle}",
+        UInt(handle),
+        SENDER,
+        UByte(0),
+        UByte(0),
+        source,
+        target,
+        None,
+        None,
+        UInt(0),
+    ]
 
 
 def receiver_attach(handle: int, address: str | None, name: str = "", *, settled: bool = False) -> list[Any]:
-    """The fields of an attach with which the client receives: peek-lock, or receive-and-delete when `settled`."""
+    """The fields of an attach with which the client receives: peek-lock, or receive-and-delete when
+    `settled`."""
     source, target = Described(ULong(SOURCE), [address]), Described(ULong(TARGET), [])
-    return [name or f"receiver-{handle}", UInt(handle), RECEIVER, UByte(1 if settled else 0), UByte(0), source, target]
+    return [
+        name or f"receiver-{handle}",
+        UInt(handle),
+        RECEIVER,
+        UByte(1 if settled else 0),
+        UByte(0),
+        source,
+        target,
+    ]
 
 
-def flow_fields(handle: int | None = None, link_delivery_count: int = 0, credit: int = 0, *, drain: bool = False) -> list[Any]:
+def flow_fields(
+    handle: int | None = None, link_delivery_count: int = 0, credit: int = 0, *, drain: bool = False
+) -> list[Any]:
     """A flow's fields; with a handle, of that link (§2.7.4). Windows are as wide as they can be."""
     session = [UInt(0), UInt(1_000_000), UInt(0), UInt(1_000_000)]
-    return session if handle is None else [*session, UInt(handle), UInt(link_delivery_count), UInt(credit), None, drain]
+    return (
+        session
+        if handle is None
+        else [*session, UInt(handle), UInt(link_delivery_count), UInt(credit), None, drain]
+    )
 
 
 def transfer_fields(
-    handle: int, number: int, *, batch: bool = False, settled: bool = False, more: bool = False, tag: bytes | None = None, state: Any = None
+    handle: int,
+    number: int,
+    *,
+    batch: bool = False,
+    settled: bool = False,
+    more: bool = False,
+    tag: bytes | None = None,
+    state: Any = None,
 ) -> list[Any]:
     """A transfer's fields (§2.7.5); `number` is the delivery-id."""
     fields = [
@@ -141,7 +184,8 @@ def condition_of(found: Frame) -> str | None:
     return str(error.value[0]) if isinstance(error, Described) and error.value else None
 
 
-# --- a connection -----------------------------------------------------------------------------------------------------------
+# --- a connection
+# ------------------------------------------------------------------------------------------------------------
 
 
 class RawConnection:
@@ -163,7 +207,9 @@ class RawConnection:
     def __enter__(self) -> RawConnection:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.socket.close()
 
     # --- bytes
@@ -225,7 +271,8 @@ class RawConnection:
             return Frame(channel, int(value.descriptor), value.value, body[end:])
 
     def read_until(self, *codes: int, within_s: float = WAIT_S) -> Frame:
-        """The next frame of one of these performatives; others are passed over. Raises TimeoutError, ConnectionEnded."""
+        """The next frame of one of these performatives; others are passed over. Raises TimeoutError,
+        ConnectionEnded."""
         deadline = time.monotonic() + within_s
         while True:
             found = self.read_frame(max(deadline - time.monotonic(), 0.001))
@@ -282,7 +329,8 @@ class RawConnection:
         assert answer.code == ATTACH, f"the receiver was refused: {answer}"
 
     def put_token(self, token: str, audience: str, channel: int) -> None:
-        """Put a token in an AMQP session of its own (AMQP contract 2), on a free channel. Raises AssertionError if it is refused."""
+        """Put a token in an AMQP session of its own (AMQP contract 2), on a free channel. Raises
+        AssertionError if it is refused."""
         self.begin(channel)
         assert self.attach(sender_attach(0, "$cbs"), channel).code == ATTACH
         self.read_until(FLOW)
@@ -294,7 +342,10 @@ class RawConnection:
             encode(Described(ULong(code), value))
             for code, value in (
                 (0x73, ["request-1", None, "$cbs", None, "reply"]),
-                (0x74, {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience}),
+                (
+                    0x74,
+                    {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience},
+                ),
                 (0x77, token),
             )
         )

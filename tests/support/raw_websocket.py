@@ -1,4 +1,5 @@
-"""AMQP frame by frame over a WebSocket: the interface of `raw_amqp.RawConnection`, with its bytes in binary messages (RFC 6455)."""
+"""AMQP frame by frame over a WebSocket: the interface of `raw_amqp.RawConnection`, with its bytes in binary
+messages (RFC 6455)."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ class WebSocketConnection(RawConnection):
                 self._buffer += data
 
     def _next_message(self) -> tuple[int, bytes] | None:
-        """Kind and content of a message that is there as a whole; servers neither mask nor, here, cut messages into frames."""
+        """Kind and content of a message that is there as a whole; servers neither mask nor, here, cut
+        messages into frames."""
         if len(self._wire) < 2:
             return None
         kind, length, begin = self._wire[0] & 0x0F, self._wire[1], 2

@@ -37,21 +37,31 @@ def demands(stack: LinkStack) -> dict[int, int]:
 
 def waiting(stack: LinkStack) -> dict[int, int]:
     """What was asked for and waits to be answered, by partition; it stays there."""
-    asked = {part.number: sum(operation.count for operation, _, _ in part.posted if isinstance(operation, Demand)) for part in stack.parts}
+    asked = {
+        part.number: sum(operation.count for operation, _, _ in part.posted if isinstance(operation, Demand))
+        for part in stack.parts
+    }
     return {number: count for number, count in asked.items() if count}
 
 
 async def ends_when_receiving_is_disabled(stack: LinkStack, client: Client) -> None:
-    """The queue gives nothing out any more: the client's link is detached with the reason, and no partition knows of it."""
+    """The queue gives nothing out any more: the client's link is detached with the reason, and no partition
+    knows of it."""
     description = stack.queue.description
-    stack.queue.description = replace(description, settings=replace(description.settings, status=EntityStatus.RECEIVE_DISABLED))
+    stack.queue.description = replace(
+        description, settings=replace(description.settings, status=EntityStatus.RECEIVE_DISABLED)
+    )
     for watcher in list(stack.queue.watchers):
         watcher.queue_changed()
     (detach,) = await client.heard(raw.DETACH)
-    assert detach.field(2).value[0] == "com.microsoft:entity-disabled" and all(part.has(Detach) for part in stack.parts)
+    assert detach.field(2).value[0] == "com.microsoft:entity-disabled" and all(
+        part.has(Detach) for part in stack.parts
+    )
 
 
-async def receiving(credit: int, *, settled: bool = False, partitions: int = 4, **given: Any) -> tuple[LinkStack, Client]:
+async def receiving(
+    credit: int, *, settled: bool = False, partitions: int = 4, **given: Any
+) -> tuple[LinkStack, Client]:
     """A broker, and a client with one link, handle 0, on which it has given so much credit."""
     stack = LinkStack(partitions, **given)
     client = await stack.connect()

@@ -1,8 +1,9 @@
-"""A disk in memory that remembers what was synced, and can show itself as a power cut at this moment would leave it.
+"""A disk in memory that remembers what was synced, and can show itself as a power cut at this moment would
+leave it.
 
-Files: bytes are durable once `sync` came after the write. Names: an entry of a directory is durable once `sync_directory`
-came after it was made, renamed or removed. Of what is not durable yet, a power cut keeps nothing, or any part: whole
-directory changes, and of each write any of its 512-byte sectors.
+Files: bytes are durable once `sync` came after the write. Names: an entry of a directory is durable once
+`sync_directory` came after it was made, renamed or removed. Of what is not durable yet, a power cut keeps
+nothing, or any part: whole directory changes, and of each write any of its 512-byte sectors.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class RecordingDisk:
             return left
 
     def lose(self, path: Path) -> None:
-        """A sync of this directory has failed: its changes so far count as written, and no later sync writes them."""
+        """A sync of this directory has failed: its changes so far count as written, and no later sync writes
+        them."""
         with self._mutex:
             node = self._node(path)
             assert isinstance(node, _Directory)

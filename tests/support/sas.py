@@ -12,7 +12,14 @@ import urllib.parse
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 
 
-def sas_token(resource: str, *, key_name: str = KEY_NAME, key: str = KEY, expires_at_s: int | None = None, lower_hex: bool = False) -> str:
+def sas_token(
+    resource: str,
+    *,
+    key_name: str = KEY_NAME,
+    key: str = KEY,
+    expires_at_s: int | None = None,
+    lower_hex: bool = False,
+) -> str:
     """A token for a resource URI. `lower_hex` escapes as JavaScript and Go do."""
     encoded = urllib.parse.quote(resource, safe="")
     if lower_hex:

@@ -1,4 +1,5 @@
-"""The machine's disk with a limit on what one folder may hold: full for real, without filling the machine's."""
+"""The machine's disk with a limit on what one folder may hold: full for real, without filling the
+machine's."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from storage.disk import LocalDisk, Space
 
 
 class SmallDisk(LocalDisk):
-    """Writes that would make the files below `root` larger than `capacity_bytes` together are refused with ENOSPC."""
+    """Writes that would make the files below `root` larger than `capacity_bytes` together are refused with
+    ENOSPC."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -33,7 +35,11 @@ class SmallDisk(LocalDisk):
 
     def space(self, directory: Path) -> Space:
         capacity = self.capacity_bytes
-        return super().space(directory) if capacity is None else Space(capacity, max(0, capacity - self.used_bytes))
+        return (
+            super().space(directory)
+            if capacity is None
+            else Space(capacity, max(0, capacity - self.used_bytes))
+        )
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
         capacity = self.capacity_bytes

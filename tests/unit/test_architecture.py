@@ -9,17 +9,32 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(path for package in ("broker", "protocol", "storage") for path in (ROOT / package).rglob("*.py"))
+SOURCES = sorted(
+    path for package in ("broker", "protocol", "storage") for path in (ROOT / package).rglob("*.py")
+)
 
 FORBIDDEN = {
     "protocol": ("broker", "storage", "asyncio", "socket"),
     "storage": ("broker", "protocol"),
-    "broker.partition": ("broker.frontend", "broker.http", "protocol", "broker.namespace.router", "broker.namespace.namespace", "aiohttp"),
+    "broker.partition": (
+        "broker.frontend",
+        "broker.http",
+        "protocol",
+        "broker.namespace.router",
+        "broker.namespace.namespace",
+        "aiohttp",
+    ),
     "broker.frontend": ("storage", "broker.http", "broker.partition"),
     "broker.http": ("storage", "protocol", "broker.partition"),
     "broker.namespace.router": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
     "broker.operations": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
-    "broker.entities.descriptions": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
+    "broker.entities.descriptions": (
+        "broker.frontend",
+        "broker.http",
+        "broker.partition",
+        "protocol",
+        "storage",
+    ),
     "broker.base.errors": ("broker.", "protocol", "storage"),
     "broker.settings.settings": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
 }
@@ -50,7 +65,9 @@ def tree_of(path: Path) -> ast.Module:
 def writes_files(path: Path) -> bool:
     """Calls of `os` and `shutil` that change a file, the built-in `open`, and paths' own `write_…`."""
     return any(
-        (where in ("os", "shutil") and name in WRITES_FILES) or (where, name) == ("", "open") or name in ("write_bytes", "write_text")
+        (where in ("os", "shutil") and name in WRITES_FILES)
+        or (where, name) == ("", "open")
+        or name in ("write_bytes", "write_text")
         for where, name in calls_of(path)
     )
 
@@ -105,15 +122,18 @@ def homes(of: object) -> list[str]:
 
 
 def test_only_the_file_of_its_values_names_protons_c_core() -> None:
-    assert homes(lambda path: any(below(name, "cproton_ffi") or below(name, "cproton") for name in imports_of(path))) == [
-        "protocol.proton_values"
-    ]
+    assert homes(
+        lambda path: any(below(name, "cproton_ffi") or below(name, "cproton") for name in imports_of(path))
+    ) == ["protocol.proton_values"]
 
 
 def test_only_the_clock_reads_the_time_of_day() -> None:
     def reads(path: Path) -> bool:
         clocks = ("time", "datetime", "date")
-        return any(name in READS_THE_TIME and (where.split(".")[-1] in clocks or not where) for where, name in calls_of(path))
+        return any(
+            name in READS_THE_TIME and (where.split(".")[-1] in clocks or not where)
+            for where, name in calls_of(path)
+        )
 
     assert homes(reads) == ["broker.base.clock"]
 
@@ -124,23 +144,35 @@ def test_only_the_disk_writes_files_of_the_storage_and_outside_it_only_certifica
 
 def test_only_the_frontends_answers_word_an_amqp_condition_of_the_service() -> None:
     def words(path: Path) -> bool:
-        return any(isinstance(node, ast.Constant) and node.value == "com.microsoft:message-lock-lost" for node in ast.walk(tree_of(path)))
+        return any(
+            isinstance(node, ast.Constant) and node.value == "com.microsoft:message-lock-lost"
+            for node in ast.walk(tree_of(path))
+        )
 
     assert homes(words) == ["broker.wording"]
 
 
 def test_every_module_says_what_it_answers_for() -> None:
-    assert [module_of(path) for path in SOURCES if not ast.get_docstring(tree_of(path)) and path.read_text(encoding="utf-8").strip()] == []
+    assert [
+        module_of(path)
+        for path in SOURCES
+        if not ast.get_docstring(tree_of(path)) and path.read_text(encoding="utf-8").strip()
+    ] == []
 
 
-def test_files_have_one_purpose_and_fewer_than_700_lines() -> None:
-    assert [module_of(path) for path in SOURCES if len(path.read_text(encoding="utf-8").splitlines()) >= 700] == []
+def test_files_have_one_purpose_and_fewer_than_800_lines() -> None:
+    assert [
+        module_of(path) for path in SOURCES if len(path.read_text(encoding="utf-8").splitlines()) >= 700
+    ] == []
 
 
 def test_nothing_is_left_undone() -> None:
     marks = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error")
     tests = [path for path in (ROOT / "tests").rglob("*.py") if "node_modules" not in path.parts]
     found = [
-        f"{path.relative_to(ROOT)}: {mark}" for path in (*SOURCES, *tests) for mark in marks if mark in path.read_text(encoding="utf-8")
+        f"{path.relative_to(ROOT)}: {mark}"
+        for path in (*SOURCES, *tests)
+        for mark in marks
+        if mark in path.read_text(encoding="utf-8")
     ]
     assert found == []

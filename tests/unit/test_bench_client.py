@@ -53,12 +53,19 @@ def test_a_receiver_takes_what_it_asked_for_and_waits_for_each_settlement(peer: 
         receiver = Receiver(connection, window=50, body_bytes=1024)
         receiver.receive(250)
         drive([connection], lambda: receiver.is_done, WITHIN_S)
-    assert (receiver.received, receiver.completed, peer.queue.completed, peer.queue.waiting) == (250, 250, 250, 50)
+    assert (receiver.received, receiver.completed, peer.queue.completed, peer.queue.waiting) == (
+        250,
+        250,
+        250,
+        50,
+    )
 
 
 @pytest.mark.parametrize("settles_first", [False, True])
 def test_many_connections_send_and_receive_at_once(peer: BarePeer, settles_first: bool) -> None:
-    rate = traffic.send_and_receive(Target("peer", endpoint_of(peer), settles_first), 800, connection_count=4, window=20)
+    rate = traffic.send_and_receive(
+        Target("peer", endpoint_of(peer), settles_first), 800, connection_count=4, window=20
+    )
     assert rate > 0
     assert (peer.queue.completed, peer.queue.waiting) == (800, 0)
 

@@ -1,4 +1,5 @@
-"""The process that tests talk to: a broker that ends while it starts is reported at once, with its status and its log."""
+"""The process that tests talk to: a broker that ends while it starts is reported at once, with its status and
+its log."""
 
 from __future__ import annotations
 
@@ -14,11 +15,15 @@ from tests.support.broker_process import READY_WITHIN_S, BrokerDied, BrokerProce
 
 def test_a_broker_that_refuses_its_settings_is_reported_with_what_it_wrote(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, [queue("orders")], environment={"PARTIBUS_MEMORY_BYTES_MAX": "plenty"})
-    with pytest.raises(BrokerDied, match=r"(?s)ended with status 2 before it was ready.*PARTIBUS_MEMORY_BYTES_MAX"):
+    with pytest.raises(
+        BrokerDied, match=r"(?s)ended with status 2 before it was ready.*PARTIBUS_MEMORY_BYTES_MAX"
+    ):
         broker.start()
 
 
-def test_a_broker_that_dies_at_its_start_is_reported_at_once_though_a_child_of_it_keeps_the_log_open(tmp_path: Path) -> None:
+def test_a_broker_that_dies_at_its_start_is_reported_at_once_though_a_child_of_it_keeps_the_log_open(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, subprocess\n"
         f"child = subprocess.Popen(['sleep', '{2 * READY_WITHIN_S}'])\n"

@@ -18,9 +18,13 @@ WITH_CITATIONS = {".py", ".c", ".h", ".md", ".toml", ".go", ".java", ".js", ".sh
 
 NUMBER = r"\d+(?:\.\d+)*[a-z]?\b"
 ANY_NUMBER = rf"(?:{NUMBER}|[A-Z]\b)"
-CITATION = re.compile(rf"\b(AMQP|HTTP)[\s#]+contract[\s#]+({ANY_NUMBER}(?:(?:,[\s#]+(?:and[\s#]+)?|[\s#]+(?:to|and|or)[\s#]+){NUMBER})*)")
+CITATION = re.compile(
+    rf"\b(AMQP|HTTP)[\s#]+contract[\s#]+({ANY_NUMBER}(?:(?:,[\s#]+(?:and[\s#]+)?|[\s#]+(?:to|and|or)[\s#]+){NUMBER})*)"
+)
 """A page and one or more numbers. It may continue on the next line, in a comment too."""
-LOOSE = re.compile(r"\b[Cc]ontract(?:,|'s)?[\s#]+(?:§|rules?|gotcha|[Aa]ppendix|[Ss]ection|number|point)[\s#]*(?:\d+|[A-Z]\b)")
+LOOSE = re.compile(
+    r"\b[Cc]ontract(?:,|'s)?[\s#]+(?:§|rules?|gotcha|[Aa]ppendix|[Ss]ection|number|point)[\s#]*(?:\d+|[A-Z]\b)"
+)
 """Spellings that name a place without the page or without its number."""
 HEADING = re.compile(rf"#{{1,4}} (?:Appendix )?({ANY_NUMBER})\.? ")
 ITEM = re.compile(r"(\d+)\. ")
@@ -47,14 +51,20 @@ def wrong_citations(text: str) -> list[str]:
     wrong = []
     for citation in CITATION.finditer(text):
         page = citation[1]
-        wrong += [f"{page} contract {number}" for number in re.findall(ANY_NUMBER, citation[2]) if number not in numbers_of(page)]
+        wrong += [
+            f"{page} contract {number}"
+            for number in re.findall(ANY_NUMBER, citation[2])
+            if number not in numbers_of(page)
+        ]
     return wrong + [" ".join(loose.split()) for loose in LOOSE.findall(text)]
 
 
 def texts() -> Iterator[Path]:
     for folder, folders, files in os.walk(ROOT):
         folders[:] = sorted(
-            name for name in folders if name not in NOT_OURS and not name.startswith(".") and not name.endswith(".egg-info")
+            name
+            for name in folders
+            if name not in NOT_OURS and not name.startswith(".") and not name.endswith(".egg-info")
         )
         for name in files:
             path = Path(folder, name)
@@ -63,7 +73,11 @@ def texts() -> Iterator[Path]:
 
 
 def test_every_citation_leads_to_a_section_or_a_numbered_item() -> None:
-    wrong = {str(path.relative_to(ROOT)): found for path in texts() if (found := wrong_citations(path.read_text(encoding="utf-8")))}
+    wrong = {
+        str(path.relative_to(ROOT)): found
+        for path in texts()
+        if (found := wrong_citations(path.read_text(encoding="utf-8")))
+    }
     assert wrong == {}
 
 
@@ -109,5 +123,8 @@ def test_no_number_stands_twice_on_a_page(page: str) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "amqp.md", "http.md"])
 def test_the_files_that_a_page_names_exist(page: str) -> None:
-    named = re.findall(r"`((?:broker|protocol|storage|tests)/[\w/.*-]+)`", (ROOT / "docs" / "contract" / page).read_text(encoding="utf-8"))
+    named = re.findall(
+        r"`((?:broker|protocol|storage|tests)/[\w/.*-]+)`",
+        (ROOT / "docs" / "contract" / page).read_text(encoding="utf-8"),
+    )
     assert named and [path for path in named if not any(ROOT.glob(path))] == []

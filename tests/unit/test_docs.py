@@ -38,13 +38,25 @@ def test_no_setting_is_documented_that_does_not_exist() -> None:
 
 def test_every_metric_is_documented_and_no_other() -> None:
     samples: list[Sample] = [sample for family in Metrics().registry.collect() for sample in family.samples]
-    families = {family.name + ("_total" if family.type == "counter" else "") for family in Metrics().registry.collect()}
-    ours = {name for name in families if name.startswith("partibus_")} | ENTITY_SERIES | set(ENTITY_GAUGES) | set(PARTITION_GAUGES)
+    families = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in Metrics().registry.collect()
+    }
+    ours = (
+        {name for name in families if name.startswith("partibus_")}
+        | ENTITY_SERIES
+        | set(ENTITY_GAUGES)
+        | set(PARTITION_GAUGES)
+    )
     assert samples and set(re.findall(r"^\| `(partibus_\w+)`", CONFIGURATION, re.MULTILINE)) == ours
 
 
 def test_every_field_of_a_queue_in_the_configuration_file_is_documented() -> None:
-    missing = [field.alias for field in QueueProperties.model_fields.values() if f"`{field.alias}`" not in CONFIGURATION]
+    missing = [
+        field.alias
+        for field in QueueProperties.model_fields.values()
+        if f"`{field.alias}`" not in CONFIGURATION
+    ]
     assert missing == []
 
 
@@ -60,7 +72,10 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
 
 
 def test_the_readme_shows_the_two_commands_and_every_make_target_is_explained() -> None:
-    readme, makefile = (ROOT / "README.md").read_text(encoding="utf-8"), (ROOT / "Makefile").read_text(encoding="utf-8")
+    readme, makefile = (
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        (ROOT / "Makefile").read_text(encoding="utf-8"),
+    )
     assert "make run" in readme and "make test" in readme
     targets = set(re.search(r"\.PHONY: (.*)", makefile)[1].split())  # type: ignore[index]
     assert targets - set(re.findall(r"^([\w-]+):.*## ", makefile, re.MULTILINE)) == set()

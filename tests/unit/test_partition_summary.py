@@ -16,14 +16,19 @@ def wakes(harness: Harness) -> dict[int, int]:
     """The appointments that it would leave now, from now on in milliseconds."""
     assert harness.task._partition is not None
     now_ms = harness.clock.now_ms()
-    return {reason: at_ms - now_ms for reason, at_ms in summary_of(harness.task._partition, harness.clock).wakes.items()}
+    return {
+        reason: at_ms - now_ms
+        for reason, at_ms in summary_of(harness.task._partition, harness.clock).wakes.items()
+    }
 
 
 async def test_the_end_of_a_lock_is_no_appointment_for_locks_end_with_the_process() -> None:
     harness = Harness()
     await harness.send(b"one", b"two")
     await harness.receive(1)
-    assert wakes(harness) == {}, "it was opened at each start, because a receiver had not settled a message before"
+    assert wakes(harness) == {}, (
+        "it was opened at each start, because a receiver had not settled a message before"
+    )
 
 
 async def test_a_message_expires_on_time_whether_it_is_locked_or_not() -> None:
@@ -32,7 +37,9 @@ async def test_a_message_expires_on_time_whether_it_is_locked_or_not() -> None:
     await harness.receive(1)
     assert wakes(harness) == {Wake.EXPIRY: pytest.approx(LOCK_MS // 2, abs=TICK_MS)}
     await harness.advance(LOCK_MS // 2 + TICK_MS)
-    assert 0 <= wakes(harness)[Wake.EXPIRY] < LOCK_MS, "the first one is overdue, and its lock keeps it until then"
+    assert 0 <= wakes(harness)[Wake.EXPIRY] < LOCK_MS, (
+        "the first one is overdue, and its lock keeps it until then"
+    )
     await harness.advance(LOCK_MS)
     assert (await harness.peek()).messages == [b"two"]
     assert wakes(harness)[Wake.EXPIRY] > LOCK_MS, "the second one alone is left"

@@ -1,14 +1,15 @@
 """The client browses: a receiver whose source says `distribution-mode: copy` (§3.5.7; AMQP contract 5.2a).
 
-A browse goes through the partitions one after the other and shows each message once: nothing is locked, counted or removed. It shows what
-`$management`'s peek shows, including locked and deferred messages; `x-opt-message-state` tells which. Then it follows: until the link is
-detached, messages that arrive behind the last one shown of a partition are shown too. A drain is answered when no partition has more
-to show. A partition that is down is passed over, and read when it is back.
+A browse goes through the partitions one after the other and shows each message once: nothing is locked,
+counted or removed. It shows what `$management`'s peek shows, including locked and deferred messages;
+`x-opt-message-state` tells which. Then it follows: until the link is detached, messages that arrive behind
+the last one shown of a partition are shown too. A drain is answered when no partition has more to show. A
+partition that is down is passed over, and read when it is back.
 
-Messages are read from one partition at a time, in pages of bounded size, and only when there is credit and room for them. What finds
-neither when the page arrives is dropped and read again later, so a link keeps only its place in each partition. Each connection reads one
-page at a time, and the broker a few (`PAGES_AT_ONCE`). When everything was shown, a link does not poll: the partitions tell it when
-something has arrived (`Watch`).
+Messages are read from one partition at a time, in pages of bounded size, and only when there is credit and
+room for them. What finds neither when the page arrives is dropped and read again later, so a link keeps only
+its place in each partition. Each connection reads one page at a time, and the broker a few (`PAGES_AT_ONCE`).
+When everything was shown, a link does not poll: the partitions tell it when something has arrived (`Watch`).
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class BrowseLink:
         self._look_again_timer: asyncio.TimerHandle | None = None
         queue.watchers.add(self)
 
-    # --- reading ----------------------------------------------------------------------------------------------------
+    # --- reading
+    # --------------------------------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:
         """The client's credit has changed, the wire takes bytes again, or there may be more to show."""
@@ -91,7 +93,8 @@ class BrowseLink:
             self._finish_drain()
 
     def _wanted(self) -> int:
-        """How many messages may be shown now. Without room it is 0, and the connection calls `credit_granted` once there is room."""
+        """How many messages may be shown now. Without room it is 0, and the connection calls `credit_granted`
+        once there is room."""
         credit = self._engine.credit(self.link)
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
@@ -160,7 +163,8 @@ class BrowseLink:
             self._engine.drained(self.link)
             self._connection.flush_soon()
 
-    # --- following --------------------------------------------------------------------------------------------------
+    # --- following
+    # --------------------------------------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
         """Called by the partitions' tasks: an error here must end this connection, and no partition."""
@@ -186,7 +190,9 @@ class BrowseLink:
     def _look_again(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        back = [number for number, due in self._down.items() if due <= now and self._handles[number].available]
+        back = [
+            number for number, due in self._down.items() if due <= now and self._handles[number].available
+        ]
         for number in back:
             del self._down[number]
         self._unread.update(back)
@@ -194,10 +200,12 @@ class BrowseLink:
         if back:
             self.credit_granted()
 
-    # --- settlement back --------------------------------------------------------------------------------------------
+    # --- settlement back
+    # --------------------------------------------------------------------------------------------------------
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """The client gives deliveries an outcome (§2.7.6). It is answered with the same outcome, and changes nothing."""
+        """The client gives deliveries an outcome (§2.7.6). It is answered with the same outcome, and changes
+        nothing."""
         known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
         self._unsettled.difference_update(known)
         if event.settled:
@@ -205,11 +213,14 @@ class BrowseLink:
         elif event.outcome == Outcome.TRANSACTIONAL:
             self._engine.reject(known, error_of(no_transactions()))
         else:
-            self._engine.settle(known, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here)
+            self._engine.settle(
+                known, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here
+            )
         self._connection.flush_soon()
         self.credit_granted()  # the bound on unsettled deliveries may have held messages back
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- the end
+    # --------------------------------------------------------------------------------------------------------
 
     def detached(self) -> None:
         """The link is gone: stop watching the partitions."""

@@ -1,9 +1,10 @@
 """Which partitions a receiving link asks for how many messages. Pure.
 
-A partition that answered the last demand in full most likely has more (it is *flowing*) until it says otherwise; the others
-have *standing* demand, which waits in the partition until something arrives. So a link on a queue with a backlog asks a few
-flowing partitions in turn, each for a run of messages, and a link on an empty queue waits everywhere at once. Asking is
-what costs, not the messages: a run grows with the credit that the client works with, up to RUN_MESSAGES_MAX.
+A partition that answered the last demand in full most likely has more (it is *flowing*) until it says
+otherwise; the others have *standing* demand, which waits in the partition until something arrives. So a link
+on a queue with a backlog asks a few flowing partitions in turn, each for a run of messages, and a link on an
+empty queue waits everywhere at once. Asking is what costs, not the messages: a run grows with the credit that
+the client works with, up to RUN_MESSAGES_MAX.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class DemandPlan:
                     if missing <= 0:
                         break
         if missing > 0:
-            # Nothing flows: ask anew where part of the standing demand was met. A partition recalls what other clients hold
-            # unseen for those who have asked since they last got something, and only for them.
+            # Nothing flows: ask anew where part of the standing demand was met. A partition recalls what
+            # other clients hold unseen for those who have asked since they last got something, and only for
+            # them.
             for number in range(partitions):
                 if self._served[number] and asked[number] and not flowing[number]:
                     count = max(standing - asked[number], 1)
@@ -74,11 +76,17 @@ class DemandPlan:
         return plan
 
     def ask_once(self, wanted: int, run_max: int, everywhere: bool) -> list[tuple[int, int]]:
-        """What to ask for, as (partition, count), of everybody or of those that flow, before the demand is withdrawn.
+        """What to ask for, as (partition, count), of everybody or of those that flow, before the demand is
+        withdrawn.
 
-        Nobody is asked for more than its share: what was not there is found by asking those again that gave something.
+        Nobody is asked for more than its share: what was not there is found by asking those again that gave
+        something.
         """
-        numbers = [number for number, flows in enumerate(self._flowing) if flows or (everywhere and number not in self._given_up)]
+        numbers = [
+            number
+            for number, flows in enumerate(self._flowing)
+            if flows or (everywhere and number not in self._given_up)
+        ]
         if wanted <= 0 or not numbers:
             return []
         share = min(-(-wanted // len(numbers)), run_max)
@@ -89,7 +97,8 @@ class DemandPlan:
         return plan
 
     def answered(self, number: int, count: int, *, voids_demand: bool = False) -> None:
-        """A partition has locked `count` messages for the link; with `voids_demand` it has more, but gives it only to a new demand."""
+        """A partition has locked `count` messages for the link; with `voids_demand` it has more, but gives it
+        only to a new demand."""
         rest = 0 if voids_demand else self.asked[number] - count
         self.asked[number] = max(rest, 0)
         self._flowing[number] = rest <= 0

@@ -1,8 +1,8 @@
 """The client sends: credit out, operations in, outcomes back.
 
-Messages that one read of the socket brought go to their partitions as one `Send` each, and are acknowledged when the
-partition says that they are durable (durability rule 1). A message that is refused is refused alone; a batch (message
-format 0x80013700) is one delivery: all of it goes to one partition, or none.
+Messages that one read of the socket brought go to their partitions as one `Send` each, and are acknowledged
+when the partition says that they are durable (durability rule 1). A message that is refused is refused alone;
+a batch (message format 0x80013700) is one delivery: all of it goes to one partition, or none.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 TAKEN_APART_AT_ONCE = 64
 """Messages of a batch: less than a millisecond."""
 TRANSFER_DESTINATION = "com.microsoft:transfer-destination-address"
-"""Attach property: the link leads to this entity, and what it names as its target stands in between (AMQP contract 4.1)."""
+"""Attach property: the link leads to this entity, and what it names as its target stands in between (AMQP
+contract 4.1)."""
 
 ONE_DISK = frozenset((Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED))
 SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}
 """Why a partition refuses what another one may take, if the queue is in one data folder or in several."""
 ELSEWHERE_WITHIN_S = 7.0
-"""Messages that have been under way for longer are posted to no further partition (clients wait 15 s and more for an outcome)."""
+"""Messages that have been under way for longer are posted to no further partition (clients wait 15 s and more
+for an outcome)."""
 
 
 @dataclass(slots=True)
@@ -73,13 +75,16 @@ class IncomingLink:
         if (destination := connection.engine.link_properties(link).get(TRANSFER_DESTINATION)) is not None:
             raise Refused(
                 Reason.NOT_IMPLEMENTED,
-                f"Sending to '{destination!s:.300}' via '{queue.name}' ({TRANSFER_DESTINATION}) is not supported by this version. "
+                f"Sending to '{destination!s:.300}' via '{queue.name}' ({TRANSFER_DESTINATION}) is not "
+                "supported by this version. "
                 "Attach to the destination itself.",
             )
         check_can_send(queue)
         size_max = message_bytes_max(queue)
         connection.engine.accept_link(
-            link, max_message_bytes=size_max, properties={Symbol("com.microsoft:max-message-batch-size"): ULong(size_max)}
+            link,
+            max_message_bytes=size_max,
+            properties={Symbol("com.microsoft:max-message-batch-size"): ULong(size_max)},
         )
         link.context = cls(connection, link, queue, address.path)
 
@@ -101,10 +106,12 @@ class IncomingLink:
         queue.watchers.add(self)
         connection.engine.grant(link, self._window)
 
-    # --- messages in ------------------------------------------------------------------------------------------------
+    # --- messages in
+    # --------------------------------------------------------------------------------------------------------
 
     def received(self, event: MessagesReceived) -> bool:
-        """Transfers of the client (§2.7.5). False if they are not done in this slice of time: it is to be called again with the same."""
+        """Transfers of the client (§2.7.5). False if they are not done in this slice of time: it is to be
+        called again with the same."""
         self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
         try:
             if event.batch:
@@ -126,10 +133,15 @@ class IncomingLink:
 
     def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
         """A transfer that the engine has not kept."""
-        self._refuse(event.deliveries, too_large(self.queue, event.size) if isinstance(event, MessageTooLarge) else no_transactions(), 1)
+        self._refuse(
+            event.deliveries,
+            too_large(self.queue, event.size) if isinstance(event, MessageTooLarge) else no_transactions(),
+            1,
+        )
 
     def _send_messages(self, payloads: Sequence[bytes], deliveries: Sequence[Delivery]) -> None:
-        """Messages of their own, each with its outcome: those without a key go round in runs, the others where they belong."""
+        """Messages of their own, each with its outcome: those without a key go round in runs, the others
+        where they belong."""
         message_id = self._connection.services.message_id
         settings = self.queue.description.settings
         may_be_plain = not (settings.requires_session or settings.requires_duplicate_detection)
@@ -168,10 +180,13 @@ class IncomingLink:
             self._refuse(deliveries, why, len(messages))
             return
         for number, start, stop in runs:
-            self._post(router.handles[number], messages[start:stop], deliveries[start:stop], stop - start, number)
+            self._post(
+                router.handles[number], messages[start:stop], deliveries[start:stop], stop - start, number
+            )
 
     def _send_batch(self, payload: bytes, deliveries: Sequence[Delivery]) -> Iterator[None]:
-        """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn (AMQP contract 4.5).
+        """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn
+        (AMQP contract 4.5).
 
         It may hold thousands of messages, so it is taken apart in steps, and posted with the last one.
         """
@@ -195,7 +210,8 @@ class IncomingLink:
             one, other, *_ = sorted(keys)
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f"The batch carries different partition keys ('{one}' and '{other}'): a batch goes to one partition of the entity as a "
+                f"The batch carries different partition keys ('{one}' and '{other}'): a batch goes to "
+                "one partition of the entity as a "
                 "whole. Send one batch for each key.",
             )
         key = next(iter(keys), "") or hint.session_id or hint.partition_key
@@ -209,7 +225,8 @@ class IncomingLink:
             self._post(router.handles[number], messages, deliveries, 1, number)
 
     def _key(self, message: StoredMessage) -> str | None:
-        """What pins a message to a partition (AMQP contract 10.7). Raises Refused for what this queue does not take."""
+        """What pins a message to a partition (AMQP contract 10.7). Raises Refused for what this queue does
+        not take."""
         self._check(message)
         key = message.session_id or message.partition_key
         if not key and self.queue.description.settings.requires_duplicate_detection:
@@ -218,11 +235,18 @@ class IncomingLink:
 
     def _check(self, message: StoredMessage) -> None:
         """Raises Refused for what this queue does not take."""
-        if message.scheduled_enqueue_time_ms is not None and message.scheduled_enqueue_time_ms > self._connection.services.clock.now_ms():
+        if (
+            message.scheduled_enqueue_time_ms is not None
+            and message.scheduled_enqueue_time_ms > self._connection.services.clock.now_ms()
+        ):
             raise Refused(Reason.NOT_IMPLEMENTED, "Scheduled messages are not supported by this version.")
         if self.queue.description.settings.requires_session and message.session_id is None:
             raise Refused(
-                Reason.NOT_ALLOWED, "The SessionId was not set on a message, and it cannot be sent to the entity, which requires sessions."
+                Reason.NOT_ALLOWED,
+                (
+                    "The SessionId was not set on a message, and it cannot be sent to the entity, which "
+                    "requires sessions."
+                ),
             )
 
     def _post(
@@ -233,7 +257,8 @@ class IncomingLink:
         count: int,
         number: int | None = None,
     ) -> None:
-        """Ask a partition to store messages; `number` is its own if another one may take them in its place."""
+        """Ask a partition to store messages; `number` is its own if another one may take them in its
+        place."""
         data = [message.data for message in messages]
         size = sum(map(len, data))
         times_to_live_ms = [message.time_to_live_ms for message in messages]
@@ -243,7 +268,8 @@ class IncomingLink:
         self._connection.took(size, len(messages))
         partition.post(send, self._client, self._answered)
 
-    # --- outcomes back ----------------------------------------------------------------------------------------------
+    # --- outcomes back
+    # --------------------------------------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
         """Called by the partitions' tasks: what goes wrong here ends this connection, and no partition."""
@@ -277,12 +303,14 @@ class IncomingLink:
             self._refuse(sent.deliveries, Refused(answer.reason, answer.description), sent.count)
 
     def _sent_elsewhere(self, sent: _Underway, failed: Failed) -> bool:
-        """Messages without a key do not depend on a partition: what one went down with, or has no room for, another one takes.
+        """Messages without a key do not depend on a partition: what one went down with, or has no room for,
+        another one takes.
 
-        Whoever answers `Failed` has said that nothing of them will ever be read there, so they cannot come twice (but for a process
-        that ends while that disk still refuses, see `partition/task.py`). Every partition is asked once, for ELSEWHERE_WITHIN_S at most:
-        a partition whose disk hangs takes seconds to say so, and the client must hear in time that it can try again. A full disk is
-        another matter if it is the same one for all partitions: they would all write to it in vain.
+        Whoever answers `Failed` has said that nothing of them will ever be read there, so they cannot come
+        twice (but for a process that ends while that disk still refuses, see `partition/task.py`). Every
+        partition is asked once, for ELSEWHERE_WITHIN_S at most: a partition whose disk hangs takes seconds to
+        say so, and the client must hear in time that it can try again. A full disk is another matter if it is
+        the same one for all partitions: they would all write to it in vain.
         """
         elsewhere = ONE_DISK if self.queue.description.folders == 1 else SEVERAL_DISKS
         if sent.number is None or failed.reason not in elsewhere:
@@ -303,15 +331,23 @@ class IncomingLink:
         return True
 
     def _of_all(self, sent: _Underway, last: Failed) -> Failed:
-        """The answer of all partitions together: full for good only if each of them is, for one that is down may come back with room."""
-        full, partitions = list(sent.refused_by.values()).count(Reason.QUOTA_EXCEEDED), self.queue.description.partitions
+        """The answer of all partitions together: full for good only if each of them is, for one that is down
+        may come back with room."""
+        full, partitions = (
+            list(sent.refused_by.values()).count(Reason.QUOTA_EXCEEDED),
+            self.queue.description.partitions,
+        )
         if last.reason is not Reason.QUOTA_EXCEEDED or sent.number is None or full == partitions:
             return last
-        text = f"{full} of the {partitions} partitions of '{self.queue.name}' are full, the others are not available. Please try again."
+        text = (
+            f"{full} of the {partitions} partitions of '{self.queue.name}' are full, the others are not "
+            "available. Please try again."
+        )
         return Failed(Reason.PARTITION_UNAVAILABLE, text, last.cookie)
 
     def _refuse(self, deliveries: Sequence[Delivery], why: Refused, count: int) -> None:
-        """`count` deliveries are refused: `deliveries`, or none of them if they came settled. Their credit comes back either way."""
+        """`count` deliveries are refused: `deliveries`, or none of them if they came settled. Their credit
+        comes back either way."""
         if not self.link.gone:
             self._connection.engine.reject(deliveries, error_of(why))
             self._meter.refused(why.reason, count)
@@ -325,7 +361,8 @@ class IncomingLink:
             self._connection.engine.grant(self.link, self._used)
             self._used = 0
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- the end
+    # --------------------------------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:
         """A sender's flow says nothing that matters here."""
@@ -352,7 +389,10 @@ def check_can_send(queue: Queue) -> None:
     """Raises Refused(ENTITY_DISABLED) when the queue's status does not let messages in."""
     status = queue.description.settings.status
     if not status.can_send:
-        raise Refused(Reason.ENTITY_DISABLED, f"Entity '{queue.name}' is disabled for sending: its status is {status.value}.")
+        raise Refused(
+            Reason.ENTITY_DISABLED,
+            f"Entity '{queue.name}' is disabled for sending: its status is {status.value}.",
+        )
 
 
 def message_bytes_max(queue: Queue) -> int:
@@ -364,6 +404,7 @@ def too_large(queue: Queue, size: int) -> Refused:
     """The refusal of a message over the queue's limit."""
     return Refused(
         Reason.MESSAGE_TOO_LARGE,
-        f"The received message (delivery-size: {size} bytes) exceeds the limit ({message_bytes_max(queue)} bytes) of the entity "
+        f"The received message (delivery-size: {size} bytes) exceeds the limit "
+        f"({message_bytes_max(queue)} bytes) of the entity "
         f"'{queue.name}'.",
     )

@@ -1,13 +1,13 @@
 """The client receives: credit in, deliveries out, settlement back.
 
-Credit becomes demand at every partition (a share each), so that a message anywhere is found at once; what comes back beyond
-the credit waits on the shelf (`receive_cache.py`). Locked messages leave the shelf with their locks renewed.
-Receive-and-delete is the same with one step more: the messages are completed first, and sent, settled, when their removal
-is durable (durability rule 2).
+Credit becomes demand at every partition (a share each), so that a message anywhere is found at once; what
+comes back beyond the credit waits on the shelf (`receive_cache.py`). Locked messages leave the shelf with
+their locks renewed. Receive-and-delete is the same with one step more: the messages are completed first, and
+sent, settled, when their removal is durable (durability rule 2).
 
-A drain asks every partition once, takes the demand back, and is answered when all have confirmed that nothing more is on
-its way (§2.6.7). Detaching is not a settlement: what the client has seen stays locked until its lock runs out; what
-it has not seen goes back at once.
+A drain asks every partition once, takes the demand back, and is answered when all have confirmed that nothing
+more is on its way (§2.6.7). Detaching is not a settlement: what the client has seen stays locked until its
+lock runs out; what it has not seen goes back at once.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class OutgoingLink:
         self._meter = queue.meter
         queue.watchers.add(self)
 
-    # --- credit in, demand out --------------------------------------------------------------------------------------
+    # --- credit in, demand out
+    # --------------------------------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:
         """The client's credit is another one, or the wire takes bytes again."""
@@ -121,11 +122,15 @@ class OutgoingLink:
         if credit <= 0 or self._is_blocked():
             return 0
         connection = self._connection
-        wanted = min(credit, connection.services.settings.unsettled_per_link_max - len(self._unsettled)) - self._removing_count
+        wanted = (
+            min(credit, connection.services.settings.unsettled_per_link_max - len(self._unsettled))
+            - self._removing_count
+        )
         return min(wanted, max(connection.room // self._message_bytes, 1))
 
     def _is_blocked(self) -> bool:
-        """The client does not read as fast as it grants credit. Its connection calls `credit_granted` when there is room again."""
+        """The client does not read as fast as it grants credit. Its connection calls `credit_granted` when
+        there is room again."""
         return not self._connection.has_room_for(self)
 
     def _ask(self) -> None:
@@ -133,15 +138,25 @@ class OutgoingLink:
         wanted = self._wanted()
         if wanted <= 0:
             if self._withdraw_timer is None and any(self._plan.asked):
-                self._withdraw_timer = asyncio.get_running_loop().call_later(WITHDRAW_AFTER_S, self._withdraw_is_due)
+                self._withdraw_timer = asyncio.get_running_loop().call_later(
+                    WITHDRAW_AFTER_S, self._withdraw_is_due
+                )
             return
         for number, count, tell_unmet in self._plan.ask(wanted, self._run_max()):
-            self._handles[number].post(Demand(self.subqueue, count, tell_unmet, self._bytes_max()), self._client, self._answered)
+            self._handles[number].post(
+                Demand(self.subqueue, count, tell_unmet, self._bytes_max()), self._client, self._answered
+            )
 
     def _run_max(self) -> int:
         """How many messages may come from one partition at once."""
         connection = self._connection
-        return max(min(connection.room // (4 * self._message_bytes), connection.services.settings.receive_cache_messages // 2), 1)
+        return max(
+            min(
+                connection.room // (4 * self._message_bytes),
+                connection.services.settings.receive_cache_messages // 2,
+            ),
+            1,
+        )
 
     def _bytes_max(self) -> int:
         """The same in bytes, which only the partition knows exactly."""
@@ -159,9 +174,12 @@ class OutgoingLink:
             self._handles[number].post(Withdraw(self.subqueue), self._client, self._answered)
 
     def _drain_round(self, *, everywhere: bool) -> None:
-        """Ask for what there is now, in all partitions or in those that gave something in the round before."""
+        """Ask for what there is now, in all partitions or in those that gave something in the round
+        before."""
         for number, count in self._plan.ask_once(self._wanted(), self._run_max(), everywhere):
-            self._handles[number].post(Demand(self.subqueue, count, bytes_max=self._bytes_max()), self._client, self._answered)
+            self._handles[number].post(
+                Demand(self.subqueue, count, bytes_max=self._bytes_max()), self._client, self._answered
+            )
         self._withdraw()
 
     def _finish_drain(self) -> None:
@@ -183,7 +201,8 @@ class OutgoingLink:
         else:  # the client has thought better of it
             self._ask()
 
-    # --- answers of the partitions ----------------------------------------------------------------------------------
+    # --- answers of the partitions
+    # --------------------------------------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
         """Called by the partitions' tasks: what goes wrong here ends this connection, and no partition."""
@@ -210,7 +229,9 @@ class OutgoingLink:
             case Recall():
                 tokens = self._shelf.recall(answer.partition, answer.subqueue)
                 self._meter.receive_cache_recalls += len(tokens)
-                self._handles[answer.partition].post(Recalled(answer.subqueue, tokens), self._client, self._answered)
+                self._handles[answer.partition].post(
+                    Recalled(answer.subqueue, tokens), self._client, self._answered
+                )
             case Failed():
                 self._failed(answer)
             case Unavailable():
@@ -240,12 +261,15 @@ class OutgoingLink:
         if not self._drain_asked:
             self._ask()
 
-    # --- the shelf --------------------------------------------------------------------------------------------------
+    # --- the shelf
+    # --------------------------------------------------------------------------------------------------------
 
     def _keep(self, locked: Locked) -> None:
         connection, output = self._connection, self._connection.services.output
         cache = connection.cache
-        cache.bytes_max = min(connection.services.settings.receive_cache_bytes, output.shelf_bytes(connection.room))
+        cache.bytes_max = min(
+            connection.services.settings.receive_cache_bytes, output.shelf_bytes(connection.room)
+        )
         before = cache.bytes
         over = self._shelf.put(locked)
         output.add(connection, cache.bytes - before)
@@ -293,14 +317,17 @@ class OutgoingLink:
         for number, group in _by_partition(tokens).items():
             self._handles[number].post(Release(group), self._client, self._answered)
 
-    # --- deliveries out ---------------------------------------------------------------------------------------------
+    # --- deliveries out
+    # --------------------------------------------------------------------------------------------------------
 
     def _hand_over(self, locked: Locked) -> None:
         if self._settled_mode:
             self._cookies += 1
             self._removing[self._cookies] = locked
             self._removing_count += len(locked.tokens)
-            self._handles[locked.partition].post(Complete(locked.tokens, self._cookies), self._client, self._answered)
+            self._handles[locked.partition].post(
+                Complete(locked.tokens, self._cookies), self._client, self._answered
+            )
             return
         deliveries = self._transfer(locked)
         self._unsettled.update(zip(deliveries, locked.tokens, strict=True))
@@ -333,10 +360,12 @@ class OutgoingLink:
             self._transfer(locked)
         self.credit_granted()
 
-    # --- settlement back --------------------------------------------------------------------------------------------
+    # --- settlement back
+    # --------------------------------------------------------------------------------------------------------
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """The client gave deliveries an outcome (§2.7.6). It is answered when the outcome is durable (durability rule 1)."""
+        """The client gave deliveries an outcome (§2.7.6). It is answered when the outcome is durable
+        (durability rule 1)."""
         unsettled = self._unsettled
         known: list[Delivery] = []
         groups: dict[int, tuple[list[Delivery], list[LockToken]]] = {}
@@ -358,7 +387,9 @@ class OutgoingLink:
             self.credit_granted()  # the bound had held messages back
         self._connection.flush_soon()
 
-    def _settle(self, number: int, deliveries: Sequence[Delivery], tokens: list[LockToken], event: DeliveriesUpdated) -> None:
+    def _settle(
+        self, number: int, deliveries: Sequence[Delivery], tokens: list[LockToken], event: DeliveriesUpdated
+    ) -> None:
         self._cookies += 1
         cookie = self._cookies
         try:
@@ -376,7 +407,9 @@ class OutgoingLink:
             self._connection.took_changes(event.bytes)
         self._handles[number].post(operation, self._client, self._answered)
 
-    def _operation(self, event: DeliveriesUpdated, tokens: list[LockToken], cookie: int) -> Complete | Abandon | Defer | DeadLetter | None:
+    def _operation(
+        self, event: DeliveriesUpdated, tokens: list[LockToken], cookie: int
+    ) -> Complete | Abandon | Defer | DeadLetter | None:
         """What the outcome asks of the partition; None to give the messages back. Raises Refused."""
         meter = self._meter
         match event.outcome:
@@ -411,9 +444,13 @@ class OutgoingLink:
             for reason in set(settled.failures.values()):
                 refused = [deliveries[index] for index, each in settled.failures.items() if each is reason]
                 self._engine.reject(refused, error_of(not_settled(reason)))
-            deliveries = [delivery for index, delivery in enumerate(deliveries) if index not in settled.failures]
+            deliveries = [
+                delivery for index, delivery in enumerate(deliveries) if index not in settled.failures
+            ]
         # The same outcome as the client's, and a dead-lettering without its error (AMQP contract 6.2).
-        self._engine.settle(deliveries, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here)
+        self._engine.settle(
+            deliveries, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here
+        )
         self._connection.flush_soon()
 
     def _take_settling(self, cookie: int) -> tuple[Sequence[Delivery], DeliveriesUpdated]:
@@ -436,7 +473,8 @@ class OutgoingLink:
             self._connection.flush_soon()
 
     def forget(self, tokens: Set[LockToken]) -> None:
-        """Messages were settled another way (`$management`): settle those of this link here, too (AMQP contract 6.2)."""
+        """Messages were settled another way (`$management`): settle those of this link here, too (AMQP
+        contract 6.2)."""
         deliveries = [delivery for delivery, held in self._unsettled.items() if held in tokens]
         if deliveries:
             for delivery in deliveries:
@@ -445,10 +483,12 @@ class OutgoingLink:
             self._connection.flush_soon()
             self.credit_granted()  # the bound on unsettled deliveries may have held messages back
 
-    # --- partitions that go down ------------------------------------------------------------------------------------
+    # --- partitions that go down
+    # --------------------------------------------------------------------------------------------------------
 
     def _unavailable(self, number: int, for_good: bool) -> None:
-        """Locks and demand in the partition are void. Ask again in a while, but not a partition that does not come back."""
+        """Locks and demand in the partition are void. Ask again in a while, but not a partition that does not
+        come back."""
         if for_good:
             self._plan.give_up(number)
         else:
@@ -462,7 +502,8 @@ class OutgoingLink:
         self._retry_timer = None
         self.credit_granted()
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- the end
+    # --------------------------------------------------------------------------------------------------------
 
     def detached(self) -> None:
         """The link is gone: unseen messages go back at once, the others when their locks run out."""
@@ -523,7 +564,10 @@ def lock_lost() -> Refused:
     """The refusal of a settlement that came too late."""
     return Refused(
         Reason.LOCK_LOST,
-        "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue.",
+        (
+            "The lock supplied is invalid. Either the lock expired, or the message has already been "
+            "removed from the queue."
+        ),
     )
 
 
@@ -532,11 +576,15 @@ def not_settled(reason: Reason) -> Refused:
     if reason is Reason.LOCK_LOST:
         return lock_lost()
     assert reason is Reason.NOT_ALLOWED, "partitions refuse a settlement for these reasons alone"
-    return Refused(reason, "A message in a dead-letter queue cannot be dead-lettered again. It stays as it is, and locked.")
+    return Refused(
+        reason,
+        "A message in a dead-letter queue cannot be dead-lettered again. It stays as it is, and locked.",
+    )
 
 
 def accept_receiver(connection: Connection, link: Link, queue: Queue, address: Address) -> None:
-    """Accept a client's receiver. Raises Refused when the queue does not let messages out, or not with or without sessions as asked."""
+    """Accept a client's receiver. Raises Refused when the queue does not let messages out, or not with or
+    without sessions as asked."""
     check_can_receive(queue)
     check_sessions(connection.engine, link, queue, address)
     connection.engine.accept_link(link)
@@ -546,4 +594,7 @@ def check_can_receive(queue: Queue) -> None:
     """Raises Refused(ENTITY_DISABLED) when the queue's status does not let messages out."""
     status = queue.description.settings.status
     if not status.can_receive:
-        raise Refused(Reason.ENTITY_DISABLED, f"Entity '{queue.name}' is disabled for receiving: its status is {status.value}.")
+        raise Refused(
+            Reason.ENTITY_DISABLED,
+            f"Entity '{queue.name}' is disabled for receiving: its status is {status.value}.",
+        )

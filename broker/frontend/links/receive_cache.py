@@ -1,8 +1,10 @@
-"""Locked messages waiting for credit: bounded per connection, recalled by their partitions, returned at close.
+"""Locked messages waiting for credit: bounded per connection, recalled by their partitions, returned at
+close.
 
-A receive request fans out to all partitions; what comes back beyond the link's credit waits on the link's *shelf* and
-answers its next requests without a fan-out. All shelves of a connection share one bound in messages and
-bytes. Nothing on a shelf was seen by a client: giving it back counts no delivery. Pure: no engine, no loop.
+A receive request fans out to all partitions; what comes back beyond the link's credit waits on the link's
+*shelf* and answers its next requests without a fan-out. All shelves of a connection share one bound in
+messages and bytes. Nothing on a shelf was seen by a client: giving it back counts no delivery. Pure: no
+engine, no loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks what an attach asks of its source and target, and refuses what the broker does not do.
 
-A field that is accepted and ignored misleads the client: with a selector that is ignored, a receiver removes messages that it was meant to
-leave alone. Such an attach is refused (AMQP contract 5.2a). Fields that ordinary clients set without relying on them (durability,
-expiry, outcomes) are echoed.
+A field that is accepted and ignored misleads the client: with a selector that is ignored, a receiver removes
+messages that it was meant to leave alone. Such an attach is refused (AMQP contract 5.2a). Fields that
+ordinary clients set without relying on them (durability, expiry, outcomes) are echoed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ NOT_A_QUEUE = frozenset({"topic", "temporary-topic", "shared", "temporary-queue"
 
 
 def check_node(engine: Engine, link: Link) -> None:
-    """Raises Refused if a link to an entity asks for what the broker does not do. `check_sessions` judges a receiver's session filter."""
+    """Raises Refused if a link to an entity asks for what the broker does not do. `check_sessions` judges a
+    receiver's session filter."""
     for name, value in _filters(engine, link).items():
         if link.incoming or name != SESSION_FILTER:
             raise _not_applied(name, value)
@@ -35,21 +36,27 @@ def check_node(engine: Engine, link: Link) -> None:
         if capability in NOT_A_QUEUE:
             raise Refused(
                 Reason.NOT_IMPLEMENTED,
-                f"The attach asks for a node with the capability '{capability}', but the entity is a queue: each message goes to one "
+                f"The attach asks for a node with the capability '{capability}', but the entity is a "
+                "queue: each message goes to one "
                 "receiver only.",
             )
 
 
 def check_sessions(engine: Engine, link: Link, queue: Queue, address: Address) -> None:
-    """Raises Refused for a receiver that asks for a message session where there is none, or for none where there are."""
+    """Raises Refused for a receiver that asks for a message session where there is none, or for none where
+    there are."""
     filtered = SESSION_FILTER in _filters(engine, link)
     if queue.description.settings.requires_session and not address.subqueue:
         if filtered:
             raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
-        raise Refused(Reason.NOT_ALLOWED, f"It is not possible for an entity that requires sessions ('{queue.name}') to create a "
+        raise Refused(Reason.NOT_ALLOWED, "It is not possible for an entity that requires "
+f"sessions ('{queue.name}') to create a "
                       "non-sessionful message receiver.")  # fmt: skip
     if filtered:
-        raise Refused(Reason.NOT_ALLOWED, f"The entity '{queue.name}' does not require sessions: it has no session to receive from.")
+        raise Refused(
+            Reason.NOT_ALLOWED,
+            f"The entity '{queue.name}' does not require sessions: it has no session to receive from.",
+        )
 
 
 def check_request_node(engine: Engine, link: Link) -> None:
@@ -57,13 +64,18 @@ def check_request_node(engine: Engine, link: Link) -> None:
     for name, value in _filters(engine, link).items():
         raise _not_applied(name, value)
     if link.copies and not link.incoming:
-        raise Refused(Reason.NOT_IMPLEMENTED, "Responses cannot be browsed: attach without the distribution mode 'copy'.")
+        raise Refused(
+            Reason.NOT_IMPLEMENTED,
+            "Responses cannot be browsed: attach without the distribution mode 'copy'.",
+        )
 
 
 def check_dynamic(engine: Engine, link: Link) -> None:
     """Raises Refused if the link asks for a dynamic node (§3.5.3, §3.5.4)."""
     if engine.source_is_dynamic(link) or engine.target_is_dynamic(link):
-        raise Refused(Reason.NOT_IMPLEMENTED, "Dynamic nodes are not supported: attach to an existing entity.")
+        raise Refused(
+            Reason.NOT_IMPLEMENTED, "Dynamic nodes are not supported: attach to an existing entity."
+        )
 
 
 def _filters(engine: Engine, link: Link) -> dict[str, Any]:
@@ -78,5 +90,9 @@ def _not_applied(name: str, value: Any) -> Refused:
     kind = FILTER_TYPES.get(kind, kind) if isinstance(kind, int) else kind
     what = f"'{name:.100}'" if kind == name else f"'{name:.100}' ({kind!s:.100})"
     return Refused(
-        Reason.NOT_IMPLEMENTED, f"The filter {what} is not supported by this version. Attach without it, and filter messages in the client."
+        Reason.NOT_IMPLEMENTED,
+        (
+            f"The filter {what} is not supported by this version. Attach without it, and filter messages "
+            "in the client."
+        ),
     )

@@ -1,7 +1,7 @@
 """The `$cbs` node: clients put tokens that say what they may do (AMQP contract 2).
 
-A token is told by its text, not by the type it is announced with: the Python SDK says `jwt` for a SAS token, too. Its expiry
-is the token's own, never the request's.
+A token is told by its text, not by the type it is announced with: the Python SDK says `jwt` for a SAS token,
+too. Its expiry is the token's own, never the request's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("cbs")
 
 AUDIENCE_CHARACTERS_MAX = 2_048
-"""A host name has at most 253 characters and the path of an entity 260; even the encoded path of a subscription's dead letters is
-far shorter than this."""
+"""A host name has at most 253 characters and the path of an entity 260; even the encoded path of a
+subscription's dead letters is far shorter than this."""
 
 
 class CbsNode:
@@ -41,7 +41,8 @@ class CbsNode:
         return False
 
     async def respond(self, request: Request) -> Response:
-        """Answer put-token with 202, or with what is wrong; dashed keys, and the status an int (AMQP contract 0.4.2)."""
+        """Answer put-token with 202, or with what is wrong; dashed keys, and the status an int (AMQP contract
+        0.4.2)."""
         try:
             self._put_token(request)
         except Refused as why:
@@ -56,24 +57,39 @@ class CbsNode:
                 reason=why.description,
             )
             return Response(
-                {"status-code": Int(status), "status-description": why.description, "error-condition": Symbol(condition)},
+                {
+                    "status-code": Int(status),
+                    "status-description": why.description,
+                    "error-condition": Symbol(condition),
+                },
             )
         return Response({"status-code": Int(202), "status-description": "Accepted"})
 
     def _put_token(self, request: Request) -> None:
         operation = request.properties.get("operation")
         if operation != "put-token":
-            raise Refused(Reason.NOT_IMPLEMENTED, f"'{operation!s:.80}' is not an operation of $cbs; put-token is.")
+            raise Refused(
+                Reason.NOT_IMPLEMENTED, f"'{operation!s:.80}' is not an operation of $cbs; put-token is."
+            )
         audience, token = request.properties.get("name"), request.body
         if not isinstance(audience, str) or not isinstance(token, str):
-            raise Refused(Reason.ARGUMENT, "put-token needs the application property 'name' and the token as an amqp-value string.")
+            raise Refused(
+                Reason.ARGUMENT,
+                "put-token needs the application property 'name' and the token as an amqp-value string.",
+            )
         if len(audience) > AUDIENCE_CHARACTERS_MAX:
             raise Refused(
                 Reason.ARGUMENT,
-                f"The audience in 'name' has {len(audience)} characters; {AUDIENCE_CHARACTERS_MAX} are the maximum.",
+                (
+                    f"The audience in 'name' has {len(audience)} characters; {AUDIENCE_CHARACTERS_MAX} are "
+                    "the maximum."
+                ),
             )
         services = self._connection.services
         claim = services.authorizer.verify_token(token, services.clock.now_ms())
         if not claim.covers_path(audience_path(audience)):
-            raise Refused(Reason.UNAUTHORIZED, f"InvalidAudience: the token is for '{claim.path}', not for '{audience}'.")
+            raise Refused(
+                Reason.UNAUTHORIZED,
+                f"InvalidAudience: the token is for '{claim.path}', not for '{audience}'.",
+            )
         self._connection.put_claim(audience, claim)

@@ -1,10 +1,11 @@
-"""The `$management` node of an entity: peek, renew lock, receive by sequence number, update disposition, delete (AMQP contract 7).
+"""The `$management` node of an entity: peek, renew lock, receive by sequence number, update disposition,
+delete (AMQP contract 7).
 
-A request about several partitions asks all of them, and one that is down or refuses takes nothing from the others: what they did
-counts, and the response tells the first refusal.
+A request about several partitions asks all of them, and one that is down or refuses takes nothing from the
+others: what they did counts, and the response tells the first refusal.
 
-Responses carry camel-case keys, the status an int, the condition a symbol (AMQP contract 0.4.3). Every request gets a response, also
-one that nobody foresaw, for the official clients wait without end.
+Responses carry camel-case keys, the status an int, the condition a symbol (AMQP contract 0.4.3). Every
+request gets a response, also one that nobody foresaw, for the official clients wait without end.
 """
 
 from __future__ import annotations
@@ -61,8 +62,15 @@ DELETED_MESSAGES_MAX = 4_000
 """Of one request, as in the service's largest tier (AMQP contract 7.3.11)."""
 RECEIVE_AND_DELETE, PEEK_LOCK = 0, 1
 NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"})
-PAGES = frozenset(("com.microsoft:peek-message", "com.microsoft:receive-by-sequence-number", "com.microsoft:batch-delete-messages"))
-"""Operations about as many messages as a client likes to name, one after the other for each connection. All others are served at once."""
+PAGES = frozenset(
+    (
+        "com.microsoft:peek-message",
+        "com.microsoft:receive-by-sequence-number",
+        "com.microsoft:batch-delete-messages",
+    )
+)
+"""Operations about as many messages as a client likes to name, one after the other for each connection. All
+others are served at once."""
 
 
 class ManagementNode:
@@ -93,7 +101,9 @@ class ManagementNode:
         try:
             right, operation = self._operations.get(str(name), (None, None))
             if right is None or operation is None:
-                raise Refused(Reason.NOT_IMPLEMENTED, f"The operation '{name!s:.80}' is not supported by this version.")
+                raise Refused(
+                    Reason.NOT_IMPLEMENTED, f"The operation '{name!s:.80}' is not supported by this version."
+                )
             self._connection.authorize(self._path, right)
             self._find_queue()
             if not isinstance(request.body, dict):
@@ -105,7 +115,9 @@ class ManagementNode:
             return _refusal(why)
         except Exception:
             log.exception("management.failed", operation=name, entity=self._queue.name)
-            return _refusal(Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged."))
+            return _refusal(
+                Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged.")
+            )
 
     def _find_queue(self) -> None:
         """The queue may have been deleted since the links were attached, and created again."""
@@ -117,8 +129,9 @@ class ManagementNode:
     async def _peek(self, body: dict[str, Any]) -> Response:
         """One page, by sequence number over all partitions: the next page begins behind the last one seen.
 
-        The broker builds a few pages at a time. A partition that is down is stepped over, and one that is late is shown on a later
-        page. Where there is nothing else to show the client is told that there may be more.
+        The broker builds a few pages at a time. A partition that is down is stepped over, and one that is
+        late is shown on a later page. Where there is nothing else to show the client is told that there may
+        be more.
         """
         _check_no_session(body)
         start = _integer(body, "from-sequence-number")
@@ -135,10 +148,13 @@ class ManagementNode:
             names = ", ".join(map(str, sorted(page.down)))
             raise Refused(
                 Reason.PARTITION_UNAVAILABLE,
-                f"There is nothing to show but what may be in partitions of '{self._queue.name}' that are not available: {names}. "
+                f"There is nothing to show but what may be in partitions of '{self._queue.name}' that "
+                f"are not available: {names}. "
                 "Please try again.",
             )
-        return _ok({"messages": [{"message": each} for each in page.messages]}) if page.messages else NO_CONTENT
+        return (
+            _ok({"messages": [{"message": each} for each in page.messages]}) if page.messages else NO_CONTENT
+        )
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
         tokens = _tokens(body)
@@ -161,8 +177,8 @@ class ManagementNode:
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
         """Deferred messages, in a partitioned entity all of one partition (AMQP contract 10.6).
 
-        Fails if one of them does not exist. Otherwise gives the first ones asked for that fit into one response; the others are left as
-        they are, and the client can ask for them again.
+        Fails if one of them does not exist. Otherwise gives the first ones asked for that fit into one
+        response; the others are left as they are, and the client can ask for them again.
         """
         check_can_receive(self._queue)
         _check_no_session(body)
@@ -171,9 +187,14 @@ class ManagementNode:
         if not numbers:
             raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
         if mode not in (RECEIVE_AND_DELETE, PEEK_LOCK):
-            raise Refused(Reason.ARGUMENT, f"receiver-settle-mode is {mode}; it is 0 to receive and delete, 1 to lock.")
+            raise Refused(
+                Reason.ARGUMENT, f"receiver-settle-mode is {mode}; it is 0 to receive and delete, 1 to lock."
+            )
         if len({partition_of(number) for number in numbers}) > 1:
-            raise Refused(Reason.NOT_ALLOWED, "The sequence numbers belong to different partitions; ask for those of one at a time.")
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                "The sequence numbers belong to different partitions; ask for those of one at a time.",
+            )
         handle = self._queue.router.of_sequence_number(numbers[0])
         locked = await ask(handle, ReceiveDeferred(self._subqueue, numbers))
         assert isinstance(locked, Locked), f"{locked} is no answer to ReceiveDeferred"
@@ -181,7 +202,11 @@ class ManagementNode:
             locked = await _removed(handle, locked)
         partitioned = self._queue.description.partitions > 1
         ahead_ms = wall_ahead_ms(self._connection.services.clock)
-        payloads = joined(deliverables(locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=partitioned, wall_ahead_ms=ahead_ms))
+        payloads = joined(
+            deliverables(
+                locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=partitioned, wall_ahead_ms=ahead_ms
+            )
+        )
         response = _ok(
             {
                 "messages": [
@@ -211,12 +236,20 @@ class ManagementNode:
             case "defered":  # the protocol's own spelling
                 make, counter = (lambda group: Defer(group, changes)), "deferred_messages"
             case "suspended":
-                reason = {DEAD_LETTER_REASON: body.get("deadletter-reason"), DEAD_LETTER_DESCRIPTION: body.get("deadletter-description")}
-                info = (changed if isinstance(changed, dict) else {}) | {key: value for key, value in reason.items() if value}
+                reason = {
+                    DEAD_LETTER_REASON: body.get("deadletter-reason"),
+                    DEAD_LETTER_DESCRIPTION: body.get("deadletter-description"),
+                }
+                info = (changed if isinstance(changed, dict) else {}) | {
+                    key: value for key, value in reason.items() if value
+                }
                 changes = encode_changes(info, drop_nulls=True)
                 make, counter = (lambda group: DeadLetter(group, changes)), ""  # the partition counts these
             case _:
-                raise Refused(Reason.ARGUMENT, f"'{status}' is no disposition-status: completed, abandoned, defered and suspended are.")
+                raise Refused(
+                    Reason.ARGUMENT,
+                    f"'{status}' is no disposition-status: completed, abandoned, defered and suspended are.",
+                )
         settled: list[LockToken] = []
         refusals: list[Refused] = []
         for places, answer in await self._ask_partitions(tokens, make):
@@ -236,19 +269,24 @@ class ManagementNode:
     async def _batch_delete(self, body: dict[str, Any]) -> Response:
         """Remove the oldest messages of each partition, as many from each while they have them.
 
-        The service does not offer this for partitioned entities (AMQP contract 7.3.11). A partition that is down keeps its messages;
-        the client gets an error only if nothing could be removed from the others.
+        The service does not offer this for partitioned entities (AMQP contract 7.3.11). A partition that is
+        down keeps its messages; the client gets an error only if nothing could be removed from the others.
         """
         check_can_receive(self._queue)
         _check_no_session(body)
         count = _integer(body, "message-count")
         if not 0 < count <= DELETED_MESSAGES_MAX:
-            raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be from 1 to {DELETED_MESSAGES_MAX}.")
-        before_ms = _integer(body, "enqueued-time-utc")  # no default: one misspelt field must not delete what it meant to keep
+            raise Refused(
+                Reason.ARGUMENT, f"message-count is {count}; it must be from 1 to {DELETED_MESSAGES_MAX}."
+            )
+        before_ms = _integer(
+            body, "enqueued-time-utc"
+        )  # no default: one misspelt field must not delete what it meant to keep
         deleted, refusals = 0, []
         starts = dict.fromkeys(range(self._queue.description.partitions), 0)
         while starts and deleted < count:
-            # Few rounds: in the first one all partitions give their share at once, in the others those that have more.
+            # Few rounds: in the first one all partitions give their share at once, in the others those that
+            # have more.
             for number, answer in await self._delete_shares(starts, count - deleted, before_ms):
                 if isinstance(answer, Refused):
                     refusals.append(answer)
@@ -264,13 +302,21 @@ class ManagementNode:
             raise refusals[0]
         return _ok({"message-count": Int(deleted)}) if deleted else NO_CONTENT
 
-    async def _delete_shares(self, starts: dict[int, int], count: int, before_ms: int) -> list[tuple[int, Answer | Refused]]:
-        """Ask each of these partitions at once for an equal share of `count`, from its place on; gives what each answered."""
+    async def _delete_shares(
+        self, starts: dict[int, int], count: int, before_ms: int
+    ) -> list[tuple[int, Answer | Refused]]:
+        """Ask each of these partitions at once for an equal share of `count`, from its place on; gives what
+        each answered."""
         share, more = divmod(count, len(starts))
-        asked = [(number, share + (place < more)) for place, number in enumerate(starts) if share or place < more]
+        asked = [
+            (number, share + (place < more)) for place, number in enumerate(starts) if share or place < more
+        ]
         handles = self._queue.router.handles
         answers = await asyncio.gather(
-            *(_answer(handles[number], Delete(self._subqueue, part, before_ms, starts[number])) for number, part in asked)
+            *(
+                _answer(handles[number], Delete(self._subqueue, part, before_ms, starts[number]))
+                for number, part in asked
+            )
         )
         return [(number, answer) for (number, _), answer in zip(asked, answers, strict=True)]
 
@@ -283,17 +329,22 @@ class ManagementNode:
     async def _ask_partitions(
         self, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]
     ) -> list[tuple[list[int], Answer | Refused]]:
-        """Ask each partition concerned, all at once: what each says, in the order of the tokens, with its tokens' places."""
+        """Ask each partition concerned, all at once: what each says, in the order of the tokens, with its
+        tokens' places."""
         groups: dict[bytes, list[int]] = {}
         for place, token in enumerate(tokens):
             groups.setdefault(token[:2], []).append(place)
         find = self._queue.router.of_token
-        asked = [_answer(find(tokens[places[0]]), make([tokens[place] for place in places])) for places in groups.values()]
+        asked = [
+            _answer(find(tokens[places[0]]), make([tokens[place] for place in places]))
+            for places in groups.values()
+        ]
         return list(zip(groups.values(), await asyncio.gather(*asked), strict=True))
 
 
 async def _answer(handle: PartitionHandle | None, operation: Operation) -> Answer | Refused:
-    """Ask one partition; its refusal is an answer, too. A token that nobody gave has no partition, and no lock."""
+    """Ask one partition; its refusal is an answer, too. A token that nobody gave has no partition, and no
+    lock."""
     if handle is None:
         return lock_lost()
     try:
@@ -303,7 +354,8 @@ async def _answer(handle: PartitionHandle | None, operation: Operation) -> Answe
 
 
 async def _removed(handle: PartitionHandle, locked: Locked) -> Locked:
-    """Remove messages that were locked a moment ago; gives those that were removed, for nobody else will ever have them.
+    """Remove messages that were locked a moment ago; gives those that were removed, for nobody else will ever
+    have them.
 
     What is not removed is released. Raises Refused if that is all.
     """
@@ -328,7 +380,11 @@ def _ok(body: dict[str, Any]) -> Response:
 def _refusal(why: Refused) -> Response:
     status, condition = status_of(why.reason)
     return Response(
-        {"statusCode": Int(status), "statusDescription": why.description, "errorCondition": Symbol(condition)},
+        {
+            "statusCode": Int(status),
+            "statusDescription": why.description,
+            "errorCondition": Symbol(condition),
+        },
     )
 
 
@@ -363,7 +419,8 @@ def _integers(body: dict[str, Any], key: str) -> list[int]:
 
 
 def _tokens(body: dict[str, Any]) -> list[LockToken]:
-    """Lock tokens: uuids in RFC order on this node, and in GUID order as delivery tags (AMQP contract 5.3)."""
+    """Lock tokens: uuids in RFC order on this node, and in GUID order as delivery tags (AMQP contract
+    5.3)."""
     values = _elements(body, "lock-tokens")
     if not values or not all(isinstance(value, uuid.UUID) for value in values):
         raise Refused(Reason.ARGUMENT, "'lock-tokens' must hold at least one uuid, and nothing else.")

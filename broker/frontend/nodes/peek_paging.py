@@ -1,9 +1,10 @@
 """How a client of `$management` peeks through all partitions, page by page (AMQP contract 7.3.3, 10.7).
 
-A page begins behind the last message that the client has seen, by sequence number, and so by partition. As long as every partition
-answers soon, that number says all, and the partitions are shown in their order. A partition that is late holds nobody up: after
-LATE_S the others are all asked, and the page is made of what comes first. The broker then remembers for this client what it has been
-shown of each partition, and shows what was late on a later page. So paging reaches every message exactly once.
+A page begins behind the last message that the client has seen, by sequence number, and so by partition. As
+long as every partition answers soon, that number says all, and the partitions are shown in their order. A
+partition that is late holds nobody up: after LATE_S the others are all asked, and the page is made of what
+comes first. The broker then remembers for this client what it has been shown of each partition, and shows
+what was late on a later page. So paging reaches every message exactly once.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class PeekWalks:
         """By the sequence number that the client asks for next; none that are straight."""
 
     async def page(self, queue: Queue, subqueue: str, start: int, count: int, size_max: int) -> Page:
-        """The next `count` messages from `start` on, of `size_max` bytes in all but at least one. Raises Refused."""
+        """The next `count` messages from `start` on, of `size_max` bytes in all but at least one. Raises
+        Refused."""
         walk = self._walks.pop(start, None) or _Walk(start, queue.description.partitions)
         page, last = Page(), start - 1
         try:
@@ -74,7 +76,9 @@ class PeekWalks:
                     self._walks.popitem(last=False)
         return page
 
-    async def _fill(self, page: Page, walk: _Walk, queue: Queue, subqueue: str, count: int, size_max: int, last: int) -> int:
+    async def _fill(
+        self, page: Page, walk: _Walk, queue: Queue, subqueue: str, count: int, size_max: int, last: int
+    ) -> int:
         """Ask the partitions that are due; gives the last sequence number shown."""
         walk.due = walk.due or list(walk.places)  # all has been shown: look for what has come since
         unasked = deque(walk.due)
@@ -87,9 +91,14 @@ class PeekWalks:
                     number = unasked.popleft()
                     wanted = count - len(page.messages)
                     peek = Peek(subqueue, walk.places[number], wanted, bytes_max=max(size_max - size, 1))
-                    asked[asyncio.create_task(_within(PAGE_WITHIN_S, queue, number, peek), name="peek")] = number, wanted
+                    asked[asyncio.create_task(_within(PAGE_WITHIN_S, queue, number, peek), name="peek")] = (
+                        number,
+                        wanted,
+                    )
                 soon = unasked or page.messages
-                answered, _ = await asyncio.wait(asked, timeout=LATE_S if soon else None, return_when=asyncio.FIRST_COMPLETED)
+                answered, _ = await asyncio.wait(
+                    asked, timeout=LATE_S if soon else None, return_when=asyncio.FIRST_COMPLETED
+                )
                 if not answered:
                     if not unasked:
                         return last  # what is late has its turn on a later page

@@ -1,8 +1,9 @@
 """Request/response over a pair of links: the pattern of `$cbs` and `$management` (AMQP contract 2.1, 7.1).
 
-A node is shared by the links of one AMQP session that name the same address. A response goes to the link whose target
-address is the request's reply-to, else to the link of that name, else to the only one there is (AMQP contract 0.4.4). The
-correlation-id repeats the request's message-id with its type (AMQP contract 0.4.2); otherwise the official clients wait in vain.
+A node is shared by the links of one AMQP session that name the same address. A response goes to the link
+whose target address is the request's reply-to, else to the link of that name, else to the only one there is
+(AMQP contract 0.4.4). The correlation-id repeats the request's message-id with its type (AMQP contract
+0.4.2); otherwise the official clients wait in vain.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ REQUEST_CREDIT = 100
 REQUESTS_UNDER_WAY_MAX = 10 * REQUEST_CREDIT
 """The Python client minds no credit (AMQP contract 0.4.12): what comes beyond this is refused."""
 QUEUED_BYTES_FREE = 128 * 1024
-"""Requests for pages that a connection may always keep in the queue, in bytes, however many wait in the others."""
+"""Requests for pages that a connection may always keep in the queue, in bytes, however many wait in the
+others."""
 UNSETTLED_BYTES_MAX = 256 * 1024
-"""Responses that a client has not settled are kept in memory; beyond this the oldest are settled for it (§2.6.12)."""
+"""Responses that a client has not settled are kept in memory; beyond this the oldest are settled for it
+(§2.6.12)."""
 RESPONSES_WAITING_MAX = 1_000
 RESPONSES_WAITING_BYTES_MAX = 16 * 1024 * 1024
 VALUE_BYTES = 64
@@ -81,19 +84,26 @@ class Handler(Protocol):
     """The largest number of values in a request: each one takes time to decode."""
 
     def is_page(self, request: Request) -> bool:
-        """Whether the response may be large: such requests are served one at a time, and only with credit and room for it."""
+        """Whether the response may be large: such requests are served one at a time, and only with credit and
+        room for it."""
 
     async def respond(self, request: Request) -> Response:
-        """Carry the request out. Never raises but for cancellation: a request without a response blocks its client for ever."""
+        """Carry the request out. Never raises but for cancellation: a request without a response blocks its
+        client for ever."""
 
 
 class RequestNode:
     """The meeting point of request and response links. Owned by its connection."""
 
-    def __init__(self, handler: Handler, path: str, rights: tuple[str, ...], on_empty: Callable[[], object]) -> None:
+    def __init__(
+        self, handler: Handler, path: str, rights: tuple[str, ...], on_empty: Callable[[], object]
+    ) -> None:
         """Any of `rights` on `path` lets a client use the node; without any, everybody may."""
         self.path, self.rights = path, rights
-        self.request_bytes_max, self.request_values_max = handler.request_bytes_max, handler.request_values_max
+        self.request_bytes_max, self.request_values_max = (
+            handler.request_bytes_max,
+            handler.request_values_max,
+        )
         self._handler, self._on_empty = handler, on_empty
         self._responders: list[ResponseLink] = []
         self._links = 0
@@ -119,9 +129,9 @@ class RequestNode:
     async def serve_page(self, request: Request, connection: Connection) -> None:
         """Carry out one request with a large response when its turn has come.
 
-        A response link has one such request served at a time, and only once there is credit and room for the response: what is not
-        built takes no memory. A connection has one at a time. The others wait, and end with the connection; those for a link that goes
-        away have the response link that is left.
+        A response link has one such request served at a time, and only once there is credit and room for the
+        response: what is not built takes no memory. A connection has one at a time. The others wait, and end
+        with the connection; those for a link that goes away have the response link that is left.
         """
         while True:
             responder = self._responder(request.reply_to)
@@ -179,7 +189,13 @@ class RequestLink:
         for index, payload in enumerate(event.payloads):
             own = event.deliveries[index : index + 1]
             if self._under_way >= REQUESTS_UNDER_WAY_MAX:
-                self._refuse(own, Refused(Reason.SERVER_BUSY, f"{self._under_way} requests are under way on this link. Please try again."))
+                self._refuse(
+                    own,
+                    Refused(
+                        Reason.SERVER_BUSY,
+                        f"{self._under_way} requests are under way on this link. Please try again.",
+                    ),
+                )
                 continue
             try:
                 request = decode_request(payload, self._node.request_values_max)
@@ -188,14 +204,19 @@ class RequestLink:
                 continue
             is_page = self._node.is_page(request)
             if is_page and not self._connection.may_queue(request.size):
-                text = "The requests whose responses wait for credit, or to be read, take too much memory. Please try again."
+                text = (
+                    "The requests whose responses wait for credit, or to be read, take too much memory. "
+                    "Please try again."
+                )
                 self._refuse(own, Refused(Reason.SERVER_BUSY, text))
                 continue
             self._under_way += 1
             engine.accept(own)
             # Credit comes back with the response, so that a client that floods requests is held back.
             name = f"request {request.properties.get('operation')!s:.40}"
-            self._connection.spawn(self._serve(request, is_page), name=name, size=request.size, queued=is_page)
+            self._connection.spawn(
+                self._serve(request, is_page), name=name, size=request.size, queued=is_page
+            )
         self._connection.flush_soon()
 
     def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
@@ -261,19 +282,23 @@ class ResponseLink:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next large response may be made: it would be sent at once, or is the only one that this client leaves waiting.
+        """Whether the next large response may be made: it would be sent at once, or is the only one that this
+        client leaves waiting.
 
         Without room, `credit_granted` is called when there is.
         """
         connection = self._connection
         if self.link.gone or self._waiting or not connection.has_room_for(self):
             return False
-        return connection.engine.credit(self.link) > 0 or not (connection.response_bytes or connection.services.output.is_over)
+        return connection.engine.credit(self.link) > 0 or not (
+            connection.response_bytes or connection.services.output.is_over
+        )
 
     async def has_become_ready(self) -> None:
         """Return once `is_ready`, or when the link is gone.
 
-        Meanwhile the requests for this link are no work under way: they would hold up others, or the flow that they wait for.
+        Meanwhile the requests for this link are no work under way: they would hold up others, or the flow
+        that they wait for.
         """
         if self.link.gone or self.is_ready:
             return
@@ -320,7 +345,10 @@ class ResponseLink:
                 self.link,
                 Refused(
                     Reason.QUOTA_EXCEEDED,
-                    f"{len(self._waiting)} responses with {self._waiting_bytes} bytes wait to be fetched on this link; no more are kept.",
+                    (
+                        f"{len(self._waiting)} responses with {self._waiting_bytes} bytes wait to be "
+                        "fetched on this link; no more are kept."
+                    ),
                 ),
             )
             if unsent is not None:
@@ -349,7 +377,9 @@ class ResponseLink:
             payload, _ = self._waiting.popleft()
             self._count(-len(payload))
             self._tags += 1
-            (delivery,) = engine.send(self.link, [self._tags.to_bytes(8, "big")], [payload], settled) or (None,)
+            (delivery,) = engine.send(self.link, [self._tags.to_bytes(8, "big")], [payload], settled) or (
+                None,
+            )
             if delivery is not None and not settled:
                 self._unsettled[delivery] = len(payload)
                 self._unsettled_bytes += len(payload)

@@ -1,8 +1,10 @@
-"""Half headers on the HTTP port: how long other clients wait meanwhile, and how much the broker's memory grows.
+"""Half headers on the HTTP port: how long other clients wait meanwhile, and how much the broker's memory
+grows.
 
-Answers for one round on a fresh broker. The attack (`tests/support/half_headers.py`) runs in a process of its own; this one asks, in turn
-and each time on a new connection, for health and for a list of queues, and on an AMQP connection that was there before it begins and ends
-a session (§2.5), which needs nothing but the event loop.
+Answers for one round on a fresh broker. The attack (`tests/support/half_headers.py`) runs in a process of its
+own; this one asks, in turn and each time on a new connection, for health and for a list of queues, and on an
+AMQP connection that was there before it begins and ends a session (§2.5), which needs nothing but the event
+loop.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ ATTACK_S = 12.0
 """Long enough for every connection to time out twice."""
 ASK_EVERY_S = 0.005
 ANSWERED_WITHIN_S = 100.0
-"""Longer than the port was locked out before it had bounds, so that a regression gives a figure and not an error."""
+"""Longer than the port was locked out before it had bounds, so that a regression gives a figure and not an
+error."""
 
 
 @dataclass(slots=True, frozen=True)
 class HalfHeaderHarm:
-    """One round: the longest wait for health, for administration and of an AMQP client, and the most memory beyond what there was."""
+    """One round: the longest wait for health, for administration and of an AMQP client, and the most memory
+    beyond what there was."""
 
     health_ms: float
     administration_ms: float
@@ -50,7 +54,9 @@ def half_headers(folder: Path) -> HalfHeaderHarm:
         with HalfHeaders(port, CONNECTIONS):
             while time.perf_counter() < end:
                 health_s = max(health_s, ask_s(port, "/health", {}))
-                administration_s = max(administration_s, ask_s(port, "/$Resources/queues", {"Authorization": token}))
+                administration_s = max(
+                    administration_s, ask_s(port, "/$Resources/queues", {"Authorization": token})
+                )
                 stall_s = max(stall_s, turn_s(bystander))
                 memory_mib = max(memory_mib, resident_mib(broker.pid) - before_mib)
                 time.sleep(ASK_EVERY_S)
@@ -58,7 +64,8 @@ def half_headers(folder: Path) -> HalfHeaderHarm:
 
 
 def ask_s(port: int, path: str, headers: dict[str, str]) -> float:
-    """Seconds from connecting to the whole answer; ANSWERED_WITHIN_S if there is none, or another than 200."""
+    """Seconds from connecting to the whole answer; ANSWERED_WITHIN_S if there is none, or another than
+    200."""
     begin = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWERED_WITHIN_S)
     with contextlib.closing(connection):

@@ -1,7 +1,8 @@
-"""Receivers that ask for everything and never read, beside idle connections: what they cost, and how long other clients wait.
+"""Receivers that ask for everything and never read, beside idle connections: what they cost, and how long
+other clients wait.
 
-Answers for the attack and for the clients beside it: one that peeks at large messages, one that sends, receives and completes. Knows
-neither figures nor rounds.
+Answers for the attack and for the clients beside it: one that peeks at large messages, one that sends,
+receives and completes. Knows neither figures nor rounds.
 """
 
 from __future__ import annotations
@@ -42,9 +43,15 @@ class Attack:
 
 
 def receivers_that_do_not_read(
-    folder: Path, receivers: int, idle: int, messages: int, lasting_s: float, environment: Mapping[str, str] | None = None
+    folder: Path,
+    receivers: int,
+    idle: int,
+    messages: int,
+    lasting_s: float,
+    environment: Mapping[str, str] | None = None,
 ) -> Attack:
-    """On a fresh broker with `messages` of 64 KiB waiting, attack for `lasting_s` seconds after the last receiver has come."""
+    """On a fresh broker with `messages` of 64 KiB waiting, attack for `lasting_s` seconds after the last
+    receiver has come."""
     allow_open_files(receivers + idle)
     with fresh_broker(folder, (QUEUE, QUEUE_BESIDE), environment) as broker, contextlib.ExitStack() as stack:
         target = target_of(broker.addresses)
@@ -109,7 +116,8 @@ def attacker(port: int, queue: str, credit: int) -> RawConnection:
 
 
 class Peeker:
-    """Looks at the first messages of a queue over `$management` (AMQP contract 7.3.3), and reads all of the answer."""
+    """Looks at the first messages of a queue over `$management` (AMQP contract 7.3.3), and reads all of the
+    answer."""
 
     def __init__(self, port: int, queue: str) -> None:
         self._connection = opened(port)
@@ -140,7 +148,10 @@ class Peeker:
         if read_bytes < BODY_BYTES:
             raise RuntimeError(f"a peek brought {read_bytes} bytes")
         number = frame.field(1) if frame.field(1) is not None else self._count
-        connection.send_frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, True, raw.outcome(raw.ACCEPTED)))
+        connection.send_frame(
+            raw.DISPOSITION,
+            raw.disposition_fields(raw.RECEIVER, number, number, True, raw.outcome(raw.ACCEPTED)),
+        )
         self._count += 1
         return took_s
 
@@ -160,12 +171,17 @@ class RoundTrips:
     def round_trip(self) -> float:
         """Seconds for all of it. Raises TimeoutError, RuntimeError."""
         connection, began = self._connection, time.monotonic()
-        connection.send_frame(raw.TRANSFER, raw.transfer_fields(0, self._count), message(body=[b"round trip"]))
+        connection.send_frame(
+            raw.TRANSFER, raw.transfer_fields(0, self._count), message(body=[b"round trip"])
+        )
         if connection.read_until(raw.DISPOSITION, within_s=WITHIN_S).field(4).descriptor != raw.ACCEPTED:
             raise RuntimeError("the message was refused")
         connection.send_frame(raw.FLOW, raw.flow_fields(1, self._count, 1))
         number = connection.read_until(raw.TRANSFER, within_s=WITHIN_S).field(1)
-        connection.send_frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, number, number, False, raw.outcome(raw.ACCEPTED)))
+        connection.send_frame(
+            raw.DISPOSITION,
+            raw.disposition_fields(raw.RECEIVER, number, number, False, raw.outcome(raw.ACCEPTED)),
+        )
         connection.read_until(raw.DISPOSITION, within_s=WITHIN_S)
         self._count += 1
         return time.monotonic() - began

@@ -1,8 +1,9 @@
 """What hostile clients can do: how much memory the broker takes, and how long an unrelated client waits.
 
-Answers for the attacks and for how they are watched. Each attack runs in a process of its own on a fresh broker; meanwhile this
-process reads the broker's resident memory and asks it, over a connection of its own, for an answer that needs nothing but the event
-loop: to begin and to end a session (§2.5), which no log and no disk delays. `python -m tests.bench.load.attacks NAME PORT` is the attacker.
+Answers for the attacks and for how they are watched. Each attack runs in a process of its own on a fresh
+broker; meanwhile this process reads the broker's resident memory and asks it, over a connection of its own,
+for an answer that needs nothing but the event loop: to begin and to end a session (§2.5), which no log and no
+disk delays. `python -m tests.bench.load.attacks NAME PORT` is the attacker.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ SEND_KEY_NAME, SEND_KEY = "sender", "SEND_KEY_VALUE"
 
 @dataclass(slots=True, frozen=True)
 class Harm:
-    """What an attack did: the most memory beyond what the broker had before, and the longest wait of another client."""
+    """What an attack did: the most memory beyond what the broker had before, and the longest wait of another
+    client."""
 
     memory_mib: float
     stall_ms: float
 
 
-# --- the attacker -------------------------------------------------------------------------------------------------------------
+# --- the attacker
+# ------------------------------------------------------------------------------------------------------------
 
 
 def say(connection: RawConnection, *pieces: bytes) -> bool:
@@ -64,7 +67,8 @@ def nothing(port: int, deadline: float) -> None:
 
 
 def unfinished_transfers(port: int, deadline: float) -> None:
-    """Without credentials: 40 connections, on each 15 links to `$cbs` with a transfer of 4 MB that never ends."""
+    """Without credentials: 40 connections, on each 15 links to `$cbs` with a transfer of 4 MB that never
+    ends."""
     part = bytes(64_000)
     connections = [anonymous(port) for _ in range(40)]
     alive = {connection for connection in connections if _attached(connection, 15)}
@@ -89,7 +93,9 @@ def _attached(connection: RawConnection, count: int) -> bool:
 def large_audiences(port: int, deadline: float) -> None:
     """With a key that may only send: 200 tokens for audiences of 3.9 MB."""
     with anonymous(port) as connection:
-        connection.put_token(sas_token("sb://127.0.0.1/bench", key_name=SEND_KEY_NAME, key=SEND_KEY), "sb://127.0.0.1/bench", 1)
+        connection.put_token(
+            sas_token("sb://127.0.0.1/bench", key_name=SEND_KEY_NAME, key=SEND_KEY), "sb://127.0.0.1/bench", 1
+        )
         connection.send_frame(raw.ATTACH, raw.sender_attach(0, "$cbs"))
         connection.send_frame(raw.ATTACH, raw.receiver_attach(1, "$cbs"))
         connection.send_frame(raw.FLOW, raw.flow_fields(1, 0, 1_000))
@@ -110,7 +116,11 @@ def _request(properties: dict[str, str], body: str) -> bytes:
 def _say_message(connection: RawConnection, handle: int, number: int, payload: bytes) -> bool:
     for begin in range(0, len(payload), 200_000):
         more = begin + 200_000 < len(payload)
-        frame = raw.frame(raw.TRANSFER, raw.transfer_fields(handle, number, settled=True, more=more), payload[begin : begin + 200_000])
+        frame = raw.frame(
+            raw.TRANSFER,
+            raw.transfer_fields(handle, number, settled=True, more=more),
+            payload[begin : begin + 200_000],
+        )
         if not say(connection, frame):
             return False
     return True
@@ -142,7 +152,9 @@ def short_idle_timeouts(port: int, deadline: float) -> None:
 
 def many_attaches(port: int, deadline: float) -> None:
     """Without credentials: 6,000 attaches in one write, on one connection after the other."""
-    frames = b"".join(raw.frame(raw.ATTACH, raw.sender_attach(handle, f"queue-{handle}")) for handle in range(6_000))
+    frames = b"".join(
+        raw.frame(raw.ATTACH, raw.sender_attach(handle, f"queue-{handle}")) for handle in range(6_000)
+    )
     while time.monotonic() < deadline:
         with contextlib.suppress(ConnectionEnded, TimeoutError), anonymous(port) as connection:
             say(connection, frames)
@@ -150,7 +162,8 @@ def many_attaches(port: int, deadline: float) -> None:
 
 
 def large_opens(port: int, deadline: float) -> None:
-    """Without credentials: 300 connections whose opens and attaches have the largest size permitted, full of nulls."""
+    """Without credentials: 300 connections whose opens and attaches have the largest size permitted, full of
+    nulls."""
     properties = {Symbol("a"): [None] * 3_000}
     opening = [*raw.open_fields(), None, None, None, None, properties]
     attaches = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "$cbs")) for handle in range(30)]
@@ -158,7 +171,13 @@ def large_opens(port: int, deadline: float) -> None:
     for _ in range(300):
         connection = RawConnection(port)
         connection.log_in(raw.sasl_anonymous())
-        say(connection, raw.AMQP_HEADER, raw.frame(raw.OPEN, opening), raw.frame(raw.BEGIN, raw.begin_fields()), *attaches)
+        say(
+            connection,
+            raw.AMQP_HEADER,
+            raw.frame(raw.OPEN, opening),
+            raw.frame(raw.BEGIN, raw.begin_fields()),
+            *attaches,
+        )
         say(connection, raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, more=True), bytes(48_000)))
         connections.append(connection)
     _stay(deadline)
@@ -166,7 +185,9 @@ def large_opens(port: int, deadline: float) -> None:
 
 def authorized_attaches(port: int, deadline: float) -> None:
     """With a key: 5,000 attaches in one write, and their end, again and again."""
-    frames = b"".join(raw.frame(raw.ATTACH, raw.sender_attach(handle, f"queue-{handle}")) for handle in range(5_000))
+    frames = b"".join(
+        raw.frame(raw.ATTACH, raw.sender_attach(handle, f"queue-{handle}")) for handle in range(5_000)
+    )
     begin = [*raw.begin_fields()[:-1], UInt(5_000)]
     while time.monotonic() < deadline:
         with contextlib.suppress(ConnectionEnded, TimeoutError), RawConnection(port) as connection:
@@ -209,17 +230,21 @@ ATTACKS: Mapping[str, Callable[[int, float], None]] = {
 }
 
 
-# --- the others ---------------------------------------------------------------------------------------------------------------
+# --- the others
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Asker:
-    """An unrelated client that asks for something small, one question at a time, and keeps the longest wait."""
+    """An unrelated client that asks for something small, one question at a time, and keeps the longest
+    wait."""
 
     def __init__(self, port: int) -> None:
         self._connection = RawConnection(port)
         self._connection.open()
         self._connection.begin()
-        self._question = raw.frame(raw.BEGIN, raw.begin_fields(), channel=1) + raw.frame(raw.END, [], channel=1)
+        self._question = raw.frame(raw.BEGIN, raw.begin_fields(), channel=1) + raw.frame(
+            raw.END, [], channel=1
+        )
         self.longest_s = 0.0
 
     def ask(self) -> None:
@@ -242,7 +267,9 @@ def suffer(folder: Path, name: str, attack_s: float) -> Harm:
         asker.ask()
         asker.longest_s = 0.0
         before = most = resident_mib(broker.pid)
-        attacker = subprocess.Popen([sys.executable, "-m", __name__, name, str(port), str(attack_s)], stdout=subprocess.DEVNULL)
+        attacker = subprocess.Popen(
+            [sys.executable, "-m", __name__, name, str(port), str(attack_s)], stdout=subprocess.DEVNULL
+        )
         try:
             while attacker.poll() is None:
                 asker.ask()

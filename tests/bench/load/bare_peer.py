@@ -1,7 +1,9 @@
-"""A peer that keeps nothing: it accepts every message at once and hands the same number out again, without disk or queue.
+"""A peer that keeps nothing: it accepts every message at once and hands the same number out again, without
+disk or queue.
 
 Answers for two things: the test of the load client runs against it, and as a process of its own (`python -m
-tests.bench.load.bare_peer`) it shows how fast client and engine are without a broker between them. Any address is the same queue.
+tests.bench.load.bare_peer`) it shows how fast client and engine are without a broker between them. Any
+address is the same queue.
 """
 
 from __future__ import annotations
@@ -98,11 +100,15 @@ class _Connection(EngineSocket):
         lib.pn_terminus_copy(lib.pn_link_target(link), lib.pn_link_remote_target(link))
         lib.pn_link_set_rcv_settle_mode(link, lib.pn_link_remote_rcv_settle_mode(link))
         lib.pn_link_open(link)
-        self.add_link(link, _Incoming(link, self._queue) if lib.pn_link_is_receiver(link) else _Outgoing(link, self._queue))
+        self.add_link(
+            link,
+            _Incoming(link, self._queue) if lib.pn_link_is_receiver(link) else _Outgoing(link, self._queue),
+        )
 
 
 class BarePeer:
-    """Listens on a free port of 127.0.0.1 and serves until `stop`; `serve` belongs into a thread or process of its own."""
+    """Listens on a free port of 127.0.0.1 and serves until `stop`; `serve` belongs into a thread or process
+    of its own."""
 
     def __init__(self) -> None:
         self.queue = BareQueue()
@@ -132,11 +138,17 @@ class BarePeer:
                         self._read(key.fileobj, connections, selector)
                 for connection in connections:  # one connection's messages may be what another one waits for
                     connection.replenish()
-                    wanted = selectors.EVENT_READ if connection.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
+                    wanted = (
+                        selectors.EVENT_READ
+                        if connection.flush()
+                        else selectors.EVENT_READ | selectors.EVENT_WRITE
+                    )
                     if selector.get_key(connection).events != wanted:
                         selector.modify(connection, wanted)
 
-    def _read(self, connection: _Connection, connections: set[_Connection], selector: selectors.BaseSelector) -> None:
+    def _read(
+        self, connection: _Connection, connections: set[_Connection], selector: selectors.BaseSelector
+    ) -> None:
         try:
             with contextlib.suppress(BlockingIOError):  # ready to be written only
                 connection.read()

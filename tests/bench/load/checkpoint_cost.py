@@ -1,6 +1,7 @@
 """What checkpoints write while messages pass through a partition in which many others wait.
 
-A partition of the broker on real files, without clients: the disk counts what is written to checkpoints. Figures are not known here.
+A partition of the broker on real files, without clients: the disk counts what is written to checkpoints.
+Figures are not known here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from storage.file_store import FileLogStore
 
 MIB = 1 << 20
 WAITING_BODY = b"abc"
-"""Of the messages that wait: a checkpoint holds nothing of a body, so a small one gives the same figure in less time."""
+"""Of the messages that wait: a checkpoint holds nothing of a body, so a small one gives the same figure in
+less time."""
 PASSING_BODY_BYTES = 1_024
 BATCH = 1_000
 INTERVAL_BYTES = 64 * MIB
@@ -56,7 +58,8 @@ class CountingDisk(LocalDisk):
 
 
 def checkpoint_mib(folder: Path, waiting: int, intervals: int) -> float:
-    """MiB written to checkpoints for each 64 MiB of log, with so many messages waiting, over so many intervals."""
+    """MiB written to checkpoints for each 64 MiB of log, with so many messages waiting, over so many
+    intervals."""
     root = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=folder))
     try:
         return asyncio.run(_measure(root, waiting, intervals))
@@ -68,7 +71,9 @@ async def _measure(root: Path, waiting: int, intervals: int) -> float:
     disk, description = CountingDisk(), QueueDescription("bench", "b" * 32, 1)
     store = FileLogStore(root, disk, fsync="never")
     log = store.log(description.generation, 0)
-    task = PartitionTask(0, log=log, clock=SystemClock(), describe=lambda: description, payloads=PayloadBudget(64 * MIB, 0))
+    task = PartitionTask(
+        0, log=log, clock=SystemClock(), describe=lambda: description, payloads=PayloadBudget(64 * MIB, 0)
+    )
     run = asyncio.create_task(task.run())
     for _ in range(waiting // BATCH):
         await _ask(task, Send([WAITING_BODY] * BATCH, None))

@@ -1,12 +1,14 @@
 """The load client: AMQP 1.0 connections that send and complete faster than any broker measured with them.
 
-Answers for what goes over the wire in a benchmark once SASL is done: proton's C core driven directly, without Python objects per
-message (`wire.py`). It must not know scenarios, rounds or figures: those are its callers'.
+Answers for what goes over the wire in a benchmark once SASL is done: proton's C core driven directly, without
+Python objects per message (`wire.py`). It must not know scenarios, rounds or figures: those are its callers'.
 
 Invariants
-- a sender has never more than `window` messages without an outcome, a receiver never more than `window` granted or unconfirmed;
-- a message counts as sent when the broker accepted it (§3.4.2), as completed when the broker settled our `accepted` (receiver settles
-  second, §2.6.12): anything else raises, so that a figure never counts what failed.
+- a sender has never more than `window` messages without an outcome, a receiver never more than `window`
+  granted or unconfirmed;
+- a message counts as sent when the broker accepted it (§3.4.2), as completed when the broker settled our
+  `accepted` (receiver settles second, §2.6.12): anything else raises, so that a figure never counts what
+  failed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ STEP_TIMEOUT_S = 30.0
 
 # Bound once: looking a function up in `lib` costs as much as the call.
 _delivery, _settle, _update = lib.pn_delivery, lib.pn_delivery_settle, lib.pn_delivery_update
-_remote_state, _settled, _pending = lib.pn_delivery_remote_state, lib.pn_delivery_settled, lib.pn_delivery_pending
+_remote_state, _settled, _pending = (
+    lib.pn_delivery_remote_state,
+    lib.pn_delivery_settled,
+    lib.pn_delivery_pending,
+)
 _readable, _partial = lib.pn_delivery_readable, lib.pn_delivery_partial
 _send, _advance = lib.pn_link_send, lib.pn_link_advance
 _PN_ACCEPTED = lib.PN_ACCEPTED
@@ -37,7 +43,8 @@ _pack_tag = struct.Struct(">Q").pack_into
 
 
 def encode_message(body_bytes: int, partition_key: bytes = b"") -> bytes:
-    """A durable message with a message-id and one data section of body_bytes, encoded (§3.2); with x-opt-partition-key if asked."""
+    """A durable message with a message-id and one data section of body_bytes, encoded (§3.2); with
+    x-opt-partition-key if asked."""
     header = b"\x00\x53\x70\xc0\x02\x01\x41"
     if partition_key:
         name = b"x-opt-partition-key"
@@ -58,12 +65,14 @@ def encode_message(body_bytes: int, partition_key: bytes = b"") -> bytes:
 class LoadConnection(EngineSocket):
     """One connection of a client, open and authenticated. Links are added by Sender and Receiver.
 
-    `settles_first` is for RabbitMQ 4, which refuses receivers that settle second (§2.8.3) at the attach, but answers an unsettled
-    `accepted` in either mode, if only its `settled` is spelled out. With it, the same exchange is measured there as anywhere.
+    `settles_first` is for RabbitMQ 4, which refuses receivers that settle second (§2.8.3) at the attach, but
+    answers an unsettled `accepted` in either mode, if only its `settled` is spelled out. With it, the same
+    exchange is measured there as anywhere.
     """
 
     def __init__(self, endpoint: Endpoint, settles_first: bool = False) -> None:
-        """Connect and authenticate; the open is written with the first `flush`. Raises LoadError when refused."""
+        """Connect and authenticate; the open is written with the first `flush`. Raises LoadError when
+        refused."""
         sock = socket.create_connection((endpoint.host, endpoint.port), STEP_TIMEOUT_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         authenticate(sock, endpoint)
@@ -78,7 +87,9 @@ class LoadConnection(EngineSocket):
     def __enter__(self) -> LoadConnection:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close(politely=error is None)
 
     def new_session(self) -> Any:
@@ -103,7 +114,8 @@ class LoadConnection(EngineSocket):
         self.read()
 
     def close(self, politely: bool = True) -> None:
-        """Close the connection, with the close exchanged first when `politely`, and free what proton holds."""
+        """Close the connection, with the close exchanged first when `politely`, and free what proton
+        holds."""
         try:
             if politely:
                 self._closing = True
@@ -197,7 +209,8 @@ class Sender:
 
 
 class Receiver:
-    """Receives `count` messages and completes each: accepts it unsettled and waits until the broker has settled it."""
+    """Receives `count` messages and completes each: accepts it unsettled and waits until the broker has
+    settled it."""
 
     def __init__(self, connection: LoadConnection, window: int, body_bytes: int) -> None:
         self.window = window
@@ -212,7 +225,9 @@ class Receiver:
         lib.pn_terminus_set_type(lib.pn_link_target(self._link), lib.PN_TARGET)
         lib.pn_terminus_set_address(lib.pn_link_target(self._link), b"bench")
         lib.pn_link_set_snd_settle_mode(self._link, lib.PN_SND_UNSETTLED)
-        lib.pn_link_set_rcv_settle_mode(self._link, lib.PN_RCV_FIRST if connection.settles_first else lib.PN_RCV_SECOND)
+        lib.pn_link_set_rcv_settle_mode(
+            self._link, lib.PN_RCV_FIRST if connection.settles_first else lib.PN_RCV_SECOND
+        )
         lib.pn_link_open(self._link)
         connection.add_link(self._link, self)
 
@@ -252,7 +267,8 @@ class Receiver:
 
 
 def drive(connections: Sequence[LoadConnection], until: Callable[[], bool], timeout_s: float) -> None:
-    """Serve the connections until `until()` holds, asked after each round of reads. Raises LoadError after timeout_s seconds."""
+    """Serve the connections until `until()` holds, asked after each round of reads. Raises LoadError after
+    timeout_s seconds."""
     deadline = time.monotonic() + timeout_s
     next_tick = 0.0
     with selectors.DefaultSelector() as selector:
@@ -260,7 +276,9 @@ def drive(connections: Sequence[LoadConnection], until: Callable[[], bool], time
 
         def write(connection: LoadConnection) -> None:
             connection.replenish()
-            wanted = selectors.EVENT_READ if connection.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
+            wanted = (
+                selectors.EVENT_READ if connection.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
+            )
             if wanted != events_wanted[connection]:
                 events_wanted[connection] = wanted
                 selector.modify(connection, wanted)

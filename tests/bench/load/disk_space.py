@@ -32,7 +32,8 @@ class DiskSpace:
 
 
 def disk_space(folder: Path, count: int) -> DiskSpace:
-    """Consume count messages of a queue that is empty otherwise, and of one that holds 64 deferred messages of 3 bytes."""
+    """Consume count messages of a queue that is empty otherwise, and of one that holds 64 deferred messages
+    of 3 bytes."""
     with footprint.fresh_broker(folder) as broker:
         drained_mib = _after_traffic(broker, count)
         _defer(broker)
@@ -58,7 +59,9 @@ def _defer(broker: BrokerProcess) -> None:
         connection.send_frame(raw.FLOW, raw.flow_fields(1, 0, DEFERRED))
         numbers = [connection.read_until(raw.TRANSFER).field(1) for _ in range(DEFERRED)]
         outcome = raw.outcome(raw.MODIFIED, [False, True])  # undeliverable-here
-        connection.send_frame(raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, numbers[0], numbers[-1], False, outcome))
+        connection.send_frame(
+            raw.DISPOSITION, raw.disposition_fields(raw.RECEIVER, numbers[0], numbers[-1], False, outcome)
+        )
         settled = 0
         while settled < DEFERRED:
             answer = connection.read_until(raw.DISPOSITION)

@@ -30,27 +30,38 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
-        """`amqp://user:password@host:port/address`; the address is what follows the first slash, so `//queues/q` means `/queues/q`."""
+        """`amqp://user:password@host:port/address`; the address is what follows the first slash, so
+        `//queues/q` means `/queues/q`."""
         parts = urlsplit(url)
         if parts.scheme != "amqp" or not parts.hostname or len(parts.path) < 2:
             raise ValueError(f"not an amqp://user:password@host:port/address: {url}")
         return cls(
-            parts.hostname, parts.port or 5672, unquote(parts.username or ""), unquote(parts.password or ""), unquote(parts.path[1:])
+            parts.hostname,
+            parts.port or 5672,
+            unquote(parts.username or ""),
+            unquote(parts.password or ""),
+            unquote(parts.path[1:]),
         )
 
 
 def authenticate(sock: socket.socket, endpoint: Endpoint) -> None:
-    """The client's side of SASL (§5.3): PLAIN with a user, else ANONYMOUS. Leaves the socket at the AMQP header. Raises LoadError."""
+    """The client's side of SASL (§5.3): PLAIN with a user, else ANONYMOUS. Leaves the socket at the AMQP
+    header. Raises LoadError."""
     sock.sendall(_SASL_HEADER)
     if _read_exactly(sock, 8) != _SASL_HEADER:
         raise LoadError("the broker does not speak SASL")
     _read_frame(sock)  # sasl-mechanisms: a benchmark knows what its broker offers
-    mechanism, response = (b"PLAIN", f"\0{endpoint.user}\0{endpoint.password}".encode()) if endpoint.user else (b"ANONYMOUS", b"bench")
+    mechanism, response = (
+        (b"PLAIN", f"\0{endpoint.user}\0{endpoint.password}".encode())
+        if endpoint.user
+        else (b"ANONYMOUS", b"bench")
+    )
     fields = b"\xa3" + bytes((len(mechanism),)) + mechanism + b"\xa0" + bytes((len(response),)) + response
     body = b"\x00\x53\x41\xc0" + bytes((len(fields) + 1, 2)) + fields
     sock.sendall(_sasl_frame(body))
     outcome = _read_frame(sock)
-    # described by smallulong 0x44: 00 53 44, then a list whose first field is the code, ok being 0 as ubyte 0x50 00
+    # described by smallulong 0x44: 00 53 44, then a list whose first field is the code, ok being 0 as ubyte
+    # 0x50 00
     if outcome[2] != _SASL_OUTCOME or b"\x50\x00" not in outcome[3:8]:
         raise LoadError(f"the broker refused {mechanism.decode()} for {endpoint.user or 'nobody'}")
 

@@ -1,8 +1,9 @@
-"""A light sender beside heavy ones: how long its messages take, one at a time, while others send as much as the broker takes.
+"""A light sender beside heavy ones: how long its messages take, one at a time, while others send as much as
+the broker takes.
 
-Answers for the load alone. The heavy senders are a process of their own (`python -m tests.bench.load.fairness URL COUNT`), so that the
-light one never waits for their Python; it ends when its standard input does, and says how many messages a second were accepted.
-Knows neither figures nor rounds.
+Answers for the load alone. The heavy senders are a process of their own (`python -m tests.bench.load.fairness
+URL COUNT`), so that the light one never waits for their Python; it ends when its standard input does, and
+says how many messages a second were accepted. Knows neither figures nor rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ ENDS_WITHIN_S = 60.0
 
 @dataclass(slots=True, frozen=True)
 class Beside:
-    """One round of a light sender beside heavy ones. Milliseconds, of a message without a key and of one with."""
+    """One round of a light sender beside heavy ones. Milliseconds, of a message without a key and of one
+    with."""
 
     unkeyed_ms: list[float]
     keyed_ms: list[float]
@@ -46,7 +48,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def light_sender(folder: Path, heavy: int, count: int, at_most_s: float) -> Beside:
-    """On a fresh broker: `count` messages of a light sender without a key, then with one, beside `heavy` senders.
+    """On a fresh broker: `count` messages of a light sender without a key, then with one, beside `heavy`
+    senders.
 
     Each half ends after `at_most_s` seconds, with the messages it has got to.
     """
@@ -59,7 +62,8 @@ def light_sender(folder: Path, heavy: int, count: int, at_most_s: float) -> Besi
 
 
 def latencies_ms(target: Target, message: bytes, count: int, at_most_s: float) -> list[float]:
-    """Send `message` again and again, one at a time; how long each took until it was accepted. The first ones are left out."""
+    """Send `message` again and again, one at a time; how long each took until it was accepted. The first ones
+    are left out."""
     found: list[float] = []
     with target.connect() as connection:
         sender = Sender(connection, message, window=1)
@@ -83,14 +87,17 @@ def _send_one(connection: LoadConnection, sender: Sender) -> float:
 
 @contextlib.contextmanager
 def heavy_senders(endpoint: Endpoint, count: int) -> Iterator[list[float]]:
-    """`count` connections, each with a window of 500, that send until the end; gives where their rate will stand."""
+    """`count` connections, each with a window of 500, that send until the end; gives where their rate will
+    stand."""
     rates = [0.0]
     if not count:
         yield rates
         return
     url = f"amqp://{endpoint.user}:{endpoint.password}@{endpoint.host}:{endpoint.port}/{endpoint.address}"
     command = [sys.executable, "-m", "tests.bench.load.fairness", url, str(count)]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:

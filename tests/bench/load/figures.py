@@ -1,6 +1,7 @@
 """The figures to hold: what each means, what is expected of it, and what a run found.
 
-Answers for floors, goals, medians, ratios and the JSON line of a figure. Knows nothing of how a figure is measured.
+Answers for floors, goals, medians, ratios and the JSON line of a figure. Knows nothing of how a figure is
+measured.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ class Verdict(enum.Enum):
 
 @dataclass(slots=True, frozen=True)
 class Figure:
-    """One line of the table. `floor` and `goal` are ratios to the reference where there is one, else values in `unit`."""
+    """One line of the table. `floor` and `goal` are ratios to the reference where there is one, else values
+    in `unit`."""
 
     name: str
     unit: str
     meaning: str
     expected: str
-    """What we expected before the first run, and why: a figure that surprises says more than one that pleases."""
+    """What we expected before the first run, and why: a figure that surprises says more than one that
+    pleases."""
     floor: float | None = None
     goal: float | None = None
     reference: Reference | None = None
@@ -51,7 +54,11 @@ class Figure:
         held = value if ratio is None else ratio
         if held >= self.goal if self.more_is_better else held <= self.goal:
             return Verdict.GOAL
-        return Verdict.FLOOR if (held >= self.floor if self.more_is_better else held <= self.floor) else Verdict.MISSED
+        return (
+            Verdict.FLOOR
+            if (held >= self.floor if self.more_is_better else held <= self.floor)
+            else Verdict.MISSED
+        )
 
 
 @dataclass(slots=True)
@@ -120,7 +127,10 @@ SEND = Figure(
 RECEIVE = Figure(
     "receive",
     "messages/s",
-    "received, accepted unsettled and settled by the broker: one connection, 500 granted or unconfirmed at most",
+    (
+        "received, accepted unsettled and settled by the broker: one connection, 500 granted or "
+        "unconfirmed at most"
+    ),
     "faster than sending: a completion is a small record, and one disposition covers a run of messages",
     1.5,
     2.0,
@@ -140,13 +150,18 @@ EIGHT_CONNECTIONS = Figure(
 SEND_LATENCY = Figure(
     "send_latency",
     "µs",
-    "median from the first byte of a message to its acknowledgement, one at a time, against a write+fdatasync of the same bytes",
+    (
+        "median from the first byte of a message to its acknowledgement, one at a time, against a "
+        "write+fdatasync of the same bytes"
+    ),
     "one fdatasync, two loopback trips, a thread's wake-up and a few dozen µs of Python",
     3.0,
     1.5,
     Reference.DISK,
 )
-PEER_SEND_LATENCY = Figure("peer_send_latency", "µs", "the same at the peer", "above the disk's own: it syncs too")
+PEER_SEND_LATENCY = Figure(
+    "peer_send_latency", "µs", "the same at the peer", "above the disk's own: it syncs too"
+)
 MEMORY_WAITING = Figure(
     "memory_waiting",
     "MiB",
@@ -156,7 +171,12 @@ MEMORY_WAITING = Figure(
     400,
 )
 MEMORY_WAITING_RESTARTED = Figure(
-    "memory_waiting_restarted", "MiB", "the same after kill -9 and restart", "as before it: state is a fold over the log", 800, 400
+    "memory_waiting_restarted",
+    "MiB",
+    "the same after kill -9 and restart",
+    "as before it: state is a fold over the log",
+    800,
+    400,
 )
 RESTART_KILLED = Figure(
     "restart_killed",
@@ -166,7 +186,9 @@ RESTART_KILLED = Figure(
     10,
     3,
 )
-RESTART_STOPPED = Figure("restart_stopped", "s", "the same after a clean stop", "at most as long as after kill -9", 10, 3)
+RESTART_STOPPED = Figure(
+    "restart_stopped", "s", "the same after a clean stop", "at most as long as after kill -9", 10, 3
+)
 IDLE_MEMORY = Figure(
     "idle_memory",
     "MiB",
@@ -175,7 +197,14 @@ IDLE_MEMORY = Figure(
     200,
     100,
 )
-IDLE_CPU = Figure("idle_cpu", "% of a core", "CPU time, idle, 100 queues of 16 partitions", "nothing scans, so next to nothing", 2.0, 0.5)
+IDLE_CPU = Figure(
+    "idle_cpu",
+    "% of a core",
+    "CPU time, idle, 100 queues of 16 partitions",
+    "nothing scans, so next to nothing",
+    2.0,
+    0.5,
+)
 IDLE_USED_MEMORY = Figure(
     "idle_used_memory",
     "MiB",
@@ -184,7 +213,9 @@ IDLE_USED_MEMORY = Figure(
     200,
     100,
 )
-IDLE_USED_CPU = Figure("idle_used_cpu", "% of a core", "the same, after 32 messages through each queue", "as untouched", 2.0, 0.5)
+IDLE_USED_CPU = Figure(
+    "idle_used_cpu", "% of a core", "the same, after 32 messages through each queue", "as untouched", 2.0, 0.5
+)
 IDLE_CONNECTIONS = Figure(
     "idle_connections",
     "MiB",
@@ -219,38 +250,73 @@ DISK_DEFERRED = Figure(
 CHECKPOINTS = Figure(
     "checkpoints",
     "MiB",
-    "written to checkpoints for each 64 MiB of log, while messages of 1 KiB pass through a partition in which 1,000,000 others wait",
-    "what has changed since the checkpoint before the last, some 25 bytes for each message sent, and 40 bytes for each 1,024 that wait",
+    (
+        "written to checkpoints for each 64 MiB of log, while messages of 1 KiB pass through a partition "
+        "in which 1,000,000 others wait"
+    ),
+    (
+        "what has changed since the checkpoint before the last, some 25 bytes for each message sent, and "
+        "40 bytes for each 1,024 that wait"
+    ),
     8,
     4,
 )
 
 LIGHT_ALONE = Figure(
-    "light_alone", "ms", "99th percentile of a light sender's messages, one at a time, alone", "a few times the median: the disk's own tail"
+    "light_alone",
+    "ms",
+    "99th percentile of a light sender's messages, one at a time, alone",
+    "a few times the median: the disk's own tail",
 )
 LIGHT_BESIDE_8 = Figure(
     "light_beside_8",
     "ms",
-    "the same beside 8 connections that send as fast as they can, 500 unacknowledged at most each; messages without a key",
+    (
+        "the same beside 8 connections that send as fast as they can, 500 unacknowledged at most each; "
+        "messages without a key"
+    ),
     "some five turns of a busy event loop of 1 to 2 ms each, and the disk",
     20,
     8,
 )
 LIGHT_KEYED_BESIDE_8 = Figure(
-    "light_keyed_beside_8", "ms", "the same with a partition key", "as without: keys of the heavy senders would not matter either", 20, 8
+    "light_keyed_beside_8",
+    "ms",
+    "the same with a partition key",
+    "as without: keys of the heavy senders would not matter either",
+    20,
+    8,
 )
 LIGHT_BESIDE_50 = Figure(
-    "light_beside_50", "ms", "beside 50 such connections, without a key", "as beside 8, but for 50 sockets to read and answer", 60, 20
+    "light_beside_50",
+    "ms",
+    "beside 50 such connections, without a key",
+    "as beside 8, but for 50 sockets to read and answer",
+    60,
+    20,
 )
-LIGHT_KEYED_BESIDE_50 = Figure("light_keyed_beside_50", "ms", "the same with a partition key", "as without", 60, 20)
-HEAVY_8 = Figure("heavy_8", "messages/s", "what the 8 heavy senders send meanwhile", "as much as one connection that sends alone")
+LIGHT_KEYED_BESIDE_50 = Figure(
+    "light_keyed_beside_50", "ms", "the same with a partition key", "as without", 60, 20
+)
+HEAVY_8 = Figure(
+    "heavy_8",
+    "messages/s",
+    "what the 8 heavy senders send meanwhile",
+    "as much as one connection that sends alone",
+)
 HEAVY_50 = Figure("heavy_50", "messages/s", "what the 50 send meanwhile", "as much as 8")
 
 OUTPUT_ATTACK_MEMORY = Figure(
     "output_attack_memory",
     "MiB",
-    "memory taken by 110 receivers that grant credit for 10,000 messages of 64 KiB each and never read, beside 500 idle connections",
-    "some 750 KiB each: what is written, in the engine and on the shelf, where a client that has not read yet has 256 KiB of room",
+    (
+        "memory taken by 110 receivers that grant credit for 10,000 messages of 64 KiB each and never "
+        "read, beside 500 idle connections"
+    ),
+    (
+        "some 750 KiB each: what is written, in the engine and on the shelf, where a client that has not "
+        "read yet has 256 KiB of room"
+    ),
     288,
     128,
 )
@@ -279,7 +345,12 @@ HALF_HEADERS_HEALTH = Figure(
     250,
 )
 HALF_HEADERS_ADMINISTRATION = Figure(
-    "half_headers_administration", "ms", "the same for a list of queues", "as health: whoever has waited longest makes room", 2_000, 500
+    "half_headers_administration",
+    "ms",
+    "the same for a list of queues",
+    "as health: whoever has waited longest makes room",
+    2_000,
+    500,
 )
 HALF_HEADERS_STALL = Figure(
     "half_headers_stall",
@@ -290,9 +361,21 @@ HALF_HEADERS_STALL = Figure(
     50,
 )
 HALF_HEADERS_MEMORY = Figure(
-    "half_headers_memory", "MiB", "memory beyond what the broker had before, meanwhile", "some 15 KiB for each connection", 100, 30
+    "half_headers_memory",
+    "MiB",
+    "memory beyond what the broker had before, meanwhile",
+    "some 15 KiB for each connection",
+    100,
+    30,
 )
-MANY_SCRAPE = Figure("many_scrape", "ms", "`/metrics` of 10,000 queues that nobody has used", "some 10 µs for the gauges of each", 500, 200)
+MANY_SCRAPE = Figure(
+    "many_scrape",
+    "ms",
+    "`/metrics` of 10,000 queues that nobody has used",
+    "some 10 µs for the gauges of each",
+    500,
+    200,
+)
 MANY_HEALTH = Figure("many_health", "ms", "`/health` of the same", "as the scrape", 500, 200)
 MANY_LIST = Figure(
     "many_list",
@@ -311,10 +394,24 @@ MANY_FIRST_SCRAPE = Figure(
     500,
 )
 MANY_FIRST_LIST = Figure(
-    "many_first_list", "ms", "the first list of all queues after that", "10 µs more for each entry than later ones", 600, 300
+    "many_first_list",
+    "ms",
+    "the first list of all queues after that",
+    "10 µs more for each entry than later ones",
+    600,
+    300,
 )
-MANY_USED_LIST = Figure("many_used_list", "ms", "the list of all queues after that", "as the list of unused ones", 600, 200)
-MANY_START = Figure("many_start", "ms", "how much longer such a start takes than one without messages", "2 µs for each note", 3_000, 1_000)
+MANY_USED_LIST = Figure(
+    "many_used_list", "ms", "the list of all queues after that", "as the list of unused ones", 600, 200
+)
+MANY_START = Figure(
+    "many_start",
+    "ms",
+    "how much longer such a start takes than one without messages",
+    "2 µs for each note",
+    3_000,
+    1_000,
+)
 MANY_STALL = Figure(
     "many_stall",
     "ms",
@@ -331,9 +428,15 @@ MANY_HOLD = Figure(
     20,
     10,
 )
-MANY_MEMORY = Figure("many_memory", "KiB", "memory for each of the 10,000 queues", "description, counters and 16 sleeping partitions")
+MANY_MEMORY = Figure(
+    "many_memory",
+    "KiB",
+    "memory for each of the 10,000 queues",
+    "description, counters and 16 sleeping partitions",
+)
 ATTACK_MEMORY_MIB, ATTACK_MEMORY_GOAL_MIB = 64, 32
-"""300 connections without credentials may send 64 KiB each, 19 MiB; the rest is for what proton and Python make of it."""
+"""300 connections without credentials may send 64 KiB each, 19 MiB; the rest is for what proton and Python
+make of it."""
 ATTACK_STALL_MS, ATTACK_STALL_GOAL_MS = 50, 20
 
 
@@ -341,7 +444,12 @@ def _attack(name: str, who: str, expected: str) -> tuple[Figure, Figure]:
     """Both figures of one attack (`attacks.py`)."""
     return (
         Figure(
-            f"{name}_memory", "MiB", f"most memory beyond what was there before: {who}", expected, ATTACK_MEMORY_MIB, ATTACK_MEMORY_GOAL_MIB
+            f"{name}_memory",
+            "MiB",
+            f"most memory beyond what was there before: {who}",
+            expected,
+            ATTACK_MEMORY_MIB,
+            ATTACK_MEMORY_GOAL_MIB,
         ),
         Figure(
             f"{name}_stall",
@@ -355,14 +463,18 @@ def _attack(name: str, who: str, expected: str) -> tuple[Figure, Figure]:
 
 
 ATTACKS: Mapping[str, tuple[Figure, Figure]] = {
-    "nothing": _attack("nothing", "no attack: what the machine itself does to the figures below", "nothing, and a few ms"),
+    "nothing": _attack(
+        "nothing", "no attack: what the machine itself does to the figures below", "nothing, and a few ms"
+    ),
     "unfinished_transfers": _attack(
         "unfinished_transfers",
         "40 connections without credentials, each with 15 unfinished transfers of 4 MB to `$cbs`",
         "40 times 64 KiB and a connection each",
     ),
     "large_audiences": _attack(
-        "large_audiences", "200 tokens for audiences of 3.9 MB, put with a key that may only send", "a request of 64 KiB at a time"
+        "large_audiences",
+        "200 tokens for audiences of 3.9 MB, put with a key that may only send",
+        "a request of 64 KiB at a time",
     ),
     "nested_lists": _attack(
         "nested_lists",
@@ -370,16 +482,24 @@ ATTACKS: Mapping[str, tuple[Figure, Figure]] = {
         "64 KiB, for as long as it takes to refuse it",
     ),
     "short_idle_timeouts": _attack(
-        "short_idle_timeouts", "300 connections that ask for a sign of life every millisecond", "they are closed"
+        "short_idle_timeouts",
+        "300 connections that ask for a sign of life every millisecond",
+        "they are closed",
     ),
-    "many_attaches": _attack("many_attaches", "6,000 attaches in one write without credentials, again and again", "32 links at a time"),
+    "many_attaches": _attack(
+        "many_attaches",
+        "6,000 attaches in one write without credentials, again and again",
+        "32 links at a time",
+    ),
     "large_opens": _attack(
         "large_opens",
         "300 connections without credentials that say all they may: values, links, parts of messages",
         "some 100 KiB each",
     ),
     "authorized_attaches": _attack(
-        "authorized_attaches", "5,000 attaches and their end in one write, with a key", "some 2 KiB for each link"
+        "authorized_attaches",
+        "5,000 attaches and their end in one write, with a key",
+        "some 2 KiB for each link",
     ),
     "authorized_lists": _attack(
         "authorized_lists",
@@ -398,7 +518,12 @@ def _stall(name: str, what: str) -> tuple[Figure, Figure]:
     meaning = f"wait of an unrelated client for an answer that needs only the event loop, while {what}"
     return (
         Figure(
-            f"stall_{name}_p99", "ms", f"99th percentile of the {meaning}", "a few slices of 2 to 3 ms", STALL_P99_MS, STALL_P99_GOAL_MS
+            f"stall_{name}_p99",
+            "ms",
+            f"99th percentile of the {meaning}",
+            "a few slices of 2 to 3 ms",
+            STALL_P99_MS,
+            STALL_P99_GOAL_MS,
         ),
         Figure(
             f"stall_{name}_worst",
@@ -412,7 +537,9 @@ def _stall(name: str, what: str) -> tuple[Figure, Figure]:
 
 
 STALLS: Mapping[str, tuple[Figure, Figure]] = {
-    "fill": _stall("fill", "a queue of one partition is filled with 1,000,000 messages, and checkpoints are made"),
+    "fill": _stall(
+        "fill", "a queue of one partition is filled with 1,000,000 messages, and checkpoints are made"
+    ),
     "browse": _stall("browse", "the first 100,000 of them are paged through"),
     "open_again": _stall("open_again", "the partition is opened and its log replayed, after kill -9"),
     "empty": _stall("empty", "nine of ten messages are received and completed, and the rest is compacted"),
@@ -427,11 +554,18 @@ DISK_SPACE: Sequence[Figure] = (DISK_DRAINED, DISK_DEFERRED)
 CHECKPOINT_COST: Sequence[Figure] = (CHECKPOINTS,)
 CONNECTIONS: Sequence[Figure] = (IDLE_CONNECTIONS, IDLE_RECEIVERS)
 MANY: Sequence[Figure] = (
-    MANY_SCRAPE, MANY_HEALTH, MANY_LIST, MANY_FIRST_SCRAPE, MANY_FIRST_LIST, MANY_USED_LIST, MANY_START, MANY_STALL, MANY_HOLD, MANY_MEMORY
+    MANY_SCRAPE, MANY_HEALTH, MANY_LIST, MANY_FIRST_SCRAPE, MANY_FIRST_LIST, MANY_USED_LIST, MANY_START,
+    MANY_STALL, MANY_HOLD, MANY_MEMORY
 )  # fmt: skip
-HALF_HEADERS: Sequence[Figure] = (HALF_HEADERS_HEALTH, HALF_HEADERS_ADMINISTRATION, HALF_HEADERS_STALL, HALF_HEADERS_MEMORY)
+HALF_HEADERS: Sequence[Figure] = (
+    HALF_HEADERS_HEALTH,
+    HALF_HEADERS_ADMINISTRATION,
+    HALF_HEADERS_STALL,
+    HALF_HEADERS_MEMORY,
+)
 FAIRNESS: Sequence[Figure] = (
-    LIGHT_ALONE, LIGHT_BESIDE_8, LIGHT_KEYED_BESIDE_8, HEAVY_8, LIGHT_BESIDE_50, LIGHT_KEYED_BESIDE_50, HEAVY_50
+    LIGHT_ALONE, LIGHT_BESIDE_8, LIGHT_KEYED_BESIDE_8, HEAVY_8, LIGHT_BESIDE_50, LIGHT_KEYED_BESIDE_50,
+    HEAVY_50
 )  # fmt: skip
 OUTPUT_ATTACK: Sequence[Figure] = (OUTPUT_ATTACK_MEMORY, OUTPUT_ATTACK_ROUND_TRIP, OUTPUT_ATTACK_PEEK)
 ATTACKED: Sequence[Figure] = tuple(figure for pair in ATTACKS.values() for figure in pair)

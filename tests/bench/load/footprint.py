@@ -1,7 +1,8 @@
-"""What a broker costs at rest: memory with messages waiting, restart with them, idle entities, idle connections.
+"""What a broker costs at rest: memory with messages waiting, restart with them, idle entities, idle
+connections.
 
-Answers for starting brokers on folders of their own, one per round, and reading their memory and CPU time. The messages go through
-`traffic`; figures and verdicts are not known here.
+Answers for starting brokers on folders of their own, one per round, and reading their memory and CPU time.
+The messages go through `traffic`; figures and verdicts are not known here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tests.support.broker_process import KEY, KEY_NAME, Addresses, BrokerProcess
 PARTITIONS = 16
 QUEUE = "bench"
 SETTLE_S = 5.0
-"""Between a load and reading memory: what a broker does in the background has ended, or belongs to the figure."""
+"""Between a load and reading memory: what a broker does in the background has ended, or belongs to the
+figure."""
 FILL_WINDOW = 2_000
 
 
@@ -59,7 +61,8 @@ class Connections:
 def fresh_broker(
     folder: Path, queue_names: tuple[str, ...] = (QUEUE,), environment: Mapping[str, str] | None = None
 ) -> Iterator[BrokerProcess]:
-    """A broker on an empty data folder inside `folder`, its queues losing neither locks nor messages in a run."""
+    """A broker on an empty data folder inside `folder`, its queues losing neither locks nor messages in a
+    run."""
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
     properties = {
         "PartitionCount": PARTITIONS,
@@ -68,7 +71,9 @@ def fresh_broker(
         "MaxSizeInMegabytes": 5120,
     }
     try:
-        with BrokerProcess(data, [queue(name, **properties) for name in queue_names], environment=environment) as broker:
+        with BrokerProcess(
+            data, [queue(name, **properties) for name in queue_names], environment=environment
+        ) as broker:
             yield broker
     finally:
         shutil.rmtree(data, ignore_errors=True)
@@ -76,7 +81,9 @@ def fresh_broker(
 
 def target_of(addresses: Addresses, queue_name: str = QUEUE) -> Target:
     """A queue of a broker started here, as a target."""
-    return Target("partibus", Endpoint("127.0.0.1", addresses.amqp_port, KEY_NAME, KEY, queue_name), settles_first=False)
+    return Target(
+        "partibus", Endpoint("127.0.0.1", addresses.amqp_port, KEY_NAME, KEY, queue_name), settles_first=False
+    )
 
 
 def waiting(folder: Path, count: int) -> Waiting:
@@ -94,7 +101,8 @@ def waiting(folder: Path, count: int) -> Waiting:
 
 
 def idle(folder: Path, queue_count: int, observed_s: float) -> Idle:
-    """Leave a broker with queue_count queues to itself for observed_s, untouched and then after traffic on every queue."""
+    """Leave a broker with queue_count queues to itself for observed_s, untouched and then after traffic on
+    every queue."""
     names = tuple(f"{QUEUE}-{number:03}" for number in range(queue_count))
     with fresh_broker(folder, names) as broker:
         time.sleep(SETTLE_S)
@@ -108,9 +116,12 @@ def idle(folder: Path, queue_count: int, observed_s: float) -> Idle:
 
 
 def connections(folder: Path, count: int) -> Connections:
-    """Open count connections and leave them idle; then again, on a fresh broker, each with a receiver on the empty queue."""
+    """Open count connections and leave them idle; then again, on a fresh broker, each with a receiver on the
+    empty queue."""
     allow_open_files(count)
-    return Connections(_connected_mib(folder, count, with_receiver=False), _connected_mib(folder, count, with_receiver=True))
+    return Connections(
+        _connected_mib(folder, count, with_receiver=False), _connected_mib(folder, count, with_receiver=True)
+    )
 
 
 def _connected_mib(folder: Path, count: int, with_receiver: bool) -> float:

@@ -1,4 +1,5 @@
-"""The machine and the processes on it, as /proc and git tell them: what a figure was measured on, and what a broker costs there."""
+"""The machine and the processes on it, as /proc and git tell them: what a figure was measured on, and what a
+broker costs there."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ OPEN_FILES_SPARE = 256
 
 def describe_machine(data_dir: Path) -> dict[str, object]:
     """Cores, processor, memory, kernel, Python, and the file system under data_dir."""
-    models = (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name"))
-    memory_kb = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    models = (
+        line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")
+    )
+    memory_kb = next(
+        (int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0
+    )
     return {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": next(models, platform.machine()),
@@ -43,7 +48,8 @@ def commit(repository: Path) -> str:
 
 
 class StolenTime:
-    """How much of the processors' time the host gave to other guests: steal in proc(5), 0 on a machine of one's own."""
+    """How much of the processors' time the host gave to other guests: steal in proc(5), 0 on a machine of
+    one's own."""
 
     def __init__(self) -> None:
         self._since = _stolen_and_all_ticks()
@@ -70,7 +76,8 @@ def cpu_s(pid: int) -> float:
 
 
 def allow_open_files(count: int) -> None:
-    """Raise the limit on open files, here and in processes started from here. Raises OSError with the way out when it may not."""
+    """Raise the limit on open files, here and in processes started from here. Raises OSError with the way out
+    when it may not."""
     wanted = count + OPEN_FILES_SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= wanted:
@@ -78,7 +85,9 @@ def allow_open_files(count: int) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(hard, wanted)))
     except (OSError, ValueError) as error:
-        raise OSError(f"{wanted} open files are needed and {hard} allowed: raise the limit (ulimit -Hn {wanted})") from error
+        raise OSError(
+            f"{wanted} open files are needed and {hard} allowed: raise the limit (ulimit -Hn {wanted})"
+        ) from error
 
 
 def _family(pid: int) -> list[int]:

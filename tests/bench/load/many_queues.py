@@ -1,11 +1,14 @@
-"""Many queues: how long a scrape, `/health` and the whole list take, and how long an AMQP client waits meanwhile.
+"""Many queues: how long a scrape, `/health` and the whole list take, and how long an AMQP client waits
+meanwhile.
 
-Answers for one round on a broker of its own, whose queues nobody has used, and then restarted with an index that says that every partition
-holds messages. One thread asks over HTTP, this one begins and ends sessions on an AMQP connection (§2.5), which needs nothing but the event
-loop. The list is fetched as the official clients fetch it: in pages of a hundred, over one connection.
+Answers for one round on a broker of its own, whose queues nobody has used, and then restarted with an index
+that says that every partition holds messages. One thread asks over HTTP, this one begins and ends sessions on
+an AMQP connection (§2.5), which needs nothing but the event loop. The list is fetched as the official clients
+fetch it: in pages of a hundred, over one connection.
 
-A busy machine makes clients wait although the broker does nothing. So the hold of the event loop is measured in processor time, too: what
-the broker's main thread has used between a question of the AMQP client and the answer.
+A busy machine makes clients wait although the broker does nothing. So the hold of the event loop is measured
+in processor time, too: what the broker's main thread has used between a question of the AMQP client and the
+answer.
 """
 
 from __future__ import annotations
@@ -39,9 +42,11 @@ HELD = 3
 
 @dataclass(slots=True, frozen=True)
 class ManyQueues:
-    """One round: milliseconds for each answer, the longest wait of the AMQP client meanwhile, and KiB that a queue takes in memory.
+    """One round: milliseconds for each answer, the longest wait of the AMQP client meanwhile, and KiB that a
+    queue takes in memory.
 
-    `hold_ms`: the most processor time that the event loop used during one such wait, or the wait itself if it was shorter.
+    `hold_ms`: the most processor time that the event loop used during one such wait, or the wait itself if it
+    was shorter.
     """
 
     scrape_ms: float
@@ -99,13 +104,21 @@ def _counted(broker: BrokerProcess, messages: int) -> int:
 
 
 def _asked(broker: BrokerProcess, count: int, times: int) -> tuple[list[float], float, float]:
-    """The seconds for a scrape, `/health` and the whole list; how long another client waited meanwhile; and how long the loop was held."""
+    """The seconds for a scrape, `/health` and the whole list; how long another client waited meanwhile; and
+    how long the loop was held."""
     port, token = broker.addresses.http_port, {"Authorization": sas_token("https://127.0.0.1")}
     pages = [f"/$Resources/queues?$skip={skip}&$top={PAGE}" for skip in range(0, count, PAGE)]
-    questions: tuple[tuple[list[str], dict[str, str]], ...] = ((["/metrics"], {}), (["/health"], {}), (pages, token))
+    questions: tuple[tuple[list[str], dict[str, str]], ...] = (
+        (["/metrics"], {}),
+        (["/health"], {}),
+        (pages, token),
+    )
 
     def ask() -> list[float]:
-        return [statistics.median(_ask_s(port, paths, headers) for _ in range(times)) for paths, headers in questions]
+        return [
+            statistics.median(_ask_s(port, paths, headers) for _ in range(times))
+            for paths, headers in questions
+        ]
 
     with RawConnection(broker.addresses.amqp_port) as bystander, ThreadPoolExecutor(1) as threads:
         bystander.open()
@@ -123,7 +136,9 @@ def _asked(broker: BrokerProcess, count: int, times: int) -> tuple[list[float], 
 def _ask_s(port: int, paths: Sequence[str], headers: Mapping[str, str]) -> float:
     """Seconds to ask for all of these over one connection, from connecting to the last byte."""
     begin = time.perf_counter()
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWERED_WITHIN_S)) as connection:
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWERED_WITHIN_S)
+    ) as connection:
         for path in paths:
             connection.request("GET", path, headers=dict(headers))
             answer = connection.getresponse()

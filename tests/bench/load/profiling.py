@@ -1,7 +1,7 @@
 """Where a broker spends its time under load: py-spy samples it from outside while a figure is measured.
 
-Answers for running py-spy beside a load and for the table of functions made of its samples. A figure measured under a profile is not
-comparable: the sampler takes its share of the machine.
+Answers for running py-spy beside a load and for the table of functions made of its samples. A figure measured
+under a profile is not comparable: the sampler takes its share of the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _LINE = re.compile(r":\d+\)$")
 
 @dataclass(slots=True, frozen=True)
 class Profiler:
-    """Writes `profile-<figure>.txt` (top functions) and `.raw` (stacks with their samples, for a flame graph) into folder."""
+    """Writes `profile-<figure>.txt` (top functions) and `.raw` (stacks with their samples, for a flame graph)
+    into folder."""
 
     folder: Path
 
@@ -38,10 +39,25 @@ class Profiler:
     def around(self, name: str, pid: int) -> Iterator[None]:
         """Sample the process while the body runs."""
         raw = self.folder / f"profile-{name}.raw"
-        command = ["py-spy", "record", "--pid", str(pid), "--format", "raw", "--output", str(raw), "--rate", str(SAMPLES_PER_S)]
-        # Threads that wait are left out by py-spy; --native shows proton's C functions under the Python ones that call them.
+        command = [
+            "py-spy",
+            "record",
+            "--pid",
+            str(pid),
+            "--format",
+            "raw",
+            "--output",
+            str(raw),
+            "--rate",
+            str(SAMPLES_PER_S),
+        ]
+        # Threads that wait are left out by py-spy; --native shows proton's C functions under the Python ones
+        # that call them.
         sampler = subprocess.Popen(
-            [*command, "--native", "--function", "--threads"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [*command, "--native", "--function", "--threads"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         try:
             yield
@@ -54,7 +70,8 @@ class Profiler:
 
 
 def top_functions(raw: str) -> str:
-    """A table of the functions with the most samples of their own, and of those with the most including what they called."""
+    """A table of the functions with the most samples of their own, and of those with the most including what
+    they called."""
     own: Counter[str] = Counter()
     whole: Counter[str] = Counter()
     for line in raw.splitlines():
@@ -66,6 +83,7 @@ def top_functions(raw: str) -> str:
     total = sum(own.values()) or 1
     sections = (("own time", own), ("with what it called", whole))
     return "\n".join(
-        f"{title}, % of {total} samples\n" + "".join(f"{count / total:8.1%}  {frame}\n" for frame, count in counts.most_common(TOP))
+        f"{title}, % of {total} samples\n"
+        + "".join(f"{count / total:8.1%}  {frame}\n" for frame, count in counts.most_common(TOP))
         for title, counts in sections
     )

@@ -1,4 +1,5 @@
-"""Results for the eye: the table on the terminal, and the one in the documentation between its two markers."""
+"""Results for the eye: the table on the terminal, and the one in the documentation between its two
+markers."""
 
 from __future__ import annotations
 

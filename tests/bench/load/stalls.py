@@ -1,9 +1,9 @@
 """How long an unrelated client waits while the broker works on one queue with a million messages.
 
-Answers for one round: a queue of one partition is filled (and checkpointed meanwhile), browsed, opened again after kill -9, emptied but for
-a tenth (and compacted), filled again, and deleted. Each of these is the work of a process of its own; this one begins and ends AMQP
-sessions (§2.5) all the while, which needs nothing but the broker's event loop. `python -m tests.bench.load.stalls STEP AMQP_PORT HTTP_PORT
-COUNT` is one step.
+Answers for one round: a queue of one partition is filled (and checkpointed meanwhile), browsed, opened again
+after kill -9, emptied but for a tenth (and compacted), filled again, and deleted. Each of these is the work
+of a process of its own; this one begins and ends AMQP sessions (§2.5) all the while, which needs nothing but
+the broker's event loop. `python -m tests.bench.load.stalls STEP AMQP_PORT HTTP_PORT COUNT` is one step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Wait:
     worst_ms: float
 
 
-# --- the steps ----------------------------------------------------------------------------------------------------------------
+# --- the steps
+# ------------------------------------------------------------------------------------------------------------
 
 
 def fill(addresses: Addresses, count: int) -> None:
@@ -66,7 +67,9 @@ def browse(addresses: Addresses, count: int) -> None:
         connection.open()
         connection.begin()
         source = Described(ULong(raw.SOURCE), [QUEUE, None, None, None, None, None, Symbol("copy")])
-        connection.attach(["browser", UInt(0), raw.RECEIVER, UByte(1), UByte(0), source, Described(ULong(raw.TARGET), [])])
+        connection.attach(
+            ["browser", UInt(0), raw.RECEIVER, UByte(1), UByte(0), source, Described(ULong(raw.TARGET), [])]
+        )
         connection.send_frame(raw.FLOW, raw.flow_fields(0, 0, wanted))
         for _ in range(wanted):
             connection.read_until(raw.TRANSFER, within_s=traffic.DONE_WITHIN_S)
@@ -89,15 +92,20 @@ def empty(addresses: Addresses, count: int) -> None:
 def delete(addresses: Addresses, count: int) -> None:
     """Delete the queue."""
     headers = {"Authorization": sas_token("https://127.0.0.1")}
-    request = urllib.request.Request(f"{addresses.http_url}/{QUEUE}?api-version=2021-05", headers=headers, method="DELETE")
+    request = urllib.request.Request(
+        f"{addresses.http_url}/{QUEUE}?api-version=2021-05", headers=headers, method="DELETE"
+    )
     with urllib.request.urlopen(request, timeout=traffic.DONE_WITHIN_S) as answer:
         assert answer.status == 200
 
 
-STEPS: Mapping[str, Callable[[Addresses, int], None]] = {step.__name__: step for step in (fill, browse, open_again, empty, delete)}
+STEPS: Mapping[str, Callable[[Addresses, int], None]] = {
+    step.__name__: step for step in (fill, browse, open_again, empty, delete)
+}
 
 
-# --- the meter ----------------------------------------------------------------------------------------------------------------
+# --- the meter
+# ------------------------------------------------------------------------------------------------------------
 
 
 def waits(folder: Path, count: int) -> dict[str, Wait]:
@@ -123,7 +131,15 @@ def _during(broker: BrokerProcess, name: str, count: int) -> Wait:
     addresses = broker.addresses
     asker = Asker(addresses.amqp_port)
     took_ms: list[float] = []
-    command = [sys.executable, "-m", __name__, name, str(addresses.amqp_port), str(addresses.http_port), str(count)]
+    command = [
+        sys.executable,
+        "-m",
+        __name__,
+        name,
+        str(addresses.amqp_port),
+        str(addresses.http_port),
+        str(count),
+    ]
     step = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         ends: float | None = None

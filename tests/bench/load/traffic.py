@@ -1,7 +1,7 @@
 """Messages through a running broker: how many a second, and how long one takes.
 
-Answers for the loads themselves, the same for every target. Every load leaves the queue as it found it, except `send`, whose
-messages `receive` takes away again. Knows neither figures nor processes.
+Answers for the loads themselves, the same for every target. Every load leaves the queue as it found it,
+except `send`, whose messages `receive` takes away again. Knows neither figures nor processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def send(target: Target, count: int, window: int = WINDOW) -> float:
 
 
 def receive(target: Target, count: int, window: int = WINDOW) -> float:
-    """Receive and complete count waiting messages on one connection; how many a second were settled by the broker."""
+    """Receive and complete count waiting messages on one connection; how many a second were settled by the
+    broker."""
     with target.connect() as connection:
         receiver = Receiver(connection, window, BODY_BYTES)
         drive([connection], lambda: receiver.is_ready, READY_WITHIN_S)
@@ -57,14 +58,19 @@ def receive(target: Target, count: int, window: int = WINDOW) -> float:
 
 
 def send_and_receive(target: Target, count: int, connection_count: int, window: int = WINDOW) -> float:
-    """On each connection send and complete an equal share of count messages, all at once; how many a second went all the way."""
+    """On each connection send and complete an equal share of count messages, all at once; how many a second
+    went all the way."""
     share = count // connection_count
     connections = [target.connect() for _ in range(connection_count)]
     message = encode_message(BODY_BYTES)
     try:
         receivers = [Receiver(connection, window, BODY_BYTES) for connection in connections]
         senders = [Sender(connection, message, window) for connection in connections]
-        drive(connections, lambda: all(r.is_ready and s.is_ready for r, s in zip(receivers, senders, strict=True)), READY_WITHIN_S)
+        drive(
+            connections,
+            lambda: all(r.is_ready and s.is_ready for r, s in zip(receivers, senders, strict=True)),
+            READY_WITHIN_S,
+        )
         for receiver, sender in zip(receivers, senders, strict=True):
             receiver.receive(share)
             sender.send(share)
@@ -77,7 +83,8 @@ def send_and_receive(target: Target, count: int, connection_count: int, window: 
 
 
 def send_latencies_us(target: Target, count: int) -> list[float]:
-    """Send count messages one at a time on one connection; µs from handing each to the socket until its acknowledgement is read."""
+    """Send count messages one at a time on one connection; µs from handing each to the socket until its
+    acknowledgement is read."""
     latencies = []
     with target.connect() as connection:
         sender = Sender(connection, encode_message(BODY_BYTES), window=1)
@@ -111,7 +118,8 @@ def first_delivery(target: Target) -> None:
 
 
 def open_idle(target: Target, count: int, with_receiver: bool) -> list[socket.socket]:
-    """Open count connections, each `with_receiver` granting credit on the (empty) queue if asked, and leave them to themselves."""
+    """Open count connections, each `with_receiver` granting credit on the (empty) queue if asked, and leave
+    them to themselves."""
     sockets = []
     for _ in range(count):
         connection = target.connect()

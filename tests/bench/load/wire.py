@@ -1,7 +1,8 @@
-"""A socket with proton's engine on it: bytes read go in, bytes it has go out, deliveries go to the links they belong to.
+"""A socket with proton's engine on it: bytes read go in, bytes it has go out, deliveries go to the links they
+belong to.
 
-Answers for both sides of a benchmark, the load client and the bare peer. Knows nothing of windows, counts or figures. A peek takes no
-more than one output buffer of proton's, since it would leave what is behind it.
+Answers for both sides of a benchmark, the load client and the bare peer. Knows nothing of windows, counts or
+figures. A peek takes no more than one output buffer of proton's, since it would leave what is behind it.
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ class Link(Protocol):
 
 
 class EngineSocket(ABC):
-    """One connection, past SASL. Subclasses open it, add the links, and take the events that are not deliveries."""
+    """One connection, past SASL. Subclasses open it, add the links, and take the events that are not
+    deliveries."""
 
-    def __init__(self, sock: socket.socket, is_server: bool = False, spells_out_unsettled: bool = False) -> None:
+    def __init__(
+        self, sock: socket.socket, is_server: bool = False, spells_out_unsettled: bool = False
+    ) -> None:
         self.socket = sock
         self._spells_out_unsettled = spells_out_unsettled
         self.connection = lib.pn_connection()
@@ -71,7 +75,8 @@ class EngineSocket(ABC):
         return self.socket.fileno()
 
     def read(self) -> None:
-        """Take what one read of the socket brings, and let each link act on it. Raises LoadError at its end."""
+        """Take what one read of the socket brings, and let each link act on it. Raises LoadError at its
+        end."""
         count = self.socket.recv_into(self._read_buffer)
         if count == 0:
             raise LoadError("the other side closed the socket")
@@ -111,7 +116,8 @@ class EngineSocket(ABC):
         return self.socket
 
     def gather(self) -> bool:
-        """Fill the write buffer from proton's output buffers, unless it holds something; false if there is nothing."""
+        """Fill the write buffer from proton's output buffers, unless it holds something; false if there is
+        nothing."""
         if self._write_from < self._write_until:
             return True
         end = 0
@@ -119,7 +125,9 @@ class EngineSocket(ABC):
             pending = lib.pn_transport_pending(self._transport)
             if pending <= 0:
                 break
-            taken = lib.pn_transport_peek(self._transport, self._write_pointer + end, min(pending, WRITE_BYTES - end))
+            taken = lib.pn_transport_peek(
+                self._transport, self._write_pointer + end, min(pending, WRITE_BYTES - end)
+            )
             lib.pn_transport_pop(self._transport, taken)
             end += taken
         self._write_from, self._write_until = 0, end
@@ -140,7 +148,8 @@ class EngineSocket(ABC):
 
 
 def spell_out_unsettled(buffer: bytearray, end: int) -> None:
-    """Turn the null `settled` of each disposition in buffer[:end] into false, which it means (§2.7.6) and which is just as long."""
+    """Turn the null `settled` of each disposition in buffer[:end] into false, which it means (§2.7.6) and
+    which is just as long."""
     at = buffer.find(_DISPOSITION, 0, end)
     while at >= 0:
         settled = at + len(_DISPOSITION) + 2 + 1  # behind the list's size and count, and the role

@@ -1,4 +1,5 @@
-"""What one message costs on its way in (`store`) and out (`deliverables`), 1 KiB bodies, one JSON line per figure.
+"""What one message costs on its way in (`store`) and out (`deliverables`), 1 KiB bodies, one JSON line per
+figure.
 
 Expected on the 2-core test machine: at most 3 µs in and 1.5 µs out for a message with an id and no keys.
 
@@ -27,8 +28,15 @@ BATCH_MESSAGES = 100
 ROUNDS, SECONDS_PER_ROUND = 5, 0.2
 
 PLAIN = message(properties=["0123456789abcdef"], body=[BODY])
-FULL_WIDTH = message(properties=["0123456789abcdef", *[None] * 12], application={"kind": "order", "n": 1}, body=[BODY])
-KEYED = message(header=[True], annotations={"x-opt-partition-key": "customer-1"}, properties=["id", *[None] * 9, "customer-1"], body=[BODY])
+FULL_WIDTH = message(
+    properties=["0123456789abcdef", *[None] * 12], application={"kind": "order", "n": 1}, body=[BODY]
+)
+KEYED = message(
+    header=[True],
+    annotations={"x-opt-partition-key": "customer-1"},
+    properties=["id", *[None] * 9, "customer-1"],
+    body=[BODY],
+)
 WITHOUT_ID = message(header=[], annotations={}, properties=[], body=[BODY])
 
 
@@ -46,7 +54,18 @@ def microseconds(work: Callable[[], object], messages: int) -> float:
 
 def locked(stored: bytes, changed: bytes | None = None, expires_at_ms: int | None = None) -> Locked:
     n = BATCH_MESSAGES
-    return Locked(3, "", [b"t" * 16] * n, list(range(n)), [1] * n, [0] * n, [expires_at_ms] * n, [stored] * n, [changed] * n, 60_000)
+    return Locked(
+        3,
+        "",
+        [b"t" * 16] * n,
+        list(range(n)),
+        [1] * n,
+        [0] * n,
+        [expires_at_ms] * n,
+        [stored] * n,
+        [changed] * n,
+        60_000,
+    )
 
 
 def main() -> None:
@@ -61,7 +80,9 @@ def main() -> None:
     figures: dict[str, Callable[[], object]] = {
         "find_sections": lambda: [find_sections(PLAIN) for _ in many],
         "store": lambda: [store(PLAIN, ids) for _ in many],
-        "store, all 13 properties and 2 application properties": lambda: [store(FULL_WIDTH, ids) for _ in many],
+        "store, all 13 properties and 2 application properties": lambda: [
+            store(FULL_WIDTH, ids) for _ in many
+        ],
         "store, session-id and partition-key": lambda: [store(KEYED, ids) for _ in many],
         "store, no message-id": lambda: [store(WITHOUT_ID, ids) for _ in many],
         "split": lambda: split(envelope),

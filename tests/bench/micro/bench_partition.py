@@ -1,7 +1,9 @@
-"""The partition alone, on a log in memory: CPU per message for send, lock and complete; memory of a million references; restart.
+"""The partition alone, on a log in memory: CPU per message for send, lock and complete; memory of a million
+references; restart.
 
-Expected (before it runs): at most 2 µs a message in each of send, lock and complete, in operations of 30 messages of 1 KiB;
-at most 280 bytes a waiting message; a checkpoint of 62,500 references saved in 50 ms and loaded in 100 ms.
+Expected (before it runs): at most 2 µs a message in each of send, lock and complete, in operations of 30
+messages of 1 KiB; at most 280 bytes a waiting message; a checkpoint of 62,500 references saved in 50 ms and
+loaded in 100 ms.
 
     python -m tests.bench.micro.bench_partition
 """
@@ -101,7 +103,10 @@ def checkpoints(count: int = 62_500) -> tuple[float, float]:
     messages = Messages(3, PayloadBudget(0, 0), 20)
     messages.finish_replay(0)
     for index in range(count // 30):
-        messages.apply_enqueued(Position(index * 32_000), Enqueued(messages.next_number, 1_700_000_000_000 + index, [1040] * 30, None, 200))
+        messages.apply_enqueued(
+            Position(index * 32_000),
+            Enqueued(messages.next_number, 1_700_000_000_000 + index, [1040] * 30, None, 200),
+        )
     began = time.process_time()
     taking = Snapshot(messages).take(None)
     deque(taking.steps(), maxlen=0)
@@ -120,13 +125,37 @@ def main() -> None:
     """Run all, one line of JSON for each figure."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     for figure, microseconds in asyncio.run(throughput()).items():
-        print(json.dumps({"figure": f"partition.{figure}", "us_per_message": round(microseconds, 2), "expected_max": 2.0}))
-    print(json.dumps({"figure": "partition.memory", "bytes_per_message": round(memory(), 1), "expected_max": 280}))
+        print(
+            json.dumps(
+                {
+                    "figure": f"partition.{figure}",
+                    "us_per_message": round(microseconds, 2),
+                    "expected_max": 2.0,
+                }
+            )
+        )
+    print(
+        json.dumps(
+            {"figure": "partition.memory", "bytes_per_message": round(memory(), 1), "expected_max": 280}
+        )
+    )
     with_ttl = round(memory(default_ttl=True), 1)
-    print(json.dumps({"figure": "partition.memory_with_ttl", "bytes_per_message": with_ttl, "expected_max": 280}))
+    print(
+        json.dumps(
+            {"figure": "partition.memory_with_ttl", "bytes_per_message": with_ttl, "expected_max": 280}
+        )
+    )
     saved, loaded = checkpoints()
-    print(json.dumps({"figure": "partition.checkpoint_save", "ms_per_62500": round(saved, 1), "expected_max": 50}))
-    print(json.dumps({"figure": "partition.checkpoint_load", "ms_per_62500": round(loaded, 1), "expected_max": 100}))
+    print(
+        json.dumps(
+            {"figure": "partition.checkpoint_save", "ms_per_62500": round(saved, 1), "expected_max": 50}
+        )
+    )
+    print(
+        json.dumps(
+            {"figure": "partition.checkpoint_load", "ms_per_62500": round(loaded, 1), "expected_max": 100}
+        )
+    )
 
 
 if __name__ == "__main__":

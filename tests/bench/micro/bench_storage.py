@@ -1,7 +1,8 @@
-"""What a commit costs: one JSON line per figure. Run by hand: `python -m tests.bench.micro.bench_storage [folder]`.
+"""What a commit costs: one JSON line per figure. Run by hand: `python -m tests.bench.micro.bench_storage
+[folder]`.
 
-Expected on the 2-core test machine (ext4): 16 logs × 32 KiB a round in under 1.6 ms of wall and 1.5 ms of CPU; one 1 KiB
-commit at a time in under 2 × the disk's own write + fdatasync.
+Expected on the 2-core test machine (ext4): 16 logs × 32 KiB a round in under 1.6 ms of wall and 1.5 ms of
+CPU; one 1 KiB commit at a time in under 2 × the disk's own write + fdatasync.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def cpu_seconds() -> float:
 
 
 def report(figure: str, **values: object) -> None:
-    print(json.dumps({"figure": figure, **values, "machine": f"{os.cpu_count()} cores, {platform.release()}"}), flush=True)
+    print(
+        json.dumps({"figure": figure, **values, "machine": f"{os.cpu_count()} cores, {platform.release()}"}),
+        flush=True,
+    )
 
 
 async def commit(log: FileLog, body: bytes) -> None:
@@ -108,7 +112,13 @@ async def single(store: FileLogStore, raw_us: float) -> None:
     await log.close()
     await store.delete("single")
     median_us = 1e6 * statistics.median(walls)
-    report("single commit", commit_bytes=1024, median_us=round(median_us, 1), raw_us=round(raw_us, 1), ratio=round(median_us / raw_us, 2))
+    report(
+        "single commit",
+        commit_bytes=1024,
+        median_us=round(median_us, 1),
+        raw_us=round(raw_us, 1),
+        ratio=round(median_us / raw_us, 2),
+    )
 
 
 def raw(folder: Path) -> float:
@@ -143,14 +153,26 @@ async def reading(store: FileLogStore) -> None:
     async for frame in log.replay(log.start):
         records += len(frame.records())
     replayed = time.perf_counter() - begin
-    report("claim and replay", megabytes=64, claim_ms=round(1e3 * claimed, 1), replay_ms=round(1e3 * replayed, 1), records=records)
+    report(
+        "claim and replay",
+        megabytes=64,
+        claim_ms=round(1e3 * claimed, 1),
+        replay_ms=round(1e3 * replayed, 1),
+        records=records,
+    )
     for count, step in ((1, 7), (16, 1), (16, 64)):
         walls = []
         for first in range(512):
             begin = time.perf_counter()
             await log.fetch(positions[first : first + count * step : step])
             walls.append(time.perf_counter() - begin)
-        report("fetch", frames=count, neighbours=step == 1, frame_bytes=32_000, median_us=round(1e6 * statistics.median(walls), 1))
+        report(
+            "fetch",
+            frames=count,
+            neighbours=step == 1,
+            frame_bytes=32_000,
+            median_us=round(1e6 * statistics.median(walls), 1),
+        )
     await log.close()
     await store.delete("reading")
 

@@ -14,8 +14,12 @@ from broker.settings.settings import Settings
 SPARE = OTHERS + BEING_REFUSED_MAX + SPARE_CONNECTIONS
 
 
-@pytest.mark.parametrize(("limit", "amqp"), [(256, 60), (1_024, 450), (4_096, 1_600), (20_000, 10_000), (65_536, 10_000)])
-def test_the_shares_fit_into_the_limit_and_clients_have_what_the_documentation_says(limit: int, amqp: int) -> None:
+@pytest.mark.parametrize(
+    ("limit", "amqp"), [(256, 60), (1_024, 450), (4_096, 1_600), (20_000, 10_000), (65_536, 10_000)]
+)
+def test_the_shares_fit_into_the_limit_and_clients_have_what_the_documentation_says(
+    limit: int, amqp: int
+) -> None:
     shares = Shares.of(Settings(), limit)
     assert sum(shares) + SPARE <= limit and min(shares) >= 16
     assert shares.amqp >= amqp

@@ -38,7 +38,8 @@ async def test_a_background_task_that_dies_takes_the_broker_down_loudly_and_in_o
 
     monkeypatch.setattr(FileLog, "sync", broken)
     settings = Settings(
-        data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0, fsync="interval", fsync_interval_ms=1
+        data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0, fsync="interval",
+        fsync_interval_ms=1
     )  # fmt: skip
     broker = Broker(settings)
     with capture_logs() as lines:
@@ -54,7 +55,9 @@ async def test_a_background_task_that_dies_takes_the_broker_down_loudly_and_in_o
     assert "server.stopping" in [line["event"] for line in lines]
 
 
-async def test_work_of_a_client_that_is_gone_before_it_begins_leaves_no_word(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+async def test_work_of_a_client_that_is_gone_before_it_begins_leaves_no_word(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     async def request() -> None:
         raise AssertionError("it never begins")
 
@@ -71,7 +74,9 @@ async def test_a_step_of_the_wall_clock_is_reported_once_and_a_suspend_wakes_the
 ) -> None:
     monkeypatch.setattr("broker.server.CLOCK_LOOK_S", 0.01)
     clock = ManualClock()
-    broker = Broker(Settings(data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0), clock=clock)
+    broker = Broker(
+        Settings(data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0), clock=clock
+    )
     with capture_logs() as lines:
         running = asyncio.create_task(broker.run())
         await asyncio.wait_for(broker.ready.wait(), 30)
@@ -99,9 +104,17 @@ async def test_a_step_of_the_wall_clock_is_reported_once_and_a_suspend_wakes_the
 
 
 @pytest.mark.usefixtures("collector")
-async def test_a_partition_that_has_lost_its_folder_or_its_last_segment_fails_at_the_start_and_the_others_serve(tmp_path: Path) -> None:
+async def test_a_partition_without_its_folder_or_last_segment_fails_at_start_alone(
+    tmp_path: Path,
+) -> None:
     settings = Settings(
-        data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0, segment_bytes=1 << 20, disk_timeout_ms=30_000
+        data_dir=tmp_path,
+        host="127.0.0.1",
+        amqp_port=0,
+        amqps_port=None,
+        http_port=0,
+        segment_bytes=1 << 20,
+        disk_timeout_ms=30_000,
     )
     broker = Broker(settings)
     running = asyncio.create_task(broker.run())
@@ -110,7 +123,12 @@ async def test_a_partition_that_has_lost_its_folder_or_its_last_segment_fails_at
     queue = broker.namespace.find("orders")
     assert queue is not None
     for number in range(160):  # two segments of 1 MiB to a partition
-        assert isinstance(await ask(queue.router.handles[number % 4], Send([b"\x00Sw\xb0\x00\x00\xa0\x00" + bytes(0xA000)], None)), Sent)
+        assert isinstance(
+            await ask(
+                queue.router.handles[number % 4], Send([b"\x00Sw\xb0\x00\x00\xa0\x00" + bytes(0xA000)], None)
+            ),
+            Sent,
+        )
     broker.stop()
     await asyncio.wait_for(running, 30)
 
@@ -127,7 +145,10 @@ async def test_a_partition_that_has_lost_its_folder_or_its_last_segment_fails_at
             while queue.health()[1] != "damaged":  # noqa: ASYNC110 - nobody asks for the partition, so nothing tells
                 await asyncio.sleep(0.01)
         runtime = await broker.namespace.runtime("orders")
-        assert queue.health() == ["healthy", "damaged", "damaged", "healthy"] and runtime.availability == "Limited"
+        assert (
+            queue.health() == ["healthy", "damaged", "damaged", "healthy"]
+            and runtime.availability == "Limited"
+        )
         assert runtime.counts[MAIN].active == 80
         assert isinstance(await ask(queue.router.handles[0], Send([b"\x00Sw\xa0\x01x"], None)), Sent)
         broker.stop()
@@ -139,8 +160,17 @@ async def test_a_partition_that_has_lost_its_folder_or_its_last_segment_fails_at
 
 
 @pytest.mark.usefixtures("collector")
-async def test_a_memory_mark_below_what_the_broker_itself_needs_is_reported_at_the_start(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path, host="127.0.0.1", amqp_port=0, amqps_port=None, http_port=0, memory_bytes_max=1 << 20)
+async def test_a_memory_mark_below_what_the_broker_itself_needs_is_reported_at_the_start(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(
+        data_dir=tmp_path,
+        host="127.0.0.1",
+        amqp_port=0,
+        amqps_port=None,
+        http_port=0,
+        memory_bytes_max=1 << 20,
+    )
     broker = Broker(settings)
     with capture_logs() as lines:
         running = asyncio.create_task(broker.run())

@@ -21,12 +21,21 @@ def test_every_reason_has_its_words_on_every_wire(reason: Reason) -> None:
     assert sub_code == 0 or 40000 <= sub_code < 51000
 
 
-@pytest.mark.parametrize("reason", [Reason.PARTITION_UNAVAILABLE, Reason.SERVER_BUSY, Reason.TIMEOUT, Reason.INTERNAL])
+@pytest.mark.parametrize(
+    "reason", [Reason.PARTITION_UNAVAILABLE, Reason.SERVER_BUSY, Reason.TIMEOUT, Reason.INTERNAL]
+)
 def test_what_passes_is_repeated_by_the_clients(reason: Reason) -> None:
     assert status_of(reason)[1] in PYTHON_AND_JS_REPEAT
 
 
-PERMANENT = {Reason.LOCK_LOST, Reason.ENTITY_NOT_FOUND, Reason.NOT_ALLOWED, Reason.ARGUMENT, Reason.QUOTA_EXCEEDED, Reason.DISK_FULL}
+PERMANENT = {
+    Reason.LOCK_LOST,
+    Reason.ENTITY_NOT_FOUND,
+    Reason.NOT_ALLOWED,
+    Reason.ARGUMENT,
+    Reason.QUOTA_EXCEEDED,
+    Reason.DISK_FULL,
+}
 
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason in PERMANENT])
@@ -34,7 +43,9 @@ def test_what_is_permanent_is_not(reason: Reason) -> None:
     assert status_of(reason)[1] not in PYTHON_AND_JS_REPEAT
 
 
-@pytest.mark.parametrize("description", ["no queue 'orders'", "The messaging entity 'sb://h/orders' could not be found."])
+@pytest.mark.parametrize(
+    "description", ["no queue 'orders'", "The messaging entity 'sb://h/orders' could not be found."]
+)
 def test_a_missing_entity_is_told_in_the_words_that_javascript_and_java_know(description: str) -> None:
     text = error_of(Refused(Reason.ENTITY_NOT_FOUND, description)).description
     assert re.search("The messaging entity .* could not be found", text)
@@ -42,4 +53,7 @@ def test_a_missing_entity_is_told_in_the_words_that_javascript_and_java_know(des
 
 
 def test_all_other_descriptions_go_out_as_they_are() -> None:
-    assert error_of(Refused(Reason.ARGUMENT, "the session-id is too long")).description == "the session-id is too long"
+    assert (
+        error_of(Refused(Reason.ARGUMENT, "the session-id is too long")).description
+        == "the session-id is too long"
+    )

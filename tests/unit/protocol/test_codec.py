@@ -161,7 +161,18 @@ def test_bytes_behind_the_value_are_refused_where_one_value_is_wanted() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [UByte(256), UInt(-1), Long(2**63), Int(2**31), 2**64, Symbol("é"), object(), Array(0x99, []), Array(0x98, [1]), Char("ab")],
+    [
+        UByte(256),
+        UInt(-1),
+        Long(2**63),
+        Int(2**31),
+        2**64,
+        Symbol("é"),
+        object(),
+        Array(0x99, []),
+        Array(0x98, [1]),
+        Char("ab"),
+    ],
 )
 def test_what_amqp_cannot_carry_is_an_encode_error(value: Any) -> None:
     with pytest.raises(EncodeError):

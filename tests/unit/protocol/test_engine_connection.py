@@ -1,4 +1,5 @@
-"""The engine's connection: how it opens and closes, idle time-outs, and reads that are taken in parts. Rules: AMQP contract 0.4."""
+"""The engine's connection: how it opens and closes, idle time-outs, and reads that are taken in parts. Rules:
+AMQP contract 0.4."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ def test_the_peers_open_is_reported_with_what_it_says_of_itself() -> None:
     peer = EnginePeer()
     fields = [*raw.open_fields("client-7"), None, None, None, None, {Symbol("product"): "sdk"}]
     event = only(peer.say(raw.AMQP_HEADER, raw.frame(raw.OPEN, fields)), ConnectionOpened)
-    assert (event.container_id, event.hostname, event.properties) == ("client-7", "127.0.0.1", {"product": "sdk"})
+    assert (event.container_id, event.hostname, event.properties) == (
+        "client-7",
+        "127.0.0.1",
+        {"product": "sdk"},
+    )
     assert peer.engine.remote_max_frame_bytes == 65_536
 
 
@@ -56,7 +61,9 @@ def test_a_stream_cut_at_every_byte_makes_the_same_events() -> None:
         peer = EnginePeer().open()
         peer.sender()
         events = peer.say(stream[:cut]) + peer.say(stream[cut:])
-        found = [(payload, event.batch) for event in of(events, MessagesReceived) for payload in event.payloads]
+        found = [
+            (payload, event.batch) for event in of(events, MessagesReceived) for payload in event.payloads
+        ]
         assert found == [(b"one", False), (b"two", True), (b"three", False)]
         peer.engine.free()
 
@@ -65,7 +72,10 @@ def test_a_close_is_reported_once_with_its_error_and_answered() -> None:
     peer = EnginePeer().open()
     error = Described(ULong(raw.ERROR), [Symbol("amqp:internal-error"), "out of tea"])
     event = only(peer.say(raw.frame(raw.CLOSE, [error])), ConnectionClosed)
-    assert event.error is not None and (event.error.condition, event.error.description) == ("amqp:internal-error", "out of tea")
+    assert event.error is not None and (event.error.condition, event.error.description) == (
+        "amqp:internal-error",
+        "out of tea",
+    )
     assert [frame.code for frame in peer.hear()] == [raw.CLOSE]
     assert peer.engine.finished and peer.engine.receive_eof() == []
 
@@ -106,7 +116,8 @@ def test_the_end_of_the_stream_without_a_close_is_reported(peer: EnginePeer) -> 
     assert of(peer.engine.receive_eof(), ConnectionClosed)
 
 
-# --- idle time-outs (§2.4.5) ------------------------------------------------------------------------------------------------
+# --- idle time-outs (§2.4.5)
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_silent_peer_is_disconnected_when_its_time_is_up() -> None:
@@ -143,7 +154,8 @@ def test_without_timeouts_nothing_is_to_be_ticked(peer: EnginePeer) -> None:
     assert peer.engine.tick(1_000) == 0
 
 
-# --- long reads -------------------------------------------------------------------------------------------------------------
+# --- long reads
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_read_of_many_events_is_taken_in_parts_in_order() -> None:
@@ -162,8 +174,12 @@ def test_a_read_of_many_events_is_taken_in_parts_in_order() -> None:
         calls += 1
         assert calls < 100
     assert calls > 3
-    assert [event.link.name for event in of(found, LinkAttached)] == [f"sender-{handle}" for handle in range(500)]
-    assert type(found[-1]) is MessagesReceived and found[-1].batch and found[-1].payloads == [message(b"batch")]
+    assert [event.link.name for event in of(found, LinkAttached)] == [
+        f"sender-{handle}" for handle in range(500)
+    ]
+    assert (
+        type(found[-1]) is MessagesReceived and found[-1].batch and found[-1].payloads == [message(b"batch")]
+    )
 
 
 def test_a_refusal_comes_after_all_that_was_said_before_it() -> None:

@@ -1,7 +1,7 @@
 """What the engine keeps of deliveries that are whole: no payload, and nothing that the peer has said of them.
 
-Proton itself keeps the room of both for as long as the connection lasts. Memory is that of this process; what the engine needs besides
-is allowed for.
+Proton itself keeps the room of both for as long as the connection lasts. Memory is that of this process; what
+the engine needs besides is allowed for.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ def test_messages_that_wait_for_the_session_window_go_out_whole() -> None:
 def test_messages_that_were_taken_take_no_memory_while_they_wait_for_their_outcome() -> None:
     peer, before = EnginePeer().open(), resident_bytes()
     peer.sender(credit=COUNT)
-    held = [only(peer.say(transfer(number, message(bytes(LARGE)))), MessagesReceived).deliveries[0] for number in range(COUNT)]
+    held = [
+        only(peer.say(transfer(number, message(bytes(LARGE)))), MessagesReceived).deliveries[0]
+        for number in range(COUNT)
+    ]
     assert resident_bytes() - before < GROWTH_MAX
     peer.engine.accept(held)
     assert peer.heard(raw.DISPOSITION)
@@ -74,7 +77,9 @@ def test_messages_that_were_taken_take_no_memory_while_they_wait_for_their_outco
     [
         raw.outcome(raw.MODIFIED, [True, True, {Symbol("note"): "x" * LARGE}]),
         raw.outcome(raw.REJECTED, [Described(ULong(raw.ERROR), [Symbol("a:b"), "y" * LARGE])]),
-        raw.outcome(raw.REJECTED, [Described(ULong(raw.ERROR), [Symbol("a:b"), "", {Symbol("why"): "z" * LARGE}])]),
+        raw.outcome(
+            raw.REJECTED, [Described(ULong(raw.ERROR), [Symbol("a:b"), "", {Symbol("why"): "z" * LARGE}])]
+        ),
         raw.outcome(raw.TRANSACTIONAL, [b"t" * LARGE]),
     ],
     ids=["modified", "rejected", "info", "data"],
@@ -105,5 +110,10 @@ def test_a_delivery_says_only_what_was_said_last() -> None:
             (raw.MODIFIED, [True, True, note]),
         )
     ]
-    assert [update.annotations and decode_all(update.annotations) for update in said] == [note, b"", b"", note]
+    assert [update.annotations and decode_all(update.annotations) for update in said] == [
+        note,
+        b"",
+        b"",
+        note,
+    ]
     assert [update.error for update in said] == [None, ErrorCondition("a:b", "why", b""), None, None]

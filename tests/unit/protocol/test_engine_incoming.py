@@ -1,4 +1,5 @@
-"""Messages that the engine receives: whole, in parts, too large, of a transaction, in batches. Rules: AMQP contract 0.4."""
+"""Messages that the engine receives: whole, in parts, too large, of a transaction, in batches. Rules: AMQP
+contract 0.4."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ TRANSACTION = raw.outcome(raw.TRANSACTIONAL, [b"transaction-1"])
 def test_messages_of_one_read_come_as_one_event_and_are_accepted_by_one_disposition(peer: EnginePeer) -> None:
     link = peer.sender(credit=500)
     event = only(peer.say(*(transfer(0, number, b"%d" % number) for number in range(200))), MessagesReceived)
-    assert event.link is link and event.payloads == [b"%d" % number for number in range(200)] and not event.settled and not event.batch
+    assert (
+        event.link is link
+        and event.payloads == [b"%d" % number for number in range(200)]
+        and not event.settled
+        and not event.batch
+    )
     peer.engine.accept(event.deliveries)
     (answer,) = peer.heard(raw.DISPOSITION)
     assert (answer.field(0), answer.field(1), answer.field(2), answer.field(3)) == (True, 0, 199, True)
@@ -41,9 +47,13 @@ def test_a_message_of_several_frames_comes_whole(peer: EnginePeer) -> None:
 
 def test_messages_of_several_frames_on_several_links_come_whole_each(peer: EnginePeer) -> None:
     links = [peer.sender(handle) for handle in range(3)]
-    stream = [transfer(handle, handle, b"%d" % handle, more=part < 9) for part in range(10) for handle in range(3)]
+    stream = [
+        transfer(handle, handle, b"%d" % handle, more=part < 9) for part in range(10) for handle in range(3)
+    ]
     events = of(peer.say(*stream), MessagesReceived)
-    assert [(event.link, event.payloads) for event in events] == [(links[handle], [b"%d" % handle * 10]) for handle in range(3)]
+    assert [(event.link, event.payloads) for event in events] == [
+        (links[handle], [b"%d" % handle * 10]) for handle in range(3)
+    ]
 
 
 def test_an_empty_message_is_a_message(peer: EnginePeer) -> None:
@@ -56,7 +66,9 @@ def test_an_empty_message_is_a_message(peer: EnginePeer) -> None:
 def test_settled_transfers_are_reported_as_settled_and_leave_nothing_to_settle(peer: EnginePeer) -> None:
     peer.sender()
     events = peer.say(transfer(0, 0, settled=True), transfer(0, 1, settled=True), transfer(0, 2))
-    assert [(len(event.payloads), len(event.deliveries), event.settled) for event in of(events, MessagesReceived)] == [
+    assert [
+        (len(event.payloads), len(event.deliveries), event.settled) for event in of(events, MessagesReceived)
+    ] == [
         (2, 0, True),
         (1, 1, False),
     ]
@@ -73,7 +85,9 @@ def test_credit_is_told_with_delivery_count_and_session_window(peer: EnginePeer)
     peer.engine.grant(link, 77)
     (flow,) = peer.heard(raw.FLOW)
     assert flow.field(0) is not None and flow.field(1) > 0, "next-incoming-id and incoming-window"
-    assert (flow.field(4), flow.field(5), flow.field(6)) == (0, 0, 77), "handle, delivery-count and link-credit"
+    assert (flow.field(4), flow.field(5), flow.field(6)) == (0, 0, 77), (
+        "handle, delivery-count and link-credit"
+    )
 
 
 def test_an_aborted_delivery_is_thrown_away_and_its_credit_granted_anew(peer: EnginePeer) -> None:
@@ -86,7 +100,8 @@ def test_an_aborted_delivery_is_thrown_away_and_its_credit_granted_anew(peer: En
     assert only(peer.say(transfer(0, 1, b"next")), MessagesReceived).payloads == [b"next"]
 
 
-# --- size -------------------------------------------------------------------------------------------------------------------
+# --- size
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_message_at_the_limit_is_taken_and_one_over_it_is_not(peer: EnginePeer) -> None:
@@ -99,7 +114,9 @@ def test_a_message_at_the_limit_is_taken_and_one_over_it_is_not(peer: EnginePeer
     assert payloads(peer.say(transfer(0, 2, b"after"))) == [b"after"]
 
 
-def test_a_message_of_several_frames_is_refused_as_soon_as_it_is_too_large_and_what_follows_is_thrown_away(peer: EnginePeer) -> None:
+def test_a_message_of_several_frames_is_refused_as_soon_as_it_is_too_large_and_what_follows_is_thrown_away(
+    peer: EnginePeer,
+) -> None:
     peer.sender(max_message_bytes=1000)
     assert peer.say(transfer(0, 0, b"x" * 600, more=True)) == []
     event = only(peer.say(transfer(0, 0, b"x" * 600, more=True)), MessageTooLarge)
@@ -109,7 +126,9 @@ def test_a_message_of_several_frames_is_refused_as_soon_as_it_is_too_large_and_w
     assert payloads(peer.say(transfer(0, 1, b"after"))) == [b"after"]
 
 
-def test_what_follows_a_message_that_was_too_large_is_thrown_away_also_while_nobody_has_refused_it_yet(peer: EnginePeer) -> None:
+def test_what_follows_a_message_that_was_too_large_is_thrown_away_also_while_nobody_has_refused_it_yet(
+    peer: EnginePeer,
+) -> None:
     peer.sender(max_message_bytes=1000)
     event = only(peer.say(*(transfer(0, 0, b"x" * 600, more=True) for _ in range(5))), MessageTooLarge)
     assert peer.say(*(transfer(0, 0, b"x" * 600, more=True) for _ in range(5))) == []
@@ -162,12 +181,15 @@ def test_the_largest_size_of_a_link_can_be_changed_for_what_comes(peer: EnginePe
     assert only(peer.say(transfer(0, 4, b"x" * 2001)), MessageTooLarge).size == 2001
 
 
-# --- transactions -----------------------------------------------------------------------------------------------------------
+# --- transactions
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("parts", [(TRANSACTION,), (TRANSACTION, TRANSACTION), (TRANSACTION, None, None)], ids=len)
+@pytest.mark.parametrize(
+    "parts", [(TRANSACTION,), (TRANSACTION, TRANSACTION), (TRANSACTION, None, None)], ids=len
+)
 @pytest.mark.parametrize("at_once", [False, True])
 def test_work_of_a_transaction_is_told_from_messages_and_none_of_it_stays(
     peer: EnginePeer, settled: bool, batch: bool, parts: tuple[Any, ...], at_once: bool
@@ -176,7 +198,10 @@ def test_work_of_a_transaction_is_told_from_messages_and_none_of_it_stays(
     last = len(parts) - 1
     frames = [
         transfer(0, 0, b"before"),
-        *(transfer(0, 1, b"part", more=at < last, settled=settled, batch=batch, state=state) for at, state in enumerate(parts)),
+        *(
+            transfer(0, 1, b"part", more=at < last, settled=settled, batch=batch, state=state)
+            for at, state in enumerate(parts)
+        ),
         transfer(0, 2, b"behind"),
     ]
     events = peer.say(*frames) if at_once else [event for frame in frames for event in peer.say(frame)]
@@ -188,35 +213,58 @@ def test_work_of_a_transaction_is_told_from_messages_and_none_of_it_stays(
     assert outcomes == ([] if settled else [(1, raw.REJECTED)])
 
 
-@pytest.mark.parametrize("state", [raw.outcome(raw.ACCEPTED), raw.outcome(raw.RECEIVED, [UInt(0), ULong(0)])], ids=["accepted", "received"])
+@pytest.mark.parametrize(
+    "state",
+    [raw.outcome(raw.ACCEPTED), raw.outcome(raw.RECEIVED, [UInt(0), ULong(0)])],
+    ids=["accepted", "received"],
+)
 def test_a_transfer_with_another_state_is_a_message_like_any(peer: EnginePeer, state: Any) -> None:
     peer.sender()
-    assert payloads(peer.say(transfer(0, 0, b"one"), transfer(0, 1, b"two", state=state), transfer(0, 2, b"three"))) == [
+    assert payloads(
+        peer.say(transfer(0, 0, b"one"), transfer(0, 1, b"two", state=state), transfer(0, 2, b"three"))
+    ) == [
         b"one",
         b"two",
         b"three",
     ]
 
 
-# --- batches ----------------------------------------------------------------------------------------------------------------
+# --- batches
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_comes_alone_and_what_is_around_it_is_none(peer: EnginePeer) -> None:
     peer.sender()
-    stream = [transfer(0, 0, b"a"), transfer(0, 1, b"b", batch=True), transfer(0, 2, b"c", batch=True), transfer(0, 3, b"d")]
+    stream = [
+        transfer(0, 0, b"a"),
+        transfer(0, 1, b"b", batch=True),
+        transfer(0, 2, b"c", batch=True),
+        transfer(0, 3, b"d"),
+    ]
     events = of(peer.say(*stream), MessagesReceived)
-    assert [(event.payloads, event.batch) for event in events] == [([b"a"], False), ([b"b"], True), ([b"c"], True), ([b"d"], False)]
+    assert [(event.payloads, event.batch) for event in events] == [
+        ([b"a"], False),
+        ([b"b"], True),
+        ([b"c"], True),
+        ([b"d"], False),
+    ]
 
 
 def test_the_formats_bytes_in_a_payload_or_a_tag_make_no_batch(peer: EnginePeer) -> None:
     peer.sender()
     mark = b"\x70\x80\x01\x37\x00"
-    stream = [transfer(0, 0, mark * 40), transfer(0, 1, b"x", tag=b"\x80\x01\x37\x00"), transfer(0, 2, b"\x00\x53\x14" + mark, tag=mark)]
+    stream = [
+        transfer(0, 0, mark * 40),
+        transfer(0, 1, b"x", tag=b"\x80\x01\x37\x00"),
+        transfer(0, 2, b"\x00\x53\x14" + mark, tag=mark),
+    ]
     events = of(peer.say(*stream), MessagesReceived)
     assert [event.batch for event in events] == [False] and len(events[0].payloads) == 3
 
 
-def test_a_batch_of_several_frames_between_transfers_of_other_links_is_a_batch_and_they_are_not(peer: EnginePeer) -> None:
+def test_a_batch_of_several_frames_between_transfers_of_other_links_is_a_batch_and_they_are_not(
+    peer: EnginePeer,
+) -> None:
     links = [peer.sender(handle) for handle in range(3)]
     later = [UInt(0), None, None, None, False, True]
     stream = [

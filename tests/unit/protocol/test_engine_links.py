@@ -30,7 +30,8 @@ from tests.support.engine_frames import (
 )
 from tests.support.engine_peer import EnginePeer, message, of, only
 
-# --- attach (AMQP contract 0.4.5) -------------------------------------------------------------------------------------------
+# --- attach (AMQP contract 0.4.5)
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("snd_settle_mode", [0, 1, 2])
@@ -40,7 +41,8 @@ def test_rule_5_the_attach_reply_echoes_source_target_and_both_settle_modes(
 ) -> None:
     session_filter = {Symbol("com.microsoft:session-filter"): Described(ULong(0x137000000C), "cart-1")}
     source = [
-        "amqps://host:5671/queue", UInt(2), Symbol("never"), UInt(30), False, None, Symbol("copy"), session_filter, None, None,
+        "amqps://host:5671/queue", UInt(2), Symbol("never"), UInt(30), False, None, Symbol("copy"),
+        session_filter, None, None,
         Symbol("capability"),
     ]  # fmt: skip
     fields = raw.receiver_attach(3, "queue")
@@ -51,8 +53,14 @@ def test_rule_5_the_attach_reply_echoes_source_target_and_both_settle_modes(
         Described(ULong(raw.TARGET), ["me"]),
     ]
     link = only(peer.say(raw.frame(raw.ATTACH, fields)), LinkAttached).link
-    assert (link.source_address, link.target_address, link.incoming) == ("amqps://host:5671/queue", "me", False)
-    assert peer.engine.source_filter(link) == {"com.microsoft:session-filter": Described(ULong(0x137000000C), "cart-1")}
+    assert (link.source_address, link.target_address, link.incoming) == (
+        "amqps://host:5671/queue",
+        "me",
+        False,
+    )
+    assert peer.engine.source_filter(link) == {
+        "com.microsoft:session-filter": Described(ULong(0x137000000C), "cart-1")
+    }
     peer.engine.accept_link(link)
     (answer,) = peer.heard(raw.ATTACH)
     echoed = answer.field(5).value
@@ -65,7 +73,9 @@ def _mode(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def test_rule_5_initial_delivery_count_is_sent_when_we_are_the_sender_and_max_message_size_when_we_receive(peer: EnginePeer) -> None:
+def test_rule_5_initial_delivery_count_is_sent_when_we_are_the_sender_and_max_message_size_when_we_receive(
+    peer: EnginePeer,
+) -> None:
     outgoing = only(peer.say(raw.frame(raw.ATTACH, raw.receiver_attach(0, "queue"))), LinkAttached).link
     incoming = only(peer.say(raw.frame(raw.ATTACH, raw.sender_attach(1, "queue"))), LinkAttached).link
     peer.engine.accept_link(outgoing)
@@ -87,28 +97,47 @@ def test_dynamic_nodes_and_coordinators_are_told_apart(peer: EnginePeer) -> None
     dynamic[5] = Described(ULong(raw.SOURCE), [None, None, None, None, True])
     coordinator = raw.sender_attach(1, "queue")
     coordinator[6] = Described(ULong(0x30), [])
-    first, second = (event.link for event in of(peer.say(raw.frame(raw.ATTACH, dynamic), raw.frame(raw.ATTACH, coordinator)), LinkAttached))
+    first, second = (
+        event.link
+        for event in of(
+            peer.say(raw.frame(raw.ATTACH, dynamic), raw.frame(raw.ATTACH, coordinator)), LinkAttached
+        )
+    )
     assert peer.engine.source_is_dynamic(first) and not peer.engine.target_is_dynamic(first)
     assert second.target_is_coordinator and not first.target_is_coordinator
 
 
 def test_attach_properties_are_given_with_text_keys(peer: EnginePeer) -> None:
-    fields = [*raw.sender_attach(0, "queue"), None, None, None, {Symbol("com.microsoft:timeout"): UInt(60_000)}]
+    fields = [
+        *raw.sender_attach(0, "queue"),
+        None,
+        None,
+        None,
+        {Symbol("com.microsoft:timeout"): UInt(60_000)},
+    ]
     link = only(peer.say(raw.frame(raw.ATTACH, fields)), LinkAttached).link
     assert peer.engine.link_properties(link) == {"com.microsoft:timeout": 60_000}
 
 
-# --- refusals (AMQP contract 0.4.6, 0.4.7) ----------------------------------------------------------------------------------
+# --- refusals (AMQP contract 0.4.6, 0.4.7)
+# ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [raw.sender_attach(4, "queue"), raw.receiver_attach(4, "queue")], ids=["sender", "receiver"])
+@pytest.mark.parametrize(
+    "fields", [raw.sender_attach(4, "queue"), raw.receiver_attach(4, "queue")], ids=["sender", "receiver"]
+)
 def test_rule_6_a_link_is_refused_by_an_attach_without_source_and_target_and_at_once_a_closing_detach(
     peer: EnginePeer, fields: list[Any]
 ) -> None:
     link = only(peer.say(raw.frame(raw.ATTACH, fields)), LinkAttached).link
     peer.engine.refuse_link(link, REFUSAL)
     attach, closing = peer.hear()
-    assert attach.code == raw.ATTACH and attach.field(0) == fields[0] and attach.field(5) is None and attach.field(6) is None
+    assert (
+        attach.code == raw.ATTACH
+        and attach.field(0) == fields[0]
+        and attach.field(5) is None
+        and attach.field(6) is None
+    )
     assert closing.code == raw.DETACH and closing.field(0) == attach.field(1) and closing.field(1) is True
     assert_has_three_fields(closing.field(2), "amqp:not-found")
     assert error_fields(closing.field(2))[1] == REFUSAL.description
@@ -124,7 +153,9 @@ def test_the_peers_answer_to_a_refusal_is_no_event_and_gets_no_answer(peer: Engi
 
 @pytest.mark.parametrize("handle", [0, 1], ids=["same handle", "another handle"])
 @pytest.mark.parametrize("sends", [True, False], ids=["sender", "receiver"])
-def test_a_refused_name_may_be_attached_again_before_the_peer_answers_the_refusal(peer: EnginePeer, sends: bool, handle: int) -> None:
+def test_a_refused_name_may_be_attached_again_before_the_peer_answers_the_refusal(
+    peer: EnginePeer, sends: bool, handle: int
+) -> None:
     fields_of = raw.sender_attach if sends else raw.receiver_attach
     refused = only(peer.say(raw.frame(raw.ATTACH, fields_of(0, "queue", "name"))), LinkAttached).link
     peer.engine.refuse_link(refused, REFUSAL)
@@ -140,7 +171,9 @@ def test_a_refused_name_may_be_attached_again_before_the_peer_answers_the_refusa
     assert only(peer.say(detach(handle)), LinkDetached).link is link
 
 
-def test_a_name_that_we_closed_may_be_attached_again_unless_its_outcomes_are_missing(peer: EnginePeer) -> None:
+def test_a_name_that_we_closed_may_be_attached_again_unless_its_outcomes_are_missing(
+    peer: EnginePeer,
+) -> None:
     attach, first = raw.frame(raw.ATTACH, raw.sender_attach(1, "queue", "sender-0")), peer.sender(0)
     peer.say(transfer(0, 0))
     peer.engine.close_link(first, REFUSAL)
@@ -151,8 +184,12 @@ def test_a_name_that_we_closed_may_be_attached_again_unless_its_outcomes_are_mis
     peer.engine.accept_link(second)
     peer.engine.close_link(second, REFUSAL)
     peer.hear()
-    third = only(peer.say(raw.frame(raw.ATTACH, raw.sender_attach(2, "queue", "sender-0"))), LinkAttached).link
-    assert peer.say(raw.frame(raw.TRANSFER, raw.transfer_fields(1, 1), b"late")) == [], "what is sent before the answer is thrown away"
+    third = only(
+        peer.say(raw.frame(raw.ATTACH, raw.sender_attach(2, "queue", "sender-0"))), LinkAttached
+    ).link
+    assert peer.say(raw.frame(raw.TRANSFER, raw.transfer_fields(1, 1), b"late")) == [], (
+        "what is sent before the answer is thrown away"
+    )
     assert peer.engine.links() == [second, third]
     assert peer.say(detach(1)) == [] and peer.engine.links() == [third]
 
@@ -168,12 +205,15 @@ def test_rule_7_a_rejected_outcome_carries_an_error_of_three_fields(peer: Engine
 
 def test_rule_7_the_error_of_a_detach_keeps_the_info_it_is_given(peer: EnginePeer) -> None:
     link = peer.sender()
-    peer.engine.close_link(link, ErrorCondition("com.microsoft:timeout", "late", encode({Symbol("tracking"): "1"})))
+    peer.engine.close_link(
+        link, ErrorCondition("com.microsoft:timeout", "late", encode({Symbol("tracking"): "1"}))
+    )
     (answer,) = peer.heard(raw.DETACH)
     assert error_fields(answer.field(2)) == ["com.microsoft:timeout", "late", {"tracking": "1"}]
 
 
-# --- links come and go ------------------------------------------------------------------------------------------------------
+# --- links come and go
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -201,8 +241,15 @@ def test_what_comes_in_one_write_with_a_detach_can_still_be_served(peer: EngineP
     receiver = peer.receiver(1)
     deliveries = peer.engine.send(receiver, tags(1), [message()], False)
     peer.hear()
-    events = peer.say(transfer(0, 0, settled=True), disposition(0, 0, raw.outcome(raw.ACCEPTED)), detach(0), detach(1))
-    assert [type(event) for event in events] == [MessagesReceived, DeliveriesUpdated, LinkDetached, LinkDetached]
+    events = peer.say(
+        transfer(0, 0, settled=True), disposition(0, 0, raw.outcome(raw.ACCEPTED)), detach(0), detach(1)
+    )
+    assert [type(event) for event in events] == [
+        MessagesReceived,
+        DeliveriesUpdated,
+        LinkDetached,
+        LinkDetached,
+    ]
     peer.engine.settle(deliveries, Outcome.ACCEPTED)
     peer.release(events)
     assert sorted(frame.code or 0 for frame in peer.hear()) == [raw.DISPOSITION, raw.DETACH, raw.DETACH]
@@ -235,11 +282,18 @@ def say_on_a_new_link(peer: EnginePeer, handle: int = 0) -> list[Event]:
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_link_detached_and_attached_again_under_its_name_in_one_write_is_another_link(peer: EnginePeer, closed: bool) -> None:
+def test_a_link_detached_and_attached_again_under_its_name_in_one_write_is_another_link(
+    peer: EnginePeer, closed: bool
+) -> None:
     first = peer.sender(0)
     attach = raw.frame(raw.ATTACH, raw.sender_attach(0, "queue"))
     events = peer.say(transfer(0, 0, b"old"), detach(0, closed=closed), attach, transfer(0, 1, b"new"))
-    assert [type(event) for event in events] == [MessagesReceived, LinkDetached, LinkAttached, MessagesReceived]
+    assert [type(event) for event in events] == [
+        MessagesReceived,
+        LinkDetached,
+        LinkAttached,
+        MessagesReceived,
+    ]
     second = of(events, LinkAttached)[0].link
     assert second is not first and second.name == first.name
     peer.release(events)
@@ -280,7 +334,9 @@ def test_the_same_name_may_be_used_in_both_directions_and_in_two_sessions(peer: 
     assert len(links) == 3
 
 
-def test_the_end_of_a_session_detaches_its_links_after_what_came_before_and_no_other(peer: EnginePeer) -> None:
+def test_the_end_of_a_session_detaches_its_links_after_what_came_before_and_no_other(
+    peer: EnginePeer,
+) -> None:
     peer.say(raw.frame(raw.BEGIN, raw.begin_fields(), channel=1))
     ended, kept = [peer.sender(0, channel=1), peer.receiver(1, channel=1)], peer.sender(0)
     refused = peer.sender(2, channel=1)
@@ -317,5 +373,9 @@ def test_a_session_that_ends_in_one_write_with_a_detach_waits_for_both_events(pe
 def test_a_transfer_on_a_link_on_which_the_peer_receives_ends_the_connection(peer: EnginePeer) -> None:
     link = peer.receiver(0)
     event = only(peer.say(transfer(0, 0, b"junk", settled=True)), ConnectionClosed)
-    assert event.error is not None and event.error.condition == "amqp:not-allowed" and link.name in event.error.description
+    assert (
+        event.error is not None
+        and event.error.condition == "amqp:not-allowed"
+        and link.name in event.error.description
+    )
     assert raw.CLOSE in [frame.code for frame in peer.hear()]

@@ -1,4 +1,5 @@
-"""The engine keeps nothing of messages, links and connections that have ended, and frees much of it a part at a time."""
+"""The engine keeps nothing of messages, links and connections that have ended, and frees much of it a part at
+a time."""
 
 from __future__ import annotations
 
@@ -26,20 +27,29 @@ def test_what_is_sent_on_a_link_that_we_have_closed_is_thrown_away(peer: EngineP
 
 
 def busy_connection() -> EnginePeer:
-    """A connection with everything outstanding: unsettled both ways, partial, a batch begun, credit, links half gone."""
+    """A connection with everything outstanding: unsettled both ways, partial, a batch begun, credit, links
+    half gone."""
     peer = EnginePeer(idle_timeout_ms=10_000).open()
     sender, receiver, refused = peer.sender(0), peer.receiver(1), peer.sender(2)
-    peer.say(*(transfer(0, number, b"x" * 1000) for number in range(10)), transfer(0, 10, b"half", batch=True, more=True))
+    peer.say(
+        *(transfer(0, number, b"x" * 1000) for number in range(10)),
+        transfer(0, 10, b"half", batch=True, more=True),
+    )
     peer.engine.send(receiver, tags(*range(10)), [message(b"x" * 1000)] * 10, False)
     peer.engine.close_link(refused, REFUSAL)
-    peer.say(disposition(0, 3, raw.outcome(raw.ACCEPTED)), raw.frame(raw.ATTACH, raw.sender_attach(3, "queue")), detach(0))
+    peer.say(
+        disposition(0, 3, raw.outcome(raw.ACCEPTED)),
+        raw.frame(raw.ATTACH, raw.sender_attach(3, "queue")),
+        detach(0),
+    )
     assert not sender.gone
     return peer
 
 
 def test_messages_and_links_of_every_fate_leave_no_memory_behind(peer: EnginePeer) -> None:
     def live(number: int) -> None:
-        """One link that is sent a settled message too large, then detached by the peer; one that we close, and the peer answers."""
+        """One link that is sent a settled message too large, then detached by the peer; one that we close,
+        and the peer answers."""
         peer.attach(raw.sender_attach(0, "queue"), max_message_bytes=10)
         peer.say(transfer(0, number, b"x" * 1_000, settled=True))
         peer.release(peer.say(detach(0)))
@@ -100,7 +110,9 @@ def test_messages_in_and_out_leave_no_memory_behind(peer: EnginePeer) -> None:
             peer.say(raw.frame(raw.FLOW, raw.flow_fields(1, number, 10)))
             peer.engine.send(outgoing, tags(*range(number, number + 10)), [message(b"x" * 500)] * 10, False)
             peer.hear()
-            event = only(peer.say(disposition(number, number + 9, raw.outcome(raw.ACCEPTED))), DeliveriesUpdated)
+            event = only(
+                peer.say(disposition(number, number + 9, raw.outcome(raw.ACCEPTED))), DeliveriesUpdated
+            )
             peer.engine.settle(event.deliveries, event.outcome)
             peer.hear()
 

@@ -1,4 +1,5 @@
-"""Messages that the engine sends: their numbers, credit, drain, and how they are settled. Rules: AMQP contract 0.4."""
+"""Messages that the engine sends: their numbers, credit, drain, and how they are settled. Rules: AMQP
+contract 0.4."""
 
 from __future__ import annotations
 
@@ -27,10 +28,17 @@ def test_rule_8_every_transfer_says_that_its_message_format_is_0(peer: EnginePee
     assert len(firsts) >= 2 and all(frame.field(3) == 0 for frame in firsts)
 
 
-def test_rule_9_deliveries_are_numbered_consecutively_per_session_over_several_links(peer: EnginePeer) -> None:
+def test_rule_9_deliveries_are_numbered_consecutively_per_session_over_several_links(
+    peer: EnginePeer,
+) -> None:
     links = [peer.receiver(handle) for handle in range(3)]
     for number in range(12):
-        peer.engine.send(links[number % 3], tags(number), [message(b"x" * (100_000 if number % 4 == 0 else 1))], number % 2 == 0)
+        peer.engine.send(
+            links[number % 3],
+            tags(number),
+            [message(b"x" * (100_000 if number % 4 == 0 else 1))],
+            number % 2 == 0,
+        )
     numbers = [frame.field(1) for frame in peer.heard(raw.TRANSFER) if frame.field(2) is not None]
     assert list(dict.fromkeys(numbers)) == list(range(12))
 
@@ -50,7 +58,12 @@ def test_a_delivery_carries_its_tag_its_payload_and_whether_it_is_settled(peer: 
     assert len(peer.engine.send(unsettled, tags(7), [message(b"one")], False)) == 1
     assert peer.engine.send(settled, tags(8), [message(b"two")], True) == []
     first, second = peer.heard(raw.TRANSFER)
-    assert (first.field(2), first.payload, bool(first.field(4)), bool(first.field(5))) == (tags(7)[0], message(b"one"), False, False)
+    assert (first.field(2), first.payload, bool(first.field(4)), bool(first.field(5))) == (
+        tags(7)[0],
+        message(b"one"),
+        False,
+        False,
+    )
     assert (second.field(2), second.payload, bool(second.field(4))) == (tags(8)[0], message(b"two"), True)
 
 
@@ -98,10 +111,13 @@ def test_what_a_shut_session_window_holds_back_is_counted() -> None:
     assert len(peer.heard(raw.TRANSFER)) == 1 and peer.engine.unsent_bytes(link) == 0
 
 
-# --- drain (AMQP contract 0.4.11) -------------------------------------------------------------------------------------------
+# --- drain (AMQP contract 0.4.11)
+# ------------------------------------------------------------------------------------------------------------
 
 
-def test_rule_11_a_drain_is_answered_by_a_flow_with_drain_no_credit_and_an_advanced_delivery_count(peer: EnginePeer) -> None:
+def test_rule_11_a_drain_is_answered_by_a_flow_with_drain_no_credit_and_an_advanced_delivery_count(
+    peer: EnginePeer,
+) -> None:
     link = peer.receiver(credit=10)
     peer.engine.send(link, tags(1, 2), [message()] * 2, False)
     peer.hear()
@@ -109,7 +125,9 @@ def test_rule_11_a_drain_is_answered_by_a_flow_with_drain_no_credit_and_an_advan
     assert peer.engine.draining(link) and peer.engine.credit(link) == 8
     peer.engine.drained(link)
     (flow,) = peer.heard(raw.FLOW)
-    assert (flow.field(5), flow.field(6), flow.field(8)) == (10, 0, True), "delivery-count, link-credit, drain"
+    assert (flow.field(5), flow.field(6), flow.field(8)) == (10, 0, True), (
+        "delivery-count, link-credit, drain"
+    )
     assert peer.engine.credit(link) == 0
 
 
@@ -130,12 +148,18 @@ def test_a_flow_of_a_sending_peer_that_gives_its_credit_back_is_no_event(peer: E
     assert peer.heard(raw.FLOW)[-1].field(4) == 0
 
 
-# --- settlement (AMQP contract 0.4.10) --------------------------------------------------------------------------------------
+# --- settlement (AMQP contract 0.4.10)
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("sent", "fields"),
-    [(Outcome.ACCEPTED, []), (Outcome.RELEASED, []), (Outcome.REJECTED, []), (Outcome.MODIFIED, [True, True])],
+    [
+        (Outcome.ACCEPTED, []),
+        (Outcome.RELEASED, []),
+        (Outcome.REJECTED, []),
+        (Outcome.MODIFIED, [True, True]),
+    ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_rule_10_a_settlement_is_answered_as_sender_settled_with_the_same_outcome(
@@ -147,9 +171,15 @@ def test_rule_10_a_settlement_is_answered_as_sender_settled_with_the_same_outcom
     event = only(peer.say(disposition(0, 2, raw.outcome(sent, fields))), DeliveriesUpdated)
     assert event.deliveries == deliveries and (event.outcome, event.settled) == (sent, False)
     assert (event.failed, event.undeliverable_here) == ((True, True) if fields else (False, False))
-    peer.engine.settle(event.deliveries, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here)
+    peer.engine.settle(
+        event.deliveries, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here
+    )
     answers = peer.heard(raw.DISPOSITION)
-    assert sorted(each for answer in answers for each in range(answer.field(1), (answer.field(2) or answer.field(1)) + 1)) == [0, 1, 2]
+    assert sorted(
+        each
+        for answer in answers
+        for each in range(answer.field(1), (answer.field(2) or answer.field(1)) + 1)
+    ) == [0, 1, 2]
     for answer in answers:
         assert bool(answer.field(0)) is False and answer.field(3) is True, "role: sender, settled"
         state = answer.field(4)
@@ -173,13 +203,23 @@ def test_an_outcome_comes_with_what_belongs_to_it(peer: EnginePeer) -> None:
     peer.engine.send(link, tags(1, 2), [message()] * 2, False)
     peer.hear()
     error = Described(
-        ULong(raw.ERROR), [Symbol("com.microsoft:dead-letter"), "why", {Symbol("DeadLetterReason"): "broken", Symbol("Other"): None}]
+        ULong(raw.ERROR),
+        [
+            Symbol("com.microsoft:dead-letter"),
+            "why",
+            {Symbol("DeadLetterReason"): "broken", Symbol("Other"): None},
+        ],
     )
     modified = raw.outcome(raw.MODIFIED, [False, True, {Symbol("colour"): "red"}])
-    rejected, deferred = of(peer.say(disposition(0, 0, raw.outcome(raw.REJECTED, [error])), disposition(1, 1, modified)), DeliveriesUpdated)
+    rejected, deferred = of(
+        peer.say(disposition(0, 0, raw.outcome(raw.REJECTED, [error])), disposition(1, 1, modified)),
+        DeliveriesUpdated,
+    )
     assert rejected.error is not None and rejected.error.condition == "com.microsoft:dead-letter"
     assert decode(rejected.error.info)[0] == {"DeadLetterReason": "broken", "Other": None}
-    assert (deferred.failed, deferred.undeliverable_here) == (False, True) and decode(deferred.annotations)[0] == {"colour": "red"}
+    assert (deferred.failed, deferred.undeliverable_here) == (False, True) and decode(deferred.annotations)[
+        0
+    ] == {"colour": "red"}
 
 
 def test_different_outcomes_are_different_events_and_equal_ones_are_one(peer: EnginePeer) -> None:
@@ -188,7 +228,12 @@ def test_different_outcomes_are_different_events_and_equal_ones_are_one(peer: En
     peer.hear()
     accepted, released = raw.outcome(raw.ACCEPTED), raw.outcome(raw.RELEASED)
     events = of(
-        peer.say(disposition(0, 1, accepted), disposition(2, 2, accepted), disposition(3, 3, released), disposition(4, 5, accepted)),
+        peer.say(
+            disposition(0, 1, accepted),
+            disposition(2, 2, accepted),
+            disposition(3, 3, released),
+            disposition(4, 5, accepted),
+        ),
         DeliveriesUpdated,
     )
     assert [(event.outcome, len(event.deliveries)) for event in events] == [

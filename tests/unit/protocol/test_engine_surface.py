@@ -1,4 +1,5 @@
-"""The surface of proton's C core that `protocol/engine.py` stands on: an upgrade that changes it fails here, not in production.
+"""The surface of proton's C core that `protocol/engine.py` stands on: an upgrade that changes it fails here,
+not in production.
 
 The core's functions, each with its signature; constants; and the few behaviours that no document promises.
 """
@@ -177,7 +178,9 @@ def names_in_runs() -> set[str]:
 
 
 def test_the_installed_proton_is_the_pinned_one() -> None:
-    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "dependencies"
+    ]
     assert f"python-qpid-proton=={version('python-qpid-proton')}" in dependencies
 
 
@@ -217,21 +220,28 @@ def test_bytes_are_a_size_and_a_start() -> None:
     assert {name for name, _ in ffi.typeof("pn_bytes_t").fields} == {"size", "start"}
 
 
-# --- behaviour ------------------------------------------------------------------------------------------------------------
+# --- behaviour
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Core:
     """A bare connection of the core, with one session and one link, both accepted."""
 
     def __init__(self, *attaches: list[Any]) -> None:
-        self.connection, self.transport, self.collector = lib.pn_connection(), lib.pn_transport(), lib.pn_collector()
+        self.connection, self.transport, self.collector = (
+            lib.pn_connection(),
+            lib.pn_transport(),
+            lib.pn_collector(),
+        )
         lib.pn_transport_set_server(self.transport)
         lib.pn_connection_collect(self.connection, self.collector)
         lib.pn_connection_set_container(self.connection, b"core")
         lib.pn_transport_bind(self.transport, self.connection)
         lib.pn_connection_open(self.connection)
         self.links: list[Any] = []
-        self.push(raw.AMQP_HEADER, raw.frame(raw.OPEN, raw.open_fields()), raw.frame(raw.BEGIN, raw.begin_fields()))
+        self.push(
+            raw.AMQP_HEADER, raw.frame(raw.OPEN, raw.open_fields()), raw.frame(raw.BEGIN, raw.begin_fields())
+        )
         self.push(*(raw.frame(raw.ATTACH, fields) for fields in attaches))
         self.output()
 
@@ -346,6 +356,8 @@ def test_bytes_that_a_shut_session_window_holds_back_are_counted() -> None:
 
 def test_a_link_that_the_peer_detached_is_another_link_when_it_is_attached_again_under_its_name() -> None:
     core = Core(raw.sender_attach(0, "queue", "name"))
-    core.push(raw.frame(raw.DETACH, [UInt(0), False]), raw.frame(raw.ATTACH, raw.sender_attach(0, "queue", "name")))
+    core.push(
+        raw.frame(raw.DETACH, [UInt(0), False]), raw.frame(raw.ATTACH, raw.sender_attach(0, "queue", "name"))
+    )
     first, second = core.links
     assert first != second

@@ -10,14 +10,30 @@ BATCH, SINGLE = UInt(0x80013700), UInt(0)
 FORMAT_BYTES = b"\x80\x01\x37\x00"
 
 
-def frame(performative: object, payload: bytes = b"", *, extended_header: bytes = b"", frame_type: int = 0) -> bytes:
+def frame(
+    performative: object, payload: bytes = b"", *, extended_header: bytes = b"", frame_type: int = 0
+) -> bytes:
     body = encode(performative) + payload
     data_offset = 8 + len(extended_header)
-    return (data_offset + len(body)).to_bytes(4, "big") + bytes((data_offset // 4, frame_type, 0, 0)) + extended_header + body
+    return (
+        (data_offset + len(body)).to_bytes(4, "big")
+        + bytes((data_offset // 4, frame_type, 0, 0))
+        + extended_header
+        + body
+    )
 
 
-def transfer(message_format: UInt | None, payload: bytes = b"payload", tag: bytes = b"tag1", extended_header: bytes = b"") -> bytes:
-    return frame(Described(ULong(0x14), [UInt(0), UInt(7), tag, message_format, False]), payload, extended_header=extended_header)
+def transfer(
+    message_format: UInt | None,
+    payload: bytes = b"payload",
+    tag: bytes = b"tag1",
+    extended_header: bytes = b"",
+) -> bytes:
+    return frame(
+        Described(ULong(0x14), [UInt(0), UInt(7), tag, message_format, False]),
+        payload,
+        extended_header=extended_header,
+    )
 
 
 EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
@@ -47,7 +63,15 @@ def frames_completed_by_batch_pieces(stream: list[bytes], cut: list[tuple[bytes,
 
 
 def test_a_transfer_of_batch_format_is_a_piece_of_its_own() -> None:
-    stream = [HEADER, transfer(SINGLE), transfer(BATCH), DISPOSITION, EMPTY, transfer(BATCH, b""), transfer(None)]
+    stream = [
+        HEADER,
+        transfer(SINGLE),
+        transfer(BATCH),
+        DISPOSITION,
+        EMPTY,
+        transfer(BATCH, b""),
+        transfer(None),
+    ]
     cut = pieces(b"".join(stream))
     assert [piece for piece, is_batch in cut if is_batch] == [stream[2], stream[5]]
     assert b"".join(piece for piece, _ in cut) == b"".join(stream)
@@ -118,7 +142,9 @@ def test_the_formats_bytes_anywhere_else_mean_nothing(lookalike: bytes) -> None:
     assert FORMAT_BYTES in lookalike
     stream = HEADER + lookalike + transfer(BATCH)
     assert [is_batch for _, is_batch in pieces(stream)] == [False, True]
-    assert [is_batch for _, is_batch in pieces(*(stream[at : at + 1] for at in range(len(stream))))].count(True) == 1
+    assert [is_batch for _, is_batch in pieces(*(stream[at : at + 1] for at in range(len(stream))))].count(
+        True
+    ) == 1
 
 
 def test_other_spellings_of_a_transfer_are_understood() -> None:
@@ -127,7 +153,9 @@ def test_other_spellings_of_a_transfer_are_understood() -> None:
         assert [is_batch for _, is_batch in pieces(HEADER + frame(spelled))] == [False, True]
     longest = transfer(BATCH, tag=b"t" * 32, extended_header=bytes(1012))
     assert [is_batch for _, is_batch in pieces(HEADER + longest)] == [False, True]
-    assert [is_batch for _, is_batch in pieces(HEADER, *(longest[at : at + 1] for at in range(len(longest))))][-1]
+    assert [
+        is_batch for _, is_batch in pieces(HEADER, *(longest[at : at + 1] for at in range(len(longest))))
+    ][-1]
     wide = b"\x00\x80" + (0x14).to_bytes(8, "big") + encode(fields)
     assert pieces(HEADER + (8 + len(wide)).to_bytes(4, "big") + b"\x02\x00\x00\x00" + wide)[-1][1]
 
@@ -141,9 +169,16 @@ def test_a_broken_stream_is_handed_on_for_the_engine_to_refuse(broken: bytes) ->
         assert [is_batch for _, is_batch in found].count(True) == 1
 
 
-# --- padding --------------------------------------------------------------------------------------------------------
+# --- padding
+# ------------------------------------------------------------------------------------------------------------
 
-FIELDS = {"open": (0x10, 10), "begin": (0x11, 8), "attach": (0x12, 14), "flow": (0x13, 11), "transfer": (0x14, 11)} | {
+FIELDS = {
+    "open": (0x10, 10),
+    "begin": (0x11, 8),
+    "attach": (0x12, 14),
+    "flow": (0x13, 11),
+    "transfer": (0x14, 11),
+} | {
     "disposition": (0x15, 6),
     "detach": (0x16, 3),
     "end": (0x17, 1),

@@ -1,4 +1,5 @@
-"""Client errors that proton would refuse (`protocol/lenience.py`): delivery-ids out of sequence, and a detach behind an end."""
+"""Client errors that proton would refuse (`protocol/lenience.py`): delivery-ids out of sequence, and a detach
+behind an end."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def deliveries(events: list[Event]) -> list[Delivery]:
 
 def numbered(numbers: list[int], **given: Any) -> list[bytes]:
     """A transfer for each number, all with the same tag, as threads give it to several deliveries."""
-    return [transfer(0, number, b"m%d" % place, tag=b"\0\0\0\1", **given) for place, number in enumerate(numbers)]
+    return [
+        transfer(0, number, b"m%d" % place, tag=b"\0\0\0\1", **given) for place, number in enumerate(numbers)
+    ]
 
 
 def answered(peer: EnginePeer) -> list[int]:
@@ -66,11 +69,14 @@ def first_or(value: Any, other: Any) -> Any:
     return other if value is None else value
 
 
-# --- numbers out of sequence ------------------------------------------------------------------------------------------------
+# --- numbers out of sequence
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("numbers", SEQUENCES)
-def test_every_delivery_comes_and_is_answered_by_the_number_that_its_sender_gave_it(peer: EnginePeer, numbers: list[int]) -> None:
+def test_every_delivery_comes_and_is_answered_by_the_number_that_its_sender_gave_it(
+    peer: EnginePeer, numbers: list[int]
+) -> None:
     peer.sender()
     events = peer.say(*numbered(numbers))
     assert payloads(events) == [b"m%d" % place for place in range(len(numbers))]
@@ -152,13 +158,21 @@ def test_sessions_number_for_themselves_and_a_channel_begins_anew(peer: EnginePe
     for channel in (7, 3):
         peer.say(raw.frame(raw.BEGIN, raw.begin_fields(), channel=channel))
         peer.sender(0, channel=channel)
-    events = peer.say(*(transfer(0, number, b"x", channel=channel) for channel, number in ((7, 5), (3, 1), (7, 5), (3, 0), (7, 9))))
+    events = peer.say(
+        *(
+            transfer(0, number, b"x", channel=channel)
+            for channel, number in ((7, 5), (3, 1), (7, 5), (3, 0), (7, 9))
+        )
+    )
     peer.engine.accept(deliveries(events))
     by_channel = {
-        channel: [(f.field(1), f.field(2)) for f in each] for channel, each in groupby(peer.heard(raw.DISPOSITION), lambda f: f.channel)
+        channel: [(f.field(1), f.field(2)) for f in each]
+        for channel, each in groupby(peer.heard(raw.DISPOSITION), lambda f: f.channel)
     }
     assert sorted(by_channel.values()) == [[(1, 1), (0, 0)], [(5, 5), (5, 5), (9, 9)]]
-    peer.release(peer.say(raw.frame(raw.END, [], channel=7), raw.frame(raw.BEGIN, raw.begin_fields(), channel=7)))
+    peer.release(
+        peer.say(raw.frame(raw.END, [], channel=7), raw.frame(raw.BEGIN, raw.begin_fields(), channel=7))
+    )
     peer.hear()
     peer.sender(0, channel=7)
     events = peer.say(*(transfer(0, number, b"x", channel=7) for number in (20, 20, 22)))
@@ -167,8 +181,11 @@ def test_sessions_number_for_themselves_and_a_channel_begins_anew(peer: EnginePe
     assert not peer.engine._lenience.watches
 
 
-def test_deliveries_of_several_frames_on_two_links_keep_apart_while_their_numbers_change(peer: EnginePeer) -> None:
-    """The client reads its counter again for each frame of a delivery, and another thread counts it up between them."""
+def test_deliveries_of_several_frames_on_two_links_keep_apart_while_their_numbers_change(
+    peer: EnginePeer,
+) -> None:
+    """The client reads its counter again for each frame of a delivery, and another thread counts it up
+    between them."""
     links = [peer.sender(handle) for handle in range(2)]
     events = peer.say(
         transfer(0, 3, b"a1", more=True, tag=b"a"),
@@ -180,7 +197,11 @@ def test_deliveries_of_several_frames_on_two_links_keep_apart_while_their_number
         transfer(1, 5, b"c", tag=b"c"),
         transfer(0, 6, b"a4", tag=b"a"),
     )
-    got = [(links.index(event.link), payload) for event in of(events, MessagesReceived) for payload in event.payloads]
+    got = [
+        (links.index(event.link), payload)
+        for event in of(events, MessagesReceived)
+        for payload in event.payloads
+    ]
     assert sorted(got) == [(0, b"a1a2a3a4"), (1, b"b1b2b3"), (1, b"c")]
     peer.engine.accept(deliveries(events))
     assert sorted(answered(peer)) == [3, 3, 5]
@@ -191,7 +212,11 @@ def test_the_rest_of_a_message_that_is_too_large_is_thrown_away_under_any_number
     events = peer.say(transfer(0, 5), transfer(0, 5, b"x" * 11, more=True, tag=b"t"))
     large = only(of(events, MessageTooLarge), MessageTooLarge)
     peer.engine.reject(large.deliveries, ErrorCondition("amqp:link:message-size-exceeded", "too large"))
-    events += peer.say(transfer(0, 6, b"y", more=True, tag=b"t"), transfer(0, 7, b"z", tag=b"t"), transfer(0, 7, b"next", tag=b"u"))
+    events += peer.say(
+        transfer(0, 6, b"y", more=True, tag=b"t"),
+        transfer(0, 7, b"z", tag=b"t"),
+        transfer(0, 7, b"next", tag=b"u"),
+    )
     assert payloads(events) == [b"x", b"next"]
     peer.engine.accept(deliveries(events))
     assert sorted(answered(peer)) == [5, 5, 7]
@@ -239,7 +264,10 @@ def test_a_write_before_the_detach_is_served_forgets_no_number(peer: EnginePeer)
         peer.receiver(handle)
     # Too much for one turn: flows that make an event each stand between the transfers and the detach.
     flows = [
-        raw.frame(raw.FLOW, [*raw.flow_fields(1 + each % 2, 0, 200 + each), None, None, None, {"a": "x" * 280}]) for each in range(200)
+        raw.frame(
+            raw.FLOW, [*raw.flow_fields(1 + each % 2, 0, 200 + each), None, None, None, {"a": "x" * 280}]
+        )
+        for each in range(200)
     ]
     events = peer.engine.receive(b"".join((*numbered([5, 5, 5]), *flows, detach(0))), 64)
     found = deliveries(events)
@@ -261,7 +289,9 @@ def test_a_write_of_many_bytes_goes_out_whole_while_numbers_are_watched(peer: En
     peer.sender()
     receiver = peer.receiver(1, credit=1_000)
     found = deliveries(peer.say(*numbered([5, 5, 5])))
-    bodies = [message(bytes([place % 256]) * 3_001) for place in range(200)]  # more than is taken from proton at once
+    bodies = [
+        message(bytes([place % 256]) * 3_001) for place in range(200)
+    ]  # more than is taken from proton at once
     peer.engine.send(receiver, [b"%08d" % place for place in range(200)], bodies, False)
     peer.engine.accept(found)
     written = b"".join(peer.engine.output())
@@ -282,18 +312,28 @@ def test_transfers_on_a_link_that_is_closed_leave_nothing_behind(peer: EnginePee
         assert not peer.engine._lenience.watches
 
 
-# --- what is refused as ever ------------------------------------------------------------------------------------------------
+# --- what is refused as ever
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        pytest.param(raw.frame(raw.TRANSFER, [UInt(0), None, b"t"], b"x"), id="the first delivery of a session without a number"),
-        pytest.param(transfer(0, 0, more=True, tag=b"a") + transfer(0, 1, more=True, tag=b"b"), id="two deliveries on a link at once"),
+        pytest.param(
+            raw.frame(raw.TRANSFER, [UInt(0), None, b"t"], b"x"),
+            id="the first delivery of a session without a number",
+        ),
+        pytest.param(
+            transfer(0, 0, more=True, tag=b"a") + transfer(0, 1, more=True, tag=b"b"),
+            id="two deliveries on a link at once",
+        ),
         pytest.param(transfer(5, 0), id="a link that is not there"),
         pytest.param(transfer(0, 0) + transfer(0, 0, channel=4), id="a session that is not there"),
         pytest.param(detach(0) + detach(0), id="a link that is detached already"),
-        pytest.param(raw.frame(raw.DETACH, [UInt(0), True], channel=4), id="a detach on a channel that never had a session"),
+        pytest.param(
+            raw.frame(raw.DETACH, [UInt(0), True], channel=4),
+            id="a detach on a channel that never had a session",
+        ),
     ],
 )
 def test_what_nobody_can_make_sense_of_is_refused(peer: EnginePeer, said: bytes) -> None:
@@ -307,7 +347,8 @@ def test_a_number_of_another_type_is_left_to_proton(peer: EnginePeer) -> None:
     assert of(peer.say(*numbered([7])), ConnectionClosed), "from there on, nothing is made good"
 
 
-# --- a detach behind an end -------------------------------------------------------------------------------------------------
+# --- a detach behind an end
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -324,7 +365,8 @@ def test_a_detach_behind_the_end_of_its_session_is_passed_over(peer: EnginePeer,
     assert peer.hear() == []
 
 
-# --- sessions that come and go ------------------------------------------------------------------------------------------------
+# --- sessions that come and go
+# ------------------------------------------------------------------------------------------------------------
 
 
 BEGIN_AND_END = raw.frame(raw.BEGIN, raw.begin_fields(), channel=7) + raw.frame(raw.END, [], channel=7)
@@ -352,8 +394,11 @@ def test_every_channel_may_be_begun_anew_in_each_write(peer: EnginePeer) -> None
 
 
 @pytest.mark.parametrize("write_frames", [512, 1, 3])
-def test_more_sessions_than_there_are_channels_end_the_connection(peer: EnginePeer, write_frames: int) -> None:
-    """Proton fails without a word when it finds no channel, and keeps what comes after that as long as the connection lasts."""
+def test_more_sessions_than_there_are_channels_end_the_connection(
+    peer: EnginePeer, write_frames: int
+) -> None:
+    """Proton fails without a word when it finds no channel, and keeps what comes after that as long as the
+    connection lasts."""
     frames = [raw.frame(raw.BEGIN, raw.begin_fields(), channel=7), raw.frame(raw.END, [], channel=7)] * 256
     events: list[Event] = []
     for begin in range(0, len(frames), write_frames):
@@ -365,7 +410,8 @@ def test_more_sessions_than_there_are_channels_end_the_connection(peer: EnginePe
     assert peer.engine.finished
 
 
-# --- bytes ------------------------------------------------------------------------------------------------------------------
+# --- bytes
+# ------------------------------------------------------------------------------------------------------------
 
 
 def begun() -> Lenience:
@@ -392,13 +438,19 @@ def test_only_the_head_of_a_frame_is_kept_back() -> None:
 def test_a_performative_that_does_not_end_is_not_kept_for_ever() -> None:
     lenience = begun()
     endless = raw.raw_frame(
-        b"\x00\x53\x14\xd0" + (50_000).to_bytes(4, "big") + (3).to_bytes(4, "big") + b"\x43\x43\xb0\x00\x00\xc0\x00" + bytes(49_000)
+        b"\x00\x53\x14\xd0"
+        + (50_000).to_bytes(4, "big")
+        + (3).to_bytes(4, "big")
+        + b"\x43\x43\xb0\x00\x00\xc0\x00"
+        + bytes(49_000)
     )
     given = [lenience.incoming(endless[begin : begin + 100]) for begin in range(0, len(endless), 100)]
     assert b"".join(given) == endless and sum(not each for each in given) < 25
 
 
-@pytest.mark.parametrize("value", [b"\xf0\0\0\0\5\x7f\xff\xff\xff\x40", b"\0\x53\1" * 600 + b"\x40"], ids=["nulls", "nested"])
+@pytest.mark.parametrize(
+    "value", [b"\xf0\0\0\0\5\x7f\xff\xff\xff\x40", b"\0\x53\1" * 600 + b"\x40"], ids=["nulls", "nested"]
+)
 @pytest.mark.parametrize("place", range(11))
 def test_a_field_that_grows_when_it_is_read_is_not_read(peer: EnginePeer, place: int, value: bytes) -> None:
     peer.sender()
@@ -407,16 +459,25 @@ def test_a_field_that_grows_when_it_is_read_is_not_read(peer: EnginePeer, place:
     listed = b"".join(fields)
     body = b"\x00\x53\x14\xd0" + (4 + len(listed)).to_bytes(4, "big") + (11).to_bytes(4, "big") + listed
     events = peer.say(transfer(0, 3, more=True), raw.raw_frame(body), detach(0))
-    assert all(isinstance(event, ConnectionClosed | LinkDetached | MessagesReceived | TransactionalMessage) for event in events)
+    assert all(
+        isinstance(event, ConnectionClosed | LinkDetached | MessagesReceived | TransactionalMessage)
+        for event in events
+    )
 
 
 numbers = st.sampled_from([0, 1, 2, 3, 254, 255, 256, TOP]) | st.integers(0, TOP)
 transfers = st.builds(
-    lambda channel, handle, number, keywords, payload: transfer(handle, number, payload, channel=channel, **keywords),
+    lambda channel, handle, number, keywords, payload: transfer(
+        handle, number, payload, channel=channel, **keywords
+    ),
     st.integers(0, 2),
     st.integers(0, 2),
     st.integers(0, 3) | numbers,
-    st.fixed_dictionaries({}, optional={name: st.booleans() for name in ("more", "settled", "batch")} | {"tag": st.binary(max_size=40)}),
+    st.fixed_dictionaries(
+        {},
+        optional={name: st.booleans() for name in ("more", "settled", "batch")}
+        | {"tag": st.binary(max_size=40)},
+    ),
     st.binary(max_size=20),
 )
 other_frames = st.sampled_from(
@@ -452,7 +513,11 @@ def damaged(stream: bytes, damage: list[tuple[int, int]]) -> bytes:
 damages = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4)
 
 
-@given(streams | st.binary(max_size=80), damages, st.lists(st.tuples(numbers, st.booleans(), st.booleans()), min_size=1, max_size=2))
+@given(
+    streams | st.binary(max_size=80),
+    damages,
+    st.lists(st.tuples(numbers, st.booleans(), st.booleans()), min_size=1, max_size=2),
+)
 @settings(max_examples=400, deadline=None)
 def test_the_walk_in_c_goes_as_far_as_its_python_form(
     stream: bytes, damage: list[tuple[int, int]], states: list[tuple[int, bool, bool]]
@@ -460,13 +525,19 @@ def test_the_walk_in_c_goes_as_far_as_its_python_form(
     data = damaged(stream, damage)
     sessions = [plain_frames.SessionIds(*state) for state in states]
     table = ffi.new("session_ids_t[]", [list(state) for state in states])
-    assert lib.delivery_ids_walk(table, len(states), data, 0, len(data), 4_096) == plain_frames.walk(sessions, data, 0, 4_096)
-    assert [(each.next, each.known, each.divided) for each in table] == [(each.next, each.known, each.divided) for each in sessions]
+    assert lib.delivery_ids_walk(table, len(states), data, 0, len(data), 4_096) == plain_frames.walk(
+        sessions, data, 0, 4_096
+    )
+    assert [(each.next, each.known, each.divided) for each in table] == [
+        (each.next, each.known, each.divided) for each in sessions
+    ]
 
 
 @given(streams, damages, st.lists(st.integers(0, 1 << 12), max_size=6))
 @settings(max_examples=400, deadline=None)
-def test_where_a_stream_is_cut_makes_no_difference(stream: bytes, damage: list[tuple[int, int]], places: list[int]) -> None:
+def test_where_a_stream_is_cut_makes_no_difference(
+    stream: bytes, damage: list[tuple[int, int]], places: list[int]
+) -> None:
     data = damaged(stream, damage)
     whole, cut = begun(), begun()
     bounds = sorted(place % (len(data) + 1) for place in places)
@@ -481,7 +552,10 @@ def test_all_deliveries_of_whole_frames_come_and_are_answered(described: list[tu
     for handle in range(3):
         peer.sender(handle)
     events = peer.say(
-        *(transfer(handle, number, b"%d" % place, settled=settled) for place, (handle, number, settled) in enumerate(described))
+        *(
+            transfer(handle, number, b"%d" % place, settled=settled)
+            for place, (handle, number, settled) in enumerate(described)
+        )
     )
     assert payloads(events) == [b"%d" % place for place in range(len(described))]
     peer.engine.accept(deliveries(events))
@@ -491,6 +565,17 @@ def test_all_deliveries_of_whole_frames_come_and_are_answered(described: list[tu
 
 
 def test_the_compiler_has_nothing_to_say() -> None:
-    flags = ["-std=c99", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
-    checked = subprocess.run(["gcc", *flags, str(NATIVE / "delivery_ids.c")], capture_output=True, text=True, check=False)
+    flags = [
+        "-std=c99",
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Wconversion",
+        "-Wshadow",
+        "-Wstrict-prototypes",
+        "-Werror",
+    ]
+    checked = subprocess.run(
+        ["gcc", *flags, str(NATIVE / "delivery_ids.c")], capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stderr

@@ -30,7 +30,8 @@ def attach(properties: object = None, handle: int = 0) -> bytes:
 
 
 def refused(frames: bytes, cut: int = 1 << 30) -> str | None:
-    """Why a fresh allowance refuses the frames, given in pieces of `cut` bytes. If it refuses none, all bytes must have come through."""
+    """Why a fresh allowance refuses the frames, given in pieces of `cut` bytes. If it refuses none, all bytes
+    must have come through."""
     allowance, through = Allowance(), b""
     stream = raw.AMQP_HEADER + frames
     for begin in range(0, len(stream), cut):
@@ -43,7 +44,8 @@ def refused(frames: bytes, cut: int = 1 << 30) -> str | None:
     return None
 
 
-# --- before a token -----------------------------------------------------------------------------------------------------------
+# --- before a token
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_an_official_client_says_before_its_token_is_allowed_however_it_is_cut() -> None:
@@ -69,12 +71,18 @@ TOO_MUCH = {
     "a large frame, before it has come": raw.raw_frame(b"", size=BYTES_BEFORE_TOKEN + 1),
     "frames": raw.frame(raw.FLOW, raw.flow_fields()) * (FRAMES_BEFORE_TOKEN + 1),
     "signs of life in one breath": SIGN_OF_LIFE * (FRAMES_BEFORE_TOKEN + 1),
-    "values of an open": raw.frame(raw.OPEN, [*raw.open_fields(), *[None] * 4, {Symbol("a"): [None] * VALUES_BEFORE_TOKEN}]),
+    "values of an open": raw.frame(
+        raw.OPEN, [*raw.open_fields(), *[None] * 4, {Symbol("a"): [None] * VALUES_BEFORE_TOKEN}]
+    ),
     "values of many attaches": attach({Symbol("a"): [None] * 500}) * 10,
-    "values of a transfer's state": raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, state=[[None] * 5_000])),
+    "values of a transfer's state": raw.frame(
+        raw.TRANSFER, raw.transfer_fields(0, 0, state=[[None] * 5_000])
+    ),
     "sessions": raw.frame(raw.BEGIN, raw.begin_fields()) * (SESSIONS_BEFORE_TOKEN + 1),
     "links": attach() * (LINKS_BEFORE_TOKEN + 1),
-    "links, their descriptors spelled out": raw.raw_frame(b"\x00\xa3\x10amqp:attach:list" + encode(raw.sender_attach(0, "$cbs")))
+    "links, their descriptors spelled out": raw.raw_frame(
+        b"\x00\xa3\x10amqp:attach:list" + encode(raw.sender_attach(0, "$cbs"))
+    )
     * (LINKS_BEFORE_TOKEN + 1),
 }
 
@@ -118,7 +126,10 @@ def test_what_is_beyond_the_allowance_is_refused_also_behind_what_is_too_much_fo
     for handle in range(2):
         peer.receiver(handle)
     # Every other flow makes an event, and all of them together more than one turn takes.
-    flows = [raw.frame(raw.FLOW, [*raw.flow_fields(each % 2, 0, 5 + each), None, None, None, {"a": "x" * 280}]) for each in range(150)]
+    flows = [
+        raw.frame(raw.FLOW, [*raw.flow_fields(each % 2, 0, 5 + each), None, None, None, {"a": "x" * 280}])
+        for each in range(150)
+    ]
     events = peer.engine.receive(b"".join((*flows, TOO_MUCH["values of a transfer's state"])), 64)
     assert peer.engine.has_more and not of(events, ConnectionClosed)
     while peer.engine.has_more:
@@ -132,16 +143,23 @@ def test_once_lifted_everything_may_come_and_nothing_was_lost() -> None:
     peer.engine.restrict()
     peer.open()
     peer.sender()
-    first, second = (raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(bytes(30_000))) for number in range(2))
+    first, second = (
+        raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(bytes(30_000))) for number in range(2)
+    )
     assert only(peer.say(first + second[:100]), MessagesReceived).payloads == [message(bytes(30_000))]
     peer.engine.lift_restriction()
     assert only(peer.say(second[100:]), MessagesReceived).payloads == [message(bytes(30_000))]
     for number in range(2, 10):
-        only(peer.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(bytes(30_000)))), MessagesReceived)
+        only(
+            peer.say(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(bytes(30_000)))),
+            MessagesReceived,
+        )
 
 
 def test_a_restriction_may_begin_in_the_middle_of_any_frame_and_hold_from_the_next_one() -> None:
-    transfers = [raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(bytes(60))) for number in range(3)]
+    transfers = [
+        raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), message(bytes(60))) for number in range(3)
+    ]
     for cut in range(len(transfers[0]) + 1):
         peer = EnginePeer().open()
         peer.sender()
@@ -157,22 +175,35 @@ def test_a_restriction_may_begin_in_the_middle_of_any_frame_and_hold_from_the_ne
         assert closed.error is not None and "frames" in closed.error.description
 
 
-# --- always -------------------------------------------------------------------------------------------------------------------
+# --- always
+# ------------------------------------------------------------------------------------------------------------
 
 OVERSIZED = {
     "link properties": attach({Symbol("a"): "x" * PERFORMATIVE_BYTES_MAX}),
     "values of link properties": attach({Symbol("a"): [None] * (VALUES_MAX + 1)}),
-    "a flow": raw.frame(raw.FLOW, [*raw.flow_fields(), *[None] * 6, {Symbol("a"): "x" * PERFORMATIVE_BYTES_MAX}]),
-    "a detach's error": raw.frame(raw.DETACH, [UInt(0), True, Described(ULong(raw.ERROR), [Symbol("a:b"), "x" * PERFORMATIVE_BYTES_MAX])]),
+    "a flow": raw.frame(
+        raw.FLOW, [*raw.flow_fields(), *[None] * 6, {Symbol("a"): "x" * PERFORMATIVE_BYTES_MAX}]
+    ),
+    "a detach's error": raw.frame(
+        raw.DETACH,
+        [UInt(0), True, Described(ULong(raw.ERROR), [Symbol("a:b"), "x" * PERFORMATIVE_BYTES_MAX])],
+    ),
     "a transfer's state": raw.frame(
-        raw.TRANSFER, raw.transfer_fields(0, 0, state=["x" * (TRANSFER_HEAD_BYTES_MAX + 1_000)]), message(b"x")
+        raw.TRANSFER,
+        raw.transfer_fields(0, 0, state=["x" * (TRANSFER_HEAD_BYTES_MAX + 1_000)]),
+        message(b"x"),
     ),
     "values of a disposition": raw.frame(
-        raw.DISPOSITION, raw.disposition_fields(True, 0, 0, True, raw.outcome(raw.MODIFIED, [True, True, {Symbol("a"): [None] * 3_000}]))
+        raw.DISPOSITION,
+        raw.disposition_fields(
+            True, 0, 0, True, raw.outcome(raw.MODIFIED, [True, True, {Symbol("a"): [None] * 3_000}])
+        ),
     ),
     "a disposition": raw.frame(
         raw.DISPOSITION,
-        raw.disposition_fields(True, 0, 0, True, raw.outcome(raw.REJECTED, [[Symbol("a:b"), "x" * DISPOSITION_BYTES_MAX]])),
+        raw.disposition_fields(
+            True, 0, 0, True, raw.outcome(raw.REJECTED, [[Symbol("a:b"), "x" * DISPOSITION_BYTES_MAX]])
+        ),
     ),
 }
 
@@ -203,7 +234,9 @@ def test_what_clients_really_send_is_within_the_bounds() -> None:
         raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0), message(bytes(60_000))),
         raw.frame(
             raw.DISPOSITION,
-            raw.disposition_fields(True, 0, 0, True, raw.outcome(raw.REJECTED, [[Symbol("a:b"), "x" * 200_000]])),
+            raw.disposition_fields(
+                True, 0, 0, True, raw.outcome(raw.REJECTED, [[Symbol("a:b"), "x" * 200_000]])
+            ),
         ),
     )
     assert [type(event) for event in events] == [LinkAttached, MessagesReceived]

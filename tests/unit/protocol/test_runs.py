@@ -1,4 +1,5 @@
-"""Runs of plain deliveries (`protocol/runs.py`, `protocol/native/runs.c`): where they begin and end, and what is left to the engine."""
+"""Runs of plain deliveries (`protocol/runs.py`, `protocol/native/runs.c`): where they begin and end, and what
+is left to the engine."""
 
 from __future__ import annotations
 
@@ -22,14 +23,17 @@ def whole(number: int, size: int) -> bytes:
     return number.to_bytes(4, "big") + b"x" * (size - 4)
 
 
-# --- in -------------------------------------------------------------------------------------------------------------------
+# --- in
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_more_messages_than_a_run_has_room_for_come_as_one_event_in_their_order(peer: EnginePeer) -> None:
     count = 2 * runs.MESSAGES_MAX + 1
     peer.sender(credit=count)
     sent = [whole(number, 8) for number in range(count)]
-    event = only(peer.say(*(transfer(0, number, payload) for number, payload in enumerate(sent))), MessagesReceived)
+    event = only(
+        peer.say(*(transfer(0, number, payload) for number, payload in enumerate(sent))), MessagesReceived
+    )
     assert event.payloads == sent and len(event.deliveries) == len(set(event.deliveries)) == count
     peer.engine.accept(event.deliveries)
     assert [(frame.fields[1], frame.fields[2]) for frame in peer.heard(raw.DISPOSITION)] == [(0, count - 1)]
@@ -40,13 +44,17 @@ def test_more_bytes_than_a_run_has_room_for_come_as_one_event_in_their_order(pee
     count = 2 * runs.BYTES_MAX // size + 2
     peer.sender()
     sent = [whole(number, size) for number in range(count)]
-    event = only(peer.say(*(transfer(0, number, payload) for number, payload in enumerate(sent))), MessagesReceived)
+    event = only(
+        peer.say(*(transfer(0, number, payload) for number, payload in enumerate(sent))), MessagesReceived
+    )
     assert event.payloads == sent and len(event.deliveries) == count
 
 
 @pytest.mark.parametrize("size", [runs.BYTES_MAX - 1, runs.BYTES_MAX, runs.BYTES_MAX + 1, 3 * runs.BYTES_MAX])
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_message_around_the_size_of_the_buffer_comes_whole_between_small_ones(size: int, settled: bool) -> None:
+def test_a_message_around_the_size_of_the_buffer_comes_whole_between_small_ones(
+    size: int, settled: bool
+) -> None:
     peer = EnginePeer(max_frame_bytes=1 << 20).open()
     peer.sender()
     sent = [b"before", whole(1, size), b"behind"]
@@ -58,7 +66,10 @@ def test_a_message_around_the_size_of_the_buffer_comes_whole_between_small_ones(
 def test_messages_of_several_links_stay_in_the_order_in_which_they_came(peer: EnginePeer) -> None:
     links = [peer.sender(handle, credit=100) for handle in range(3)]
     order = [0, 0, 1, 1, 1, 2, 0, 2, 2, 1]
-    events = of(peer.say(*(transfer(handle, number, whole(number, 10)) for number, handle in enumerate(order))), MessagesReceived)
+    events = of(
+        peer.say(*(transfer(handle, number, whole(number, 10)) for number, handle in enumerate(order))),
+        MessagesReceived,
+    )
     assert [links.index(event.link) for event in events] == [handle for handle, _ in groupby(order)]
     assert payloads([*events]) == [whole(number, 10) for number in range(len(order))]
 
@@ -66,7 +77,10 @@ def test_messages_of_several_links_stay_in_the_order_in_which_they_came(peer: En
 def test_settled_and_unsettled_messages_are_told_apart_in_one_read(peer: EnginePeer) -> None:
     peer.sender()
     kinds = [True, True, False, True, False, False]
-    events = of(peer.say(*(transfer(0, number, whole(number, 9), settled=kind) for number, kind in enumerate(kinds))), MessagesReceived)
+    events = of(
+        peer.say(*(transfer(0, number, whole(number, 9), settled=kind) for number, kind in enumerate(kinds))),
+        MessagesReceived,
+    )
     assert [(event.settled, len(event.payloads), len(event.deliveries)) for event in events] == [
         (True, 2, 0),
         (False, 1, 1),
@@ -92,7 +106,9 @@ def test_a_message_in_parts_between_plain_ones_comes_whole_and_in_its_place(peer
     assert payloads(peer.say(transfer(0, 1, b"o"), transfer(0, 2, b"three"))) == [b"two", b"three"]
 
 
-def test_an_aborted_message_stays_none_when_a_disposition_says_that_it_is_not_settled(peer: EnginePeer) -> None:
+def test_an_aborted_message_stays_none_when_a_disposition_says_that_it_is_not_settled(
+    peer: EnginePeer,
+) -> None:
     peer.sender()
     aborted = raw.frame(raw.TRANSFER, [*raw.transfer_fields(0, 0)[:5], False, None, None, None, True])
     unsettled = raw.frame(raw.DISPOSITION, raw.disposition_fields(False, 0, 0, False, None))
@@ -118,10 +134,16 @@ def test_large_messages_of_one_read_come_as_one_event() -> None:
     peer = EnginePeer(max_frame_bytes=1 << 20).open()
     peer.sender(max_message_bytes=1 << 22)
     sent = [whole(number, runs.BYTES_MAX + 1) for number in range(3)]
-    assert only(peer.say(*(transfer(0, number, payload) for number, payload in enumerate(sent))), MessagesReceived).payloads == sent
+    assert (
+        only(
+            peer.say(*(transfer(0, number, payload) for number, payload in enumerate(sent))), MessagesReceived
+        ).payloads
+        == sent
+    )
 
 
-# --- outcomes -------------------------------------------------------------------------------------------------------------
+# --- outcomes
+# ------------------------------------------------------------------------------------------------------------
 
 
 def outcomes(events: list[Event]) -> list[tuple[int, bool, int]]:
@@ -152,7 +174,10 @@ def test_more_outcomes_than_a_run_has_room_for_come_as_one_event(peer: EnginePee
     link = peer.receiver(credit=count)
     sent = peer.engine.send(link, tags(*range(count)), [b"x"] * count, False)
     peer.hear()
-    assert only(peer.say(disposition(0, count - 1, raw.outcome(raw.ACCEPTED))), DeliveriesUpdated).deliveries == sent
+    assert (
+        only(peer.say(disposition(0, count - 1, raw.outcome(raw.ACCEPTED))), DeliveriesUpdated).deliveries
+        == sent
+    )
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -160,7 +185,11 @@ def test_outcomes_that_come_after_their_links_detach_are_nobodys(peer: EnginePee
     link = peer.receiver()
     peer.engine.send(link, tags(1, 2), [message()] * 2, False)
     peer.hear()
-    events = peer.say(disposition(0, 0, raw.outcome(raw.ACCEPTED)), detach(0, closed=closed), disposition(1, 1, raw.outcome(raw.ACCEPTED)))
+    events = peer.say(
+        disposition(0, 0, raw.outcome(raw.ACCEPTED)),
+        detach(0, closed=closed),
+        disposition(1, 1, raw.outcome(raw.ACCEPTED)),
+    )
     assert outcomes(events) == [(Outcome.ACCEPTED, False, 1)]
     peer.release(events)
     assert [frame.code for frame in peer.hear()] == [raw.DETACH]
@@ -173,10 +202,13 @@ def test_outcomes_that_name_every_delivery_again_and_again_take_bounded_memory(p
     peer.hear()
     before = resident_kib()
     peer.say(*(disposition(number % 2, count - 1, raw.outcome(raw.RECEIVED)) for number in range(1000)))
-    assert resident_kib() - before < 100_000, "a million events of 165 bytes, if all of them were kept at a time"
+    assert resident_kib() - before < 100_000, (
+        "a million events of 165 bytes, if all of them were kept at a time"
+    )
 
 
-# --- out ------------------------------------------------------------------------------------------------------------------
+# --- out
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_message_goes_out_in_two_parts_without_what_is_skipped(peer: EnginePeer) -> None:
@@ -212,17 +244,31 @@ def test_many_messages_larger_than_the_buffer_together_are_written_in_order(peer
     ],
     ids=["fewer fronts", "fewer rests", "uneven tags"],
 )
-def test_what_does_not_belong_together_is_not_sent(peer: EnginePeer, given: list[bytes], fronts: list[bytes], rests: list[bytes]) -> None:
+def test_what_does_not_belong_together_is_not_sent(
+    peer: EnginePeer, given: list[bytes], fronts: list[bytes], rests: list[bytes]
+) -> None:
     link = peer.receiver()
     with pytest.raises(ValueError, match="every message"):
         peer.engine.send(link, given, fronts, True, rests, 4)
     assert peer.hear() == []
 
 
-# --- the source -----------------------------------------------------------------------------------------------------------
+# --- the source
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_compiler_has_nothing_to_say() -> None:
-    flags = ["-std=c99", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
-    checked = subprocess.run(["gcc", *flags, str(NATIVE / "runs.c")], capture_output=True, text=True, check=False)
+    flags = [
+        "-std=c99",
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Wconversion",
+        "-Wshadow",
+        "-Wstrict-prototypes",
+        "-Werror",
+    ]
+    checked = subprocess.run(
+        ["gcc", *flags, str(NATIVE / "runs.c")], capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stderr

@@ -56,7 +56,9 @@ def test_plain_lets_in_who_knows_the_key(identity: bytes) -> None:
     assert step.done
 
 
-@pytest.mark.parametrize("response", [b"\0rule\0wrong", b"\0rule", b"", None, b"\0rule\0key==\0", b"\0\xff\0key=="])
+@pytest.mark.parametrize(
+    "response", [b"\0rule\0wrong", b"\0rule", b"", None, b"\0rule\0key==\0", b"\0\xff\0key=="]
+)
 def test_plain_refuses_everybody_else(response: bytes | None) -> None:
     _, step = run(SASL_HEADER, init("PLAIN", response))
     assert step.failed
@@ -103,7 +105,14 @@ def test_a_client_that_skips_sasl_is_taken_as_anonymous() -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [b"AMQP\x02\x01\x00\x00", b"AMQP\x00\x00\x09\x01", b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", b"AMQP\x03\x01\x01"]
+    "header",
+    [
+        b"AMQP\x02\x01\x00\x00",
+        b"AMQP\x00\x00\x09\x01",
+        b"GET / HTTP/1.1\r\n",
+        b"\x16\x03\x01",
+        b"AMQP\x03\x01\x01",
+    ],
 )
 def test_another_protocol_is_told_ours_and_refused(header: bytes) -> None:
     [step] = run(header)

@@ -32,7 +32,14 @@ PROPERTIES_BYTES = section(0x73, ["id", None, "to"])
 APPLICATION_PROPERTIES_BYTES = section(0x74, {"a": 1, "b": "x" * 300})
 DATA_BYTES = section(0x75, b"body")
 FOOTER_BYTES = section(0x78, {Symbol("f"): 1})
-WHOLE = HEADER_BYTES + ANNOTATIONS_BYTES + PROPERTIES_BYTES + APPLICATION_PROPERTIES_BYTES + DATA_BYTES + FOOTER_BYTES
+WHOLE = (
+    HEADER_BYTES
+    + ANNOTATIONS_BYTES
+    + PROPERTIES_BYTES
+    + APPLICATION_PROPERTIES_BYTES
+    + DATA_BYTES
+    + FOOTER_BYTES
+)
 
 
 def extent(message: bytes, number: int) -> bytes:
@@ -70,7 +77,9 @@ def test_large_data_sections_are_taken_out_whole() -> None:
     assert data_sections(message, find_sections(message)) == [b"x" * 70_000, b"", b"body"]
 
 
-@pytest.mark.parametrize("value", [None, 5, "text", [1, [2]], {"a": {}}, Described(Symbol("x:y"), Described(ULong(9), [b""]))])
+@pytest.mark.parametrize(
+    "value", [None, 5, "text", [1, [2]], {"a": {}}, Described(Symbol("x:y"), Described(ULong(9), [b""]))]
+)
 def test_a_value_section_holds_anything(value: object) -> None:
     assert extent(section(0x77, value) + FOOTER_BYTES, VALUE) == section(0x77, value)
 
@@ -138,14 +147,18 @@ def test_single_fields_and_entries_are_found() -> None:
 
 
 def test_a_message_of_protons_is_found_through() -> None:
-    message = bytes(proton.Message(body={"a": [1, 2]}, id=proton.ulong(7), properties={"p": 1.5}, ttl=3).encode())
+    message = bytes(
+        proton.Message(body={"a": [1, 2]}, id=proton.ulong(7), properties={"p": 1.5}, ttl=3).encode()
+    )
     sections = find_sections(message)
     assert field(message, sections, PROPERTIES, 0) == 7
     assert field(message, sections, HEADER, 2) == 3000
     assert entry(message, sections, APPLICATION_PROPERTIES, b"p") == 1.5
 
 
-@pytest.mark.parametrize("properties", ["c0030340 40", "c0020240", "c0030140 40", "c00101", "c00f0e" + "40" * 14, "d0000000030000"])
+@pytest.mark.parametrize(
+    "properties", ["c0030340 40", "c0020240", "c0030140 40", "c00101", "c00f0e" + "40" * 14, "d0000000030000"]
+)
 def test_fields_that_do_not_add_up_are_a_decode_error(properties: str) -> None:
     message = b"\x00\x53\x73" + bytes.fromhex(properties)
     with pytest.raises(DecodeError):

@@ -41,7 +41,9 @@ def test_every_value_counts_with_what_is_inside_of_it(value: Any, count: int) ->
     assert decode_bounded(encoded, 0, count) == decode(encoded)
 
 
-@pytest.mark.parametrize("element", [b"\x40", b"\x45", b"\xc0\x01\x00", b"\x00\x53\x01\x40", b"\xe0\x02\x00\x40"], ids=bytes.hex)
+@pytest.mark.parametrize(
+    "element", [b"\x40", b"\x45", b"\xc0\x01\x00", b"\x00\x53\x01\x40", b"\xe0\x02\x00\x40"], ids=bytes.hex
+)
 def test_a_value_of_millions_is_refused_before_any_is_made(element: bytes) -> None:
     with pytest.raises(TooManyValues, match="more than 1000 values"):
         decode_bounded(list_of(element, 1_000_000), 0, 1_000)

@@ -1,4 +1,5 @@
-"""storage/catalogue.py: a durable set of named documents. What a power cut leaves has its test in tests/crash."""
+"""storage/catalogue.py: a durable set of named documents. What a power cut leaves has its test in
+tests/crash."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ async def test_documents_come_back_replaced_and_deleted_ones_do_not(tmp_path: Pa
     await catalogue.delete("")
     await catalogue.delete("never there")
     again = Catalogue(tmp_path / "catalogue", LocalDisk())
-    assert await again.load_all() == {**{name: DOCUMENTS[name] for name in DOCUMENTS if name}, "queues/orders": b"new"}
+    assert await again.load_all() == {
+        **{name: DOCUMENTS[name] for name in DOCUMENTS if name},
+        "queues/orders": b"new",
+    }
 
 
 async def test_an_empty_catalogue_needs_no_folder(tmp_path: Path) -> None:
@@ -61,7 +65,9 @@ def harms(good: bytes) -> Iterator[bytes | None]:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-async def test_whatever_becomes_of_one_file_of_a_document_it_is_read_reported_and_repaired(tmp_path: Path, which: int) -> None:
+async def test_whatever_becomes_of_one_file_of_a_document_it_is_read_reported_and_repaired(
+    tmp_path: Path, which: int
+) -> None:
     catalogue = await filled(tmp_path)
     path = files_of(tmp_path / "catalogue", "queues/orders")[which]
     good = path.read_bytes()
@@ -72,7 +78,10 @@ async def test_whatever_becomes_of_one_file_of_a_document_it_is_read_reported_an
             path.write_bytes(harm)
         with capture_logs() as lines:
             assert await catalogue.load_all() == DOCUMENTS
-        assert [line["event"] for line in lines] == ["document.copy_missing" if harm is None else "document.damaged", "document.repaired"]
+        assert [line["event"] for line in lines] == [
+            "document.copy_missing" if harm is None else "document.damaged",
+            "document.repaired",
+        ]
         assert path.read_bytes() == good and catalogue.damaged == []
 
 
@@ -85,20 +94,34 @@ async def test_a_document_without_a_whole_file_costs_no_other_and_is_left_as_it_
         for harm in (good[:-1] + b"!", good[:30], b""):
             for path in harmed:
                 path.write_bytes(harm)
-            assert await catalogue.load_all() == {each: doc for each, doc in {**DOCUMENTS, "plain": b"document"}.items() if each != name}
+            assert await catalogue.load_all() == {
+                each: doc for each, doc in {**DOCUMENTS, "plain": b"document"}.items() if each != name
+            }
             [damaged] = catalogue.damaged
-            assert (damaged.name, damaged.files, damaged.remains) == (name if name == "plain" else None, harmed, [harm] * 2)
-            assert await catalogue.load_deleted() == [] and [path.read_bytes() for path in harmed] == [harm] * 2
+            assert (damaged.name, damaged.files, damaged.remains) == (
+                name if name == "plain" else None,
+                harmed,
+                [harm] * 2,
+            )
+            assert (
+                await catalogue.load_deleted() == [] and [path.read_bytes() for path in harmed] == [harm] * 2
+            )
         for path in harmed:
             path.write_bytes(good)
     await catalogue.load_all()
     for path in files_of(tmp_path / "catalogue", "plain"):
         path.write_bytes(b"")
     await catalogue.delete("plain")
-    assert (await catalogue.load_all(), await catalogue.load_deleted(), catalogue.damaged) == (DOCUMENTS, ["plain"], [])
+    assert (await catalogue.load_all(), await catalogue.load_deleted(), catalogue.damaged) == (
+        DOCUMENTS,
+        ["plain"],
+        [],
+    )
 
 
-async def test_the_newer_of_two_files_counts_and_an_older_one_undoes_neither_a_put_nor_a_deletion(tmp_path: Path) -> None:
+async def test_the_newer_of_two_files_counts_and_an_older_one_undoes_neither_a_put_nor_a_deletion(
+    tmp_path: Path,
+) -> None:
     catalogue = await filled(tmp_path)
     files = files_of(tmp_path / "catalogue", "queues/orders")
     stale = [path.read_bytes() for path in files]
@@ -122,7 +145,9 @@ async def test_the_newer_of_two_files_counts_and_an_older_one_undoes_neither_a_p
 
 async def test_a_document_under_another_ones_file_name_is_not_taken_for_it(tmp_path: Path) -> None:
     catalogue = await filled(tmp_path)
-    (tmp_path / "catalogue" / file_name_of("")).replace(tmp_path / "catalogue" / file_name_of("queues/orders"))
+    (tmp_path / "catalogue" / file_name_of("")).replace(
+        tmp_path / "catalogue" / file_name_of("queues/orders")
+    )
     with capture_logs() as lines:
         assert await catalogue.load_all() == DOCUMENTS
     assert "not the document" in next(line["why"] for line in lines if line["event"] == "document.damaged")
@@ -136,7 +161,9 @@ async def test_what_cannot_be_repaired_is_read_all_the_same(tmp_path: Path) -> N
     disk.fail("write", errno.ENOSPC, times=FOR_EVER)
     with capture_logs() as lines:
         assert await Catalogue(tmp_path / "catalogue", disk).load_all() == DOCUMENTS
-    assert [line["documents"] for line in lines if line["event"] == "document.not_repaired"] == [len(DOCUMENTS)]
+    assert [line["documents"] for line in lines if line["event"] == "document.not_repaired"] == [
+        len(DOCUMENTS)
+    ]
     disk.heal()
     assert await Catalogue(tmp_path / "catalogue", disk).load_all() == DOCUMENTS
     assert len(list((tmp_path / "catalogue").iterdir())) == 2 * len(DOCUMENTS)
@@ -164,14 +191,22 @@ async def test_what_a_crash_left_half_done_is_removed(tmp_path: Path) -> None:
 FOR_EVER = 1_000_000
 
 
-@pytest.mark.parametrize("operation", ["make_directory", "create", "write", "sync", "rename", "sync_directory"])
+@pytest.mark.parametrize(
+    "operation", ["make_directory", "create", "write", "sync", "rename", "sync_directory"]
+)
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-async def test_a_failed_put_leaves_the_old_document_or_the_new_one(tmp_path: Path, operation: str, error: int) -> None:
+async def test_a_failed_put_leaves_the_old_document_or_the_new_one(
+    tmp_path: Path, operation: str, error: int
+) -> None:
     await filled(tmp_path)
     disk = FaultyDisk(LocalDisk())
     catalogue = Catalogue(tmp_path / "catalogue", disk)
     disk.fail(operation, error, path_part="catalogue", times=FOR_EVER)
-    with pytest.raises(DiskFull if error == errno.ENOSPC and operation in ("create", "write", "sync", "rename") else CommitFailed):
+    with pytest.raises(
+        DiskFull
+        if error == errno.ENOSPC and operation in ("create", "write", "sync", "rename")
+        else CommitFailed
+    ):
         await catalogue.put("queues/orders", b"new")
     disk.heal()
     after = (await catalogue.load_all())["queues/orders"]
@@ -182,7 +217,9 @@ async def test_a_failed_put_leaves_the_old_document_or_the_new_one(tmp_path: Pat
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("failures", [1, ATTEMPTS - 1])
-async def test_a_change_whose_outcome_is_not_known_is_made_anew_until_it_is(failures: int, error: int) -> None:
+async def test_a_change_whose_outcome_is_not_known_is_made_anew_until_it_is(
+    failures: int, error: int
+) -> None:
     inner = RecordingDisk()
     disk = FaultyDisk(inner, lose=inner.lose)
     catalogue = Catalogue(Path("/catalogue"), disk)
@@ -190,7 +227,10 @@ async def test_a_change_whose_outcome_is_not_known_is_made_anew_until_it_is(fail
     await catalogue.put("gone", b"1")
     disk.fail("sync_directory", error, path_part="catalogue", times=failures)
     await catalogue.put("kept", b"2")
-    assert await Catalogue(Path("/catalogue"), inner.after_power_cut()).load_all() == {"kept": b"2", "gone": b"1"}
+    assert await Catalogue(Path("/catalogue"), inner.after_power_cut()).load_all() == {
+        "kept": b"2",
+        "gone": b"1",
+    }
     disk.fail("sync_directory", error, path_part="catalogue", times=failures)
     await catalogue.delete("gone")
     after = Catalogue(Path("/catalogue"), inner.after_power_cut())
@@ -260,7 +300,9 @@ async def test_what_is_read_at_the_start_stays_so_after_a_power_cut() -> None:
     disk = FaultyDisk(inner)
     catalogue = Catalogue(Path("/catalogue"), disk)
     await catalogue.put("gone", b"1")
-    disk.fail("sync_directory", path_part="catalogue", times=FOR_EVER)  # as if the process was killed before its sync
+    disk.fail(
+        "sync_directory", path_part="catalogue", times=FOR_EVER
+    )  # as if the process was killed before its sync
     for change in (catalogue.put("new", b"1"), catalogue.delete("gone")):
         with pytest.raises(CommitFailed):
             await change
@@ -317,4 +359,7 @@ async def test_a_change_costs_the_same_however_many_documents_there_are(tmp_path
     calls = disk.calls - before
     assert calls["names"] == 0, "the folder is not listed"
     assert calls["sync_directory"] == 20 + 15, "one for each change"
-    assert set(await Catalogue(tmp_path / "catalogue", LocalDisk()).load_all()) == {"first", *map(str, range(15, 20))}
+    assert set(await Catalogue(tmp_path / "catalogue", LocalDisk()).load_all()) == {
+        "first",
+        *map(str, range(15, 20)),
+    }

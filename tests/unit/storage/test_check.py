@@ -1,4 +1,5 @@
-"""Checking logs and documents: whatever is damaged or missing is found, where it is; and a log that is being written to is not damaged."""
+"""Checking logs and documents: whatever is damaged or missing is found, where it is; and a log that is being
+written to is not damaged."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ DISK = LocalDisk()
 
 
 async def written(root: Path, *, trim: bool = False) -> list[Position]:
-    """Twelve commits, three to a segment, with two checkpoints, the last one at the end; gives where the commits stand."""
+    """Twelve commits, three to a segment, with two checkpoints, the last one at the end; gives where the
+    commits stand."""
     positions: list[Position] = []
     async with claimed(root, segment_bytes_max=700) as log:
         for number in range(12):
@@ -58,8 +60,13 @@ async def test_every_bit_that_is_turned_is_found_where_it_is(tmp_path: Path, tri
             found = check(tmp_path)
             flip(path, offset)
             assert found, (path.name, offset)
-            assert {finding.path for finding in found} == {str(path)} and {finding.partition for finding in found} == {0}
-            assert all(finding.offset <= offset and (not finding.size or offset < finding.offset + finding.size) for finding in found)
+            assert {finding.path for finding in found} == {str(path)} and {
+                finding.partition for finding in found
+            } == {0}
+            assert all(
+                finding.offset <= offset and (not finding.size or offset < finding.offset + finding.size)
+                for finding in found
+            )
             expected = Severity.UNUSABLE if path.suffix == ".segment" else Severity.SPARE
             assert {finding.severity for finding in found} == {expected}, (path.name, offset, found)
     assert check(tmp_path) == []
@@ -130,7 +137,9 @@ async def test_an_unfinished_commit_is_no_damage(tmp_path: Path) -> None:
     assert check(tmp_path) == [], "room that is not used yet"
 
 
-async def test_a_log_that_is_written_to_rolled_checkpointed_trimmed_and_claimed_meanwhile_is_sound(tmp_path: Path) -> None:
+async def test_a_log_that_is_written_to_rolled_checkpointed_trimmed_and_claimed_meanwhile_is_sound(
+    tmp_path: Path,
+) -> None:
     store = small_store(tmp_path, segment_bytes_max=20_000)
     log = store.log(ENTITY, 0)
     await log.claim()
@@ -157,7 +166,10 @@ async def test_a_log_that_is_written_to_rolled_checkpointed_trimmed_and_claimed_
     finally:
         ended.set()
         await checking
-    assert len(checks) >= 3 and [finding for found in checks for finding in found if finding.severity is not Severity.NOTE] == []
+    assert (
+        len(checks) >= 3
+        and [finding for found in checks for finding in found if finding.severity is not Severity.NOTE] == []
+    )
     await log.close()
     await store.close()
 
@@ -170,7 +182,9 @@ async def test_documents_are_checked_file_by_file(tmp_path: Path) -> None:
     def found() -> list[tuple[Severity, str | None, str]]:
         documents = check_documents(DISK, [tmp_path], lambda seconds: None, Progress())
         assert (
-            bool(documents.contents) == any(each.severity is not Severity.UNUSABLE for each in documents.findings) or not documents.findings
+            bool(documents.contents)
+            == any(each.severity is not Severity.UNUSABLE for each in documents.findings)
+            or not documents.findings
         )
         return [(each.severity, each.entity, each.path) for each in documents.findings]
 

@@ -1,4 +1,5 @@
-"""storage/checkpoint.py and checkpoints.py: what is kept of an owner's state, in which files, and at which cost."""
+"""storage/checkpoint.py and checkpoints.py: what is kept of an owner's state, in which files, and at which
+cost."""
 
 from __future__ import annotations
 
@@ -50,7 +51,11 @@ def files(disk: RecordingDisk) -> list[Path]:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_checkpoint_comes_back(known: bool) -> None:
     disk = RecordingDisk()
-    sections = (Section("one", 1, {0: b"zero", 1 << 60: b"far"}), Section("two", 2, {}), Section("3", 7, {5: b"5"}))
+    sections = (
+        Section("one", 1, {0: b"zero", 1 << 60: b"far"}),
+        Section("two", 2, {}),
+        Section("3", 7, {5: b"5"}),
+    )
     checkpoint = Checkpoint(Position(100), sections)
     Checkpoints(ROOT).save(disk, checkpoint, origin(100, known=known))
     kept = found(disk)
@@ -66,7 +71,10 @@ def test_the_two_newest_are_kept_and_the_log_is_trimmed_to_the_older() -> None:
     for position in (5, 300, 10_000, 10_000, 10_001):
         assert kept.trim_limit == (kept.positions[1] if position > 300 else None)
         save(kept, disk, position, {0: b"state at %d" % position})
-    assert [path.name for path in files(disk)] == ["0000000000002710-00000004.checkpoint", "0000000000002711-00000005.checkpoint"]
+    assert [path.name for path in files(disk)] == [
+        "0000000000002710-00000004.checkpoint",
+        "0000000000002711-00000005.checkpoint",
+    ]
     again = found(disk)
     assert again.positions == kept.positions == (10_001, 10_000) and again.trim_limit == 10_000
     assert blocks_in(again, disk) == {0: b"state at 10001"}
@@ -86,7 +94,9 @@ def test_one_writes_what_was_changed_since_the_one_before_the_last() -> None:
         assert base is not None and base.position == position - 2
         save(kept, disk, position, changed | {position - 1: state[position - 1]})
         newest = files(disk)[-1]
-        assert len(disk.contents(newest)) < whole / 20, "a twentieth of the state: the table of all blocks, and two of them"
+        assert len(disk.contents(newest)) < whole / 20, (
+            "a twentieth of the state: the table of all blocks, and two of them"
+        )
         assert blocks_in(found(disk), disk) == state
 
 
@@ -95,7 +105,9 @@ def test_a_block_that_is_gone_stays_gone_though_an_older_checkpoint_had_it() -> 
     save(kept, disk, 1, {1: b"one", 2: b"two"})
     save(kept, disk, 2, {1: b"one", 2: b"two"})
     save(kept, disk, 3, {1: b""})
-    save(kept, disk, 4, {})  # builds on the second, which has it still; the owner has said once that it is gone
+    save(
+        kept, disk, 4, {}
+    )  # builds on the second, which has it still; the owner has said once that it is gone
     assert blocks_in(kept, disk) == blocks_in(found(disk), disk) == {2: b"two"}
 
 
@@ -113,7 +125,9 @@ def test_space_and_number_of_files_stay_in_proportion_to_what_is_live(seed: int,
             state[number] = b"" if rng.random() < 0.3 else rng.randbytes(8) * rng.randrange(1, 300)
             changed_at[number] = position - 1
         base = kept.base
-        changed = {each: data for each, data in state.items() if base is None or changed_at[each] >= base.position}
+        changed = {
+            each: data for each, data in state.items() if base is None or changed_at[each] >= base.position
+        }
         if rng.random() < 0.1:
             kept = found(disk)
         save(kept, disk, position, changed)
@@ -121,7 +135,9 @@ def test_space_and_number_of_files_stay_in_proportion_to_what_is_live(seed: int,
         assert blocks_in(found(disk), disk) == blocks_in(kept, disk) == live
     size = sum(len(disk.contents(path)) for path in files(disk))
     live_bytes = sum(map(len, state.values())) + 40 * len(state)
-    assert size <= 2 * (2 * live_bytes + checkpoints.DEAD_BYTES_SLACK + checkpoints.COPIED_BYTES_MIN + 400 * 2_400)
+    assert size <= 2 * (
+        2 * live_bytes + checkpoints.DEAD_BYTES_SLACK + checkpoints.COPIED_BYTES_MIN + 400 * 2_400
+    )
     assert len(files(disk)) <= 2 * (2 * checkpoints.FILES_MIN + live_bytes // checkpoints.BYTES_PER_FILE)
 
 

@@ -18,7 +18,9 @@ from tests.support.recording_disk import RecordingDisk
 class Recorded:
     """A job that waits until it is let go, and writes down what happens to it."""
 
-    def __init__(self, fd: int = NEEDS_THREAD, error: Exception | None = None, gate: threading.Event | None = None) -> None:
+    def __init__(
+        self, fd: int = NEEDS_THREAD, error: Exception | None = None, gate: threading.Event | None = None
+    ) -> None:
         self.fd = fd
         self.error = error
         self.gate = gate
@@ -67,7 +69,11 @@ async def test_with_a_queue_a_job_that_does_not_wait_needs_no_thread() -> None:
     committer = Committer(disk, 2)
     jobs = [Recorded(fd=fd), Recorded(fd=ENDED), Recorded(fd=NEEDS_THREAD)]
     await asyncio.gather(*map(committer.run, jobs))
-    assert [job.events for job in jobs] == [["begin", "finish"], ["begin", "finish"], ["begin", "run", "finish"]]
+    assert [job.events for job in jobs] == [
+        ["begin", "finish"],
+        ["begin", "finish"],
+        ["begin", "run", "finish"],
+    ]
     await committer.close()
     await committer.run(Recorded(fd=ENDED))
     await committer.close()
@@ -89,7 +95,9 @@ async def test_a_failed_sync_of_the_queue_is_the_files_own() -> None:
     good, bad = disk.create(Path("/good")), disk.create(Path("/bad"))
     disk.fail("sync", errno.EDQUOT, path_part="bad")
     committer = Committer(disk, 1)
-    results = await asyncio.gather(committer.run(Recorded(fd=good)), committer.run(Recorded(fd=bad)), return_exceptions=True)
+    results = await asyncio.gather(
+        committer.run(Recorded(fd=good)), committer.run(Recorded(fd=bad)), return_exceptions=True
+    )
     assert results[0] is None and str(results[1]) == f"sync failed: {errno.EDQUOT}"
     await committer.close()
 
@@ -121,7 +129,11 @@ async def test_syncs_that_the_queue_does_not_take_go_to_a_thread() -> None:
     jobs = [Recorded(fd=fd) for fd in fds]
     await asyncio.gather(*map(committer.run, jobs))
     # The first one finds the disk idle and goes alone; of the two that go together the queue takes one.
-    assert [job.events for job in jobs] == [["begin", "finish"], ["begin", "finish"], ["begin", "run", "finish"]]
+    assert [job.events for job in jobs] == [
+        ["begin", "finish"],
+        ["begin", "finish"],
+        ["begin", "run", "finish"],
+    ]
     await committer.close()
 
 
@@ -135,13 +147,18 @@ async def test_jobs_are_shared_among_the_threads_a_few_each(monkeypatch: pytest.
         assert await asyncio.to_thread(job.started.wait, 10)
     gate.set()
     await running
-    per_thread = [sum(job.thread == thread for job in jobs[: 3 * FILES_PER_BATCH_MAX]) for thread in {job.thread for job in jobs}]
+    per_thread = [
+        sum(job.thread == thread for job in jobs[: 3 * FILES_PER_BATCH_MAX])
+        for thread in {job.thread for job in jobs}
+    ]
     assert per_thread == [FILES_PER_BATCH_MAX] * 3
     await committer.close()
 
 
 @pytest.mark.parametrize("error", [None, ValueError("lost")])
-async def test_a_job_is_carried_to_its_end_when_its_caller_is_cancelled_even_twice(error: Exception | None) -> None:
+async def test_a_job_is_carried_to_its_end_when_its_caller_is_cancelled_even_twice(
+    error: Exception | None,
+) -> None:
     committer = Committer(RecordingDisk(), 1)
     gate = threading.Event()
     job = Recorded(gate=gate, error=error)
@@ -184,7 +201,9 @@ async def test_jobs_that_hang_hold_up_no_others(monkeypatch: pytest.MonkeyPatch)
     gate = threading.Event()
     hanging = [Recorded(gate=gate) for _ in range(6)]
     others = [Recorded() for _ in range(6)]
-    tasks = [asyncio.create_task(committer.run(job)) for pair in zip(hanging, others, strict=True) for job in pair]
+    tasks = [
+        asyncio.create_task(committer.run(job)) for pair in zip(hanging, others, strict=True) for job in pair
+    ]
     await asyncio.wait_for(asyncio.gather(*tasks[1::2]), 20)
     assert not any(task.done() for task in tasks[::2])
     gate.set()
@@ -192,7 +211,9 @@ async def test_jobs_that_hang_hold_up_no_others(monkeypatch: pytest.MonkeyPatch)
     assert await committer.close()
 
 
-async def test_while_a_sync_is_late_nothing_is_written_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_a_sync_is_late_nothing_is_written_in_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("storage.committer.SLOW_S", 0.01)
     disk = FaultyDisk(RecordingDisk(queued=True))
     late, other = (disk.create(Path(f"/{name}")) for name in ("late", "other"))

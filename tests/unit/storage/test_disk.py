@@ -45,7 +45,9 @@ def test_a_file_is_written_read_cut_off_and_removed(tmp_path: Path) -> None:
         DISK.open_write(path)
 
 
-def test_a_file_is_read_as_a_whole_and_its_descriptor_closed_whether_that_goes_well_or_not(tmp_path: Path) -> None:
+def test_a_file_is_read_as_a_whole_and_its_descriptor_closed_whether_that_goes_well_or_not(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)
     open_before = len(os.listdir("/proc/self/fd"))
@@ -153,7 +155,9 @@ def test_a_sync_that_the_kernel_does_not_take_is_not_counted(tmp_path: Path) -> 
     queue.close()
 
 
-async def test_the_kernel_tells_of_every_sync_however_many_have_ended_before_anybody_asks(tmp_path: Path) -> None:
+async def test_the_kernel_tells_of_every_sync_however_many_have_ended_before_anybody_asks(
+    tmp_path: Path,
+) -> None:
     queue = open_sync_queue()
     assert queue is not None
     fd = DISK.create(tmp_path / "file")

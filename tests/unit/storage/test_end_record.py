@@ -20,7 +20,8 @@ WAIT_S = 30
 
 
 async def recorded(log: FileLog) -> None:
-    """Wait until nothing is to be recorded any more, as it is after a commit until the background has got to it."""
+    """Wait until nothing is to be recorded any more, as it is after a commit until the background has got to
+    it."""
     assert not log.is_end_recorded
     async with asyncio.timeout(WAIT_S):
         while not log.is_end_recorded:  # noqa: ASYNC110 - nothing is told when it is
@@ -77,7 +78,9 @@ async def test_without_traffic_nothing_is_recorded_and_with_much_little(tmp_path
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-async def test_a_disk_that_refuses_is_asked_again_and_costs_the_log_nothing(tmp_path: Path, error: int) -> None:
+async def test_a_disk_that_refuses_is_asked_again_and_costs_the_log_nothing(
+    tmp_path: Path, error: int
+) -> None:
     disk = FaultyDisk(LocalDisk())
     store = small_store(tmp_path, disk, end_record_ms=1)
     log = store.log("orders", 0)

@@ -56,7 +56,9 @@ async def test_frames_of_several_segments_are_read_from_each() -> None:
     async with claimed(ROOT, RecordingDisk(), segment_bytes_max=1_000) as log:
         positions = [await append(log, b"%03d" % number * 100) for number in range(20)]
         frames = await log.fetch(positions[::-1])
-        assert [bytes(frame.records()[0].body) for frame in frames] == [b"%03d" % number * 100 for number in range(19, -1, -1)]
+        assert [bytes(frame.records()[0].body) for frame in frames] == [
+            b"%03d" % number * 100 for number in range(19, -1, -1)
+        ]
 
 
 class _Cold(RecordingDisk):

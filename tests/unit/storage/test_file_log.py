@@ -21,8 +21,12 @@ LOG = ROOT / "logs" / "orders%231" / "0000"
 
 
 @pytest.mark.parametrize("loop_disk", ["local", "threads", "queue"])
-async def test_what_is_appended_is_replayed_and_fetched_also_after_a_restart(tmp_path: Path, loop_disk: str) -> None:
-    root, disk = (tmp_path, None) if loop_disk == "local" else (ROOT, RecordingDisk(queued=loop_disk == "queue"))
+async def test_what_is_appended_is_replayed_and_fetched_also_after_a_restart(
+    tmp_path: Path, loop_disk: str
+) -> None:
+    root, disk = (
+        (tmp_path, None) if loop_disk == "local" else (ROOT, RecordingDisk(queued=loop_disk == "queue"))
+    )
     bodies = [[b"a"], [b"b", b"", b"c" * 1_000], [b"d" * 300_000]]
     async with claimed(root, disk) as log:
         assert (log.start, log.end, list(log.trim_points)) == (0, 0, [])
@@ -51,7 +55,7 @@ async def test_a_body_is_where_the_commit_said_it_would_be() -> None:
         assert (record.kind, record.version, record.offset) == (7, 3, offset)
 
 
-async def test_a_log_rolls_before_the_frame_that_would_be_too_much_and_takes_one_that_is_larger_than_a_segment() -> None:
+async def test_a_log_rolls_before_a_frame_too_many_and_takes_one_larger_than_a_segment() -> None:
     disk = RecordingDisk()
     async with claimed(ROOT, disk, segment_bytes_max=1_000) as log:
         starts = [await append(log, b"x" * size) for size in (600, 600, 5_000, 10, 10)]
@@ -189,7 +193,9 @@ async def test_appends_fetches_a_checkpoint_and_a_trim_may_be_under_way_at_once(
         assert flat(await contents(log))[-1] == b"149" * 20
 
 
-async def test_a_background_sync_that_fails_shows_at_the_next_commit_and_keeps_what_can_still_be_read() -> None:
+async def test_a_background_sync_that_fails_shows_at_the_next_commit_and_keeps_what_can_still_be_read() -> (
+    None
+):
     disk = FaultyDisk(RecordingDisk(queued=True))
     store = small_store(ROOT, disk, fsync="never")
     log = store.log(ENTITY, 0)
@@ -270,7 +276,8 @@ async def test_a_log_that_was_not_claimed_is_the_callers_mistake() -> None:
     await store.close()
 
 
-# --- a disk that hangs --------------------------------------------------------------------------------------------------
+# --- a disk that hangs
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("queued", [True, False])

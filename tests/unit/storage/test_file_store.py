@@ -31,7 +31,17 @@ async def test_a_log_that_is_not_claimed_touches_nothing(tmp_path: Path) -> None
 
 
 async def test_entities_of_any_name_have_logs_of_their_own(tmp_path: Path) -> None:
-    names = ["orders", "orders/subscriptions/a", "..", ".", "ü #%", "orders%2Fx", "a" * 184, "lock", "x#deleted"]
+    names = [
+        "orders",
+        "orders/subscriptions/a",
+        "..",
+        ".",
+        "ü #%",
+        "orders%2Fx",
+        "a" * 184,
+        "lock",
+        "x#deleted",
+    ]
     store = small_store(tmp_path / "made" / "on the way")
     for name in names:
         for partition in (0, 65_535):
@@ -236,7 +246,9 @@ async def test_the_death_of_the_task_that_syncs_is_told_to_the_owner() -> None:
         deaths.append((name, str(error)))
         dead.set()
 
-    store = small_store(ROOT, RecordingDisk(queued=True), fsync="interval", fsync_interval_ms=1, failed=failed)
+    store = small_store(
+        ROOT, RecordingDisk(queued=True), fsync="interval", fsync_interval_ms=1, failed=failed
+    )
     log = store.log("orders", 0)
     await log.claim()
 
@@ -275,7 +287,9 @@ async def test_a_trimmed_file_that_cannot_be_removed_is_reported_once_and_remove
                 await save_twice(log)
                 await log.trim(log.end)
     assert log.start > 0 and len(inner.names(folder)) > 10
-    assert [line["event"] for line in lines if line["log_level"] != "debug"] == ["log.not_trimmed"], "said once"
+    assert [line["event"] for line in lines if line["log_level"] != "debug"] == ["log.not_trimmed"], (
+        "said once"
+    )
     assert len(flat(await contents(log))) < 3, "the log goes on, from behind what was trimmed"
     tries = disk.calls["remove"]
     await until(lambda: disk.calls["remove"] >= tries + 3)

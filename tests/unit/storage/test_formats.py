@@ -1,4 +1,5 @@
-"""Files written by each version of the storage format are readable for ever, and today's are what they were."""
+"""Files written by each version of the storage format are readable for ever, and today's are what they
+were."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ VERSIONS = [storage_v1.FOLDER, storage_v2.FOLDER, storage_v3.FOLDER]
 
 def files(folder: Path) -> dict[str, bytes]:
     return {
-        str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock"
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "lock"
     }
 
 
@@ -30,7 +33,10 @@ async def test_a_log_of_each_version_is_read(tmp_path: Path, version: Path) -> N
     for appended in range(2):
         async with claimed(folder, entity=storage_v1.ENTITY, partition=storage_v1.PARTITION) as log:
             frames = [frame async for frame in log.replay(log.start)]
-            found = [[(record.kind, record.version, bytes(record.body)) for record in frame.records()] for frame in frames]
+            found = [
+                [(record.kind, record.version, bytes(record.body)) for record in frame.records()]
+                for frame in frames
+            ]
             assert found == [*storage_v1.COMMITS, *[[(1, 1, b"and goes on")]] * appended]
             position = frames[storage_v1.CHECKPOINT_AFTER].position
             checkpoint = await log.load_checkpoint()
@@ -47,7 +53,9 @@ async def test_a_log_of_each_version_is_read(tmp_path: Path, version: Path) -> N
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=["1", "2", "3"])
-async def test_a_catalogue_of_each_version_is_read_and_kept_twice_from_then_on(tmp_path: Path, version: Path) -> None:
+async def test_a_catalogue_of_each_version_is_read_and_kept_twice_from_then_on(
+    tmp_path: Path, version: Path
+) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(version, folder)
     assert await Catalogue(folder / "catalogue", LocalDisk()).load_all() == storage_v1.DOCUMENTS

@@ -1,4 +1,5 @@
-"""storage/index_witness.py: an index that is out of date is noticed, and one whose disk hangs holds up no other folder."""
+"""storage/index_witness.py: an index that is out of date is noticed, and one whose disk hangs holds up no
+other folder."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ HANGS = "/first/catalogue"
 def index_of(disk: Any) -> PartitionIndex:
     """The index in the first of two folders."""
     return PartitionIndex(
-        FOLDERS[0] / "catalogue", disk, write_delay_ms=1, close_within_ms=20_000, witnesses=[Witness(root, disk) for root in FOLDERS]
+        FOLDERS[0] / "catalogue",
+        disk,
+        write_delay_ms=1,
+        close_within_ms=20_000,
+        witnesses=[Witness(root, disk) for root in FOLDERS],
     )
 
 
@@ -46,7 +51,12 @@ def doubted(index: PartitionIndex) -> list[int]:
 
 
 def open_of(index: PartitionIndex) -> set[tuple[str, int]]:
-    return {(entity, number) for entity in index.entities() for number, is_open, _ in index.partitions(entity) if is_open}
+    return {
+        (entity, number)
+        for entity in index.entities()
+        for number, is_open, _ in index.partitions(entity)
+        if is_open
+    }
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -81,7 +91,9 @@ def test_a_changed_byte_makes_a_witness_say_nothing() -> None:
     tail = b"\1\0\0\0" + (7).to_bytes(8, "little")
     whole = b"PbWitnss" + crc32c(tail).to_bytes(4, "little") + tail
     assert decode(whole) == (Says.VALID, 7)
-    assert all(decode(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]) is None for at in range(len(whole)))
+    assert all(
+        decode(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]) is None for at in range(len(whole))
+    )
     assert decode(whole[:-1]) is None and decode(b"") is None
 
 
@@ -95,7 +107,9 @@ async def test_after_a_stop_and_after_a_crash_the_index_is_believed(disk: Faulty
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-async def test_an_index_from_a_backup_is_not_believed(disk: FaultyDisk, recording: RecordingDisk, stopped: bool) -> None:
+async def test_an_index_from_a_backup_is_not_believed(
+    disk: FaultyDisk, recording: RecordingDisk, stopped: bool
+) -> None:
     index = await used(disk)
     for folder in range(2):
         index.closed("a", folder, b"old")
@@ -104,7 +118,9 @@ async def test_an_index_from_a_backup_is_not_believed(disk: FaultyDisk, recordin
         index = await loaded(disk)
     else:
         await until(lambda: index._reached() is not None)
-    backup = {name: bytes(recording.contents(FOLDERS[0] / "catalogue" / name)) for name in (INDEX_NAME, COPY_NAME)}
+    backup = {
+        name: bytes(recording.contents(FOLDERS[0] / "catalogue" / name)) for name in (INDEX_NAME, COPY_NAME)
+    }
     for folder in range(2):
         await index.opened("a", folder, folder)
         index.closed("a", folder, b"new")
@@ -121,7 +137,9 @@ async def test_an_index_from_a_backup_is_not_believed(disk: FaultyDisk, recordin
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "unreadable"])
-async def test_a_folder_without_a_witness_is_counted_anew(disk: FaultyDisk, recording: RecordingDisk, damage: str) -> None:
+async def test_a_folder_without_a_witness_is_counted_anew(
+    disk: FaultyDisk, recording: RecordingDisk, damage: str
+) -> None:
     await (await used(disk)).close()
     if damage == "missing":
         recording.remove(FOLDERS[1] / WITNESS_NAME)
@@ -131,7 +149,9 @@ async def test_a_folder_without_a_witness_is_counted_anew(disk: FaultyDisk, reco
         disk.fail("open_read", errno.EIO, path_part=WITNESS_NAME, nth=2)
     assert doubted(await loaded(disk)) == [1]
     disk.heal()
-    assert [path for root in FOLDERS for path, *_ in damage_of(disk, root)] == [FOLDERS[1] / WITNESS_NAME] * (damage == "damaged")
+    assert [path for root in FOLDERS for path, *_ in damage_of(disk, root)] == [FOLDERS[1] / WITNESS_NAME] * (
+        damage == "damaged"
+    )
 
 
 async def test_while_the_indexs_disk_hangs_other_folders_open_and_a_crash_makes_them_count_anew(
@@ -158,10 +178,14 @@ async def test_while_the_indexs_disk_hangs_other_folders_open_and_a_crash_makes_
         await own
     await until(lambda: index.witnesses[1].says is Says.VALID)
     again = await loaded(disk)
-    assert doubted(again) == [] and open_of(again) == {("a", number) for number in range(10)}, "the entries were made up for"
+    assert doubted(again) == [] and open_of(again) == {("a", number) for number in range(10)}, (
+        "the entries were made up for"
+    )
 
 
-async def test_when_both_disks_hang_nothing_is_opened_and_the_index_is_closed_in_time(disk: FaultyDisk) -> None:
+async def test_when_both_disks_hang_nothing_is_opened_and_the_index_is_closed_in_time(
+    disk: FaultyDisk,
+) -> None:
     index = await used(disk)
     index._close_within_s = 0.1
     disk.hang("sync")
@@ -176,7 +200,9 @@ async def test_when_both_disks_hang_nothing_is_opened_and_the_index_is_closed_in
         disk.release()
 
 
-async def test_a_witness_that_cannot_be_made_void_leaves_the_partition_waiting_for_the_index(disk: FaultyDisk) -> None:
+async def test_a_witness_that_cannot_be_made_void_leaves_the_partition_waiting_for_the_index(
+    disk: FaultyDisk,
+) -> None:
     index = await used(disk)
     disk.hang("sync", HANGS)
     disk.fail("create", errno.EROFS, path_part=WITNESS_NAME)
@@ -192,7 +218,9 @@ async def test_a_witness_that_cannot_be_made_void_leaves_the_partition_waiting_f
     assert ("a", 3) in open_of(await loaded(disk))
 
 
-async def test_an_index_that_can_be_neither_written_nor_removed_is_not_believed_later(disk: FaultyDisk) -> None:
+async def test_an_index_that_can_be_neither_written_nor_removed_is_not_believed_later(
+    disk: FaultyDisk,
+) -> None:
     index = await used(disk)
     for folder in range(2):
         index.closed("a", folder, b"note")

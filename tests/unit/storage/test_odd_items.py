@@ -1,4 +1,5 @@
-"""One odd item in the data folder, a stray file or a folder that cannot be read, costs at most the entity that it belongs to."""
+"""One odd item in the data folder, a stray file or a folder that cannot be read, costs at most the entity
+that it belongs to."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def into_a_file(folder: Path) -> None:
     folder.write_text("")
 
 
-@pytest.mark.parametrize("odd", ["stray file", "extents are a file", "extents unreadable", "logs are a file", "logs unreadable"])
+@pytest.mark.parametrize(
+    "odd", ["stray file", "extents are a file", "extents unreadable", "logs are a file", "logs unreadable"]
+)
 async def test_a_missing_log_is_noticed_whatever_else_lies_about(tmp_path: Path, odd: str) -> None:
     await made(tmp_path)
     disk = FaultyDisk(LocalDisk())
@@ -89,7 +92,9 @@ async def test_a_missing_log_is_noticed_whatever_else_lies_about(tmp_path: Path,
     await store.close()
     if odd in ("stray file", "logs are a file"):
         found = [finding.path for finding in check_folders([tmp_path], disk=disk).findings]
-        assert str(tmp_path / "logs" / "orders" / "0000") in found and any(path.startswith(str(named)) for path in found)
+        assert str(tmp_path / "logs" / "orders" / "0000") in found and any(
+            path.startswith(str(named)) for path in found
+        )
 
 
 @pytest.mark.parametrize("odd", ["a file", "unreadable"])
@@ -152,7 +157,9 @@ async def test_an_index_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("level", ["entity", "all"])
-async def test_extents_that_are_removed_while_the_log_is_open_are_made_anew(tmp_path: Path, level: str) -> None:
+async def test_extents_that_are_removed_while_the_log_is_open_are_made_anew(
+    tmp_path: Path, level: str
+) -> None:
     await made(tmp_path)
     store = small_store(tmp_path)
     log = store.log("orders", 0)

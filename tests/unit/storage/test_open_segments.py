@@ -17,7 +17,8 @@ from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
 OTHER_FILES = 1 + 2 + 2 + 2
-"""The lock, what each worker thread may have open for a moment, what each committer thread may, and what is open for reading."""
+"""The lock, what each worker thread may have open for a moment, what each committer thread may, and what is
+open for reading."""
 
 
 async def claimed_logs(store: FileLogStore, count: int) -> list[FileLog]:
@@ -71,7 +72,8 @@ async def test_many_logs_at_once_and_in_turn_need_few_descriptors(queued: bool, 
 
 async def test_what_nobody_writes_to_is_closed_after_a_while_and_goes_on_with_the_next_commit() -> None:
     disk = RecordingDisk(queued=True)
-    store = small_store(ROOT, disk, segment_idle_ms=300)  # on a busy machine, 20 ms may end between a commit and the look at it
+    # on a busy machine, 20 ms may end between a commit and the look at it
+    store = small_store(ROOT, disk, segment_idle_ms=300)
     logs = await claimed_logs(store, 5)
     for round_number in range(2):
         for log in logs:
@@ -82,7 +84,16 @@ async def test_what_nobody_writes_to_is_closed_after_a_while_and_goes_on_with_th
                 await asyncio.sleep(0.005)
     for log in logs:
         assert flat(await contents(log)) == [b"0", b"1"]
-        assert len([name for name in disk.names(ROOT / "logs" / "orders%231" / "0000") if name.endswith(".segment")]) == 1
+        assert (
+            len(
+                [
+                    name
+                    for name in disk.names(ROOT / "logs" / "orders%231" / "0000")
+                    if name.endswith(".segment")
+                ]
+            )
+            == 1
+        )
     await close_all(store, logs)
 
 
@@ -165,7 +176,9 @@ async def test_the_longest_unused_one_goes_and_one_at_work_only_if_all_are() -> 
     third.rest.set()
     places.used(second)
     await places.take(fourth)
-    assert list(places) == [first, second, fourth], "the third was unused for longer than the second, and the first is at work"
+    assert list(places) == [first, second, fourth], (
+        "the third was unused for longer than the second, and the first is at work"
+    )
     second.rest.clear()
     waiting = asyncio.create_task(places.take(fifth))
     await asyncio.sleep(0)
@@ -182,7 +195,8 @@ async def test_a_log_that_is_claimed_anew_keeps_its_place() -> None:
     first, second = logs = [store.log(ENTITY, partition) for partition in range(2)]
     await first.claim()
     await append(first, b"kept")
-    async with asyncio.timeout(20):  # it gave its place back, and waited for the other one, which waited for its turn
+    # it gave its place back, and waited for the other one, which waited for its turn
+    async with asyncio.timeout(20):
         await asyncio.gather(first.claim(), second.claim())
     await append(second, b"other")
     assert [flat(await contents(log)) for log in logs] == [[b"kept"], [b"other"]]

@@ -1,4 +1,5 @@
-"""storage/partition_index.py: what it says after a stop, a crash, a power cut and damage is right, or it says that it does not know."""
+"""storage/partition_index.py: what it says after a stop, a crash, a power cut and damage is right, or it says
+that it does not know."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ def index_of(disk: object, folder: Path = ROOT) -> PartitionIndex:
 
 def known(index: PartitionIndex) -> Known:
     """By entity and partition: whether it is open, and its note."""
-    return {(entity, number): (is_open, note) for entity in index.entities() for number, is_open, note in index.partitions(entity)}
+    return {
+        (entity, number): (is_open, note)
+        for entity in index.entities()
+        for number, is_open, note in index.partitions(entity)
+    }
 
 
 @pytest.fixture
@@ -45,7 +50,9 @@ async def loaded(disk: object, folder: Path = ROOT) -> PartitionIndex:
     return index
 
 
-async def test_a_folder_without_index_gives_false_and_what_it_is_made_anew_from_counts_as_open(disk: RecordingDisk) -> None:
+async def test_a_folder_without_index_gives_false_and_what_it_is_made_anew_from_counts_as_open(
+    disk: RecordingDisk,
+) -> None:
     index = index_of(disk)
     assert not await index.load()
     await index.rebuild({"a": [0, 3], "b": []})
@@ -54,7 +61,9 @@ async def test_a_folder_without_index_gives_false_and_what_it_is_made_anew_from_
     assert known(again) == {("a", 0): (True, b""), ("a", 3): (True, b"")}
 
 
-async def test_after_a_stop_all_notes_are_there_and_after_a_kill_those_that_were_open_are_marked(disk: RecordingDisk) -> None:
+async def test_after_a_stop_all_notes_are_there_and_after_a_kill_those_that_were_open_are_marked(
+    disk: RecordingDisk,
+) -> None:
     index = await loaded(disk)
     for number in range(3):
         await index.opened("a", number)
@@ -67,10 +76,16 @@ async def test_after_a_stop_all_notes_are_there_and_after_a_kill_those_that_were
     again = await loaded(disk)
     assert known(again) == {("a", 0): (False, b"zero"), ("a", 1): (False, b""), ("a", 2): (True, b"")}
     await again.opened("a", 0)  # and then it is killed
-    assert known(await loaded(disk)) == {("a", 0): (True, b"zero"), ("a", 1): (False, b""), ("a", 2): (True, b"")}
+    assert known(await loaded(disk)) == {
+        ("a", 0): (True, b"zero"),
+        ("a", 1): (False, b""),
+        ("a", 2): (True, b""),
+    }
 
 
-async def test_a_note_is_written_without_anybody_who_waits_and_partitions_opened_together_are_written_together(disk: RecordingDisk) -> None:
+async def test_a_note_is_written_with_nobody_waiting_and_partitions_opened_together_at_once(
+    disk: RecordingDisk,
+) -> None:
     import asyncio
 
     counting = FaultyDisk(disk)
@@ -87,7 +102,9 @@ async def test_a_note_is_written_without_anybody_who_waits_and_partitions_opened
     assert counting.calls["sync"] == before, "it is marked already"
 
 
-async def test_who_gives_up_waiting_leaves_at_once_and_the_next_one_waits_for_what_was_begun(disk: RecordingDisk) -> None:
+async def test_who_gives_up_waiting_leaves_at_once_and_the_next_one_waits_for_what_was_begun(
+    disk: RecordingDisk,
+) -> None:
     import asyncio
 
     hanging = FaultyDisk(disk)
@@ -175,7 +192,9 @@ def emptied(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [both_flipped_in_the_middle, first_frames_flipped, emptied])
-async def test_damage_of_both_files_is_reported_and_nothing_of_them_is_used(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+async def test_damage_of_both_files_is_reported_and_nothing_of_them_is_used(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     await written(tmp_path)
     damage(tmp_path)
     index = index_of(LocalDisk(), tmp_path)
@@ -200,7 +219,9 @@ async def test_damage_of_one_file_at_any_byte_or_its_loss_costs_nothing(tmp_path
         index = index_of(LocalDisk(), tmp_path)
         assert await index.load() and known(index) == before, offset
         await index.close()
-        assert (tmp_path / INDEX_NAME).read_bytes() == (tmp_path / COPY_NAME).read_bytes(), "both are whole again"
+        assert (tmp_path / INDEX_NAME).read_bytes() == (tmp_path / COPY_NAME).read_bytes(), (
+            "both are whole again"
+        )
 
 
 async def test_a_torn_last_frame_was_never_acknowledged_and_is_overwritten(tmp_path: Path) -> None:
@@ -231,7 +252,9 @@ async def test_an_index_of_a_later_version_is_left_alone(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("operation", ["write", "sync", "open_write"])
-async def test_an_index_that_cannot_be_written_to_is_written_anew(disk: RecordingDisk, operation: str, error: int) -> None:
+async def test_an_index_that_cannot_be_written_to_is_written_anew(
+    disk: RecordingDisk, operation: str, error: int
+) -> None:
     faulty = FaultyDisk(disk)
     index = await loaded(faulty)
     await index.opened("a", 0)
@@ -240,7 +263,9 @@ async def test_an_index_that_cannot_be_written_to_is_written_anew(disk: Recordin
     assert known(await loaded(disk)) == {("a", 0): (True, b""), ("a", 1): (True, b"")}
 
 
-async def test_on_a_full_disk_the_index_is_removed_partitions_open_and_it_comes_back_later(disk: RecordingDisk) -> None:
+async def test_on_a_full_disk_the_index_is_removed_partitions_open_and_it_comes_back_later(
+    disk: RecordingDisk,
+) -> None:
     faulty = FaultyDisk(disk)
     index = await loaded(faulty)
     await index.opened("a", 0)
@@ -258,7 +283,9 @@ async def test_on_a_full_disk_the_index_is_removed_partitions_open_and_it_comes_
     assert known(await loaded(disk)) == {("a", 0): (True, b"before"), ("a", 1): (False, b"one")}
 
 
-async def test_the_file_stays_in_proportion_to_what_there_is(disk: RecordingDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_file_stays_in_proportion_to_what_there_is(
+    disk: RecordingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("storage.partition_index.STALE_BYTES_MIN", 1_000)
     index = await loaded(disk)
     for _ in range(200):

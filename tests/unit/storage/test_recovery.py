@@ -1,4 +1,5 @@
-"""storage/recovery.py: which files are a log, and how it is claimed. Damage has its own tests in tests/crash."""
+"""storage/recovery.py: which files are a log, and how it is claimed. Damage has its own tests in
+tests/crash."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.support.recording_disk import RecordingDisk
 ROOT = Path("/")
 
 
-def claim(disk: RecordingDisk | FaultyDisk, epoch: int | None = None, *, entity: str = "e", partition: int = 1) -> OpenLog:
+def claim(
+    disk: RecordingDisk | FaultyDisk, epoch: int | None = None, *, entity: str = "e", partition: int = 1
+) -> OpenLog:
     log = claim_log(disk, ROOT, entity, partition, epoch, b"s" * 16, REWRITTEN_BYTES_MAX)
     clear_up(disk, log)
     return log

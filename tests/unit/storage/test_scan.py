@@ -53,7 +53,9 @@ def test_a_scan_may_begin_at_any_frame_with_or_without_its_digest() -> None:
 def test_a_scan_stops_for_good_where_the_chain_breaks() -> None:
     disk = RecordingDisk()
     segment, fd, places = written(disk, [b"a", b"bb", b"ccc"])
-    scanner = FrameScanner(disk, fd, segment, CODEC, places[1]._replace(before=b"?" * 16), places[-1].position)
+    scanner = FrameScanner(
+        disk, fd, segment, CODEC, places[1]._replace(before=b"?" * 16), places[-1].position
+    )
     assert scan(scanner) == scan(scanner) == []
     assert scanner.why == "not the frame that follows the one before"
 

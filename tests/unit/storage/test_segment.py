@@ -161,7 +161,9 @@ def test_a_file_that_was_put_away_is_taken_up_as_it_was() -> None:
     assert disk.contents(PATH)[active.used - 15 : active.used] == b"x" * 10 + b"later"
     active.put_away()
     active.close()
-    assert len(disk.contents(PATH)) == active.used and disk.open_files == 0, "closing cuts off the zeros of a file put away, too"
+    assert len(disk.contents(PATH)) == active.used and disk.open_files == 0, (
+        "closing cuts off the zeros of a file put away, too"
+    )
 
 
 def grow(disk: RecordingDisk) -> None:
@@ -181,7 +183,9 @@ def replace(disk: RecordingDisk) -> None:
 
 
 @pytest.mark.parametrize(("change", "why"), [(grow, "size"), (damage, "end"), (replace, "file")])
-def test_a_file_that_was_changed_while_it_was_put_away_is_not_written_to(change: Callable[[RecordingDisk], None], why: str) -> None:
+def test_a_file_that_was_changed_while_it_was_put_away_is_not_written_to(
+    change: Callable[[RecordingDisk], None], why: str
+) -> None:
     disk = RecordingDisk()
     active = put_away(disk)
     change(disk)

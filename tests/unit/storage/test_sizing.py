@@ -22,7 +22,9 @@ SETTING = 64 * MIB
         (100_000 * MIB, 0, SEGMENT_BYTES_MIN),
     ],
 )
-def test_a_segment_suits_the_log_and_the_room_that_is_left(log_bytes: int, free_bytes: int, expected: int) -> None:
+def test_a_segment_suits_the_log_and_the_room_that_is_left(
+    log_bytes: int, free_bytes: int, expected: int
+) -> None:
     assert segment_bytes(log_bytes, free_bytes, SETTING) == expected
     assert segment_bytes(log_bytes, free_bytes, 400) == 400, "the setting is the bound in any case"
 

@@ -17,8 +17,14 @@ FIRST, SECOND = Path("/first"), Path("/second")
 HELD, EMPTY = "a" * 32, "b" * 32
 
 
-@pytest.mark.parametrize("trouble", [lambda disk: disk.fail("names", times=1_000), lambda disk: disk.hang("names")], ids=["fails", "hangs"])
-async def test_an_entity_is_without_logs_only_if_every_folder_says_so(trouble: Callable[[FaultyDisk], None]) -> None:
+@pytest.mark.parametrize(
+    "trouble",
+    [lambda disk: disk.fail("names", times=1_000), lambda disk: disk.hang("names")],
+    ids=["fails", "hangs"],
+)
+async def test_an_entity_is_without_logs_only_if_every_folder_says_so(
+    trouble: Callable[[FaultyDisk], None],
+) -> None:
     second = FaultyDisk(RecordingDisk())
     stores = [small_store(FIRST, RecordingDisk()), small_store(SECOND, second)]
     log = stores[1].log(HELD, 0)

@@ -64,4 +64,6 @@ async def test_a_death_that_no_owner_hears_of_is_reported_by_the_loop() -> None:
 
     await asyncio.wait([start_background(die(), "dies", report_to_loop)])
     await asyncio.sleep(0)
-    assert [(each["message"], str(each["exception"])) for each in reported] == [("the background task dies has died", "unforeseen")]
+    assert [(each["message"], str(each["exception"])) for each in reported] == [
+        ("the background task dies has died", "unforeseen")
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,9 +22,13 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     pool.shutdown()
 
 
-async def run(pool: Workers, *functions: object) -> list[object]:
+async def run(pool: Workers, *functions: Callable[[], object]) -> list[object]:
     loop = asyncio.get_running_loop()
-    return list(await asyncio.wait_for(asyncio.gather(*(loop.run_in_executor(pool, each) for each in functions)), WAIT_S))  # type: ignore[arg-type]
+    return list(
+        await asyncio.wait_for(
+            asyncio.gather(*(loop.run_in_executor(pool, each) for each in functions)), WAIT_S
+        )
+    )
 
 
 async def test_results_and_errors_reach_whoever_has_asked(workers: Workers) -> None:

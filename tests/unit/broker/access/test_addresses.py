@@ -25,11 +25,17 @@ from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
         ("/orders/%24DeadLetterQueue", Address("orders", DEAD_LETTER)),
         ("orders/$Transfer/$DeadLetterQueue", Address("orders", TRANSFER_DEAD_LETTER)),
         ("orders/$management", Address("orders", MAIN, NODE_MANAGEMENT)),
-        ("amqps://h/orders/$Transfer/$deadLetterQueue/$Management", Address("orders", TRANSFER_DEAD_LETTER, NODE_MANAGEMENT)),
+        (
+            "amqps://h/orders/$Transfer/$deadLetterQueue/$Management",
+            Address("orders", TRANSFER_DEAD_LETTER, NODE_MANAGEMENT),
+        ),
         ("$cbs", Address("", MAIN, NODE_CBS)),
         ("amqps://localhost/$CBS", Address("", MAIN, NODE_CBS)),
         ("topic/subscriptions/sub", Address("topic/Subscriptions/sub")),
-        ("dir/topic/SUBSCRIPTIONS/sub/$DeadLetterQueue/$management", Address("dir/topic/Subscriptions/sub", DEAD_LETTER, NODE_MANAGEMENT)),
+        (
+            "dir/topic/SUBSCRIPTIONS/sub/$DeadLetterQueue/$management",
+            Address("dir/topic/Subscriptions/sub", DEAD_LETTER, NODE_MANAGEMENT),
+        ),
     ],
 )
 def test_every_spelling_of_an_address_is_understood(text: str, address: Address) -> None:
@@ -45,8 +51,10 @@ def test_a_subscription_tells_its_topic() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "/", "amqps://localhost", "amqps://localhost/", "$management", "$DeadLetterQueue", "orders/$unknown", "a//b", "$cbs/x",
-        "orders/$cbs", "orders/$management/$DeadLetterQueue", "orders/$Transfer", "or?ders", "or#ders", "a@b", "a*", "a\\b", "a\nb",
+        "", "/", "amqps://localhost", "amqps://localhost/", "$management", "$DeadLetterQueue",
+        "orders/$unknown", "a//b", "$cbs/x",
+        "orders/$cbs", "orders/$management/$DeadLetterQueue", "orders/$Transfer", "or?ders", "or#ders",
+        "a@b", "a*", "a\\b", "a\nb",
         "%00", "%ff", "x" * 261, "a/../b", "a/./b", "../a", "a/%2e%2E/b", "..",
     ],
 )  # fmt: skip

@@ -18,7 +18,9 @@ NOW_MS = 1_700_000_000_000
 LATER = str(NOW_MS // 1000 + 600)
 PRIMARY, SECONDARY, QUEUE_KEY = "SAS_KEY_VALUE", "c2Vjb25kYXJ5+/=", "cXVldWU="
 
-ROOT = AuthorizationRule("RootManageSharedAccessKey", PRIMARY, SECONDARY, frozenset({"Manage", "Send", "Listen"}))
+ROOT = AuthorizationRule(
+    "RootManageSharedAccessKey", PRIMARY, SECONDARY, frozenset({"Manage", "Send", "Listen"})
+)
 SENDER = AuthorizationRule("Sender", QUEUE_KEY, "", frozenset({"Send"}))
 WORKER = AuthorizationRule("Worker", QUEUE_KEY, "", frozenset({"Send", "Listen"}))
 SAME_NAME = AuthorizationRule("RootManageSharedAccessKey", QUEUE_KEY, "", frozenset({"Listen"}))
@@ -32,13 +34,25 @@ AUTHORIZER = Authorizer([ROOT], rules_of)
 
 
 def signature(key: str, encoded_resource: str, expiry: str = LATER) -> str:
-    return base64.b64encode(hmac.new(key.encode(), f"{encoded_resource}\n{expiry}".encode(), hashlib.sha256).digest()).decode()
+    return base64.b64encode(
+        hmac.new(key.encode(), f"{encoded_resource}\n{expiry}".encode(), hashlib.sha256).digest()
+    ).decode()
 
 
 def token(
-    encoded_resource: str, *, key: str = PRIMARY, name: str = ROOT.key_name, expiry: str = LATER, order: str = "sr sig se skn"
+    encoded_resource: str,
+    *,
+    key: str = PRIMARY,
+    name: str = ROOT.key_name,
+    expiry: str = LATER,
+    order: str = "sr sig se skn",
 ) -> str:
-    parts = {"sr": encoded_resource, "sig": quote_plus(signature(key, encoded_resource, expiry)), "se": expiry, "skn": name}
+    parts = {
+        "sr": encoded_resource,
+        "sig": quote_plus(signature(key, encoded_resource, expiry)),
+        "se": expiry,
+        "skn": name,
+    }
     return "SharedAccessSignature " + "&".join(f"{part}={parts[part]}" for part in order.split())
 
 
@@ -64,10 +78,16 @@ def refusal(text: str) -> Refused:
         (token(quote_plus("amqps://localhost/")), ""),  # .NET: the namespace
         (token(quote_plus("https://localhost:5300")), ""),  # Python's administration client
         (
-            token(quote("https://localhost:5300/orders?api-version=2021-05&enrich=false", safe="").lower(), order="sig se skn sr"),
+            token(
+                quote("https://localhost:5300/orders?api-version=2021-05&enrich=false", safe="").lower(),
+                order="sig se skn sr",
+            ),
             "orders",
         ),  # JavaScript's administration client
-        (token(quote_plus("http://localhost:15304:80/orders")), "orders"),  # Python of the REST era: a doubled port
+        (
+            token(quote_plus("http://localhost:15304:80/orders")),
+            "orders",
+        ),  # Python of the REST era: a doubled port
         (token("http://localhost/topic/subscriptions/s/"), "topic/subscriptions/s"),  # not encoded at all
         (token(quote_plus("sb://localhost/dir/q 2")), "dir/q 2"),
     ],
@@ -93,8 +113,13 @@ def test_either_key_will_do() -> None:
 
 def test_rules_are_those_of_the_entity_its_parents_or_the_namespace() -> None:
     assert verify(token("sb://h/orders", key=QUEUE_KEY, name="Sender")).rights == {"Send"}
-    assert verify(token("sb://h/topic/Subscriptions/s", key=QUEUE_KEY, name="Sender")).path == "topic/subscriptions/s"
-    assert verify(token("sb://h/orders", key=QUEUE_KEY)).rights == {"Listen"}, "two rules of one name: the key tells which"
+    assert (
+        verify(token("sb://h/topic/Subscriptions/s", key=QUEUE_KEY, name="Sender")).path
+        == "topic/subscriptions/s"
+    )
+    assert verify(token("sb://h/orders", key=QUEUE_KEY)).rights == {"Listen"}, (
+        "two rules of one name: the key tells which"
+    )
     assert verify(token("sb://h/orders")).rights == ROOT.rights
     refusal(token("sb://h/other", key=QUEUE_KEY, name="Sender"))
     refusal(token("sb://h/", key=QUEUE_KEY, name="Sender"))
@@ -138,8 +163,13 @@ def test_an_expired_token_is_refused_once_its_grace_is_over() -> None:
     refusal(token("host", expiry=str(NOW_MS // 1000)))
 
 
-@pytest.mark.parametrize("expiry", ["253402300799", "253402300800", "9999999999999", "9" * 15, "9" * 16, "9" * 5_000, "0" * 50 + "9" * 30])
-def test_a_token_for_longer_than_a_timestamp_can_hold_lasts_until_the_end_of_the_year_9999(expiry: str) -> None:
+@pytest.mark.parametrize(
+    "expiry",
+    ["253402300799", "253402300800", "9999999999999", "9" * 15, "9" * 16, "9" * 5_000, "0" * 50 + "9" * 30],
+)
+def test_a_token_for_longer_than_a_timestamp_can_hold_lasts_until_the_end_of_the_year_9999(
+    expiry: str,
+) -> None:
     claim = verify(token("host", expiry=expiry))
     assert claim.expires_at_ms == EXPIRY_S_MAX * 1000 and claim.lasts(NOW_MS)
     assert datetime.fromtimestamp(claim.expires_at_ms // 1000, UTC).year == 9999
@@ -150,7 +180,10 @@ def test_a_token_for_longer_than_a_timestamp_can_hold_lasts_until_the_end_of_the
     [
         ([WORKER], {"Send", "Listen"}),
         ([AuthorizationRule("Worker", "another", QUEUE_KEY, WORKER.rights)], {"Send", "Listen"}),
-        ([AuthorizationRule("Worker", QUEUE_KEY, "", frozenset({"Send", "Listen", "Manage"}))], {"Send", "Listen"}),
+        (
+            [AuthorizationRule("Worker", QUEUE_KEY, "", frozenset({"Send", "Listen", "Manage"}))],
+            {"Send", "Listen"},
+        ),
         ([AuthorizationRule("Worker", QUEUE_KEY, "", frozenset({"Listen"}))], {"Listen"}),
         ([AuthorizationRule("Worker", "another", "", WORKER.rights)], set()),
         ([AuthorizationRule("Renamed", QUEUE_KEY, "", WORKER.rights)], set()),
@@ -158,7 +191,9 @@ def test_a_token_for_longer_than_a_timestamp_can_hold_lasts_until_the_end_of_the
     ],
     ids=["as it was", "now secondary", "more rights", "fewer rights", "another key", "another name", "gone"],
 )
-def test_a_claim_is_in_force_while_its_key_is_with_what_its_rule_still_permits(rules: list[AuthorizationRule], rights: set[str]) -> None:
+def test_a_claim_is_in_force_while_its_key_is_with_what_its_rule_still_permits(
+    rules: list[AuthorizationRule], rights: set[str]
+) -> None:
     before = Authorizer([ROOT], lambda path: [WORKER] if path == "orders" else [])
     claim = before.verify_token(token("sb://h/orders", key=QUEUE_KEY, name="Worker"), NOW_MS)
     left = Authorizer([ROOT], lambda path: rules if path == "orders" else []).in_force(claim)
@@ -175,7 +210,9 @@ def test_a_claim_shows_no_key() -> None:
     assert PRIMARY not in repr(verify(token("sb://h/orders")))
 
 
-@pytest.mark.parametrize("text", ["eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJ4In0.c2ln", "Bearer eyJhbGciOiJSUzI1NiJ9.e30.c2ln"])
+@pytest.mark.parametrize(
+    "text", ["eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJ4In0.c2ln", "Bearer eyJhbGciOiJSUzI1NiJ9.e30.c2ln"]
+)
 def test_json_web_tokens_are_refused_and_told_what_is_supported(text: str) -> None:
     assert "Only SAS tokens are supported" in refusal(text).description
 
@@ -214,10 +251,14 @@ def test_manage_includes_listen_and_send() -> None:
 
 def test_a_key_name_and_either_key_are_a_claim_on_the_namespace() -> None:
     for key in (PRIMARY, SECONDARY):
-        assert AUTHORIZER.verify_key(ROOT.key_name, key) == Claim("", ROOT.rights, None, ROOT.key_name, key=key)
+        assert AUTHORIZER.verify_key(ROOT.key_name, key) == Claim(
+            "", ROOT.rights, None, ROOT.key_name, key=key
+        )
 
 
-@pytest.mark.parametrize(("name", "key"), [(ROOT.key_name, "wrong"), (ROOT.key_name, ""), ("Sender", QUEUE_KEY), ("", "")])
+@pytest.mark.parametrize(
+    ("name", "key"), [(ROOT.key_name, "wrong"), (ROOT.key_name, ""), ("Sender", QUEUE_KEY), ("", "")]
+)
 def test_a_wrong_key_or_a_name_that_the_namespace_lacks_is_refused(name: str, key: str) -> None:
     with pytest.raises(Refused) as refused:
         AUTHORIZER.verify_key(name, key)

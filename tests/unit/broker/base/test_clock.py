@@ -11,12 +11,16 @@ from broker.base.clock import INTERRUPTED_MS, STEP_MS_MIN, ClockWatch, ManualClo
 HOUR_MS = 3_600_000
 
 
-def test_the_system_clock_tells_wall_time_and_a_time_that_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_clock_tells_wall_time_and_a_time_that_never_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = SystemClock()
     assert abs(clock.now_ms() - time.time() * 1000) < 10_000
     before = clock.monotonic_ms()
     real = time.time_ns()
-    monkeypatch.setattr(time, "time_ns", lambda: real - HOUR_MS * 1_000_000)  # the machine's clock was set back
+    monkeypatch.setattr(
+        time, "time_ns", lambda: real - HOUR_MS * 1_000_000
+    )  # the machine's clock was set back
     assert abs(clock.now_ms() - (real // 1_000_000 - HOUR_MS)) < 10_000, "wall time follows"
     assert before <= clock.monotonic_ms() < before + 60_000
 

@@ -1,4 +1,5 @@
-"""What an entity counts, and how it is written: as Prometheus' own client would write it, in little memory."""
+"""What an entity counts, and how it is written: as Prometheus' own client would write it, in little
+memory."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def by_the_library(entities: list[EntityCounters], times: dict[str, list[float]]
         counter = Counter(name, text, ("entity",), namespace="partibus", registry=registry)
         for each in entities:
             counter.labels(each.entity).inc(getattr(each, name))
-    histogram = Histogram(SEND_SECONDS, SEND_SECONDS_TEXT, ("entity",), namespace="partibus", registry=registry, buckets=SECONDS)
+    histogram = Histogram(
+        SEND_SECONDS, SEND_SECONDS_TEXT, ("entity",), namespace="partibus", registry=registry, buckets=SECONDS
+    )
     for each in entities:
         for seconds in times[each.entity]:
             histogram.labels(each.entity).observe(seconds)
@@ -64,18 +67,26 @@ def test_the_text_is_what_prometheus_client_writes() -> None:
 def test_every_line_can_be_parsed_and_numbers_of_any_size_come_back() -> None:
     entities = [busy(name, random.Random(2)) for name in NAMES]
     entities[0].incoming_bytes = 12_345_678_901_234
-    families = {family.name: family for family in text_string_to_metric_families("".join(exposition(entities)))}
-    assert {name + ("_total" if family.type == "counter" else "") for name, family in families.items()} == ENTITY_SERIES
+    families = {
+        family.name: family for family in text_string_to_metric_families("".join(exposition(entities)))
+    }
+    assert {
+        name + ("_total" if family.type == "counter" else "") for name, family in families.items()
+    } == ENTITY_SERIES
     shown = {sample.labels["entity"]: sample.value for sample in families["partibus_incoming_bytes"].samples}
     assert shown == {each.entity: each.incoming_bytes for each in entities}
-    assert {sample.value for sample in families["partibus_send_seconds"].samples if sample.name.endswith("_count")} == {50}
+    assert {
+        sample.value for sample in families["partibus_send_seconds"].samples if sample.name.endswith("_count")
+    } == {50}
 
 
 def test_an_entity_that_nobody_uses_has_no_series() -> None:
     entities = [EntityCounters("idle"), busy("busy", random.Random(3))]
     text = "".join(exposition(entities))
     assert 'entity="busy"' in text and 'entity="idle"' not in text
-    assert "".join(exposition([])).count("# TYPE") == len(ENTITY_SERIES), "the families are there nevertheless"
+    assert "".join(exposition([])).count("# TYPE") == len(ENTITY_SERIES), (
+        "the families are there nevertheless"
+    )
 
 
 def test_the_counters_of_an_entity_take_at_most_4_kib() -> None:

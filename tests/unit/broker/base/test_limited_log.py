@@ -1,4 +1,5 @@
-"""broker/base/limited_log.py: how many lines a flood leaves, and how long they are. Its use by connections has tests in tests/unit/frontend."""
+"""broker/base/limited_log.py: how many lines a flood leaves, and how long they are. Its use by connections
+has tests in tests/unit/frontend."""
 
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ async def test_the_end_of_a_flood_tells_how_many_lines_it_left_out() -> None:
         async with asyncio.timeout(30):
             while len(lines) == LINES_MAX:  # noqa: ASYNC110 - a log line sets no event
                 await asyncio.sleep(0.01)
-        assert lines[LINES_MAX:] == [{"event": "connection.closed", "log_level": "info", "left_out": 300 - LINES_MAX}]
+        assert lines[LINES_MAX:] == [
+            {"event": "connection.closed", "log_level": "info", "left_out": 300 - LINES_MAX}
+        ]
         sparing.info(log, "connection.closed")
         assert "left_out" not in lines[-1]

@@ -28,7 +28,11 @@ async def all_of(slices: Slices, steps: Iterator[int]) -> list[list[int]]:
 async def test_work_comes_in_slices_complete_and_in_order() -> None:
     watch = Watch()
     slices = Slices(0.0045, lambda: watch.now_s)
-    assert [found async for found in slices.of(watch.steps(12))] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+    assert [found async for found in slices.of(watch.steps(12))] == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+        [10, 11],
+    ]
     assert [found async for found in slices.of(watch.steps(0))] == []
 
 

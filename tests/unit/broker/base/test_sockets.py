@@ -23,13 +23,21 @@ BOTH = ("127.0.0.1", "127.0.0.2")
 
 @pytest.fixture
 def host_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`two` is a host with both addresses, as `localhost` is in most places; of `none`, no address is this machine's."""
+    """`two` is a host with both addresses, as `localhost` is in most places; of `none`, no address is this
+    machine's."""
 
     async def getaddrinfo(host: str, port: int, **given: object) -> list[tuple[object, ...]]:
         addresses = {"two": BOTH, "half": ("192.0.2.1", "127.0.0.1"), "none": ("192.0.2.1",)}[host]
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in (*addresses, addresses[0])]
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            for address in (*addresses, addresses[0])
+        ]
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", lambda loop, host, port, **given: getaddrinfo(host, port, **given))
+    monkeypatch.setattr(
+        asyncio.BaseEventLoop,
+        "getaddrinfo",
+        lambda loop, host, port, **given: getaddrinfo(host, port, **given),
+    )
 
 
 @contextlib.contextmanager
@@ -51,7 +59,9 @@ async def test_all_addresses_of_a_host_get_one_port_also_where_any_free_one_will
 
 
 @pytest.mark.usefixtures("host_of_two")
-async def test_a_port_that_is_free_on_one_address_and_taken_on_the_next_is_tried_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_port_that_is_free_on_one_address_and_taken_on_the_next_is_tried_with_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real, taken = sockets._listen_on_one, list[socket.socket]()
 
     def first_come(family: int, address: tuple[object, ...], backlog: int) -> socket.socket:
@@ -66,7 +76,7 @@ async def test_a_port_that_is_free_on_one_address_and_taken_on_the_next_is_tried
 
 
 @pytest.mark.usefixtures("host_of_two")
-async def test_a_given_port_that_is_taken_is_an_error_that_names_the_address_and_leaves_no_socket_behind() -> None:
+async def test_a_port_that_is_taken_is_an_error_that_names_it_and_leaves_no_socket_behind() -> None:
     with socket.create_server((BOTH[1], 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"127.0.0.2:{port}: Address already in use"):
@@ -82,7 +92,9 @@ async def test_an_address_that_is_not_this_machines_is_left_out_unless_it_is_the
         await listen("none", 0, 5)
 
 
-def test_the_broker_serves_on_all_addresses_of_its_host_and_names_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_broker_serves_on_all_addresses_of_its_host_and_names_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def listen_on_both(host: str, port: int, backlog: int) -> list[socket.socket]:
         return sockets._listen_on([(int(socket.AF_INET), (address, port)) for address in BOTH], port, backlog)
 

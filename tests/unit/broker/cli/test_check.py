@@ -30,14 +30,18 @@ async def data_folder(root: Path) -> Path:
     async with claimed(root, entity=GENERATION, partition=3) as log:
         await append(log, b"one" * 20)
         await append(log, b"two" * 20)
-    await Catalogue(root / "catalogue", LocalDisk()).put(GENERATION, encode_description(QueueDescription("orders", GENERATION, 16)))
+    await Catalogue(root / "catalogue", LocalDisk()).put(
+        GENERATION, encode_description(QueueDescription("orders", GENERATION, 16))
+    )
     return segment_in(root)
 
 
 def check(*arguments: str, **environment: str) -> Result:
     """In this process: to start one takes a second."""
     with logging_kept():
-        return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", "PARTIBUS_DATA_DIR": None, **environment})
+        return CliRunner().invoke(
+            app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", "PARTIBUS_DATA_DIR": None, **environment}
+        )
 
 
 def segment_in(root: Path) -> Path:
@@ -70,18 +74,30 @@ def test_a_damaged_folder_file_is_named_and_repair_does_not_offer_what_it_cannot
     [finding] = json.loads(check("check", "--json", *named).stdout)["findings"]
     assert finding["path"] == str(folders[1] / "folder") and "folder.damaged" in finding["why"]
     for done in (check("repair", *named), check("repair", "--yes", *named)):
-        assert done.exit_code == 1 and "nothing here that this command can repair" in done.stdout and "again with --yes" not in done.stdout
+        assert (
+            done.exit_code == 1
+            and "nothing here that this command can repair" in done.stdout
+            and "again with --yes" not in done.stdout
+        )
 
 
 async def test_a_sound_folder_ends_with_0_and_a_damaged_one_with_1(tmp_path: Path) -> None:
     segment = await data_folder(tmp_path)
     done = check("check", "--data-dir", str(tmp_path))
-    assert done.exit_code == 0 and "Nothing is damaged" in done.stdout and ": read 1 partition (" in done.stdout, done
+    assert (
+        done.exit_code == 0 and "Nothing is damaged" in done.stdout and ": read 1 partition (" in done.stdout
+    ), done
     flip(segment, SEGMENT_HEADER_BYTES + 70)
     done = check("check", PARTIBUS_DATA_DIR=str(tmp_path))
     assert done.exit_code == 1, done
     [row] = [line for line in done.stdout.splitlines() if "unusable" in line]
-    for text in ("orders", " 3 ", str(segment.relative_to(tmp_path)), " 256 ", "the frame's checksum does not match"):
+    for text in (
+        "orders",
+        " 3 ",
+        str(segment.relative_to(tmp_path)),
+        " 256 ",
+        "the frame's checksum does not match",
+    ):
         assert text in row
     done = check("check", "--json", "--data-dir", str(tmp_path))
     report = json.loads(done.stdout)
@@ -118,7 +134,9 @@ def test_a_folder_without_data_ends_with_2(tmp_path: Path) -> None:
 
 def test_help_says_what_findings_and_exit_codes_mean() -> None:
     text = check("check", "--help").stdout
-    assert all(word in text for word in ("unusable", "spare", "note", "Exit codes", "--json", "PARTIBUS_DATA_DIR"))
+    assert all(
+        word in text for word in ("unusable", "spare", "note", "Exit codes", "--json", "PARTIBUS_DATA_DIR")
+    )
 
 
 async def test_repair_says_what_is_gone_and_acts_only_when_asked(tmp_path: Path) -> None:
@@ -136,17 +154,43 @@ async def test_repair_says_what_is_gone_and_acts_only_when_asked(tmp_path: Path)
     ("gone", "commits_gone", "texts"),
     [
         ([], 0, ("1 message", "none", "all kept")),
-        ([Range(7, 7)], 1, ("1 message", "7", "those in 1 commit are lost: receivers get these messages again")),
-        ([Range(7, 8)], 2, ("1 message", "7 to 8 (2 messages)", "those in 2 commits are lost: receivers get these messages again")),
-        ([], None, ("1 message", "none", "those in an unknown number of commits are lost: receivers get these messages again")),
+        (
+            [Range(7, 7)],
+            1,
+            ("1 message", "7", "those in 1 commit are lost: receivers get these messages again"),
+        ),
+        (
+            [Range(7, 8)],
+            2,
+            (
+                "1 message",
+                "7 to 8 (2 messages)",
+                "those in 2 commits are lost: receivers get these messages again",
+            ),
+        ),
+        (
+            [],
+            None,
+            (
+                "1 message",
+                "none",
+                "those in an unknown number of commits are lost: receivers get these messages again",
+            ),
+        ),
     ],
     ids=["nothing", "one", "several", "unknown"],
 )
-def test_repair_counts_in_words_that_fit(gone: list[Range], commits_gone: int | None, texts: tuple[str, str, str]) -> None:
-    log = Rebuilding(GENERATION, 0, "orders", [], gone, kept=1, commits_gone=commits_gone, next_sequence_number=9)
+def test_repair_counts_in_words_that_fit(
+    gone: list[Range], commits_gone: int | None, texts: tuple[str, str, str]
+) -> None:
+    log = Rebuilding(
+        GENERATION, 0, "orders", [], gone, kept=1, commits_gone=commits_gone, next_sequence_number=9
+    )
     assert outcome_texts(log) == texts
 
 
 def test_help_of_repair_says_that_the_broker_must_be_stopped_and_what_is_moved_where() -> None:
     text = partibus("repair", "--help").stdout
-    assert all(word in text for word in ("--yes", "Stop the broker", "damaged", "Exit codes", "PARTIBUS_DATA_DIR"))
+    assert all(
+        word in text for word in ("--yes", "Stop the broker", "damaged", "Exit codes", "PARTIBUS_DATA_DIR")
+    )

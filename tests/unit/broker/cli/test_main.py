@@ -80,17 +80,35 @@ def test_every_setting_is_listed_and_no_value_in_effect() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
-        (["--amqps-port", "99999"], {}, "PARTIBUS_AMQPS_PORT: Input should be less than or equal to 65535 (got '99999')"),
-        ([], {"PARTIBUS_FSYNC": "often"}, "PARTIBUS_FSYNC: Input should be 'always', 'interval' or 'never' (got 'often')"),
+        (
+            ["--amqps-port", "99999"],
+            {},
+            "PARTIBUS_AMQPS_PORT: Input should be less than or equal to 65535 (got '99999')",
+        ),
+        (
+            [],
+            {"PARTIBUS_FSYNC": "often"},
+            "PARTIBUS_FSYNC: Input should be 'always', 'interval' or 'never' (got 'often')",
+        ),
         (["--config", "missing.json"], {}, "missing.json: cannot be read"),
         (["--log-format", "colourful"], {}, "--log-format"),
         (["--amqp-port", "many"], {}, "--amqp-port"),
         (["--no-such-option"], {}, "--no-such-option"),
-        ([], {"PARTIBUS_DATA_DIR": "one::two:", "PARTIBUS_MORE_DATA_DIRS": '["two"]'}, "a data folder is named twice: "),
-        (["--data-dir", "one", "--data-dir", "two"], {"PARTIBUS_MORE_DATA_DIRS": '["two"]'}, "a data folder is named twice: "),
+        (
+            [],
+            {"PARTIBUS_DATA_DIR": "one::two:", "PARTIBUS_MORE_DATA_DIRS": '["two"]'},
+            "a data folder is named twice: ",
+        ),
+        (
+            ["--data-dir", "one", "--data-dir", "two"],
+            {"PARTIBUS_MORE_DATA_DIRS": '["two"]'},
+            "a data folder is named twice: ",
+        ),
     ],
 )
-def test_wrong_settings_end_with_code_2_and_say_what_is_wrong(arguments: list[str], environment: dict[str, str], message: str) -> None:
+def test_wrong_settings_end_with_code_2_and_say_what_is_wrong(
+    arguments: list[str], environment: dict[str, str], message: str
+) -> None:
     done = partibus("serve", *arguments, **environment)
     assert done.returncode == 2
     assert message in done.stderr
@@ -99,10 +117,16 @@ def test_wrong_settings_end_with_code_2_and_say_what_is_wrong(arguments: list[st
 
 def test_a_wrong_configuration_file_ends_with_code_2_and_names_file_field_and_reason(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"UserConfig": {"Namespaces": [{"Name": "n", "Queues": [{"Name": "q", "Properties": {"LockDuration": "PT9M"}}]}]}}')
+    path.write_text(
+        '{"UserConfig": {"Namespaces": [{"Name": "n", "Queues": [{"Name": "q", "Properties": '
+        '{"LockDuration": "PT9M"}}]}]}}'
+    )
     done = partibus("serve", "--data-dir", str(tmp_path / "data"), PARTIBUS_CONFIG=str(path))
     assert done.returncode == 2
-    assert f"{path}: UserConfig.Namespaces[0].Queues[0].Properties.LockDuration: The supplied lock time" in done.stderr
+    assert (
+        f"{path}: UserConfig.Namespaces[0].Queues[0].Properties.LockDuration: The supplied lock time"
+        in done.stderr
+    )
     assert not (tmp_path / "data").exists()
 
 
@@ -110,7 +134,10 @@ def test_a_configuration_file_that_no_reader_can_follow_ends_with_code_2(tmp_pat
     path = tmp_path / "config.json"
     path.write_text("[" * 100_000)
     done = partibus("serve", "--data-dir", str(tmp_path / "data"), "--config", str(path))
-    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"partibus: {path}: lists and objects stand too deep in one another")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2,
+        f"partibus: {path}: lists and objects stand too deep in one another",
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +153,9 @@ def test_a_configuration_file_that_no_reader_can_follow_ends_with_code_2(tmp_pat
         ("broker.example", "broker.example"),
     ],
 )
-def test_the_address_of_the_health_is_one_at_which_a_broker_of_these_settings_listens(host: str, authority: str) -> None:
+def test_the_address_of_the_health_is_one_at_which_a_broker_of_these_settings_listens(
+    host: str, authority: str
+) -> None:
     assert own_url(load_settings(host=host, http_port=5300)) == f"http://{authority}:5300"
 
 
@@ -136,7 +165,8 @@ def test_the_address_of_the_health_is_one_at_which_a_broker_of_these_settings_li
         ("127.0.0.2", "127.0.0.2", socket.AF_INET),
         ("0.0.0.0", "127.0.0.1", socket.AF_INET),
         ("localhost", "127.0.0.1", socket.AF_INET),
-        # A machine without IPv6 has no socket to ask; the addresses themselves are checked above on every machine.
+        # A machine without IPv6 has no socket to ask; the addresses themselves are checked above on every
+        # machine.
         *([("::", "::1", socket.AF_INET6), ("::1", "::1", socket.AF_INET6)] if has_ipv6() else []),
     ],
 )
@@ -150,7 +180,12 @@ def test_the_health_is_asked_where_the_broker_listens(host: str, listens_on: str
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         # A proxy is not asked for what runs on this machine.
-        done = partibus("health", PARTIBUS_HOST=host, PARTIBUS_HTTP_PORT=str(server.server_address[1]), http_proxy="http://127.0.0.1:1")
+        done = partibus(
+            "health",
+            PARTIBUS_HOST=host,
+            PARTIBUS_HTTP_PORT=str(server.server_address[1]),
+            http_proxy="http://127.0.0.1:1",
+        )
         server.shutdown()
         thread.join()
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
@@ -159,7 +194,9 @@ def test_the_health_is_asked_where_the_broker_listens(host: str, listens_on: str
 def test_the_health_of_a_broker_on_any_free_port_cannot_be_asked_without_its_address() -> None:
     done = partibus("health", PARTIBUS_HTTP_PORT="0")
     assert done.returncode == 2
-    assert done.stderr.startswith("partibus: PARTIBUS_HTTP_PORT: with 0 the broker takes any free port, which cannot be known here;")
+    assert done.stderr.startswith(
+        "partibus: PARTIBUS_HTTP_PORT: with 0 the broker takes any free port, which cannot be known here;"
+    )
     assert "--url" in done.stderr
 
 
@@ -190,9 +227,22 @@ def test_asking_for_the_health_of_a_broker_that_is_not_there_ends_with_code_1() 
 def test_a_port_that_is_taken_ends_with_code_1_and_says_how_to_choose_another(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = partibus("serve", "--data-dir", str(tmp_path), "--amqp-port", "0", "--amqps-port", "none", "--http-port", port)
+        done = partibus(
+            "serve",
+            "--data-dir",
+            str(tmp_path),
+            "--amqp-port",
+            "0",
+            "--amqps-port",
+            "none",
+            "--http-port",
+            port,
+        )
     assert done.returncode == 1
-    assert f"partibus: 127.0.0.1:{port}: Address already in use\n" in done.stderr and "--http-port" in done.stderr
+    assert (
+        f"partibus: 127.0.0.1:{port}: Address already in use\n" in done.stderr
+        and "--http-port" in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -200,7 +250,18 @@ def test_a_certificate_that_cannot_be_used_ends_with_code_2_and_names_it(tmp_pat
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("nothing")
     given = {"PARTIBUS_TLS_CERTIFICATE": str(wrong), "PARTIBUS_TLS_KEY": str(wrong)}
-    done = partibus("serve", "--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--amqps-port", "0", "--http-port", "0", **given)
+    done = partibus(
+        "serve",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--amqp-port",
+        "0",
+        "--amqps-port",
+        "0",
+        "--http-port",
+        "0",
+        **given,
+    )
     assert done.returncode == 2
     assert f"{wrong}: not a certificate with its key" in done.stderr
     assert "Traceback" not in done.stderr
@@ -211,21 +272,38 @@ def test_the_broker_starts_says_where_it_listens_answers_and_stops_cleanly(tmp_p
     with BrokerProcess(tmp_path, [queue], environment={"PARTIBUS_AMPQ_PORT": "1"}) as broker:
         done = partibus("health", "--url", broker.addresses.http_url)
         assert done.returncode == 0
-        assert json.loads(done.stdout)["entities"] == {"orders": {"availability": "Available", "partitions": ["closed"]}}
+        assert json.loads(done.stdout)["entities"] == {
+            "orders": {"availability": "Available", "partitions": ["closed"]}
+        }
         assert broker.terminate() == 0
     events = [json.loads(line) for line in broker.log.splitlines()]
     assert [line["detail"] for line in events if line["event"] == "config.without_effect"] == [
-        "queue orders: RequiresSession is kept, but sessions come in a later version: messages with a session id are accepted, "
+        "queue orders: RequiresSession is kept, but sessions come in a later version: messages with a "
+        "session id are accepted, "
         "but no client can receive them"
     ]
-    assert [line["variable"] for line in events if line["event"] == "setting.unknown"] == ["PARTIBUS_AMPQ_PORT"]
+    assert [line["variable"] for line in events if line["event"] == "setting.unknown"] == [
+        "PARTIBUS_AMPQ_PORT"
+    ]
     assert events[-1]["event"] == "server.stopped"
 
 
-def test_a_ready_broker_prints_its_real_ports_connection_strings_and_authority_when_asked_to(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "broker", "serve", "--data-dir", str(tmp_path / "data"), "--show-connections"]
+def test_a_ready_broker_prints_its_real_ports_connection_strings_and_authority_when_asked_to(
+    tmp_path: Path,
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "broker",
+        "serve",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--show-connections",
+    ]
     command += [part for port in ("amqp", "amqps", "http") for part in (f"--{port}-port", "0")]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         too_late = threading.Timer(30, process.kill)
         too_late.start()
@@ -252,8 +330,12 @@ def test_a_ready_broker_prints_its_real_ports_connection_strings_and_authority_w
 def test_a_key_of_ones_own_is_not_printed() -> None:
     settings = load_settings(sas_key="mine alone", host="192.0.2.7")
     lines = welcome(settings, {"amqp": "192.0.2.7:1", "http": "0.0.0.0:2, [::]:2"}, None)
-    assert not any("mine" in line for line in lines) and any("sb://192.0.2.7:1;" in line and "<PARTIBUS_SAS_KEY>" in line for line in lines)
-    assert any("sb://localhost:2;" in line for line in lines) and not any("authority" in line or "amqps" in line for line in lines)
+    assert not any("mine" in line for line in lines) and any(
+        "sb://192.0.2.7:1;" in line and "<PARTIBUS_SAS_KEY>" in line for line in lines
+    )
+    assert any("sb://localhost:2;" in line for line in lines) and not any(
+        "authority" in line or "amqps" in line for line in lines
+    )
 
 
 def test_the_containers_health_check_asks_where_the_settings_say_and_costs_no_imports() -> None:
@@ -263,11 +345,18 @@ def test_the_containers_health_check_asks_where_the_settings_say_and_costs_no_im
         thread.start()
         port = str(server.server_address[1])
         hosts = ("127.0.0.1", "0.0.0.0", "localhost")
-        done = [subprocess.run(probe, env={"PARTIBUS_HOST": host, "PARTIBUS_HTTP_PORT": port}, check=False).returncode for host in hosts]
+        done = [
+            subprocess.run(
+                probe, env={"PARTIBUS_HOST": host, "PARTIBUS_HTTP_PORT": port}, check=False
+            ).returncode
+            for host in hosts
+        ]
         server.shutdown()
         thread.join()
     assert done == [0, 0, 0]
-    nobody = subprocess.run(probe, env={"PARTIBUS_HTTP_PORT": "1"}, capture_output=True, text=True, check=False)
+    nobody = subprocess.run(
+        probe, env={"PARTIBUS_HTTP_PORT": "1"}, capture_output=True, text=True, check=False
+    )
     assert nobody.returncode == 1 and nobody.stderr.startswith("127.0.0.1:1: ")
     source = (REPOSITORY / "docker" / "health_probe.py").read_text(encoding="utf-8")
     defaults = load_settings()
@@ -275,7 +364,8 @@ def test_the_containers_health_check_asks_where_the_settings_say_and_costs_no_im
 
 
 def test_the_image_asks_nothing_of_its_builder_that_older_ones_do_not_know() -> None:
-    """Buildah 1.28, Podman 4.3 and Docker before 25 fail on `--start-interval`; a syntax line makes Docker fetch a front end."""
+    """Buildah 1.28, Podman 4.3 and Docker before 25 fail on `--start-interval`; a syntax line makes Docker
+    fetch a front end."""
     dockerfile = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
     instructions = [line for line in dockerfile.splitlines() if not line.startswith("# No ")]
     assert not any("--start-interval" in line or line.startswith("# syntax") for line in instructions)

@@ -10,7 +10,11 @@ from broker.entities.documents import decode_description, encode_description
 
 RULE = AuthorizationRule("app", "primary", "secondary", frozenset({"Manage", "Send", "Listen"}), 1, 2)
 SETTINGS = replace(
-    QueueSettings(), status=EntityStatus.SEND_DISABLED, authorization_rules=(RULE,), default_time_to_live_ms=5, user_metadata="ümlaut"
+    QueueSettings(),
+    status=EntityStatus.SEND_DISABLED,
+    authorization_rules=(RULE,),
+    default_time_to_live_ms=5,
+    user_metadata="ümlaut",
 )
 
 

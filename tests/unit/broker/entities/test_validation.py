@@ -13,13 +13,30 @@ from broker.entities.validation import WrongProperty, check_entity_name, check_q
 ALL = frozenset({"Manage", "Send", "Listen"})
 
 
-@pytest.mark.parametrize("name", ["a", "queue.1", "dir/queue-2_x", "a.b~c", "Z" * 260, "subscriptions", "health"])
+@pytest.mark.parametrize(
+    "name", ["a", "queue.1", "dir/queue-2_x", "a.b~c", "Z" * 260, "subscriptions", "health"]
+)
 def test_a_name_of_the_service_is_taken(name: str) -> None:
     check_entity_name(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["", "-a", "a-", "a b", "a//b", "/a", "$Resources", "ä", "a" * 261, "t/subscriptions/s", "t/Subscriptions", "a/../b", "a/./b"]
+    "name",
+    [
+        "",
+        "-a",
+        "a-",
+        "a b",
+        "a//b",
+        "/a",
+        "$Resources",
+        "ä",
+        "a" * 261,
+        "t/subscriptions/s",
+        "t/Subscriptions",
+        "a/../b",
+        "a/./b",
+    ],
 )
 def test_another_name_is_refused(name: str) -> None:
     with pytest.raises(WrongProperty) as caught:
@@ -50,12 +67,26 @@ def test_the_defaults_are_allowed() -> None:
         ("ForwardDeadLetteredMessagesTo", {"forward_dead_lettered_to": "q"}),
         ("ForwardTo", {"forward_to": "other", "requires_session": True}),
         ("EnableExpress", {"enable_express": True, "requires_duplicate_detection": True}),
-        ("AuthorizationRules", {"authorization_rules": (AuthorizationRule("a", "k", "", frozenset({"Manage"})),)}),
+        (
+            "AuthorizationRules",
+            {"authorization_rules": (AuthorizationRule("a", "k", "", frozenset({"Manage"})),)},
+        ),
         ("AuthorizationRules", {"authorization_rules": (AuthorizationRule("a", "k", "", frozenset()),)}),
         ("AuthorizationRules", {"authorization_rules": (AuthorizationRule("a", "", "", ALL),)}),
         ("AuthorizationRules", {"authorization_rules": (AuthorizationRule("", "k", "", ALL),)}),
-        ("AuthorizationRules", {"authorization_rules": (AuthorizationRule("a", "k", "", ALL), AuthorizationRule("A", "k", "", ALL))}),
-        ("AuthorizationRules", {"authorization_rules": tuple(AuthorizationRule(f"a{i}", "k", "", ALL) for i in range(13))}),
+        (
+            "AuthorizationRules",
+            {
+                "authorization_rules": (
+                    AuthorizationRule("a", "k", "", ALL),
+                    AuthorizationRule("A", "k", "", ALL),
+                )
+            },
+        ),
+        (
+            "AuthorizationRules",
+            {"authorization_rules": tuple(AuthorizationRule(f"a{i}", "k", "", ALL) for i in range(13))},
+        ),
     ],
 )
 def test_a_setting_out_of_its_range_is_refused_by_its_name(element: str, change: dict[str, object]) -> None:
@@ -72,7 +103,10 @@ def test_the_limit_and_the_value_met_are_named() -> None:
 
 
 def test_a_queue_that_forwards_is_never_idle() -> None:
-    assert check_queue("q", QueueSettings(forward_to="r", auto_delete_on_idle_ms=600_000)).auto_delete_on_idle_ms is None
+    assert (
+        check_queue("q", QueueSettings(forward_to="r", auto_delete_on_idle_ms=600_000)).auto_delete_on_idle_ms
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +114,10 @@ def test_a_queue_that_forwards_is_never_idle() -> None:
     [
         ({"enable_partitioning": False}, "Partitioning cannot be changed for Queue/Topic."),
         ({"requires_session": True}, "The value for the 'requiresSession' property of an existing Queue"),
-        ({"requires_duplicate_detection": True}, "The value for the 'requiresDuplicateDetection' property of an existing Queue"),
+        (
+            {"requires_duplicate_detection": True},
+            "The value for the 'requiresDuplicateDetection' property of an existing Queue",
+        ),
     ],
 )
 def test_what_is_fixed_at_creation_cannot_change(change: dict[str, bool], text: str) -> None:
@@ -90,5 +127,7 @@ def test_what_is_fixed_at_creation_cannot_change(change: dict[str, bool], text: 
 
 
 def test_everything_else_can() -> None:
-    changed = QueueSettings(lock_duration_ms=5_000, max_delivery_count=2, default_time_to_live_ms=1_000, user_metadata="x")
+    changed = QueueSettings(
+        lock_duration_ms=5_000, max_delivery_count=2, default_time_to_live_ms=1_000, user_metadata="x"
+    )
     assert check_update("q", QueueSettings(), changed) == changed

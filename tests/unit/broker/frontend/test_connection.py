@@ -18,7 +18,9 @@ from tests.support.link_stack import Client, LinkStack, turn, until
 from tests.support.sas import sas_token
 
 
-def request(operation: str, body: Any, message_id: Any = "id-1", reply_to: str | None = None, **properties: Any) -> bytes:
+def request(
+    operation: str, body: Any, message_id: Any = "id-1", reply_to: str | None = None, **properties: Any
+) -> bytes:
     return (
         section(PROPERTIES, [message_id, None, None, None, reply_to])
         + section(APPLICATION, {"operation": operation, **properties})
@@ -30,7 +32,9 @@ def put_token(token: str, name: str = "sb://test/queue", **given: Any) -> bytes:
     return request("put-token", token, type="jwt", name=name, **given)
 
 
-async def responders(client: Client, address: str = "$cbs", targets: tuple[str | None, ...] = ("here",)) -> None:
+async def responders(
+    client: Client, address: str = "$cbs", targets: tuple[str | None, ...] = ("here",)
+) -> None:
     """A request link with handle 0, and a response link for each target, with credit."""
     await client.sender(0, address)
     for handle, target in enumerate(targets, 1):
@@ -50,7 +54,8 @@ async def responses(client: Client, count: int = 1) -> list[tuple[int, dict[int,
     return found
 
 
-# --- SASL, open, close ------------------------------------------------------------------------------------------------------
+# --- SASL, open, close
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_wrong_password_ends_the_connection() -> None:
@@ -67,16 +72,24 @@ async def test_an_attach_without_credentials_is_refused_with_the_remedy() -> Non
     (detach,) = await client.heard(raw.DETACH)
     condition, description = detach.field(2).value[:2]
     assert condition == "amqp:unauthorized-access"
-    assert "'Send' claim(s) are required" in description and "'$cbs'" in description and "SASL PLAIN" in description
+    assert (
+        "'Send' claim(s) are required" in description
+        and "'$cbs'" in description
+        and "SASL PLAIN" in description
+    )
 
 
 async def test_an_attach_beyond_the_rights_of_a_token_does_not_ask_for_credentials() -> None:
     stack = LinkStack()
     client = await stack.connect(raw.sasl_anonymous())
-    client.connection.put_claim("sb://test/queue", Claim("queue", frozenset({"Listen"}), None, "listener", "queue"))
+    client.connection.put_claim(
+        "sb://test/queue", Claim("queue", frozenset({"Listen"}), None, "listener", "queue")
+    )
     client.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue")))
     (detach,) = await client.heard(raw.DETACH)
-    assert "'Send' claim(s) are required" in detach.field(2).value[1] and "$cbs" not in detach.field(2).value[1]
+    assert (
+        "'Send' claim(s) are required" in detach.field(2).value[1] and "$cbs" not in detach.field(2).value[1]
+    )
 
 
 async def test_the_sasl_outcome_is_written_apart_from_what_follows() -> None:
@@ -86,7 +99,9 @@ async def test_the_sasl_outcome_is_written_apart_from_what_follows() -> None:
     client.wire.write = lambda data: writes.append(bytes(data))  # type: ignore[method-assign]
     client.say(raw.sasl_plain(), raw.AMQP_HEADER, raw.frame(raw.OPEN, raw.open_fields()))
     await turn()
-    assert writes[-1].startswith(raw.AMQP_HEADER) and len(writes) >= 2, "rhea stalls on an outcome that comes with the open"
+    assert writes[-1].startswith(raw.AMQP_HEADER) and len(writes) >= 2, (
+        "rhea stalls on an outcome that comes with the open"
+    )
 
 
 async def test_the_clients_own_idle_timeout_is_kept_although_its_open_came_after_its_header() -> None:
@@ -133,7 +148,9 @@ async def test_a_connection_over_the_limit_is_closed_with_a_reason() -> None:
     assert close.field(0).value[0] == "amqp:resource-limit-exceeded" and second.wire.closed
 
 
-async def test_a_client_that_does_not_read_our_last_words_does_not_keep_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_our_last_words_does_not_keep_its_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 0.01)
     client = await LinkStack().connect()
     client.say(raw.frame(raw.CLOSE, []))
@@ -185,30 +202,42 @@ async def test_a_bug_in_serving_one_connection_ends_that_one_alone() -> None:
     await other.sender(0)
 
 
-# --- claims -----------------------------------------------------------------------------------------------------------------
+# --- claims
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_token_opens_what_it_is_for_and_its_end_closes_the_link() -> None:
     stack = LinkStack()
     client = await stack.connect(raw.sasl_anonymous())
     await responders(client)
-    client.transfer(0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2)))
+    client.transfer(
+        0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2))
+    )
     ((_, answer),) = await responses(client)
     assert answer[APPLICATION]["status-code"] == 202 and answer[PROPERTIES][5] == "id-1"
     await client.sender(7)
     stack.clock.advance(5_000)
     client.connection._claims_ran_out()
     (detach,) = await client.heard(raw.DETACH)
-    assert detach.field(2).value[0] == "amqp:unauthorized-access" and "ExpiredToken" in detach.field(2).value[1]
-    assert [link.name for link in client.connection.engine.links() if not link.gone] == ["sender-0", "name-1"], "$cbs stays"
+    assert (
+        detach.field(2).value[0] == "amqp:unauthorized-access" and "ExpiredToken" in detach.field(2).value[1]
+    )
+    assert [link.name for link in client.connection.engine.links() if not link.gone] == [
+        "sender-0",
+        "name-1",
+    ], "$cbs stays"
 
 
-@pytest.mark.parametrize(("step_ms", "ends"), [(3_600_000, True), (-3_600_000, False)], ids=["forward", "back"])
+@pytest.mark.parametrize(
+    ("step_ms", "ends"), [(3_600_000, True), (-3_600_000, False)], ids=["forward", "back"]
+)
 async def test_a_token_ends_by_the_wall_clock_also_when_that_was_set(step_ms: int, ends: bool) -> None:
     stack = LinkStack()
     client = await stack.connect(raw.sasl_anonymous())
     await responders(client)
-    client.transfer(0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 60)))
+    client.transfer(
+        0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 60))
+    )
     await responses(client)
     await client.sender(7)
     stack.clock.step(step_ms)
@@ -224,13 +253,22 @@ async def test_a_token_ends_by_the_wall_clock_also_when_that_was_set(step_ms: in
 
 SOON_S = 10
 TOKENS: dict[str, tuple[list[tuple[str, str, int]], list[str]]] = {
-    "python: one for the queue, also for its management": ([("sb://test/queue", "sb://test/queue", SOON_S)], []),
+    "python: one for the queue, also for its management": (
+        [("sb://test/queue", "sb://test/queue", SOON_S)],
+        [],
+    ),
     "js: the management node has its own": (
-        [("sb://test/queue", "sb://test/queue", SOON_S), ("sb://test/queue/$management", "sb://test/queue/$management", 600)],
+        [
+            ("sb://test/queue", "sb://test/queue", SOON_S),
+            ("sb://test/queue/$management", "sb://test/queue/$management", 600),
+        ],
         ["queue/$management"],
     ),
     "js: only that of the node has ended": (
-        [("sb://test/queue", "sb://test/queue", 600), ("sb://test/queue/$management", "sb://test/queue/$management", SOON_S)],
+        [
+            ("sb://test/queue", "sb://test/queue", 600),
+            ("sb://test/queue/$management", "sb://test/queue/$management", SOON_S),
+        ],
         ["queue", "queue/$management"],
     ),
     ".net: tokens of the namespace, put by entity": (
@@ -275,7 +313,9 @@ async def test_the_end_of_a_claim_ends_the_links_of_what_it_was_put_for_and_no_o
     stack.clock.advance(1_000 * SOON_S)
     client.connection._claims_ran_out()
     errors = [frame.field(2).value for frame in await client.heard(raw.DETACH)]
-    assert all(condition == "amqp:unauthorized-access" and "ExpiredToken" in text for condition, text, _ in errors)
+    assert all(
+        condition == "amqp:unauthorized-access" and "ExpiredToken" in text for condition, text, _ in errors
+    )
     names = {"queue": ["sender-5", "receiver-6"], "queue/$management": ["sender-7", "receiver-8"]}
     stay = ["sender-0", "name-1", *(name for path in left for name in names[path])]
     assert [link.name for link in client.connection.engine.links() if not link.gone] == stay, "$cbs stays"
@@ -298,12 +338,16 @@ async def test_a_connection_whose_last_token_has_expired_is_closed_unless_anothe
     renewed, left = await stack.connect(raw.sasl_anonymous()), await stack.connect(raw.sasl_anonymous())
     for client in (renewed, left):
         await responders(client)
-        client.transfer(0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2)))
+        client.transfer(
+            0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2))
+        )
         await responses(client)
     stack.clock.advance(5_000)
     for client in (renewed, left):
         client.connection._claims_ran_out()
-    renewed.transfer(0, 1, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 60)))
+    renewed.transfer(
+        0, 1, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 60))
+    )
     await until(lambda: left.wire.closed)
     assert not renewed.wire.closed and renewed.connection.claims
 
@@ -319,7 +363,9 @@ async def test_rule_37_the_expiration_of_a_request_may_be_text_and_never_counts(
     client = await stack.connect(raw.sasl_anonymous())
     await responders(client)
     ends_at_s = stack.clock.now_ms() // 1000 + 60
-    client.transfer(0, 0, put_token(sas_token("sb://test/queue", expires_at_s=ends_at_s), expiration=expiration))
+    client.transfer(
+        0, 0, put_token(sas_token("sb://test/queue", expires_at_s=ends_at_s), expiration=expiration)
+    )
     ((_, answer),) = await responses(client)
     assert answer[APPLICATION]["status-code"] == 202
     assert [claim.expires_at_ms for claim in client.connection.claims.values()] == [1000 * ends_at_s]
@@ -331,15 +377,20 @@ async def test_a_bad_token_is_answered_with_dashed_keys_and_opens_nothing(token:
     await responders(client)
     client.transfer(0, 0, put_token(token))
     ((_, answer),) = await responses(client)
-    assert answer[APPLICATION]["status-code"] in (400, 401) and isinstance(answer[APPLICATION]["error-condition"], Symbol)
+    assert answer[APPLICATION]["status-code"] in (400, 401) and isinstance(
+        answer[APPLICATION]["error-condition"], Symbol
+    )
     assert not client.connection.claims
 
 
-# --- request and response links (AMQP contract 0.4.4) -----------------------------------------------------------------------
+# --- request and response links (AMQP contract 0.4.4)
+# -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("reply_to", "handle"), [("there", 2), ("name-1", 1), ("name-2", 2), (None, 2), ("unknown", 2)], ids=lambda value: str(value)
+    ("reply_to", "handle"),
+    [("there", 2), ("name-1", 1), ("name-2", 2), (None, 2), ("unknown", 2)],
+    ids=lambda value: str(value),
 )
 async def test_rule_4_a_response_goes_by_target_address_else_by_link_name_else_to_the_latest_link(
     reply_to: str | None, handle: int
@@ -367,7 +418,9 @@ async def test_one_reply_to_on_several_connections_brings_each_its_own_responses
     for number, client in enumerate(clients):
         client.transfer(0, 0, put_token("junk", message_id=ULong(number), reply_to="cbs-reply"))
     for number, client in enumerate(clients):
-        assert [(handle, answer[PROPERTIES][5]) for handle, answer in await responses(client)] == [(1, number)]
+        assert [(handle, answer[PROPERTIES][5]) for handle, answer in await responses(client)] == [
+            (1, number)
+        ]
         assert await client.heard(raw.TRANSFER) == []
 
 
@@ -397,7 +450,9 @@ async def test_responses_wait_for_credit_and_come_in_order() -> None:
     assert [each[PROPERTIES][5] for _, each in await responses(client)] == ["id-2"]
 
 
-async def test_too_many_responses_that_nobody_fetches_close_their_link(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_responses_that_nobody_fetches_close_their_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(request_node, "RESPONSES_WAITING_MAX", 3)
     client = await LinkStack().connect()
     await client.sender(0, "$cbs")
@@ -414,7 +469,9 @@ async def test_too_many_responses_that_nobody_fetches_close_their_link(monkeypat
     assert client.connection.engine.links() == []
 
 
-async def test_a_client_that_sends_requests_and_does_not_read_is_kept_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_sends_requests_and_does_not_read_is_kept_a_bounded_number_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(request_node, "RESPONSES_WAITING_BYTES_MAX", 1_000)
     client = await LinkStack().connect()
     await responders(client)
@@ -424,7 +481,9 @@ async def test_a_client_that_sends_requests_and_does_not_read_is_kept_a_bounded_
         await turn()
     frames = await client.hear()
     assert raw.TRANSFER not in [frame.code for frame in frames]
-    assert [str(frame.field(2).value[0]) for frame in frames if frame.code == raw.DETACH] == ["amqp:resource-limit-exceeded"]
+    assert [str(frame.field(2).value[0]) for frame in frames if frame.code == raw.DETACH] == [
+        "amqp:resource-limit-exceeded"
+    ]
 
 
 async def test_responses_that_found_no_room_are_sent_when_the_client_reads_again() -> None:
@@ -442,11 +501,17 @@ async def test_more_requests_at_a_time_than_allowed_are_refused(monkeypatch: pyt
     monkeypatch.setattr(request_node, "REQUESTS_UNDER_WAY_MAX", 2)
     client = await LinkStack().connect()
     await responders(client)
-    client.say(*(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), put_token("junk")) for number in range(5)))
+    client.say(
+        *(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), put_token("junk")) for number in range(5))
+    )
     frames = []
     for _ in range(10):
         frames += await client.hear()
-    refused = [frame for frame in frames if frame.code == raw.DISPOSITION and frame.field(4).descriptor == raw.REJECTED]
+    refused = [
+        frame
+        for frame in frames
+        if frame.code == raw.DISPOSITION and frame.field(4).descriptor == raw.REJECTED
+    ]
     assert {str(frame.field(4).value[0].value[0]) for frame in refused} == {"com.microsoft:server-busy"}
     assert len([frame for frame in frames if frame.code == raw.TRANSFER]) == 2
     client.transfer(0, 5, put_token("junk"))
@@ -475,19 +540,26 @@ async def test_a_pair_that_comes_and_goes_leaves_no_node_behind() -> None:
     assert client.connection._nodes == {}
 
 
-# --- $management ------------------------------------------------------------------------------------------------------------
+# --- $management
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_rule_3_management_answers_with_camel_case_keys_and_a_symbol_for_the_condition() -> None:
     client = await LinkStack().connect()
     await responders(client, "queue/$management")
-    bodies = [("com.microsoft:nonsense", {}), ("com.microsoft:renew-lock", None), ("com.microsoft:peek-message", {"message-count": "x"})]
+    bodies = [
+        ("com.microsoft:nonsense", {}),
+        ("com.microsoft:renew-lock", None),
+        ("com.microsoft:peek-message", {"message-count": "x"}),
+    ]
     for number, (operation, body) in enumerate(bodies):
         client.transfer(0, number, request(operation, body, message_id=ULong(number)))
     for number, (_, answer) in enumerate(await responses(client, 3)):
         properties = answer[APPLICATION]
         assert (
-            properties["statusCode"] in (400, 501) and properties["statusDescription"] and isinstance(properties["errorCondition"], Symbol)
+            properties["statusCode"] in (400, 501)
+            and properties["statusDescription"]
+            and isinstance(properties["errorCondition"], Symbol)
         )
         assert answer[PROPERTIES][5] == number
 
@@ -500,7 +572,10 @@ async def test_management_follows_a_queue_that_was_deleted_and_created_again() -
     del stack.namespace.queues["queue"]
     client.transfer(0, 0, peek)
     ((_, answer),) = await responses(client)
-    assert answer[APPLICATION]["statusCode"] == 404 and "could not be found" in answer[APPLICATION]["statusDescription"]
+    assert (
+        answer[APPLICATION]["statusCode"] == 404
+        and "could not be found" in answer[APPLICATION]["statusDescription"]
+    )
     again = stack.add_queue("queue", 1)
     client.transfer(0, 1, peek)
     await until(lambda: stack.parts[0].has(Peek))
@@ -509,10 +584,11 @@ async def test_management_follows_a_queue_that_was_deleted_and_created_again() -
     assert answer[APPLICATION]["statusCode"] == 204 and again.accessed_at_ms is not None
 
 
-# --- large responses ----------------------------------------------------------------------------------------------------------
+# --- large responses
+# ------------------------------------------------------------------------------------------------------------
 
 
-async def test_peeks_are_served_one_at_a_time_with_credit_and_all_are_answered_while_other_requests_do_not_wait() -> None:
+async def test_peeks_are_served_one_at_a_time_while_other_requests_do_not_wait() -> None:
     stack = LinkStack(1)
     client = await stack.connect()
     await client.sender(0, "queue/$management")
@@ -528,12 +604,22 @@ async def test_peeks_are_served_one_at_a_time_with_credit_and_all_are_answered_w
             part.answer(Peek, lambda operation: Peeked([], [], [], [], [], [], [], operation.cookie))
 
     for number in range(20):
-        client.transfer(0, number, request("com.microsoft:peek-message", {"from-sequence-number": 0, "message-count": 1}, f"peek-{number}"))
+        client.transfer(
+            0,
+            number,
+            request(
+                "com.microsoft:peek-message",
+                {"from-sequence-number": 0, "message-count": 1},
+                f"peek-{number}",
+            ),
+        )
     for _ in range(50):
         await turn()
         answer_peeks()
     assert asked == 1, "without credit one response waits, and the others are not made"
-    assert stack.services.inflight.bytes == 0 and stack.services.pace.cost == 0, "what waits for its client holds up nobody"
+    assert stack.services.inflight.bytes == 0 and stack.services.pace.cost == 0, (
+        "what waits for its client holds up nobody"
+    )
     client.transfer(0, 20, request("com.microsoft:renew-lock", {}, "renewal"))
     await turn()
     client.flow(1, 0, 100)
@@ -552,18 +638,24 @@ async def test_peeks_that_wait_for_credit_end_with_the_connection() -> None:
     await client.sender(0, "queue/$management")
     await client.attach(raw.receiver_attach(1, "queue/$management"))
     for number in range(5):
-        client.transfer(0, number, request("com.microsoft:peek-message", {"from-sequence-number": 0, "message-count": 1}))
+        client.transfer(
+            0, number, request("com.microsoft:peek-message", {"from-sequence-number": 0, "message-count": 1})
+        )
     for _ in range(20):
         await turn()
         if stack.parts[0].has(Peek):
-            stack.parts[0].answer(Peek, lambda operation: Peeked([], [], [], [], [], [], [], operation.cookie))
+            stack.parts[0].answer(
+                Peek, lambda operation: Peeked([], [], [], [], [], [], [], operation.cookie)
+            )
     client.connection.connection_lost()
     await until(lambda: not stack.tasks)
     await turn()
     assert stack.services.inflight.bytes == stack.services.queued_bytes == stack.services.pace.cost == 0
 
 
-async def test_responses_that_a_client_never_settles_are_settled_for_it_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_responses_that_a_client_never_settles_are_settled_for_it_beyond_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(request_node, "UNSETTLED_BYTES_MAX", 1_000)
     client = await LinkStack().connect()
     await responders(client)
@@ -574,4 +666,8 @@ async def test_responses_that_a_client_never_settles_are_settled_for_it_beyond_a
     for _ in range(5):
         frames += await client.hear()
     assert len([frame for frame in frames if frame.code == raw.TRANSFER]) == 30
-    assert [frame for frame in frames if frame.code == raw.DISPOSITION and frame.field(0) is raw.SENDER and frame.field(3)]
+    assert [
+        frame
+        for frame in frames
+        if frame.code == raw.DISPOSITION and frame.field(0) is raw.SENDER and frame.field(3)
+    ]

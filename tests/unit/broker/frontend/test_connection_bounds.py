@@ -1,4 +1,5 @@
-"""Bounds of one connection: before a token, on unfinished messages, on requests and on the work of one turn."""
+"""Bounds of one connection: before a token, on unfinished messages, on requests and on the work of one
+turn."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ async def closed_with(client: Client) -> str | None:
     return raw.condition_of(found[0]) if found else None
 
 
-# --- before a token -----------------------------------------------------------------------------------------------------------
+# --- before a token
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_without_a_token_a_client_may_send_64_kib_and_no_more() -> None:
@@ -55,9 +57,15 @@ async def test_a_token_lifts_the_bound_and_a_refused_one_does_not() -> None:
     stack = LinkStack()
     client = await stack.connect(raw.sasl_anonymous())
     await responders(client)
-    client.transfer(0, 0, put_token(sas_token("sb://test/queue", key="wrong", expires_at_s=stack.clock.now_ms() // 1000 + 60)))
+    client.transfer(
+        0,
+        0,
+        put_token(sas_token("sb://test/queue", key="wrong", expires_at_s=stack.clock.now_ms() // 1000 + 60)),
+    )
     await client.hear()
-    client.transfer(0, 1, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 60)))
+    client.transfer(
+        0, 1, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 60))
+    )
     await client.hear()
     await client.sender(5)
     for number in range(2, 20):
@@ -71,7 +79,9 @@ async def test_the_bound_holds_again_once_the_last_token_has_ended(monkeypatch: 
     stack = LinkStack()
     client = await stack.connect(raw.sasl_anonymous())
     await responders(client)
-    client.transfer(0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2)))
+    client.transfer(
+        0, 0, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2))
+    )
     await responses(client)
     for _ in range(2):
         client.transfer(0, 1, bytes(60_000), more=True)
@@ -90,7 +100,9 @@ async def test_a_token_put_in_time_leaves_no_bound(monkeypatch: pytest.MonkeyPat
     client = await stack.connect(raw.sasl_anonymous())
     await responders(client)
     for number in range(2):
-        client.transfer(0, number, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2)))
+        client.transfer(
+            0, number, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 2))
+        )
         await responses(client)
         stack.clock.advance(5_000 * (1 - number))
         client.connection._claims_ran_out()
@@ -132,7 +144,8 @@ async def test_an_audience_is_bounded_and_the_refusal_does_not_repeat_it() -> No
     assert sum(map(len, client.connection.claims)) == AUDIENCE_CHARACTERS_MAX
 
 
-# --- parts of messages --------------------------------------------------------------------------------------------------------
+# --- parts of messages
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def sending_parts(stack: LinkStack) -> Client:
@@ -177,7 +190,9 @@ async def test_a_single_message_may_be_as_large_as_its_queue_permits() -> None:
     for begin in range(0, len(whole), 100_000):
         assert client.wire.reading
         client.transfer(0, 0, whole[begin : begin + 100_000], more=begin + 100_000 < len(whole))
-    assert stack.services.inflight.partial_bytes == 0 and not client.wire.reading, "whole, and over the bound until it is stored"
+    assert stack.services.inflight.partial_bytes == 0 and not client.wire.reading, (
+        "whole, and over the bound until it is stored"
+    )
 
 
 async def test_parts_alone_never_keep_a_connection_from_being_read() -> None:
@@ -192,7 +207,8 @@ async def test_parts_alone_never_keep_a_connection_from_being_read() -> None:
     assert client.wire.reading
 
 
-# --- requests -----------------------------------------------------------------------------------------------------------------
+# --- requests
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_requests_count_among_the_bytes_in_flight_until_they_are_answered() -> None:
@@ -227,7 +243,8 @@ async def test_values_count_by_what_they_take_once_they_are_decoded() -> None:
     assert stack.services.inflight.bytes > 10_000 * VALUE_BYTES
 
 
-# --- work of one turn ---------------------------------------------------------------------------------------------------------
+# --- work of one turn
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_what_takes_longer_than_a_slice_is_continued_in_order() -> None:
@@ -247,7 +264,9 @@ async def test_what_takes_longer_than_a_slice_is_continued_in_order() -> None:
         heard += await client.hear()
     heard += await client.hear()
     assert turns > 10
-    assert [frame.field(0) for frame in heard if frame.code == raw.ATTACH] == [f"sender-{handle}" for handle in range(100)]
+    assert [frame.field(0) for frame in heard if frame.code == raw.ATTACH] == [
+        f"sender-{handle}" for handle in range(100)
+    ]
     assert len([frame for frame in heard if frame.code == raw.DETACH]) == 100
     assert client.connection.engine.link_count == 0
 
@@ -256,12 +275,15 @@ async def test_a_connection_that_is_lost_leaves_nothing_undone() -> None:
     stack = LinkStack()
     client = await stack.connect()
     stack.services.turns._slice_ends = 0.0
-    assert client.connection.serve(b"".join(raw.frame(raw.ATTACH, raw.sender_attach(handle, "queue")) for handle in range(100)))
+    assert client.connection.serve(
+        b"".join(raw.frame(raw.ATTACH, raw.sender_attach(handle, "queue")) for handle in range(100))
+    )
     client.connection.connection_lost()
     assert client.connection.serve(b"") is False
 
 
-# --- links --------------------------------------------------------------------------------------------------------------------
+# --- links
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_client_that_attaches_on_and_on_is_closed_however_its_links_were_refused() -> None:

@@ -23,7 +23,10 @@ ROOM = CONNECTIONS + BEING_REFUSED_MAX
 def silent_clients(port: int, count: int) -> Iterator[list[socket.socket]]:
     """Clients that connect, and say nothing."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S)) for _ in range(count)]
+        yield [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S))
+            for _ in range(count)
+        ]
 
 
 def is_hung_up_on(client: socket.socket) -> bool:
@@ -39,7 +42,10 @@ def served_securely(port: int) -> Iterator[None]:
     """A client that the broker answers over TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as client, context.wrap_socket(client) as secure:
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as client,
+        context.wrap_socket(client) as secure,
+    ):
         secure.sendall(SASL_HEADER)
         assert secure.recv(8) == SASL_HEADER
         yield

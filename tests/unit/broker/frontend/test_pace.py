@@ -1,4 +1,5 @@
-"""What is under way over all connections: heavy senders are set aside, light ones never, and the limit follows the disk."""
+"""What is under way over all connections: heavy senders are set aside, light ones never, and the limit
+follows the disk."""
 
 from __future__ import annotations
 

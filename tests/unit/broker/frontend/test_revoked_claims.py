@@ -45,14 +45,18 @@ def with_queue_rules() -> LinkStack:
     ],
     ids=["removed", "changed", "another name"],
 )
-async def test_links_end_and_nothing_can_be_attached_once_the_key_is_not_in_force(after: list[AuthorizationRule]) -> None:
+async def test_links_end_and_nothing_can_be_attached_once_the_key_is_not_in_force(
+    after: list[AuthorizationRule],
+) -> None:
     stack = with_queue_rules()
     client = await bench(stack)
     await client.sender()
     stack.namespace.change_rules("queue", *after)
     (detach,) = await client.heard(raw.DETACH)
     condition, text, _ = detach.field(2).value
-    assert condition == "amqp:unauthorized-access" and "removed or changed" in text and "first key" not in text
+    assert (
+        condition == "amqp:unauthorized-access" and "removed or changed" in text and "first key" not in text
+    )
     assert not client.connection.claims
     with pytest.raises(Refused) as refused:
         client.connection.authorize("queue", "Send", "Listen")
@@ -64,7 +68,9 @@ async def test_a_right_that_a_rule_loses_ends_the_links_that_need_it_and_no_othe
     sending, receiving = await bench(stack), await bench(stack)
     await sending.sender()
     await receiving.receiver()
-    stack.namespace.change_rules("queue", AuthorizationRule("app", "first key", "second key", frozenset({"Listen"})))
+    stack.namespace.change_rules(
+        "queue", AuthorizationRule("app", "first key", "second key", frozenset({"Listen"}))
+    )
     assert len(await sending.heard(raw.DETACH)) == 1 and await receiving.hear() == []
     for client in (sending, receiving):
         client.connection.authorize("queue", "Listen")

@@ -1,4 +1,5 @@
-"""The bound on what waits for slow readers, over all connections: on its own, and in connections that do not read."""
+"""The bound on what waits for slow readers, over all connections: on its own, and in connections that do not
+read."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Reader:
         self.flushed += 1
 
 
-# --- on its own -------------------------------------------------------------------------------------------------------------
+# --- on its own
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_what_waits_is_counted_only_when_as_much_as_the_bound_was_given() -> None:
@@ -63,7 +65,9 @@ async def test_the_share_is_never_so_small_that_a_connection_could_not_go_on() -
     assert total.is_over and total.room == SHARE_BYTES_MIN
 
 
-async def test_who_is_held_is_asked_again_and_goes_on_when_the_others_have_read_or_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_held_is_asked_again_and_goes_on_when_the_others_have_read_or_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(slow_readers, "LOOK_AGAIN_S", 0.001)
     connections = [Reader(400 * KIB), Reader(400 * KIB)]
     total = OutputTotal(MIB, MIB, connections)
@@ -99,7 +103,8 @@ async def test_only_connections_in_which_something_may_wait_are_counted() -> Non
     assert prompt.counted and not idle.counted
 
 
-# --- connections ------------------------------------------------------------------------------------------------------------
+# --- connections
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def receivers(stack: LinkStack, count: int, *, window: int = 100_000) -> list[Client]:
@@ -153,10 +158,14 @@ async def test_many_that_do_not_read_are_given_a_bounded_number_of_bytes_and_one
     for client in [reader, *silent[1:]]:
         client.connection.connection_lost()
     wanted = waiting(silent[:1]) + 4 * size
-    await until(lambda: give(stack, size) >= 0 and waiting(silent[:1]) > wanted)  # its room is the old one again
+    await until(
+        lambda: give(stack, size) >= 0 and waiting(silent[:1]) > wanted
+    )  # its room is the old one again
 
 
-async def test_over_the_bound_responses_that_nobody_fetches_close_their_link_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_over_the_bound_responses_that_nobody_fetches_close_their_link_earlier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(request_node, "RESPONSES_WAITING_BYTES_MAX", 10 * MIB)
     stack = LinkStack(1)
     client = await stack.connect()
@@ -172,7 +181,9 @@ async def test_over_the_bound_responses_that_nobody_fetches_close_their_link_ear
     assert client.connection.response_bytes == 0
 
 
-async def test_over_the_bound_a_response_that_is_larger_than_a_share_does_not_hold_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_over_the_bound_a_response_that_is_larger_than_a_share_does_not_hold_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(slow_readers, "LOOK_AGAIN_S", 60)
     stack = LinkStack(1)
     client = await stack.connect()

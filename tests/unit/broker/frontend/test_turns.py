@@ -112,7 +112,9 @@ async def test_small_reads_take_turns_too_once_their_time_is_used_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_light", "turn_s"), [(True, TURN_S), (False, TURN_AMONG_HEAVY_S)], ids=["beside a light client", "among heavy ones"]
+    ("has_light", "turn_s"),
+    [(True, TURN_S), (False, TURN_AMONG_HEAVY_S)],
+    ids=["beside a light client", "among heavy ones"],
 )
 async def test_a_turn_ends_when_its_time_is_used_up(has_light: bool, turn_s: float) -> None:
     bench = Bench()
@@ -224,7 +226,9 @@ async def test_who_may_not_be_served_is_set_aside_and_keeps_its_bytes() -> None:
     assert held.data == bytes(READ_BYTES) + b"y" and held.is_read and not bench.turns.has_aside
 
 
-async def test_what_a_client_has_not_finished_comes_before_its_next_bytes_and_other_clients_in_between() -> None:
+async def test_what_a_client_has_not_finished_comes_before_its_next_bytes_and_other_clients_in_between() -> (
+    None
+):
     bench = Bench()
     slow, other = bench.client("slow", 0.1 * MICROSECOND), bench.client("other", 0.1 * MICROSECOND)
     slow.calls_more = 3
@@ -288,12 +292,16 @@ async def test_slices_are_shorter_while_a_light_client_is_served() -> None:
     await bench.until_served()
     light.receive(b"a message")
     bench.served.clear()
-    for client in [bench.client(f"heavy {number}", seconds_per_byte=0.01 * MICROSECOND) for number in range(2)]:
+    for client in [
+        bench.client(f"heavy {number}", seconds_per_byte=0.01 * MICROSECOND) for number in range(2)
+    ]:
         for _ in range(3):
             client.receive(bytes(READ_BYTES))
     await bench.until_served()
     took_s = [size * 0.01 * MICROSECOND for _, size in bench.served]
-    assert max(took_s[4:]) <= turns.SLICE_BESIDE_LIGHT_S, "each client's first slices find out how long its bytes take"
+    assert max(took_s[4:]) <= turns.SLICE_BESIDE_LIGHT_S, (
+        "each client's first slices find out how long its bytes take"
+    )
 
 
 async def test_slices_grow_again_once_no_light_client_is_left() -> None:

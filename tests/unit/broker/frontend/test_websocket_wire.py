@@ -1,4 +1,5 @@
-"""A WebSocket made to look like a socket (`listener.WebSocketWire`): when it holds its connection back, and when it lets it go on."""
+"""A WebSocket made to look like a socket (`listener.WebSocketWire`): when it holds its connection back, and
+when it lets it go on."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class Writer:
 
 
 @pytest.mark.parametrize("limit_later", [LIMIT, 2 * LIMIT, 4 * LIMIT])
-async def test_a_wire_that_held_its_connection_back_lets_it_go_on_whatever_its_limit_has_become(limit_later: int) -> None:
+async def test_a_wire_that_held_its_connection_back_lets_it_go_on_whatever_its_limit_has_become(
+    limit_later: int,
+) -> None:
     websocket, connection = SlowWebSocket(), Writer()
     wire = WebSocketWire(cast(web.WebSocketResponse, websocket), None, LIMIT)
     wire.connection = cast(Connection, connection)

@@ -1,4 +1,5 @@
-"""The administration API over HTTP: addresses, rights, bodies, status codes, paging (HTTP contract 1.7, 2)."""
+"""The administration API over HTTP: addresses, rights, bodies, status codes, paging (HTTP contract 1.7,
+2)."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ async def stack(tmp_path: Path) -> AsyncIterator[HttpStack]:
 
 def queue_body(inner: str = "", kind: str = "QueueDescription") -> bytes:
     return (
-        f'<entry xmlns="{ATOM}"><content type="application/xml"><{kind} xmlns="{SERVICE_BUS}">{inner}</{kind}></content></entry>'
+        f'<entry xmlns="{ATOM}"><content type="application/xml"><{kind} '
+        f'xmlns="{SERVICE_BUS}">{inner}</{kind}></content></entry>'
     ).encode()
 
 
@@ -46,7 +48,10 @@ def value(text: str, element: str) -> str | None:
 
 
 def titles(feed: str) -> list[str]:
-    return [entry.findtext(f"{{{ATOM}}}title") or "" for entry in etree.fromstring(feed.encode()).findall(f"{{{ATOM}}}entry")]
+    return [
+        entry.findtext(f"{{{ATOM}}}title") or ""
+        for entry in etree.fromstring(feed.encode()).findall(f"{{{ATOM}}}entry")
+    ]
 
 
 def next_of(feed: str) -> str | None:
@@ -55,7 +60,8 @@ def next_of(feed: str) -> str | None:
     return links[1].get("href") if len(links) > 1 else None
 
 
-# --- addresses -------------------------------------------------------------------------------------------------------
+# --- addresses
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,7 +73,10 @@ def next_of(feed: str) -> str | None:
         ("/orders/", Address("orders")),
         ("/", Address("")),
         ("/t/Subscriptions/", Address("t", ("Subscriptions",))),
-        ("/dir%2Ft/subscriptions/s/rules/%24Default", Address("dir/t", ("subscriptions", "s", "rules", "$Default"))),
+        (
+            "/dir%2Ft/subscriptions/s/rules/%24Default",
+            Address("dir/t", ("subscriptions", "s", "rules", "$Default")),
+        ),
         ("/subscriptions", Address("subscriptions")),
         ("/%24Resources/Queues", Address("$Resources/Queues")),
     ],
@@ -76,17 +85,22 @@ def test_a_path_is_split_before_it_is_decoded(path: str, address: Address) -> No
     assert read_address(path) == address
 
 
-# --- create, get, update, delete -------------------------------------------------------------------------------------
+# --- create, get, update, delete
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_queue_is_created_found_updated_and_deleted(stack: HttpStack) -> None:
-    status, text, headers = await stack.ask("PUT", "/orders?api-version=2021-05", queue_body("<MaxDeliveryCount>3</MaxDeliveryCount>"))
+    status, text, headers = await stack.ask(
+        "PUT", "/orders?api-version=2021-05", queue_body("<MaxDeliveryCount>3</MaxDeliveryCount>")
+    )
     assert (status, value(text, "MaxDeliveryCount")) == (201, "3")
     assert headers["Content-Type"] == "application/atom+xml;type=entry;charset=utf-8"
     assert f"<id>http://127.0.0.1:{stack.port}/orders?api-version=2021-05</id>" in text
     assert (await stack.ask("GET", "/ORDERS"))[1].count("<QueueDescription") == 1
 
-    status, text, _ = await stack.ask("PUT", "/orders", queue_body("<UserMetadata>m</UserMetadata>"), headers=UPDATE)
+    status, text, _ = await stack.ask(
+        "PUT", "/orders", queue_body("<UserMetadata>m</UserMetadata>"), headers=UPDATE
+    )
     assert (status, value(text, "MaxDeliveryCount"), value(text, "UserMetadata")) == (200, "10", "m")
 
     assert (await stack.ask("DELETE", "/orders"))[0] == 200
@@ -102,14 +116,20 @@ async def test_what_was_created_is_still_there_for_the_next_broker_on_the_same_d
 
 async def test_a_queue_that_does_not_say_is_partitioned_and_an_explicit_word_counts(tmp_path: Path) -> None:
     async with http_stack(tmp_path, partitions_default=4) as stack:
-        for name, inner, partitions in (("a", "", 4), ("b", "<EnablePartitioning>false</EnablePartitioning>", 1)):
+        for name, inner, partitions in (
+            ("a", "", 4),
+            ("b", "<EnablePartitioning>false</EnablePartitioning>", 1),
+        ):
             _, text, _ = await stack.ask("PUT", f"/{name}", queue_body(inner))
             queue = stack.namespace.find_queue(name)
             assert queue is not None and queue.partitions == partitions
             assert value(text, "EnablePartitioning") == str(partitions > 1).lower()
     async with http_stack(tmp_path, partitioned_by_default=False) as stack:
         assert value((await stack.ask("PUT", "/c", queue_body()))[1], "EnablePartitioning") == "false"
-        assert value((await stack.ask("PUT", "/a", queue_body(), headers=UPDATE))[1], "EnablePartitioning") == "true"
+        assert (
+            value((await stack.ask("PUT", "/a", queue_body(), headers=UPDATE))[1], "EnablePartitioning")
+            == "true"
+        )
 
 
 async def test_creating_what_exists_is_a_conflict_and_changes_nothing(stack: HttpStack) -> None:
@@ -123,12 +143,18 @@ async def test_creating_what_exists_is_a_conflict_and_changes_nothing(stack: Htt
 async def test_updating_or_deleting_what_does_not_exist_is_not_found(stack: HttpStack) -> None:
     for method, body, headers in (("PUT", queue_body(), UPDATE), ("DELETE", None, None)):
         status, text, response = await stack.ask(method, "/nowhere", body, headers=headers)
-        assert (status, value(text, "Code"), response["Content-Type"]) == (404, "404", "application/xml; charset=utf-8")
+        assert (status, value(text, "Code"), response["Content-Type"]) == (
+            404,
+            "404",
+            "application/xml; charset=utf-8",
+        )
     assert stack.namespace.find_queue("nowhere") is None
 
 
 @pytest.mark.parametrize("path", ["/nowhere?enrich=false", "/", "/dir%2Fnowhere"])
-async def test_asking_for_what_does_not_exist_gives_200_and_an_empty_feed(stack: HttpStack, path: str) -> None:
+async def test_asking_for_what_does_not_exist_gives_200_and_an_empty_feed(
+    stack: HttpStack, path: str
+) -> None:
     status, text, headers = await stack.ask("GET", path)
     assert (status, headers["Content-Type"]) == (200, "application/atom+xml;type=feed;charset=utf-8")
     assert '<title type="text">Publicly Listed Services</title>' in text and titles(text) == []
@@ -146,14 +172,18 @@ async def test_asking_for_what_does_not_exist_gives_200_and_an_empty_feed(stack:
         ("/$Resources", []),
     ],
 )
-async def test_a_path_where_no_entity_is_lists_what_lies_directly_below(stack: HttpStack, path: str, children: list[str]) -> None:
+async def test_a_path_where_no_entity_is_lists_what_lies_directly_below(
+    stack: HttpStack, path: str, children: list[str]
+) -> None:
     for name in ("z", "a", "a/x/y", "Dir/b", "dir/deep/d", "Dir/deep/c"):
         await stack.namespace.create_queue(name, QueueSettings())
     status, text, headers = await stack.ask("GET", path)
     assert (status, headers["Content-Type"]) == (200, "application/atom+xml;type=feed;charset=utf-8")
     assert '<title type="text">Publicly Listed Services</title>' in text and "<content" not in text
     assert [title.casefold() for title in titles(text)] == [child.casefold() for child in children]
-    for entry, child in zip(etree.fromstring(text.encode()).findall(f"{{{ATOM}}}entry"), titles(text), strict=True):
+    for entry, child in zip(
+        etree.fromstring(text.encode()).findall(f"{{{ATOM}}}entry"), titles(text), strict=True
+    ):
         assert entry.findtext(f"{{{ATOM}}}id") == f"{stack.url}/{child}?api-version=2021-05"
     assert (next_of(text) is not None) == ("$top=1" in path)
 
@@ -165,7 +195,10 @@ async def test_discovery_is_paged_like_a_list(stack: HttpStack) -> None:
     following = next_of(first)
     assert following == f"{stack.url}/dir?api-version=2024-05&%24skip=100&%24top=100"
     second = (await stack.ask("GET", following.removeprefix(stack.url)))[1]
-    assert (titles(first) + titles(second), next_of(second)) == ([f"dir/q{number:03}" for number in range(105)], None)
+    assert (titles(first) + titles(second), next_of(second)) == (
+        [f"dir/q{number:03}" for number in range(105)],
+        None,
+    )
 
 
 async def test_discovery_names_only_what_the_caller_may_manage(tmp_path: Path) -> None:
@@ -189,14 +222,19 @@ async def test_discovery_names_only_what_the_caller_may_manage(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("inner", "words"),
     [
-        ("<LockDuration>PT6M</LockDuration>", "The supplied lock time exceeds the allowed maximum of '5' minutes."),
+        (
+            "<LockDuration>PT6M</LockDuration>",
+            "The supplied lock time exceeds the allowed maximum of '5' minutes.",
+        ),
         ("<MaxDeliveryCount>0</MaxDeliveryCount>", "The specified value 0 is invalid."),
         ("<EnablePartitioning>maybe</EnablePartitioning>", "neither true nor false"),
         ("<RequiresSession>true</RequiresSession><ForwardTo>sb://h/target</ForwardTo>", "Bad Request."),
         ("<ForwardTo>sb://h/Orders</ForwardTo>", "cannot forward to itself"),
     ],
 )
-async def test_a_wrong_property_is_a_bad_request_that_names_it(stack: HttpStack, inner: str, words: str) -> None:
+async def test_a_wrong_property_is_a_bad_request_that_names_it(
+    stack: HttpStack, inner: str, words: str
+) -> None:
     await stack.ask("PUT", "/target", queue_body())
     status, text, _ = await stack.ask("PUT", "/orders", queue_body(inner))
     assert status == 400 and "SubCode=40000." in text and words in text
@@ -210,12 +248,17 @@ async def test_a_wrong_property_is_a_bad_request_that_names_it(stack: HttpStack,
     ("element", "words"),
     [
         ("EnablePartitioning>false", "Partitioning cannot be changed for Queue/Topic."),
-        ("RequiresSession>true", "The value for the 'requiresSession' property of an existing Queue(or Topic) cannot be changed."),
+        (
+            "RequiresSession>true",
+            "The value for the 'requiresSession' property of an existing Queue(or Topic) cannot be changed.",
+        ),
     ],
 )
 async def test_what_is_fixed_cannot_be_changed(stack: HttpStack, element: str, words: str) -> None:
     await stack.ask("PUT", "/orders", queue_body())
-    status, text, _ = await stack.ask("PUT", "/orders", queue_body(f"<{element}</{element.split('>')[0]}>"), headers=UPDATE)
+    status, text, _ = await stack.ask(
+        "PUT", "/orders", queue_body(f"<{element}</{element.split('>')[0]}>"), headers=UPDATE
+    )
     assert status == 400 and "SubCode=40000." in text and words in text
 
 
@@ -252,13 +295,22 @@ async def test_runtime_counts_come_from_all_partitions(stack: HttpStack) -> None
     stack.partition.available = False
     stack.queue("orders").partition(0)
     text = (await stack.ask("GET", "/orders"))[1]
-    assert [value(text, f"d2p1:{name}MessageCount") for name in ("Active", "DeadLetter", "Scheduled", "Transfer")] == ["5", "3", "2", "0"]
+    assert [
+        value(text, f"d2p1:{name}MessageCount") for name in ("Active", "DeadLetter", "Scheduled", "Transfer")
+    ] == ["5", "3", "2", "0"]
     assert (value(text, "MessageCount"), value(text, "SizeInBytes")) == ("11", "1000")
-    assert (value(text, "EntityAvailabilityStatus"), value(text, "AccessedAt")) == ("Limited", "0001-01-01T00:00:00")
+    assert (value(text, "EntityAvailabilityStatus"), value(text, "AccessedAt")) == (
+        "Limited",
+        "0001-01-01T00:00:00",
+    )
 
 
-async def test_authorization_rules_keep_their_times_over_an_update_that_does_not_change_them(stack: HttpStack) -> None:
-    rule = AuthorizationRule("app", "k1", "k2", frozenset({"Send"}), created_at_ms=1_000, modified_at_ms=2_000)
+async def test_authorization_rules_keep_their_times_over_an_update_that_does_not_change_them(
+    stack: HttpStack,
+) -> None:
+    rule = AuthorizationRule(
+        "app", "k1", "k2", frozenset({"Send"}), created_at_ms=1_000, modified_at_ms=2_000
+    )
     await stack.namespace.create_queue("orders", QueueSettings(authorization_rules=(rule,)))
     complete = (await stack.ask("GET", "/orders"))[1]
     assert (await stack.ask("PUT", "/orders", complete.encode(), headers=UPDATE))[0] == 200
@@ -271,7 +323,8 @@ async def test_authorization_rules_keep_their_times_over_an_update_that_does_not
     assert (changed.secondary_key, changed.created_at_ms) == ("k3", 1_000) and changed.modified_at_ms > 2_000
 
 
-# --- lists -----------------------------------------------------------------------------------------------------------
+# --- lists
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_lists_are_paged_as_every_client_expects(stack: HttpStack) -> None:
@@ -281,7 +334,10 @@ async def test_lists_are_paged_as_every_client_expects(stack: HttpStack) -> None
     assert headers["Content-Type"] == "application/atom+xml;type=feed;charset=utf-8"
     assert titles(first) == [f"q{number:03}" for number in range(100)]
     following = next_of(first)
-    assert following == f"http://127.0.0.1:{stack.port}/$Resources/queues?api-version=2021-05&%24skip=100&%24top=100"
+    assert (
+        following
+        == f"http://127.0.0.1:{stack.port}/$Resources/queues?api-version=2021-05&%24skip=100&%24top=100"
+    )
     _, second, _ = await stack.ask("GET", following.removeprefix(stack.url))
     assert (len(titles(second)), next_of(second)) == (5, None)
     assert titles((await stack.ask("GET", "/$Resources/queues?%24skip=2&%24top=2"))[1]) == ["q002", "q003"]
@@ -303,11 +359,15 @@ async def test_namespace_information_is_what_clients_probe_the_connection_with(s
 async def test_creating_and_listing_touch_no_log_and_counts_are_right_after_a_restart(tmp_path: Path) -> None:
     async def listed(http_url: str) -> dict[str, tuple[str | None, ...]]:
         headers = {"Authorization": sas_token("https://h")}
-        async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{http_url}/$Resources/queues") as response:
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.get(f"{http_url}/$Resources/queues") as response,
+        ):
             feed = etree.fromstring(await response.read())
         return {
             entry.findtext(f"{{{ATOM}}}title") or "": tuple(
-                entry.findtext(f".//{{{SERVICE_BUS}}}{element}") for element in ("MessageCount", "SizeInBytes")
+                entry.findtext(f".//{{{SERVICE_BUS}}}{element}")
+                for element in ("MessageCount", "SizeInBytes")
             )
             for entry in feed.findall(f"{{{ATOM}}}entry")
         }
@@ -327,10 +387,14 @@ async def test_creating_and_listing_touch_no_log_and_counts_are_right_after_a_re
         queue = broker.broker.namespace.find("q07")
         assert queue is not None
         payload = store(message(body=[b"x" * 1000]), lambda: "id").data
-        sent = asyncio.run_coroutine_threadsafe(ask(queue.partition(11), Send([payload] * 3, None)), broker.loop)
+        sent = asyncio.run_coroutine_threadsafe(
+            ask(queue.partition(11), Send([payload] * 3, None)), broker.loop
+        )
         await asyncio.wait_for(asyncio.wrap_future(sent), 10)
     known = logs()
-    assert {Path(path).parts[:2] for path in known if len(Path(path).parts) > 1} == {(queue.description.generation, "000b")}
+    assert {Path(path).parts[:2] for path in known if len(Path(path).parts) > 1} == {
+        (queue.description.generation, "000b")
+    }
     with BrokerThread(tmp_path, [], LocalDisk()) as broker:
         assert await listed(broker.addresses.http_url) == dict.fromkeys(names, ("0", "0")) | {
             "q07": ("3", str(3 * (len(payload) + MESSAGE_OVERHEAD_BYTES)))
@@ -339,12 +403,17 @@ async def test_creating_and_listing_touch_no_log_and_counts_are_right_after_a_re
         assert after == {(queue.description.generation, "000b")}
 
 
-# --- topics: later ---------------------------------------------------------------------------------------------------
+# --- topics: later
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_topics_are_listed_as_none_and_creating_one_says_that_they_come_later(stack: HttpStack) -> None:
     assert titles((await stack.ask("GET", "/$Resources/topics"))[1]) == []
-    for path, kind in (("/t", "Topic"), ("/t/subscriptions/s", "Subscription"), ("/t/subscriptions/s/rules/r", "Rule")):
+    for path, kind in (
+        ("/t", "Topic"),
+        ("/t/subscriptions/s", "Subscription"),
+        ("/t/subscriptions/s/rules/r", "Rule"),
+    ):
         status, text, _ = await stack.ask("PUT", path, queue_body(kind=f"{kind}Description"))
         assert (status, value(text, "Code")) == (501, "501")
         assert f"{kind}s come in a later version" in text
@@ -353,7 +422,8 @@ async def test_topics_are_listed_as_none_and_creating_one_says_that_they_come_la
     assert (await stack.ask("DELETE", "/t/subscriptions/s"))[0] == 404
 
 
-# --- rights ----------------------------------------------------------------------------------------------------------
+# --- rights
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_every_request_needs_a_token_that_verifies(stack: HttpStack) -> None:
@@ -373,14 +443,18 @@ async def test_every_request_needs_a_token_that_verifies(stack: HttpStack) -> No
             ("GET", "/$Resources/queues"),
             ("GET", "/$namespaceinfo"),
         ):
-            status, text, _ = await stack.ask(method, path, queue_body() if method == "PUT" else None, token=token)
+            status, text, _ = await stack.ask(
+                method, path, queue_body() if method == "PUT" else None, token=token
+            )
             assert (status, value(text, "Code")) == (401, "401")
             assert words in text
     assert stack.namespace.find_queue("orders") is None
 
 
 async def test_a_token_is_taken_for_sixty_seconds_after_its_end(stack: HttpStack) -> None:
-    assert (await stack.ask("GET", "/orders", token=sas_token("https://h", expires_at_s=int(time.time()) - 30)))[0] == 200
+    assert (
+        await stack.ask("GET", "/orders", token=sas_token("https://h", expires_at_s=int(time.time()) - 30))
+    )[0] == 200
 
 
 async def test_tokens_are_taken_as_every_sdk_makes_them(stack: HttpStack) -> None:
@@ -394,7 +468,9 @@ async def test_tokens_are_taken_as_every_sdk_makes_them(stack: HttpStack) -> Non
         f"{host}:80/orders",
     ):
         for lower_hex in (False, True):
-            status, text, _ = await stack.ask("GET", "/orders", token=sas_token(resource, lower_hex=lower_hex))
+            status, text, _ = await stack.ask(
+                "GET", "/orders", token=sas_token(resource, lower_hex=lower_hex)
+            )
             assert status == 200 and "<QueueDescription" in text, resource
 
 
@@ -416,8 +492,16 @@ async def test_send_and_listen_do_not_manage_and_learn_no_names(tmp_path: Path) 
     async with http_stack(tmp_path, sas_rules=rules) as stack:
         await stack.namespace.create_queue("orders", QueueSettings())
         token = sas_token("https://h", key_name="app", key="k")
-        for method, path in (("DELETE", "/orders"), ("DELETE", "/nowhere"), ("PUT", "/orders"), ("PUT", "/nowhere"), ("GET", "/orders")):
-            assert (await stack.ask(method, path, queue_body() if method == "PUT" else None, token=token))[0] == 401
+        for method, path in (
+            ("DELETE", "/orders"),
+            ("DELETE", "/nowhere"),
+            ("PUT", "/orders"),
+            ("PUT", "/nowhere"),
+            ("GET", "/orders"),
+        ):
+            assert (await stack.ask(method, path, queue_body() if method == "PUT" else None, token=token))[
+                0
+            ] == 401
         assert (await stack.ask("PUT", "/nowhere", queue_body(), token=token, headers=UPDATE))[0] == 401
         # Discovery of a path where nothing is was recorded as open to whoever has a token at all.
         assert (await stack.ask("GET", "/nowhere", token=token))[0] == 200
@@ -429,27 +513,50 @@ async def test_a_key_of_the_queue_manages_it(stack: HttpStack) -> None:
     for key in ("k1", "k2"):
         token = sas_token("https://h/orders", key_name="own", key=key)
         assert "<QueueDescription" in (await stack.ask("GET", "/orders", token=token))[1]
-        assert (await stack.ask("PUT", "/orders", queue_body(), token=token))[0] == 401  # creating needs a key of the namespace
+        assert (await stack.ask("PUT", "/orders", queue_body(), token=token))[
+            0
+        ] == 401  # creating needs a key of the namespace
         below = sas_token("https://h/orders/new", key_name="own", key=key)
         assert (await stack.ask("PUT", "/orders/new", queue_body(), token=below))[0] == 401
-        assert (await stack.ask("PUT", "/orders", (await stack.ask("GET", "/orders"))[1].encode(), token=token, headers=UPDATE))[0] == 200
+        assert (
+            await stack.ask(
+                "PUT", "/orders", (await stack.ask("GET", "/orders"))[1].encode(), token=token, headers=UPDATE
+            )
+        )[0] == 200
 
 
-async def test_a_token_of_the_namespaces_key_for_one_request_alone_is_enough_for_that_request(stack: HttpStack) -> None:
-    for method, path in (("PUT", "/new"), ("GET", "/$Resources/Queues"), ("GET", "/$namespaceinfo"), ("DELETE", "/new")):
+async def test_a_token_of_the_namespaces_key_for_one_request_alone_is_enough_for_that_request(
+    stack: HttpStack,
+) -> None:
+    for method, path in (
+        ("PUT", "/new"),
+        ("GET", "/$Resources/Queues"),
+        ("GET", "/$namespaceinfo"),
+        ("DELETE", "/new"),
+    ):
         token = sas_token(f"https://h{path}?api-version=2021-05".lower(), lower_hex=True)
-        assert (await stack.ask(method, path, queue_body() if method == "PUT" else None, token=token))[0] in (200, 201)
+        assert (await stack.ask(method, path, queue_body() if method == "PUT" else None, token=token))[0] in (
+            200,
+            201,
+        )
         assert (await stack.ask("GET", "/$Resources/topics", token=token))[0] == 401
 
 
-# --- forwarding ------------------------------------------------------------------------------------------------------
+# --- forwarding
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("element", ["ForwardTo", "ForwardDeadLetteredMessagesTo"])
 @pytest.mark.parametrize("target", ["sb://elsewhere:5300/dir/target", "https://h/dir%2Ftarget", "dir/target"])
-async def test_a_forwarding_target_is_kept_and_shown_as_an_absolute_address(stack: HttpStack, element: str, target: str) -> None:
+async def test_a_forwarding_target_is_kept_and_shown_as_an_absolute_address(
+    stack: HttpStack, element: str, target: str
+) -> None:
     await stack.ask("PUT", "/dir%2Ftarget", queue_body())
-    stored = QueueSettings(forward_to="dir/target") if element == "ForwardTo" else QueueSettings(forward_dead_lettered_to="dir/target")
+    stored = (
+        QueueSettings(forward_to="dir/target")
+        if element == "ForwardTo"
+        else QueueSettings(forward_dead_lettered_to="dir/target")
+    )
     await stack.namespace.create_queue("orders", stored, file_settings=stored)
     status, text, _ = await stack.ask("GET", "/orders")
     assert (status, value(text, element)) == (200, f"sb://127.0.0.1:{stack.port}/dir/target")
@@ -464,7 +571,9 @@ async def test_a_forwarding_target_must_exist(stack: HttpStack) -> None:
     assert stack.namespace.find_queue("orders") is None
 
 
-async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_second_one(stack: HttpStack) -> None:
+async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_second_one(
+    stack: HttpStack,
+) -> None:
     for name in ("orders", "target"):
         await stack.namespace.create_queue(name, QueueSettings())
     body = queue_body("<ForwardTo>target</ForwardTo>")
@@ -473,14 +582,17 @@ async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_s
     wrong = {**UPDATE, "ServiceBusSupplementaryAuthorization": sas_token("sb://h/orders")}
     assert (await stack.ask("PUT", "/orders", body, token=token, headers=wrong))[0] == 401
     right = {**UPDATE, "ServiceBusSupplementaryAuthorization": sas_token("sb://h:5300/target")}
-    assert (await stack.ask("PUT", "/orders", body, token=token, headers=right))[0] == 501, "permitted, and not supported"
+    assert (await stack.ask("PUT", "/orders", body, token=token, headers=right))[0] == 501, (
+        "permitted, and not supported"
+    )
     dead = queue_body("<ForwardDeadLetteredMessagesTo>target</ForwardDeadLetteredMessagesTo>")
     assert (await stack.ask("PUT", "/orders", dead, token=token, headers=right))[0] == 401
     right = {**UPDATE, "ServiceBusDlqSupplementaryAuthorization": sas_token("sb://h:5300/target")}
     assert (await stack.ask("PUT", "/orders", dead, token=token, headers=right))[0] == 501
 
 
-# --- what this version does not do -----------------------------------------------------------------------------------
+# --- what this version does not do
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -505,12 +617,16 @@ async def test_a_setting_without_effect_is_refused_unless_it_is_stored_already(
     settings = QueueSettings(**{field: stored})  # type: ignore[arg-type]
     await stack.namespace.create_queue("orders", settings, file_settings=settings)
     status, text, _ = await stack.ask("PUT", "/orders", body, headers=UPDATE)
-    assert status == 200 and value(text, element) == (f"sb://127.0.0.1:{stack.port}/target" if value_given == "target" else value_given)
+    assert status == 200 and value(text, element) == (
+        f"sb://127.0.0.1:{stack.port}/target" if value_given == "target" else value_given
+    )
 
 
 async def test_a_setting_without_effect_cannot_be_added_later(stack: HttpStack) -> None:
     await stack.ask("PUT", "/orders", queue_body())
-    status, text, _ = await stack.ask("PUT", "/orders", queue_body("<AutoDeleteOnIdle>PT5M</AutoDeleteOnIdle>"), headers=UPDATE)
+    status, text, _ = await stack.ask(
+        "PUT", "/orders", queue_body("<AutoDeleteOnIdle>PT5M</AutoDeleteOnIdle>"), headers=UPDATE
+    )
     assert status == 501 and "idle entities are not deleted yet" in text
     found = stack.namespace.find_queue("orders")
     assert found is not None and found.settings.auto_delete_on_idle_ms is None
@@ -526,7 +642,9 @@ async def test_a_token_for_another_host_is_good_for_its_path_alone(stack: HttpSt
 
 
 @pytest.mark.parametrize("element", ["PartitionCount", "Partitioned"])
-async def test_a_field_of_the_configuration_file_is_refused_over_http_where_it_would_do_nothing(stack: HttpStack, element: str) -> None:
+async def test_a_field_of_the_configuration_file_is_refused_over_http_where_it_would_do_nothing(
+    stack: HttpStack, element: str
+) -> None:
     status, text, _ = await stack.ask("PUT", "/orders", queue_body(f"<{element}>1</{element}>"))
     assert status == 400 and f"'{element}' is a field of the configuration file alone" in text
     assert stack.namespace.find_queue("orders") is None
@@ -535,10 +653,14 @@ async def test_a_field_of_the_configuration_file_is_refused_over_http_where_it_w
 async def test_elements_that_no_setting_has_are_passed_over_and_warned_of(stack: HttpStack) -> None:
     with capture_logs() as lines:
         status, text, _ = await stack.ask(
-            "PUT", "/orders", queue_body("<MaxDeliveryCont>3</MaxDeliveryCont><LockDuration>PT5S</LockDuration>")
+            "PUT",
+            "/orders",
+            queue_body("<MaxDeliveryCont>3</MaxDeliveryCont><LockDuration>PT5S</LockDuration>"),
         )
         assert status == 201 and value(text, "MaxDeliveryCount") == "10"
         _, whole, _ = await stack.ask("GET", "/orders")
         assert (await stack.ask("PUT", "/orders", whole.encode(), headers=UPDATE))[0] == 200
-    ignored = [(line["entity"], line["elements"]) for line in lines if line["event"] == "queue.elements_ignored"]
+    ignored = [
+        (line["entity"], line["elements"]) for line in lines if line["event"] == "queue.elements_ignored"
+    ]
     assert ignored == [("orders", ["MaxDeliveryCont"])]

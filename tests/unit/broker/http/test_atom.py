@@ -32,21 +32,29 @@ EMPTY = EntityRuntime(0, 0, 0, 0, 0, 0, 0, "Available", None)
 
 def body(description: str, prefix: str = "") -> bytes:
     colon = f"{prefix}:" if prefix else ""
-    opening = f'<{colon}entry xmlns{":" + prefix if prefix else ""}="{ATOM}"><{colon}content type="application/xml">'
+    opening = (
+        f'<{colon}entry xmlns{":" + prefix if prefix else ""}="{ATOM}"><{colon}content '
+        'type="application/xml">'
+    )
     return f"{opening}{description}</{colon}content></{colon}entry>".encode()
 
 
-def read(inner: str, previous: QueueSettings | None = None, defaults: QueueDefaults = DEFAULTS) -> QueueSettings:
+def read(
+    inner: str, previous: QueueSettings | None = None, defaults: QueueDefaults = DEFAULTS
+) -> QueueSettings:
     description = parse_entry(body(f'<QueueDescription xmlns="{SERVICE_BUS}">{inner}</QueueDescription>'))
     return read_queue(description, defaults, previous, NOW_MS)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_description_has_the_services_defaults_but_for_partitioning() -> None:
     assert read("") == QueueSettings()
-    assert read("", defaults=QueueDefaults(False, 256)) == QueueSettings(enable_partitioning=False, max_message_size_kb=256)
+    assert read("", defaults=QueueDefaults(False, 256)) == QueueSettings(
+        enable_partitioning=False, max_message_size_kb=256
+    )
 
 
 def test_any_prefix_and_any_order_is_read() -> None:
@@ -62,7 +70,8 @@ def test_every_element_is_honoured() -> None:
         "<RequiresSession>True</RequiresSession><DefaultMessageTimeToLive>P1D</DefaultMessageTimeToLive>"
         "<DeadLetteringOnMessageExpiration>1</DeadLetteringOnMessageExpiration><DuplicateDetectionHistoryTimeWindow>PT1H</DuplicateDetectionHistoryTimeWindow>"
         "<MaxDeliveryCount>2147483647</MaxDeliveryCount><EnableBatchedOperations>false</EnableBatchedOperations>"
-        "<IsAnonymousAccessible>true</IsAnonymousAccessible><Status>senddisabled</Status><UserMetadata> kept as it is </UserMetadata>"
+        "<IsAnonymousAccessible>true</IsAnonymousAccessible><Status>senddisabled</Status>"
+        "<UserMetadata> kept as it is </UserMetadata>"
         "<SupportOrdering>false</SupportOrdering><AutoDeleteOnIdle>PT5M</AutoDeleteOnIdle><EnablePartitioning>false</EnablePartitioning>"
         "<ForwardDeadLetteredMessagesTo>sb://host:5300/dir/dead%20</ForwardDeadLetteredMessagesTo><EnableExpress>0</EnableExpress>"
         "<MaxMessageSizeInKilobytes>2</MaxMessageSizeInKilobytes>"
@@ -98,13 +107,25 @@ def test_read_only_unknown_and_empty_elements_count_as_left_out() -> None:
 
 
 def test_an_update_that_leaves_out_what_is_fixed_leaves_it_as_it_was_and_resets_the_rest() -> None:
-    previous = QueueSettings(requires_session=True, requires_duplicate_detection=True, enable_partitioning=False, max_delivery_count=3)
-    assert read("", previous) == QueueSettings(requires_session=True, requires_duplicate_detection=True, enable_partitioning=False)
+    previous = QueueSettings(
+        requires_session=True,
+        requires_duplicate_detection=True,
+        enable_partitioning=False,
+        max_delivery_count=3,
+    )
+    assert read("", previous) == QueueSettings(
+        requires_session=True, requires_duplicate_detection=True, enable_partitioning=False
+    )
     assert read("<EnablePartitioning>true</EnablePartitioning>", previous).enable_partitioning is True
 
 
 def test_the_longest_duration_means_without_limit_however_python_rounds_it() -> None:
-    assert read("<DefaultMessageTimeToLive>P10675199DT2H48M5.477539S</DefaultMessageTimeToLive>").default_time_to_live_ms is None
+    assert (
+        read(
+            "<DefaultMessageTimeToLive>P10675199DT2H48M5.477539S</DefaultMessageTimeToLive>"
+        ).default_time_to_live_ms
+        is None
+    )
 
 
 def test_authorization_rules_are_read_with_any_prefix_for_their_type() -> None:
@@ -114,7 +135,9 @@ def test_authorization_rules_are_read_with_any_prefix_for_their_type() -> None:
         "<ClaimValue>None</ClaimValue><Rights><AccessRights>Send</AccessRights><AccessRights>Listen</AccessRights></Rights>"
         "<KeyName>app</KeyName><PrimaryKey>one</PrimaryKey><SecondaryKey>two</SecondaryKey></AuthorizationRule></AuthorizationRules>"
     )
-    assert read(inner).authorization_rules == (AuthorizationRule("app", "one", "two", frozenset({"Send", "Listen"}), NOW_MS, NOW_MS),)
+    assert read(inner).authorization_rules == (
+        AuthorizationRule("app", "one", "two", frozenset({"Send", "Listen"}), NOW_MS, NOW_MS),
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +167,9 @@ def test_a_value_of_no_sense_is_refused_by_its_element(element: str, value: str)
         f'<entry xmlns="{ATOM}"><content/></entry>'.encode(),
         body('<QueueDescription xmlns="urn:other"/>'),
         b'<!DOCTYPE e [<!ENTITY a "b">]>'
-        + body(f'<QueueDescription xmlns="{SERVICE_BUS}"><UserMetadata>&a;</UserMetadata></QueueDescription>'),
+        + body(
+            f'<QueueDescription xmlns="{SERVICE_BUS}"><UserMetadata>&a;</UserMetadata></QueueDescription>'
+        ),
         b"<a>" * 100_000,
         b"\xff\xfe\x00",
     ],
@@ -167,7 +192,9 @@ def test_a_body_that_is_no_description_is_refused(broken: bytes) -> None:
         (None, None),
     ],
 )
-def test_a_forwarding_target_is_its_entity_path_however_it_is_spelled(sent: str | None, entity: str | None) -> None:
+def test_a_forwarding_target_is_its_entity_path_however_it_is_spelled(
+    sent: str | None, entity: str | None
+) -> None:
     assert entity_of(sent) == entity
 
 
@@ -176,12 +203,15 @@ def test_a_forwarding_target_is_shown_as_the_absolute_address_that_clients_send_
     assert entity_of(address_of("dir/q 2", "localhost:5300")) == "dir/q 2"
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- writing
+# ------------------------------------------------------------------------------------------------------------
 
 GOLDEN = (
-    '<entry xmlns="http://www.w3.org/2005/Atom"><id>http://localhost:5300/orders?api-version=2021-05</id><title type="text">orders</title>'
+    '<entry xmlns="http://www.w3.org/2005/Atom"><id>http://localhost:5300/orders?api-version=2021-05</id>'
+    '<title type="text">orders</title>'
     "<published>2026-01-05T10:00:00.123Z</published><updated>2026-01-05T10:00:00.123Z</updated><author><name>sbemulatorns</name></author>"
-    '<link rel="self" href="http://localhost:5300/orders?api-version=2021-05"/><content type="application/xml">'
+    '<link rel="self" href="http://localhost:5300/orders?api-version=2021-05"/><content '
+    'type="application/xml">'
     '<QueueDescription xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect" xmlns:i="http://www.w3.org/2001/XMLSchema-instance">'
     "<LockDuration>PT1M</LockDuration><MaxSizeInMegabytes>1024</MaxSizeInMegabytes><RequiresDuplicateDetection>false</RequiresDuplicateDetection>"
     "<RequiresSession>false</RequiresSession><DefaultMessageTimeToLive>P10675199DT2H48M5.4775807S</DefaultMessageTimeToLive>"
@@ -202,7 +232,14 @@ GOLDEN = (
 
 def entry_of(queue: QueueDescription, runtime: EntityRuntime = EMPTY) -> Entry:
     url = "http://localhost:5300/orders?api-version=2021-05"
-    return Entry(url, queue.name, "sbemulatorns", queue.created_at_ms, queue.updated_at_ms, write_queue(queue, runtime, "localhost:5300"))
+    return Entry(
+        url,
+        queue.name,
+        "sbemulatorns",
+        queue.created_at_ms,
+        queue.updated_at_ms,
+        write_queue(queue, runtime, "localhost:5300"),
+    )
 
 
 def queue_of(settings: QueueSettings) -> QueueDescription:
@@ -223,7 +260,9 @@ def test_what_is_written_reads_back_as_the_same_settings() -> None:
         forward_dead_lettered_to="dir/dead",
         user_metadata="<&> 'x' \u00e4\U0001f600",
         auto_delete_on_idle_ms=600_000,
-        authorization_rules=(AuthorizationRule("app", "k1", "k2", frozenset({"Manage", "Send", "Listen"}), NOW_MS, NOW_MS),),
+        authorization_rules=(
+            AuthorizationRule("app", "k1", "k2", frozenset({"Manage", "Send", "Listen"}), NOW_MS, NOW_MS),
+        ),
     )
     description = parse_entry(write_entry(entry_of(queue_of(settings))))
     assert description.kind == "QueueDescription"
@@ -233,8 +272,16 @@ def test_what_is_written_reads_back_as_the_same_settings() -> None:
 def test_counts_stand_under_the_prefix_that_javascript_looks_for() -> None:
     runtime = EntityRuntime(1, 2, 3, 4, 5, 15, 999, "Limited", NOW_MS)
     text = write_entry(entry_of(queue_of(QueueSettings()), runtime)).decode()
-    assert '<CountDetails xmlns:d2p1="http://schemas.microsoft.com/netservices/2011/06/servicebus"><d2p1:ActiveMessageCount>1<' in text
-    for element in ("SizeInBytes>999", "MessageCount>15", "d2p1:TransferDeadLetterMessageCount>5", "EntityAvailabilityStatus>Limited"):
+    assert (
+        '<CountDetails xmlns:d2p1="http://schemas.microsoft.com/netservices/2011/06/servicebus"><d2p1:ActiveMessageCount>1<'
+        in text
+    )
+    for element in (
+        "SizeInBytes>999",
+        "MessageCount>15",
+        "d2p1:TransferDeadLetterMessageCount>5",
+        "EntityAvailabilityStatus>Limited",
+    ):
         assert f"<{element}</" in text
     assert "<AccessedAt>2026-01-05T10:00:00.123Z</AccessedAt>" in text
 
@@ -243,16 +290,24 @@ def test_authorization_rules_carry_their_type_under_the_prefix_i() -> None:
     rule = AuthorizationRule("app", "k1", "", frozenset({"Listen", "Send"}), NOW_MS, NOW_MS)
     text = write_entry(entry_of(queue_of(QueueSettings(authorization_rules=(rule,))))).decode()
     assert (
-        '<AuthorizationRule i:type="SharedAccessAuthorizationRule"><ClaimType>SharedAccessKey</ClaimType><ClaimValue>None</ClaimValue>'
-        in text
-    )
+        "<AuthorizationRule "
+        'i:type="SharedAccessAuthorizationRule"><ClaimType>SharedAccessKey</ClaimType><ClaimValue>None</ClaimValue>'
+    ) in text
     assert "<Rights><AccessRights>Send</AccessRights><AccessRights>Listen</AccessRights></Rights>" in text
 
 
 def test_a_feed_has_self_and_then_next_and_no_third_link() -> None:
     entry = entry_of(queue_of(QueueSettings()))
     feed = etree.fromstring(
-        b"".join(write_feed("Queues", "http://h/$Resources/queues", "http://h/$Resources/queues?%24skip=1", NOW_MS, [write_entry(entry)]))
+        b"".join(
+            write_feed(
+                "Queues",
+                "http://h/$Resources/queues",
+                "http://h/$Resources/queues?%24skip=1",
+                NOW_MS,
+                [write_entry(entry)],
+            )
+        )
     )
     links = feed.findall(f"{{{ATOM}}}link")
     assert [(link.get("rel"), link.get("href")) for link in links] == [
@@ -260,14 +315,25 @@ def test_a_feed_has_self_and_then_next_and_no_third_link() -> None:
         ("next", "http://h/$Resources/queues?%24skip=1"),
     ]
     assert len(feed.findall(f"{{{ATOM}}}entry")) == 1
-    assert len(etree.fromstring(b"".join(write_feed("Queues", "http://h/", None, NOW_MS, []))).findall(f"{{{ATOM}}}link")) == 1
+    assert (
+        len(
+            etree.fromstring(b"".join(write_feed("Queues", "http://h/", None, NOW_MS, []))).findall(
+                f"{{{ATOM}}}link"
+            )
+        )
+        == 1
+    )
 
 
 def test_discovery_has_the_title_by_which_go_knows_not_found_and_entries_without_content() -> None:
     feed = etree.fromstring(b"".join(write_discovery("http://h/q", None, NOW_MS, [])))
     assert feed.findtext(f"{{{ATOM}}}title") == "Publicly Listed Services"
     assert feed.find(f"{{{ATOM}}}entry") is None
-    feed = etree.fromstring(b"".join(write_discovery("http://h/q", "http://h/next", NOW_MS, [Child("http://h/q/a", "q/a", NOW_MS)])))
+    feed = etree.fromstring(
+        b"".join(
+            write_discovery("http://h/q", "http://h/next", NOW_MS, [Child("http://h/q/a", "q/a", NOW_MS)])
+        )
+    )
     assert feed.findtext(f"{{{ATOM}}}title") == "Publicly Listed Services"
     assert [(link.get("rel"), link.get("href")) for link in feed.findall(f"{{{ATOM}}}link")] == [
         ("self", "http://h/q"),
@@ -281,7 +347,10 @@ def test_discovery_has_the_title_by_which_go_knows_not_found_and_entries_without
 
 
 def test_an_error_has_an_integer_code_and_no_namespace() -> None:
-    assert write_error(409, "SubCode=40900. a < b\x00") == b"<Error><Code>409</Code><Detail>SubCode=40900. a &lt; b?</Detail></Error>"
+    assert (
+        write_error(409, "SubCode=40900. a < b\x00")
+        == b"<Error><Code>409</Code><Detail>SubCode=40900. a &lt; b?</Detail></Error>"
+    )
 
 
 def test_characters_that_xml_cannot_hold_are_replaced() -> None:
@@ -295,4 +364,6 @@ def test_a_moment_that_has_not_been_is_spelled_as_go_wants_it() -> None:
 
 
 def test_an_unlimited_time_to_live_is_written_as_the_longest_time_span() -> None:
-    assert f"<DefaultMessageTimeToLive>{UNLIMITED}<" in write_entry(entry_of(queue_of(QueueSettings()))).decode()
+    assert (
+        f"<DefaultMessageTimeToLive>{UNLIMITED}<" in write_entry(entry_of(queue_of(QueueSettings()))).decode()
+    )

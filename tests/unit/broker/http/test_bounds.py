@@ -1,4 +1,5 @@
-"""The HTTP port and clients that hold it up: half headers, slow bodies, unread answers, garbage, too many connections."""
+"""The HTTP port and clients that hold it up: half headers, slow bodies, unread answers, garbage, too many
+connections."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ async def client(
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A client that has said something."""
     context = ssl.create_default_context(cafile=str(stack.files.authority)) if tls else None
-    reader, writer = await asyncio.open_connection("localhost" if tls else "127.0.0.1", stack.port, ssl=context)
+    reader, writer = await asyncio.open_connection(
+        "localhost" if tls else "127.0.0.1", stack.port, ssl=context
+    )
     try:
         writer.write(said)
         yield reader, writer
@@ -63,7 +66,8 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
 
 
 async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Send a byte every 20 ms until the broker hangs up; gives all that it said. Raises TimeoutError if it does not hang up."""
+    """Send a byte every 20 ms until the broker hangs up; gives all that it said. Raises TimeoutError if it
+    does not hang up."""
     ending = asyncio.create_task(rest(reader))
     while not ending.done():
         with contextlib.suppress(ConnectionError):
@@ -82,18 +86,25 @@ async def status_of(reader: asyncio.StreamReader) -> int:
         return int(head.split()[1])
 
 
-# --- time ------------------------------------------------------------------------------------------------------------
+# --- time
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tls", [False, True])
 async def test_a_header_that_is_not_whole_in_time_ends_the_connection(tmp_path: Path, tls: bool) -> None:
-    async with http_stack(tmp_path, http_header_timeout_ms=500) as stack, client(stack, HALF, tls=tls) as (reader, _):
+    async with (
+        http_stack(tmp_path, http_header_timeout_ms=500) as stack,
+        client(stack, HALF, tls=tls) as (reader, _),
+    ):
         assert await rest(reader) == b""
         assert stack.ended("slow_header") == 1
 
 
 async def test_bytes_one_at_a_time_do_not_lengthen_a_headers_time(tmp_path: Path) -> None:
-    async with http_stack(tmp_path, http_header_timeout_ms=300) as stack, client(stack, HALF) as (reader, writer):
+    async with (
+        http_stack(tmp_path, http_header_timeout_ms=300) as stack,
+        client(stack, HALF) as (reader, writer),
+    ):
         assert await trickle(reader, writer) == b""
         assert stack.ended("slow_header") == 1
 
@@ -130,26 +141,38 @@ async def test_a_tls_handshake_has_a_headers_time(tmp_path: Path) -> None:
 async def test_a_body_has_its_time_however_it_trickles(tmp_path: Path) -> None:
     async with http_stack(tmp_path, http_transfer_timeout_ms=300) as stack:
         token = sas_token(f"https://127.0.0.1:{stack.port}")
-        head = f"PUT /orders HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: 100000\r\n\r\n".encode()
+        head = (
+            f"PUT /orders HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: "
+            "100000\r\n\r\n"
+        ).encode()
         async with client(stack, head) as (reader, writer):
             assert await trickle(reader, writer) == b""
         assert stack.ended("slow_body") == 1
 
 
-async def test_bodies_that_nobody_finishes_are_bounded_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_that_nobody_finishes_are_bounded_in_total(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever ends a body gives its room back, and a small one is read in any case."""
     monkeypatch.setattr("broker.http.bodies.TOTAL_BYTES_MAX", 0)  # so that the largest body is the total
     bodies = Bodies(512 * 1024)
     monkeypatch.setattr("broker.http.admin.Bodies", lambda _: bodies)
     async with http_stack(tmp_path, http_transfer_timeout_ms=60_000, http_body_bytes_max=512 * 1024) as stack:
         token = sas_token(f"https://127.0.0.1:{stack.port}")
-        head = f"PUT /orders HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: 500000\r\n\r\n".encode()
+        head = (
+            f"PUT /orders HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: "
+            "500000\r\n\r\n"
+        ).encode()
 
         async def answer(size: int) -> tuple[int, str | None]:
             status, _, headers = await stack.ask("PUT", "/orders", bytes(size))
             return status, headers.get("Retry-After")
 
-        for size, status in ((500_000, 400), (600_000, 413), (500_000, 400)):  # no XML; too large for one; no XML
+        for size, status in (
+            (500_000, 400),
+            (600_000, 413),
+            (500_000, 400),
+        ):  # no XML; too large for one; no XML
             assert await answer(size) == (status, None) and bodies.bytes == 0
         async with client(stack, head + bytes(450_000)):
             await until(lambda: bodies.bytes == 450_000 - FREE_BYTES)
@@ -163,7 +186,9 @@ async def test_bodies_that_nobody_finishes_are_bounded_in_total(tmp_path: Path, 
 async def test_an_answer_that_nobody_reads_has_its_time(tmp_path: Path) -> None:
     async with http_stack(tmp_path, http_transfer_timeout_ms=500) as stack:
         for number in range(200):
-            await stack.namespace.create_queue(f"a-queue-with-a-long-name-to-fill-the-answer-{number:03}", QueueSettings())
+            await stack.namespace.create_queue(
+                f"a-queue-with-a-long-name-to-fill-the-answer-{number:03}", QueueSettings()
+            )
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         sock.connect(("127.0.0.1", stack.port))
@@ -176,7 +201,8 @@ async def test_an_answer_that_nobody_reads_has_its_time(tmp_path: Path) -> None:
             await until(lambda: stack.ended("slow_reader") == 1)
 
 
-# --- room ------------------------------------------------------------------------------------------------------------
+# --- room
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_who_has_waited_longest_leaves_and_who_is_served_stays() -> None:
@@ -236,7 +262,10 @@ async def test_half_headers_fill_the_port_and_everybody_else_is_served(tmp_path:
 
 
 async def test_a_handshake_under_way_leaves_for_a_newcomer_and_its_socket_is_closed(tmp_path: Path) -> None:
-    async with http_stack(tmp_path, http_connections_max=1) as stack, client(stack, HALF_HELLO) as (reader, _):
+    async with (
+        http_stack(tmp_path, http_connections_max=1) as stack,
+        client(stack, HALF_HELLO) as (reader, _),
+    ):
         await until(lambda: len(stack.server._greeting) == 1)
         assert (await stack.ask("GET", "/health", token=None))[0] == 200
         await rest(reader)
@@ -253,7 +282,10 @@ async def test_idle_connections_leave_for_a_newcomer(tmp_path: Path) -> None:
 async def test_when_all_are_served_health_has_a_place_and_nothing_else(tmp_path: Path) -> None:
     async with http_stack(tmp_path, http_connections_max=2) as stack:
         url = f"{stack.url}/$servicebus/websocket"
-        async with stack.session.ws_connect(url, protocols=("amqp",)) as one, stack.session.ws_connect(url, protocols=("amqp",)) as two:
+        async with (
+            stack.session.ws_connect(url, protocols=("amqp",)) as one,
+            stack.session.ws_connect(url, protocols=("amqp",)) as two,
+        ):
             for websocket in (one, two):
                 await websocket.send_bytes(b"login")
                 assert await websocket.receive_bytes() == b"login"
@@ -273,20 +305,33 @@ async def test_when_all_are_served_health_has_a_place_and_nothing_else(tmp_path:
 async def test_websockets_without_a_login_leave_for_a_newcomer(tmp_path: Path) -> None:
     async with http_stack(tmp_path, http_connections_max=2) as stack:
         url = f"{stack.url}/$servicebus/websocket"
-        async with stack.session.ws_connect(url, protocols=("amqp",)) as one, stack.session.ws_connect(url, protocols=("amqp",)):
+        async with (
+            stack.session.ws_connect(url, protocols=("amqp",)) as one,
+            stack.session.ws_connect(url, protocols=("amqp",)),
+        ):
             await one.send_bytes(b"hello")
             assert await one.receive_bytes() == b"hello"
             assert (await stack.ask("GET", "/$Resources/queues"))[0] == 200
             async with asyncio.timeout(WITHIN_S):
-                assert (await one.receive()).type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.ERROR)
+                assert (await one.receive()).type in (
+                    aiohttp.WSMsgType.CLOSED,
+                    aiohttp.WSMsgType.CLOSE,
+                    aiohttp.WSMsgType.ERROR,
+                )
 
 
 async def test_a_websocket_without_a_login_may_not_send_more_than_a_login_needs(stack: HttpStack) -> None:
-    async with stack.session.ws_connect(f"{stack.url}/$servicebus/websocket", protocols=("amqp",)) as websocket:
+    async with stack.session.ws_connect(
+        f"{stack.url}/$servicebus/websocket", protocols=("amqp",)
+    ) as websocket:
         with contextlib.suppress(ConnectionError):
             await websocket.send_bytes(bytes(200_000))
         async with asyncio.timeout(WITHIN_S):
-            assert (await websocket.receive()).type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.ERROR)
+            assert (await websocket.receive()).type in (
+                aiohttp.WSMsgType.CLOSED,
+                aiohttp.WSMsgType.CLOSE,
+                aiohttp.WSMsgType.ERROR,
+            )
     assert stack.ended("websocket_flood") == 1
 
 
@@ -317,12 +362,15 @@ async def test_many_small_messages_of_one_read_are_parsed_over_many_turns(
     assert ticker.turns > len(flood) // (2 * PORTION_BYTES)
 
 
-# --- what is not HTTP ------------------------------------------------------------------------------------------------
+# --- what is not HTTP
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[HttpStack]:
-    async with http_stack(tmp_path, http_header_timeout_ms=400, http_transfer_timeout_ms=400, http_keepalive_ms=400) as running:
+    async with http_stack(
+        tmp_path, http_header_timeout_ms=400, http_transfer_timeout_ms=400, http_keepalive_ms=400
+    ) as running:
         yield running
 
 
@@ -333,8 +381,10 @@ def _put(more: str, body: bytes = b"") -> bytes:
 
 def _websocket(frames: bytes) -> bytes:
     head = (
-        "GET /$servicebus/websocket HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: AMQPWSB10\r\n\r\n"
+        "GET /$servicebus/websocket HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: "
+        "Upgrade\r\n"
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: "
+        "13\r\nSec-WebSocket-Protocol: AMQPWSB10\r\n\r\n"
     )
     return head.encode() + frames
 
@@ -376,14 +426,22 @@ MALFORMED = {
     "an expectation that is none": _put("Expect: miracles\r\nContent-Length: 0\r\n"),
     "UTF-8 that is none in the target": b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
     "UTF-8 that is none, encoded": b"GET /%ff%fe%00?a=%ff HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
-    "UTF-8 that is none in a header": b"GET /q HTTP/1.1\r\nHost: a\r\nx-ms-client-request-id: \xff\xfe\r\nConnection: close\r\n\r\n",
+    "UTF-8 that is none in a header": (
+        b"GET /q HTTP/1.1\r\nHost: a\r\nx-ms-client-request-id: \xff\xfe\r\nConnection: close\r\n\r\n"
+    ),
     "UTF-8 that is none in the token": b"GET /q HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
     b"Authorization: SharedAccessSignature sr=\xff&sig=%ff&se=1&skn=\xfe\r\n\r\n",
-    "an answer split by its request": b"GET /q HTTP/1.1\r\nHost: a\r\nx-ms-client-request-id: a\tb\r\nConnection: close\r\n\r\n",
+    "an answer split by its request": (
+        b"GET /q HTTP/1.1\r\nHost: a\r\nx-ms-client-request-id: a\tb\r\nConnection: close\r\n\r\n"
+    ),
     "half a percent": b"GET /%zz%1 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
-    "another port in the target": b"GET //evil.example:99999/ HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+    "another port in the target": (
+        b"GET //evil.example:99999/ HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    ),
     "CONNECT": b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost:22\r\n\r\n",
-    "an upgrade to something else": b"GET /q HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\nmore and more",
+    "an upgrade to something else": (
+        b"GET /q HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\nmore and more"
+    ),
     "a WebSocket of version 1": _websocket(b"").replace(b"Version: 13", b"Version: 1"),
     "a WebSocket without a key": _websocket(b"").replace(b"Sec-WebSocket-Key", b"X-Key"),
     "a WebSocket with a bad key": _websocket(b"").replace(b"AAAAAAAAAAAAAAAAAAAAAA==", b"short"),
@@ -401,7 +459,11 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 @pytest.mark.parametrize("tls", [False, True])
 async def test_what_is_not_http_gets_an_answer_or_the_end_and_no_line_in_the_log(
-    stack: HttpStack, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], name: str, tls: bool
+    stack: HttpStack,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    tls: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
     async with client(stack, MALFORMED[name], tls=tls) as (reader, writer):
@@ -418,7 +480,8 @@ async def test_what_is_not_http_gets_an_answer_or_the_end_and_no_line_in_the_log
     await until(lambda: len(stack.server._crowd) <= 1)  # but for the client's own, which is kept
 
 
-# --- tasks -----------------------------------------------------------------------------------------------------------
+# --- tasks
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_an_error_of_ours_at_one_connections_beginning_is_loud_and_ends_that_connection_alone(

@@ -50,7 +50,9 @@ async def _chunks(port: int, path: str, headers: str = "") -> list[bytes]:
     return chunks
 
 
-async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_the_loop_to_others(stack: HttpStack) -> None:
+async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_the_loop_to_others(
+    stack: HttpStack,
+) -> None:
     for meter in stack.metrics.entities.values():
         meter.incoming_messages += 7
         meter.send_seconds.observe(0.003)
@@ -65,7 +67,9 @@ async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_th
         assert {sample.labels["entity"] for sample in families[family].samples} == names
     assert {sample.value for sample in families["partibus_incoming_messages"].samples} == {7}
     assert len({sample.labels["entity"] for sample in families["partibus_send_seconds"].samples}) == QUEUES
-    assert len(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) == len(set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)))
+    assert len(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) == len(
+        set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    )
     assert ticker.turns > 5
 
     async with Ticker() as ticker:
@@ -90,7 +94,9 @@ async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_th
         assert max(map(len, chunks)) <= 3 * PORTION_BYTES, "a portion, and the piece that fills it"
 
     _, text, headers = await stack.ask("GET", "/$Resources/queues")
-    assert int(headers["Content-Length"]) == len(text), "a page as the official clients ask for it comes in one piece"
+    assert int(headers["Content-Length"]) == len(text), (
+        "a page as the official clients ask for it comes in one piece"
+    )
     for page in ("$top=100", "$top=1000"):
         assert (await stack.ask("HEAD", f"/$Resources/queues?{page}"))[:2] == (200, "")
 
@@ -99,8 +105,11 @@ async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_th
     assert [title.text for title in feed.findall("{*}entry/{*}title")] == sorted(names)[:1000]
 
 
-async def test_a_long_answer_is_made_in_steps_of_a_few_queues(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a turn of the loop for each step, their number is the same on any machine; what a slice of 3 ms holds of them is not."""
+async def test_a_long_answer_is_made_in_steps_of_a_few_queues(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a turn of the loop for each step, their number is the same on any machine; what a slice of 3 ms
+    holds of them is not."""
     monkeypatch.setattr("broker.http.server.Slices", lambda: Slices(0.0))
     async with http_stack(folder) as stack:
         turns = []
@@ -113,7 +122,9 @@ async def test_a_long_answer_is_made_in_steps_of_a_few_queues(folder: Path, monk
     assert entries >= QUEUES - 1500, "one queue in each step"
 
 
-async def test_a_scraper_that_leaves_halfway_and_one_that_asks_for_the_head_disturb_nobody(stack: HttpStack) -> None:
+async def test_a_scraper_that_leaves_halfway_and_one_that_asks_for_the_head_disturb_nobody(
+    stack: HttpStack,
+) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -133,7 +144,10 @@ async def test_a_scraper_of_http_1_0_gets_everything_and_then_the_end(stack: Htt
 
 
 async def test_a_list_shows_each_queue_as_it_is_shown_alone_and_opens_no_log(tmp_path: Path) -> None:
-    odd = QueueSettings(user_metadata="100 % mark-of-the-name & 1970-01-01T00:00:00.001Z", forward_dead_lettered_to="other queue")
+    odd = QueueSettings(
+        user_metadata="100 % mark-of-the-name & 1970-01-01T00:00:00.001Z",
+        forward_dead_lettered_to="other queue",
+    )
     async with http_stack(tmp_path) as stack:
         for name, settings in (
             ("plain", QueueSettings()),
@@ -160,13 +174,19 @@ async def test_a_list_shows_each_queue_as_it_is_shown_alone_and_opens_no_log(tmp
                 assert name is not None
                 _, alone, _ = await stack.ask("GET", f"/{urllib.parse.quote(name)}")
                 shown[name] = etree.tostring(entry, method="c14n", exclusive=True)
-                assert shown[name] == etree.tostring(etree.fromstring(alone.encode()), method="c14n", exclusive=True), name
+                assert shown[name] == etree.tostring(
+                    etree.fromstring(alone.encode()), method="c14n", exclusive=True
+                ), name
             return shown
 
         before = await same()
-        assert len(before) == 4 and b">10<" in before["plain"].replace(b"MessageCount", b""), "3 + 1 + 2 + 4 messages"
+        assert len(before) == 4 and b">10<" in before["plain"].replace(b"MessageCount", b""), (
+            "3 + 1 + 2 + 4 messages"
+        )
         await stack.namespace.update_queue("plain", QueueSettings(max_delivery_count=77))
         await stack.namespace.delete_queue("short")
         after = await same()
         assert b">77<" in after["plain"] and len(after) == 3
-        assert not any(queue._partitions.keys() - {0, 1} for queue in stack.namespace.live_queues()), "nobody was woken"
+        assert not any(queue._partitions.keys() - {0, 1} for queue in stack.namespace.live_queues()), (
+            "nobody was woken"
+        )

@@ -35,13 +35,16 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-# --- one port --------------------------------------------------------------------------------------------------------
+# --- one port
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def _plain_and_tls(folder: Path) -> None:
     async with http_stack(folder) as stack:
         for scheme in ("http", "https", "http", "https"):
-            async with stack.session.get(f"{scheme}://localhost:{stack.port}/health", ssl=trusting(stack)) as response:
+            async with stack.session.get(
+                f"{scheme}://localhost:{stack.port}/health", ssl=trusting(stack)
+            ) as response:
                 assert (response.status, (await response.json())["status"]) == (200, "healthy")
 
 
@@ -55,7 +58,9 @@ def test_plain_http_and_tls_are_served_on_one_port_on_either_event_loop(
 async def test_many_connections_of_both_kinds_are_served_at_once(stack: HttpStack) -> None:
     async def ask(number: int) -> int:
         scheme = "https" if number % 2 else "http"
-        async with stack.session.get(f"{scheme}://localhost:{stack.port}/health", ssl=trusting(stack)) as response:
+        async with stack.session.get(
+            f"{scheme}://localhost:{stack.port}/health", ssl=trusting(stack)
+        ) as response:
             await response.read()
             return response.status
 
@@ -103,7 +108,12 @@ async def test_a_header_or_a_body_beyond_its_limit_is_refused(tmp_path: Path) ->
 
 
 async def test_garbage_is_refused_and_the_next_client_is_served(stack: HttpStack) -> None:
-    for garbage in (b"\x00" * 100, b"AMQP\x00\x01\x00\x00", b"GET\r\n\r\n", b"PUT / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"):
+    for garbage in (
+        b"\x00" * 100,
+        b"AMQP\x00\x01\x00\x00",
+        b"GET\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
         writer.write(garbage)
         async with asyncio.timeout(WITHIN_S):
@@ -131,7 +141,8 @@ async def test_stopping_lets_an_open_request_finish_and_refuses_new_connections(
     await stopping
 
 
-# --- health and metrics ----------------------------------------------------------------------------------------------
+# --- health and metrics
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_health_tells_when_messages_are_refused_for_lack_of_memory(stack: HttpStack) -> None:
@@ -139,7 +150,10 @@ async def test_health_tells_when_messages_are_refused_for_lack_of_memory(stack: 
         stack.resident[0] = resident
         stack.memory.look()
         status, text, _ = await stack.ask("GET", "/health", token=None)
-        assert (status, json.loads(text)["memory"]) == (200, {"state": state, "used_bytes": resident, "mark_bytes": 1 << 30})
+        assert (status, json.loads(text)["memory"]) == (
+            200,
+            {"state": state, "used_bytes": resident, "mark_bytes": 1 << 30},
+        )
 
 
 async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: HttpStack) -> None:
@@ -156,21 +170,34 @@ async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: H
         "memory": {"state": "ok", "used_bytes": 0, "mark_bytes": 1 << 30},
         "partitions": {"closed": 0, "recovering": 1, "serving": 2},
         "damaged_entities": [],
-        "entities": {"orders": {"availability": "Limited", "partitions": ["recovering", "serving", "serving"]}},
+        "entities": {
+            "orders": {"availability": "Limited", "partitions": ["recovering", "serving", "serving"]}
+        },
     }
 
 
-async def test_damaged_and_closed_partitions_differ_from_healthy_ones_in_health_and_metrics(stack: HttpStack) -> None:
+async def test_damaged_and_closed_partitions_differ_from_healthy_ones_in_health_and_metrics(
+    stack: HttpStack,
+) -> None:
     await stack.namespace.create_queue("orders", QueueSettings(), 4)
     stack.queue("orders").partition(0)
     stack.partition.health, stack.partition.available = "damaged", False
     _, text, _ = await stack.ask("GET", "/health", token=None)
     assert json.loads(text)["partitions"] == {"closed": 3, "damaged": 1}
-    assert json.loads(text)["entities"]["orders"] == {"availability": "Limited", "partitions": ["damaged", *["closed"] * 3]}
+    assert json.loads(text)["entities"]["orders"] == {
+        "availability": "Limited",
+        "partitions": ["damaged", *["closed"] * 3],
+    }
     _, text, _ = await stack.ask("GET", "/metrics", token=None)
     series = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert series['partibus_partitions{state="closed"}'] == "3.0" and series['partibus_partitions{state="damaged"}'] == "1.0"
-    assert series['partibus_partitions{state="healthy"}'] == "0.0" and series["partibus_damaged_entities"] == "0.0"
+    assert (
+        series['partibus_partitions{state="closed"}'] == "3.0"
+        and series['partibus_partitions{state="damaged"}'] == "1.0"
+    )
+    assert (
+        series['partibus_partitions{state="healthy"}'] == "0.0"
+        and series["partibus_damaged_entities"] == "0.0"
+    )
     down = {name: value for name, value in series.items() if name.startswith("partibus_partition_down")}
     assert down == {'partibus_partition_down{entity="orders",partition="0",state="damaged"}': "1.0"}
 
@@ -179,13 +206,19 @@ async def test_a_broker_that_does_not_serve_is_unhealthy_in_the_emulators_words(
     stack.serving[0] = False
     status, text, _ = await stack.ask("GET", "/health", token=None)
     assert status == 503
-    assert json.loads(text) == {"status": "unhealthy", "message": "Service not available. Please try after some time."}
+    assert json.loads(text) == {
+        "status": "unhealthy",
+        "message": "Service not available. Please try after some time.",
+    }
 
 
 async def test_metrics_are_prometheus_text_with_gauges_gathered_at_the_scrape(stack: HttpStack) -> None:
     await stack.namespace.create_queue("orders", QueueSettings(), 2)
     stack.queue("orders").partition(0)
-    stack.partition.held = {"": SubqueueCounts(active=5, bytes=700), "$deadletterqueue": SubqueueCounts(active=2, bytes=50)}
+    stack.partition.held = {
+        "": SubqueueCounts(active=5, bytes=700),
+        "$deadletterqueue": SubqueueCounts(active=2, bytes=50),
+    }
     stack.metrics.entities["orders"].incoming_messages += 7
     status, text, headers = await stack.ask("GET", "/metrics", token=None)
     assert (status, headers["Content-Type"].split(";")[0]) == (200, "text/plain")
@@ -197,21 +230,29 @@ async def test_metrics_are_prometheus_text_with_gauges_gathered_at_the_scrape(st
         'partibus_entity_available{entity="orders"} 1.0',
     ):
         assert line in text.splitlines()
-    assert 'partibus_http_requests_total{method="GET",status="200"} 1.0' in (await stack.ask("GET", "/metrics", token=None))[1]
+    assert (
+        'partibus_http_requests_total{method="GET",status="200"} 1.0'
+        in (await stack.ask("GET", "/metrics", token=None))[1]
+    )
 
 
-async def test_a_queue_may_be_called_metrics_for_a_request_with_a_token_is_administration(stack: HttpStack) -> None:
+async def test_a_queue_may_be_called_metrics_for_a_request_with_a_token_is_administration(
+    stack: HttpStack,
+) -> None:
     await stack.namespace.create_queue("metrics", QueueSettings())
     assert "<QueueDescription" in (await stack.ask("GET", "/metrics"))[1]
     assert "# HELP" in (await stack.ask("GET", "/metrics", token=None))[1]
 
 
-# --- WebSocket -------------------------------------------------------------------------------------------------------
+# --- WebSocket
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["ws", "wss"])
 @pytest.mark.parametrize("protocol", ["AMQPWSB10", "amqp"])
-async def test_a_websocket_for_amqp_is_handed_over_with_its_subprotocol(stack: HttpStack, scheme: str, protocol: str) -> None:
+async def test_a_websocket_for_amqp_is_handed_over_with_its_subprotocol(
+    stack: HttpStack, scheme: str, protocol: str
+) -> None:
     url = f"{scheme}://localhost:{stack.port}/$servicebus/websocket"
     async with stack.session.ws_connect(url, protocols=(protocol,), ssl=trusting(stack)) as websocket:
         assert websocket.protocol == protocol
@@ -230,17 +271,26 @@ async def test_a_websocket_for_something_else_is_refused(stack: HttpStack) -> No
 
 
 async def test_a_plain_request_to_the_websocket_path_is_refused(stack: HttpStack) -> None:
-    assert (await stack.ask("GET", "/$servicebus/websocket", headers={"Sec-WebSocket-Protocol": "AMQPWSB10"}))[0] == 400
+    assert (
+        await stack.ask("GET", "/$servicebus/websocket", headers={"Sec-WebSocket-Protocol": "AMQPWSB10"})
+    )[0] == 400
 
 
-# --- failures --------------------------------------------------------------------------------------------------------
+# --- failures
+# ------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_goes_wrong_inside_is_answered_500_in_the_contracts_shape_without_its_cause(stack: HttpStack) -> None:
+async def test_what_goes_wrong_inside_is_answered_500_in_the_contracts_shape_without_its_cause(
+    stack: HttpStack,
+) -> None:
     async def broken(name: str) -> None:
         raise RuntimeError("secret detail")
 
     stack.namespace.delete_queue = broken  # type: ignore[method-assign]
     status, text, headers = await stack.ask("DELETE", "/q", headers={"x-ms-client-request-id": "abc"})
-    assert (status, headers["Content-Type"], headers["x-ms-client-request-id"]) == (500, "application/xml; charset=utf-8", "abc")
+    assert (status, headers["Content-Type"], headers["x-ms-client-request-id"]) == (
+        500,
+        "application/xml; charset=utf-8",
+        "abc",
+    )
     assert "<Code>500</Code><Detail>SubCode=50000. The server failed" in text and "secret" not in text

@@ -1,4 +1,5 @@
-"""Names and origins of the HTTP port: which requests are for this broker, and which come from another site's page."""
+"""Names and origins of the HTTP port: which requests are for this broker, and which come from another site's
+page."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def status(
     return 200
 
 
-# --- Host ------------------------------------------------------------------------------------------------------------
+# --- Host
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -80,11 +82,20 @@ def test_addresses_local_names_and_the_known_names_are_answered(host: str) -> No
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "bus.example.com", "a.b.bus.example.com", "broker.example.com.evil.test", "localhost.evil.test", "127.0.0.1.nip.test"],
+    [
+        "evil.example",
+        "bus.example.com",
+        "a.b.bus.example.com",
+        "broker.example.com.evil.test",
+        "localhost.evil.test",
+        "127.0.0.1.nip.test",
+    ],
 )
 def test_any_other_name_is_refused_with_what_to_set(host: str) -> None:
     with pytest.raises(HttpRefusal) as caught:
-        SITES.check(scheme="http", target="/q", http_1_0=False, hosts=[host], origins=[], under_any_name=False)
+        SITES.check(
+            scheme="http", target="/q", http_1_0=False, hosts=[host], origins=[], under_any_name=False
+        )
     assert caught.value.status == 421
     assert host in caught.value.detail and "PARTIBUS_HOSTNAMES" in caught.value.detail
     assert status(host, anybody=True) == 200
@@ -92,7 +103,18 @@ def test_any_other_name_is_refused_with_what_to_set(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["", "user@localhost", "user:secret@localhost:1", "a b", "local host:80", "localhost:99999", "localhost:-1", "[::1", "évil", "a/b"],
+    [
+        "",
+        "user@localhost",
+        "user:secret@localhost:1",
+        "a b",
+        "local host:80",
+        "localhost:99999",
+        "localhost:-1",
+        "[::1",
+        "évil",
+        "a/b",
+    ],
 )
 def test_a_host_that_is_none_is_refused(host: str) -> None:
     assert status(host) == 400
@@ -115,7 +137,8 @@ def test_the_star_permits_every_name() -> None:
     assert status("whatever.example", sites=Sites(["*"], [])) == 200
 
 
-# --- Origin ----------------------------------------------------------------------------------------------------------
+# --- Origin
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -161,12 +184,15 @@ def test_a_rebound_name_is_refused_though_the_page_seems_to_be_its_own() -> None
     assert status("evil.example:5300", "http://evil.example:5300") == 421
 
 
-# --- over the port ---------------------------------------------------------------------------------------------------
+# --- over the port
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[HttpStack]:
-    async with http_stack(tmp_path, hostnames=("bus.example.com",), origins=("http://app.example.com",)) as running:
+    async with http_stack(
+        tmp_path, hostnames=("bus.example.com",), origins=("http://app.example.com",)
+    ) as running:
         await running.namespace.create_queue("orders", QueueSettings())
         yield running
 
@@ -194,7 +220,9 @@ async def test_health_and_metrics_answer_under_any_name_but_administration_does_
         for method in ("GET", "HEAD"):
             assert (await stack.ask(method, path, token=None, headers=rebound))[0] == 200
         assert (await stack.ask("POST", path, token=None, headers=rebound))[0] == 421
-        assert (await stack.ask("GET", path, headers=rebound))[0] == 421  # with a token this is a queue's name
+        assert (await stack.ask("GET", path, headers=rebound))[
+            0
+        ] == 421  # with a token this is a queue's name
     assert (await stack.ask("GET", "/orders", headers=rebound))[0] == 421
 
 
@@ -205,7 +233,11 @@ async def test_another_sites_page_gets_neither_an_answer_nor_permission(stack: H
         "OPTIONS",
         "/orders",
         token=None,
-        headers={**page, "Access-Control-Request-Method": "DELETE", "Access-Control-Request-Headers": "authorization"},
+        headers={
+            **page,
+            "Access-Control-Request-Method": "DELETE",
+            "Access-Control-Request-Headers": "authorization",
+        },
     )
     assert code == 403
     assert not [name for name in headers if name.lower().startswith("access-control")]
@@ -238,7 +270,8 @@ async def test_hosts_that_contradict_each_other_and_targets_for_a_proxy_are_refu
     assert stack.namespace.find_queue("orders") is not None
 
 
-# --- where the names come from ---------------------------------------------------------------------------------------
+# --- where the names come from
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_names_and_origins_are_lists_separated_by_commas_or_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +294,9 @@ def test_names_and_origins_are_lists_separated_by_commas_or_in_json(monkeypatch:
         ("ORIGINS", "http://a/b"),
     ],
 )
-def test_what_is_neither_a_name_nor_an_origin_ends_the_start(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+def test_what_is_neither_a_name_nor_an_origin_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
     monkeypatch.setenv(f"PARTIBUS_{variable}", value)
     with pytest.raises(WrongSettings, match=f"PARTIBUS_{variable}"):
         load_settings()
@@ -271,7 +306,9 @@ def test_the_names_of_a_certificate_are_read_from_it(tmp_path: Path) -> None:
     made = tls_files(load_settings(data_dir=tmp_path), 1_800_000_000_000)
     assert "localhost" in certificate_names(made)
     given = TlsFiles(tmp_path / "given.pem", tmp_path / "given-key.pem", None)
-    given.certificate.write_bytes(_certificate([x509.DNSName("*.example.com"), x509.DNSName("bus.example.org")]))
+    given.certificate.write_bytes(
+        _certificate([x509.DNSName("*.example.com"), x509.DNSName("bus.example.org")])
+    )
     assert certificate_names(given) == ("*.example.com", "bus.example.org")
     given.certificate.write_bytes(_certificate([]))
     assert certificate_names(given) == ()
@@ -283,7 +320,9 @@ def test_the_names_of_a_certificate_are_read_from_it(tmp_path: Path) -> None:
 def _certificate(names: list[x509.GeneralName]) -> bytes:
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "common.example.com")])
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
+    builder = (
+        x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
+    )
     builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -291,9 +330,19 @@ def _certificate(names: list[x509.GeneralName]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["*", "null", "app.example.com", "https://app.example.com/", "chrome-extension://abcdef", "https://app.example.com:70000"]
+    "wrong",
+    [
+        "*",
+        "null",
+        "app.example.com",
+        "https://app.example.com/",
+        "chrome-extension://abcdef",
+        "https://app.example.com:70000",
+    ],
 )
-def test_an_origin_that_could_never_match_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_an_origin_that_could_never_match_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
     """One with a scheme other than http and https was taken, and then left out."""
     monkeypatch.setenv("PARTIBUS_ORIGINS", wrong)
     with pytest.raises(WrongSettings, match="an origin is http or https") as refused:
@@ -301,8 +350,12 @@ def test_an_origin_that_could_never_match_is_refused_in_words(monkeypatch: pytes
     assert "PARTIBUS_ORIGINS" in str(refused.value) and wrong in str(refused.value)
 
 
-@pytest.mark.parametrize("wrong", ["http://bus.example.com", "bus.example.com:5300", "a b", "*.*.example.com"])
-def test_a_name_with_more_than_a_name_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+@pytest.mark.parametrize(
+    "wrong", ["http://bus.example.com", "bus.example.com:5300", "a b", "*.*.example.com"]
+)
+def test_a_name_with_more_than_a_name_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
     monkeypatch.setenv("PARTIBUS_HOSTNAMES", wrong)
     with pytest.raises(WrongSettings, match="without scheme, port and path"):
         load_settings()

@@ -81,7 +81,9 @@ def test_priority_and_time_to_live_are_as_sent() -> None:
 
 @pytest.mark.parametrize(("expires_in_ms", "ttl"), [(2000, 2000), (2**40, 2**32 - 1), (0, 1)])
 def test_the_time_to_live_in_force_replaces_the_one_sent(expires_in_ms: int, ttl: int) -> None:
-    header = delivered(message(header=[None, None, UInt(5000)]), expires_at_ms=[ENQUEUED_AT_MS + expires_in_ms])[HEADER]
+    header = delivered(
+        message(header=[None, None, UInt(5000)]), expires_at_ms=[ENQUEUED_AT_MS + expires_in_ms]
+    )[HEADER]
     assert same(header[2], UInt(ttl))
 
 
@@ -91,7 +93,9 @@ def test_the_bare_message_follows_byte_for_byte() -> None:
 
 
 def test_receive_and_delete_shows_no_lock_and_a_plain_entity_no_partition() -> None:
-    shown = sections(joined(deliverables(locked(message()), peek_lock=False, partitioned=False))[0])[ANNOTATIONS]
+    shown = sections(joined(deliverables(locked(message()), peek_lock=False, partitioned=False))[0])[
+        ANNOTATIONS
+    ]
     assert set(shown) == {"x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-enqueue-sequence-number"}
 
 
@@ -99,29 +103,53 @@ def test_a_deferred_message_carries_its_state_and_its_lock_token_in_the_order_of
     found = delivered(message(), deferred=True)
     assert found[DELIVERY_ANNOTATIONS] == {Symbol("x-opt-lock-token"): uuid.UUID(bytes_le=TOKEN)}
     assert same(found[ANNOTATIONS]["x-opt-message-state"], 1)
-    assert sections(joined(deliverables(locked(message(), deferred=True), peek_lock=False))[0])[DELIVERY_ANNOTATIONS] == {}
+    assert (
+        sections(joined(deliverables(locked(message(), deferred=True), peek_lock=False))[0])[
+            DELIVERY_ANNOTATIONS
+        ]
+        == {}
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 300])
 def test_every_delivery_carries_its_own_lock_token_in_the_order_of_a_uuid(count: int) -> None:
     tokens = [uuid.uuid4().bytes_le for _ in range(count)]
     stored = store(message(), lambda: "given").data
-    batch = Locked(3, "", tokens, [*range(count)], [1] * count, [0] * count, [None] * count, [stored] * count, [None] * count, 99)
+    batch = Locked(
+        3,
+        "",
+        tokens,
+        [*range(count)],
+        [1] * count,
+        [0] * count,
+        [None] * count,
+        [stored] * count,
+        [None] * count,
+        99,
+    )
     found = [sections(one)[DELIVERY_ANNOTATIONS] for one in joined(deliverables(batch))]
     assert found == [{Symbol("x-opt-lock-token"): uuid.UUID(bytes_le=token)} for token in tokens]
 
 
 @pytest.mark.parametrize("changed", [None, encode_changes({"size": 3})])
 @pytest.mark.parametrize("annotations", [None, {}, {"x-opt-partition-key": "k"}])
-def test_receive_and_delete_has_the_delivery_annotations_section_without_a_token(annotations: Any, changed: bytes | None) -> None:
-    found = sections(joined(deliverables(locked(message(annotations=annotations), changed=[changed]), peek_lock=False))[0])
+def test_receive_and_delete_has_the_delivery_annotations_section_without_a_token(
+    annotations: Any, changed: bytes | None
+) -> None:
+    found = sections(
+        joined(deliverables(locked(message(annotations=annotations), changed=[changed]), peek_lock=False))[0]
+    )
     assert found[DELIVERY_ANNOTATIONS] == {}
 
 
 @pytest.mark.parametrize("changed", [None, encode_changes({"size": 3})])
 @pytest.mark.parametrize("place", ["first", "last"])
-@pytest.mark.parametrize("own", [{"hop": 7}, {"hop": 7, "x-opt-lock-token": uuid.UUID(int=5), "note": "x" * 300}])
-def test_the_senders_own_delivery_annotations_are_kept_beside_the_token(own: dict[str, Any], place: str, changed: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "own", [{"hop": 7}, {"hop": 7, "x-opt-lock-token": uuid.UUID(int=5), "note": "x" * 300}]
+)
+def test_the_senders_own_delivery_annotations_are_kept_beside_the_token(
+    own: dict[str, Any], place: str, changed: bytes | None
+) -> None:
     delivery = section(DELIVERY_ANNOTATIONS, {Symbol(key): value for key, value in own.items()})
     rest = message(annotations={"x-opt-partition-key": "k"}, properties=["id"], application={"size": 2})
     payload = delivery + rest if place == "first" else rest + delivery
@@ -132,7 +160,11 @@ def test_the_senders_own_delivery_annotations_are_kept_beside_the_token(own: dic
             found = sections(joined(deliverables(batch, peek_lock=peek_lock))[0])
             token = {Symbol("x-opt-lock-token"): uuid.UUID(bytes_le=TOKEN)} if peek_lock else {}
             assert same(found[DELIVERY_ANNOTATIONS], token | kept)
-            assert found[ANNOTATIONS]["x-opt-partition-key"] == "k" and found[PROPERTIES] == ["id"] and found[DATA] == b"body"
+            assert (
+                found[ANNOTATIONS]["x-opt-partition-key"] == "k"
+                and found[PROPERTIES] == ["id"]
+                and found[DATA] == b"body"
+            )
             assert found[APPLICATION] == {"size": 3 if changed else 2}
     peeked = Peeked([1], [5], [0], [None], batch.messages, [changed], [0], None)
     assert same(sections(peeked_messages(peeked)[0])[DELIVERY_ANNOTATIONS], kept)
@@ -152,9 +184,20 @@ def test_changed_properties_are_laid_over_the_messages_own() -> None:
 
 
 def test_each_message_of_a_batch_is_its_own() -> None:
-    stored = [store(message(properties=[f"id{n}"], body=[bytes([n])]), lambda: "given").data for n in range(3)]
+    stored = [
+        store(message(properties=[f"id{n}"], body=[bytes([n])]), lambda: "given").data for n in range(3)
+    ]
     batch = Locked(
-        3, "", [TOKEN] * 3, [1, 2, 3], [10, 20, 30], [0, 1, 2], [None, 70, None], stored, [None, encode_changes({"a": 1}), None], 99
+        3,
+        "",
+        [TOKEN] * 3,
+        [1, 2, 3],
+        [10, 20, 30],
+        [0, 1, 2],
+        [None, 70, None],
+        stored,
+        [None, encode_changes({"a": 1}), None],
+        99,
     )
     found = [sections(one) for one in joined(deliverables(batch))]
     assert [one[PROPERTIES] for one in found] == [["id0"], ["id1"], ["id2"]]
@@ -167,7 +210,9 @@ def test_each_message_of_a_batch_is_its_own() -> None:
 
 def test_a_peeked_message_shows_its_state_and_no_lock() -> None:
     stored = store(message(), lambda: "given").data
-    peeked = Peeked([SEQUENCE_NUMBER, 1], [5, 6], [0, 4], [None, None], [stored, stored], [None, None], [2, 0], None)
+    peeked = Peeked(
+        [SEQUENCE_NUMBER, 1], [5, 6], [0, 4], [None, None], [stored, stored], [None, None], [2, 0], None
+    )
     first, second = (sections(one) for one in peeked_messages(peeked))
     assert same(first[ANNOTATIONS]["x-opt-message-state"], 2)
     assert same(first[ANNOTATIONS]["x-opt-partition-id"], Short(3))
@@ -179,11 +224,26 @@ def test_a_peeked_message_shows_its_state_and_no_lock() -> None:
 
 
 def test_proton_and_the_python_client_read_a_delivery() -> None:
-    payload = message(header=[None, UByte(3)], annotations={"own": 1}, properties=["id", None, None, "subject"], application={"a": 1})
-    encoded = joined(deliverables(locked(payload, delivery_counts=[2], expires_at_ms=[ENQUEUED_AT_MS + 9000], deferred=True)))[0]
+    payload = message(
+        header=[None, UByte(3)],
+        annotations={"own": 1},
+        properties=["id", None, None, "subject"],
+        application={"a": 1},
+    )
+    encoded = joined(
+        deliverables(
+            locked(payload, delivery_counts=[2], expires_at_ms=[ENQUEUED_AT_MS + 9000], deferred=True)
+        )
+    )[0]
     read = proton.Message()
     read.decode(encoded)
-    assert (read.id, read.subject, read.priority, read.delivery_count, read.durable) == ("id", "subject", 3, 2, True)
+    assert (read.id, read.subject, read.priority, read.delivery_count, read.durable) == (
+        "id",
+        "subject",
+        3,
+        2,
+        True,
+    )
     assert read.ttl == 9
     assert dict(read.annotations or {})["x-opt-sequence-number"] == SEQUENCE_NUMBER
     assert read.body == b"body"

@@ -17,7 +17,9 @@ def test_each_data_section_is_a_message() -> None:
 
 def test_the_envelope_hints_at_its_messages_keys_and_is_no_message() -> None:
     inner = message(properties=["own"])
-    envelope = message(annotations={"x-opt-partition-key": "p"}, properties=["copied", *[None] * 9, "s"], body=[inner])
+    envelope = message(
+        annotations={"x-opt-partition-key": "p"}, properties=["copied", *[None] * 9, "s"], body=[inner]
+    )
     assert split(envelope) == ([inner], RoutingHint("s", "p"))
 
 
@@ -26,7 +28,15 @@ def test_keys_of_the_envelope_that_are_no_strings_are_no_hint() -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"garbage", message(body=[]), section(VALUE, b"x"), message()[:-1], message(properties=[None] * 14)]
+    "payload",
+    [
+        b"",
+        b"garbage",
+        message(body=[]),
+        section(VALUE, b"x"),
+        message()[:-1],
+        message(properties=[None] * 14),
+    ],
 )
 def test_what_is_no_batch_is_refused(payload: bytes) -> None:
     with pytest.raises(Refused) as refused:
@@ -40,7 +50,9 @@ def test_a_batch_has_a_limit_of_its_own() -> None:
     assert len(exact) == BATCH_BYTES_MAX and split(exact)[0][0] == inner
     with pytest.raises(Refused) as refused:
         split(exact + section(DATA, b""))
-    assert refused.value.reason is Reason.MESSAGE_TOO_LARGE and str(BATCH_BYTES_MAX) in refused.value.description
+    assert (
+        refused.value.reason is Reason.MESSAGE_TOO_LARGE and str(BATCH_BYTES_MAX) in refused.value.description
+    )
 
 
 def test_a_batch_of_the_official_python_client_is_taken_apart() -> None:

@@ -51,7 +51,9 @@ def refusal(payload: bytes) -> Reason:
 
 
 def test_the_bare_message_rests_byte_for_byte() -> None:
-    payload = message(header=[True], properties=["id", b"user"], application={"a": 1}, body=[b"x", b"y"]) + section(FOOTER, {})
+    payload = message(
+        header=[True], properties=["id", b"user"], application={"a": 1}, body=[b"x", b"y"]
+    ) + section(FOOTER, {})
     assert bare(payload) == payload[len(section(HEADER, [True])) :]
 
 
@@ -64,7 +66,11 @@ def test_header_and_delivery_annotations_stay_behind_wherever_they_stand() -> No
 
 
 def test_sections_are_put_into_the_order_of_the_specification() -> None:
-    properties, application, body = section(PROPERTIES, ["id"]), section(APPLICATION, {"a": 1}), section(DATA, b"x")
+    properties, application, body = (
+        section(PROPERTIES, ["id"]),
+        section(APPLICATION, {"a": 1}),
+        section(DATA, b"x"),
+    )
     assert bare(body + application + properties) == properties + application + body
     without_id = bare(body + application)
     assert without_id.endswith(application + body)
@@ -72,7 +78,8 @@ def test_sections_are_put_into_the_order_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize(
-    "properties", [None, [], [None], [None, b"user"], [None, None, "x" * 240], [None, "x" * 300], with_group_id("s", None)]
+    "properties",
+    [None, [], [None], [None, b"user"], [None, None, "x" * 240], [None, "x" * 300], with_group_id("s", None)],
 )
 def test_a_message_without_id_gets_one_and_keeps_its_other_properties(properties: list[Any] | None) -> None:
     rests = sections(bare(message(properties=properties)))
@@ -86,7 +93,9 @@ def test_every_spelling_of_an_empty_properties_list_takes_an_id(empty: str) -> N
     assert sections(rests) == {PROPERTIES: [FALLBACK], DATA: b"x"}
 
 
-@pytest.mark.parametrize("message_id", ["id", b"id", ULong(0), ULong(7), ULong(2**60), "", "x" * 128, "é" * 128])
+@pytest.mark.parametrize(
+    "message_id", ["id", b"id", ULong(0), ULong(7), ULong(2**60), "", "x" * 128, "é" * 128]
+)
 def test_an_id_of_any_type_that_an_id_may_have_is_kept(message_id: Any) -> None:
     assert stored(message(properties=[message_id])).message_id() == encode(message_id)
 
@@ -103,7 +112,9 @@ def test_ids_given_are_32_hex_digits_and_all_different() -> None:
 
 
 def test_what_routing_wants_to_know_is_read() -> None:
-    found = stored(message(annotations={"x-opt-partition-key": "k", "mine": 1}, properties=with_group_id("k")))
+    found = stored(
+        message(annotations={"x-opt-partition-key": "k", "mine": 1}, properties=with_group_id("k"))
+    )
     assert (found.session_id, found.partition_key) == ("k", "k")
     assert found.scheduled_enqueue_time_ms is None
     scheduled = stored(message(annotations={"x-opt-scheduled-enqueue-time": Timestamp(1_700_000_000_000)}))
@@ -111,18 +122,26 @@ def test_what_routing_wants_to_know_is_read() -> None:
 
 
 def test_null_for_a_key_is_none() -> None:
-    nulls = {"x-opt-partition-key": None, "x-opt-via-partition-key": None, "x-opt-scheduled-enqueue-time": None}
+    nulls = {
+        "x-opt-partition-key": None,
+        "x-opt-via-partition-key": None,
+        "x-opt-scheduled-enqueue-time": None,
+    }
     found = stored(message(annotations=nulls, properties=with_group_id(None)))
     assert (found.session_id, found.partition_key, found.scheduled_enqueue_time_ms) == (None, None, None)
 
 
-@pytest.mark.parametrize(("ttl", "time_to_live_ms"), [(None, None), (UInt(0), None), (UInt(5), 5), (UInt(4294967295), 4294967295)])
+@pytest.mark.parametrize(
+    ("ttl", "time_to_live_ms"), [(None, None), (UInt(0), None), (UInt(5), 5), (UInt(4294967295), 4294967295)]
+)
 def test_the_time_to_live_is_the_headers(ttl: Any, time_to_live_ms: int | None) -> None:
     assert stored(message(header=[None, None, ttl])).time_to_live_ms == time_to_live_ms
 
 
 def test_the_head_tells_what_the_sender_put_into_the_header() -> None:
-    head = HEAD.unpack_from(stored(message(header=[False, UByte(9), UInt(1000)], annotations={"a": 1, "b": 2})).data)
+    head = HEAD.unpack_from(
+        stored(message(header=[False, UByte(9), UInt(1000)], annotations={"a": 1, "b": 2})).data
+    )
     assert head == (1, 3, 9, 1000, 2, len(encode(Symbol("a")) + encode(1)) * 2)
     assert HEAD.unpack_from(stored(message()).data) == (1, 0, 0, 0, 0, 0)
 
@@ -130,7 +149,8 @@ def test_the_head_tells_what_the_sender_put_into_the_header() -> None:
 def test_annotations_that_only_the_broker_sets_are_dropped_and_all_others_kept_as_they_came() -> None:
     sent = {
         "x-opt-sequence-number": 1, "first": [1, 2], "x-opt-enqueued-time": 1, "x-opt-locked-until": 1,
-        "x-opt-partition-key": "k", "x-opt-enqueue-sequence-number": 1, "x-opt-partition-id": 1, "x-opt-unknown": {"deep": [None]},
+        "x-opt-partition-key": "k", "x-opt-enqueue-sequence-number": 1, "x-opt-partition-id": 1,
+        "x-opt-unknown": {"deep": [None]},
         "x-opt-message-state": 1, "x-opt-deadletter-source": "s", "x-opt-lock-token": 1,
     }  # fmt: skip
     data = stored(message(annotations=sent)).data
@@ -146,7 +166,9 @@ def test_a_message_with_delivery_annotations_is_of_version_2_and_all_others_of_v
     for payload in (section(DELIVERY_ANNOTATIONS, own) + rest, rest + section(DELIVERY_ANNOTATIONS, own)):
         data = stored(payload).data
         pairs = encode(Symbol("hop")) + encode(7)
-        assert data[0] == 2 and delivery_annotations(data, HEAD.size + len(encode(Symbol("a")) + encode(1))) == (
+        assert data[0] == 2 and delivery_annotations(
+            data, HEAD.size + len(encode(Symbol("a")) + encode(1))
+        ) == (
             1,
             pairs,
             bare_message_offset(data),
@@ -170,7 +192,10 @@ def test_annotation_keys_that_are_no_text_are_kept() -> None:
 
 
 def test_differing_session_id_and_partition_key_are_not_allowed() -> None:
-    assert refusal(message(annotations={"x-opt-partition-key": "a"}, properties=with_group_id("b"))) is Reason.NOT_ALLOWED
+    assert (
+        refusal(message(annotations={"x-opt-partition-key": "a"}, properties=with_group_id("b")))
+        is Reason.NOT_ALLOWED
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,11 +239,17 @@ def test_what_is_malformed_is_refused_as_such(payload: bytes) -> None:
 
 
 def test_more_metadata_than_the_quota_is_refused() -> None:
-    assert refusal(message(application={"a": "x" * 30_000, "c": "x" * 10_000}, annotations={"b": "x" * 26_000})) is Reason.MESSAGE_TOO_LARGE
+    assert (
+        refusal(message(application={"a": "x" * 30_000, "c": "x" * 10_000}, annotations={"b": "x" * 26_000}))
+        is Reason.MESSAGE_TOO_LARGE
+    )
     some = "x" * 32_000
     exact = 65_536 - len(message(application={"a": some, "b": some, "c": "x" * 300}, body=[])) + 300
     stored(message(application={"a": some, "b": some, "c": "x" * exact}))
-    assert refusal(message(application={"a": some, "b": some, "c": "x" * (exact + 1)})) is Reason.MESSAGE_TOO_LARGE
+    assert (
+        refusal(message(application={"a": some, "b": some, "c": "x" * (exact + 1)}))
+        is Reason.MESSAGE_TOO_LARGE
+    )
 
 
 def test_one_property_has_a_limit_of_its_own() -> None:
@@ -227,7 +258,9 @@ def test_one_property_has_a_limit_of_its_own() -> None:
         (message(application={"small": 1, "large": longest + "x"}), "'large'"),
         (message(properties=["id", None, None, longest + "x"]), "number 3 of the properties list"),
     ):
-        with pytest.raises(Refused, match=f"The property {name} takes {PROPERTY_BYTES_MAX + 1} bytes") as refused:
+        with pytest.raises(
+            Refused, match=f"The property {name} takes {PROPERTY_BYTES_MAX + 1} bytes"
+        ) as refused:
             stored(large)
         assert refused.value.reason is Reason.MESSAGE_TOO_LARGE
     stored(message(application={"small": 1, "large": longest}, properties=["id", None, None, "x" * 20_000]))

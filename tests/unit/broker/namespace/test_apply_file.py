@@ -1,4 +1,5 @@
-"""broker/namespace/apply_file.py: what the configuration file asks for, and what the administration API has changed since."""
+"""broker/namespace/apply_file.py: what the configuration file asks for, and what the administration API has
+changed since."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from storage.file_store import FileLogStore
 from storage.partition_index import PartitionIndex
 from tests.support.faulty_disk import FaultyDisk
 
-FILE = QueueSettings(max_delivery_count=3, authorization_rules=(AuthorizationRule("app", "one", "two", frozenset({"Send"})),))
+FILE = QueueSettings(
+    max_delivery_count=3, authorization_rules=(AuthorizationRule("app", "one", "two", frozenset({"Send"})),)
+)
 BY_API = QueueSettings(max_delivery_count=7)
 
 
@@ -35,7 +38,10 @@ def no_partition(queue: Queue, number: int) -> Partition:
 
 
 async def start(
-    folder: Path, *specs: QueueSpec, then: Callable[[Namespace], Awaitable[object]] | None = None, disk: FaultyDisk | None = None
+    folder: Path,
+    *specs: QueueSpec,
+    then: Callable[[Namespace], Awaitable[object]] | None = None,
+    disk: FaultyDisk | None = None,
 ) -> tuple[Namespace, list[str]]:
     """Start on a folder with these queues in the file, let `then` have its way, and stop.
 
@@ -49,7 +55,9 @@ async def start(
         catalogue=Catalogue(folder / "catalogue", given),
         store=store,
         clock=ManualClock(),
-        make_queue=lambda description: Queue(description, EntityMeter(metrics, description.name), no_partition, resting),
+        make_queue=lambda description: Queue(
+            description, EntityMeter(metrics, description.name), no_partition, resting
+        ),
         resting=resting,
         partitions_default=4,
         entities_max=10,
@@ -63,7 +71,9 @@ async def start(
         finally:
             await namespace.close()
             await store.close()
-    return namespace, [f"{line['entity']}: {line['reason']}" for line in lines if line["event"] == "config.not_applied"]
+    return namespace, [
+        f"{line['entity']}: {line['reason']}" for line in lines if line["event"] == "config.not_applied"
+    ]
 
 
 async def change(folder: Path, settings: QueueSettings | None, name: str = "orders") -> None:
@@ -84,7 +94,10 @@ def settings_of(namespace: Namespace, name: str = "orders") -> QueueSettings:
 async def test_what_is_missing_is_created_and_what_the_file_does_not_name_stays(tmp_path: Path) -> None:
     await start(tmp_path, QueueSpec("orders", FILE, 7))
     namespace, warnings = await start(tmp_path, QueueSpec("Bills", FILE, None))
-    assert [(queue.name, queue.partitions, queue.settings) for queue in namespace.queues()] == [("Bills", 4, FILE), ("orders", 7, FILE)]
+    assert [(queue.name, queue.partitions, queue.settings) for queue in namespace.queues()] == [
+        ("Bills", 4, FILE),
+        ("orders", 7, FILE),
+    ]
     assert warnings == []
 
 
@@ -97,7 +110,9 @@ async def test_an_update_through_the_api_stays_while_the_files_entry_is_the_same
         assert settings_of(namespace) == BY_API and warnings == []
 
 
-async def test_a_changed_entry_of_the_file_is_applied_once_also_over_an_update_through_the_api(tmp_path: Path) -> None:
+async def test_a_changed_entry_of_the_file_is_applied_once_also_over_an_update_through_the_api(
+    tmp_path: Path,
+) -> None:
     changed = replace(FILE, lock_duration_ms=5_000)
     await start(tmp_path, QueueSpec("orders", FILE, None))
     await change(tmp_path, BY_API)
@@ -119,8 +134,12 @@ async def test_a_queue_that_the_api_has_deleted_is_created_again_as_the_file_say
     assert settings_of(namespace) == FILE
 
 
-async def test_to_a_queue_of_which_is_not_known_what_the_file_said_the_file_is_applied_once(tmp_path: Path) -> None:
-    old = QueueDescription("orders", "a" * 32, 4, BY_API)  # made through the API, or by a version that did not remember the file
+async def test_to_a_queue_of_which_is_not_known_what_the_file_said_the_file_is_applied_once(
+    tmp_path: Path,
+) -> None:
+    old = QueueDescription(
+        "orders", "a" * 32, 4, BY_API
+    )  # made through the API, or by a version that did not remember the file
     await Catalogue(tmp_path / "catalogue", LocalDisk()).put(old.generation, encode_description(old))
     namespace, _ = await start(tmp_path, QueueSpec("orders", FILE, None))
     assert settings_of(namespace) == FILE
@@ -144,7 +163,11 @@ async def test_what_the_file_says_is_remembered_also_where_the_queue_was_so_alre
         (FILE, 8, "PartitionCount is 8 in the file and 4"),
         (replace(FILE, enable_partitioning=False), None, "Partitioned is false in the file and true"),
         (replace(FILE, requires_session=True), None, "RequiresSession is true in the file and false"),
-        (replace(FILE, requires_duplicate_detection=True), 4, "RequiresDuplicateDetection is true in the file and false"),
+        (
+            replace(FILE, requires_duplicate_detection=True),
+            4,
+            "RequiresDuplicateDetection is true in the file and false",
+        ),
     ],
 )
 async def test_what_is_fixed_at_creation_is_warned_of_at_every_start_and_the_rest_is_applied(
@@ -155,7 +178,10 @@ async def test_what_is_fixed_at_creation_is_warned_of_at_every_start_and_the_res
     for _ in range(2):
         namespace, warnings = await start(tmp_path, changed)
         assert warnings == [f"orders: {field} since the queue's creation: it cannot be changed."]
-        assert settings_of(namespace) == replace(FILE, max_delivery_count=5) and namespace.queues()[0].partitions == 4
+        assert (
+            settings_of(namespace) == replace(FILE, max_delivery_count=5)
+            and namespace.queues()[0].partitions == 4
+        )
     await change(tmp_path, BY_API)
     namespace, _ = await start(tmp_path, changed)
     assert settings_of(namespace) == BY_API
@@ -165,7 +191,9 @@ async def test_an_update_that_is_refused_is_warned_of_and_tried_at_the_next_star
     await start(tmp_path, QueueSpec("orders", FILE, None), QueueSpec("bills", FILE, None))
     disk, changed = FaultyDisk(LocalDisk()), replace(FILE, max_delivery_count=5)
     disk.fail("sync", path_part="catalogue", times=1_000)
-    namespace, (orders, bills) = await start(tmp_path, QueueSpec("orders", changed, None), QueueSpec("bills", changed, None), disk=disk)
+    namespace, (orders, bills) = await start(
+        tmp_path, QueueSpec("orders", changed, None), QueueSpec("bills", changed, None), disk=disk
+    )
     assert "'orders'" in orders and "'bills'" in bills
     assert settings_of(namespace) == FILE
     namespace, warnings = await start(tmp_path, QueueSpec("orders", changed, None))

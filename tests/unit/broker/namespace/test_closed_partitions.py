@@ -1,4 +1,5 @@
-"""broker/namespace/closed_partitions.py and what it keeps of each partition: who is opened when, and what is known meanwhile."""
+"""broker/namespace/closed_partitions.py and what it keeps of each partition: who is opened when, and what is
+known meanwhile."""
 
 from __future__ import annotations
 
@@ -80,28 +81,46 @@ class World:
 
 
 def holding(active: int, wake_at_ms: int | None = None) -> Summary:
-    return Summary({MAIN: SubqueueCounts(active=active, bytes=10 * active)}, {} if wake_at_ms is None else {Wake.EXPIRY: wake_at_ms})
+    return Summary(
+        {MAIN: SubqueueCounts(active=active, bytes=10 * active)},
+        {} if wake_at_ms is None else {Wake.EXPIRY: wake_at_ms},
+    )
 
 
 NOTHING = SubqueueCounts()
 NOTES = st.one_of(
-    st.sampled_from([EMPTY_NOTE, b"", b"\2 of a later release", EMPTY_NOTE[:1] + b"\1\0\0" + b"\1" + bytes(32)]),
-    st.builds(lambda active, at_ms: holding(active, at_ms).encode(), st.integers(1, 1 << 40), st.sampled_from([None, 1, 1 << 41])),
-    st.builds(lambda name: Summary({name: SubqueueCounts(active=5, bytes=7)}, {}).encode(), st.sampled_from([MAIN, DEAD_LETTER])),
+    st.sampled_from(
+        [EMPTY_NOTE, b"", b"\2 of a later release", EMPTY_NOTE[:1] + b"\1\0\0" + b"\1" + bytes(32)]
+    ),
+    st.builds(
+        lambda active, at_ms: holding(active, at_ms).encode(),
+        st.integers(1, 1 << 40),
+        st.sampled_from([None, 1, 1 << 41]),
+    ),
+    st.builds(
+        lambda name: Summary({name: SubqueueCounts(active=5, bytes=7)}, {}).encode(),
+        st.sampled_from([MAIN, DEAD_LETTER]),
+    ),
     st.just(Summary({MAIN: SubqueueCounts(active=1)}, {Wake.EXPIRY: 9, Wake.GARBAGE: 4}).encode()),
 )
 
 
 def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none() -> None:
     summary = Summary(
-        {MAIN: SubqueueCounts(active=3, deferred=1, scheduled=2, bytes=99), DEAD_LETTER: SubqueueCounts(active=1, bytes=5)},
+        {
+            MAIN: SubqueueCounts(active=3, deferred=1, scheduled=2, bytes=99),
+            DEAD_LETTER: SubqueueCounts(active=1, bytes=5),
+        },
         {Wake.EXPIRY: 1_700_000_000_000, 77: 1_600_000_000_000},
     )
     assert decode(summary.encode()) == summary and summary.wake_at_ms == 1_600_000_000_000
     assert decode(EMPTY_NOTE) == EMPTY and EMPTY.wake_at_ms is None
     assert Summary({MAIN: SubqueueCounts(locked=0)}, {}).encode() == EMPTY_NOTE
     note = summary.encode()
-    assert [decode(each) for each in (b"", note[:-1], note + b"\0", b"\2" + note[1:], note[:4] + b"\x09" + note[5:])] == [None] * 5
+    assert [
+        decode(each)
+        for each in (b"", note[:-1], note + b"\0", b"\2" + note[1:], note[:4] + b"\x09" + note[5:])
+    ] == [None] * 5
 
 
 def test_the_total_of_many_notes_is_the_sum_of_what_each_says() -> None:
@@ -110,7 +129,13 @@ def test_the_total_of_many_notes_is_the_sum_of_what_each_says() -> None:
         holding(4).encode(),
         EMPTY_NOTE,
         Summary({DEAD_LETTER: SubqueueCounts(active=5, bytes=50)}, {}).encode(),
-        Summary({MAIN: SubqueueCounts(deferred=1, scheduled=2, bytes=3), DEAD_LETTER: SubqueueCounts(active=1, bytes=1)}, {}).encode(),
+        Summary(
+            {
+                MAIN: SubqueueCounts(deferred=1, scheduled=2, bytes=3),
+                DEAD_LETTER: SubqueueCounts(active=1, bytes=1),
+            },
+            {},
+        ).encode(),
         b"\2 of a later release",
     ]
     assert total_of(notes) == {
@@ -141,7 +166,9 @@ async def test_what_was_added_up_at_the_start_is_not_told_once_a_partition_was_o
         await world.resting.opening("a", number)
         world.resting.closed("a", number, holding(1))
     world = await World(await world.stop()).start({"a": 3})
-    assert world.resting.counts("a", ())[MAIN].active == 3 and world.resting.counts("a", (1,))[MAIN].active == 2
+    assert (
+        world.resting.counts("a", ())[MAIN].active == 3 and world.resting.counts("a", (1,))[MAIN].active == 2
+    )
     world = await World(await world.stop()).start({"a": 3})
     await world.resting.opening("a", 0)
     assert world.resting.counts("a", ())[MAIN].active == 2
@@ -179,7 +206,9 @@ async def test_an_appointment_outlives_a_restart_whatever_its_reason() -> None:
     await world.stop()
 
 
-async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and_only_then_all_is_known() -> None:
+async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and_only_then_all_is_known() -> (
+    None
+):
     world = await World().start({"a": 20, "b": 1})
     now_ms = world.clock.now_ms()
     for number in range(20):
@@ -194,9 +223,9 @@ async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and
     again = await World(disk).start({"a": 20, "b": 1})
     queue = again.queues["a"]
     await again.until(lambda: len(queue.woken) == OPENING_MAX)
-    assert queue.woken == [19, 18, 17, 16] and again.resting.unknown_count == len(again.resting.unknown("a")) + len(
-        again.resting.unknown("b")
-    )
+    assert queue.woken == [19, 18, 17, 16] and again.resting.unknown_count == len(
+        again.resting.unknown("a")
+    ) + len(again.resting.unknown("b"))
     assert not await again.resting.all_known(0.001)
     queue.go_on.set()
     again.queues["b"].go_on.set()
@@ -205,7 +234,7 @@ async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and
     await again.stop()
 
 
-async def test_a_lost_index_is_made_anew_from_the_logs_and_of_what_the_disk_does_not_tell_all_partitions_count() -> None:
+async def test_a_lost_index_is_made_anew_from_the_logs_counting_what_the_disk_does_not_tell() -> None:
     world = await World().start({"a": 8, "b": 3, "c": 2}, Store(a=[2, 5], b=None))
     for queue in world.queues.values():
         queue.go_on.set()
@@ -238,7 +267,8 @@ async def test_a_partition_that_is_closed_after_its_queue_was_deleted_has_no_app
 
 
 class Folders:
-    """Two data folders: even partitions are in the first one, odd ones in the second, which a test takes away."""
+    """Two data folders: even partitions are in the first one, odd ones in the second, which a test takes
+    away."""
 
     def __init__(self) -> None:
         self.disk = RecordingDisk()
@@ -263,17 +293,21 @@ class Folders:
         await world.stop()
 
 
-async def test_what_an_index_out_of_date_says_of_a_folder_is_not_believed_and_all_of_that_folder_is_opened() -> None:
+async def test_an_index_out_of_date_is_not_believed_and_all_of_its_folder_is_opened() -> None:
     folders = Folders()
     await folders.used()
     await folders.witnesses()[1].make_void()
     world = await World(folders.disk, folders.witnesses()).start({"a": 6}, Store(a=[0, 1, 2, 3, 5]))
-    assert sorted(world.resting.unknown("a")) == [1, 3, 5] and world.resting.counts("a", ()) == {MAIN: SubqueueCounts(active=2, bytes=20)}
+    assert sorted(world.resting.unknown("a")) == [1, 3, 5] and world.resting.counts("a", ()) == {
+        MAIN: SubqueueCounts(active=2, bytes=20)
+    }
     await world.until(lambda: sorted(world.queues["a"].woken) == [1, 3, 5])
     await world.stop()
 
 
-async def test_a_folder_that_was_missing_at_the_start_is_asked_when_it_is_back(monkeypatch: MonkeyPatch) -> None:
+async def test_a_folder_that_was_missing_at_the_start_is_asked_when_it_is_back(
+    monkeypatch: MonkeyPatch,
+) -> None:
     monkeypatch.setattr("broker.namespace.closed_partitions.ASKED_AGAIN_S", 0.001)
     folders = Folders()
     await folders.used()

@@ -68,7 +68,11 @@ class Part:
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         self.posted.append(operation)
         if isinstance(operation, Update):
-            answer = Updated(operation.cookie) if self.available else Failed(Reason.PARTITION_UNAVAILABLE, "down", operation.cookie)
+            answer = (
+                Updated(operation.cookie)
+                if self.available
+                else Failed(Reason.PARTITION_UNAVAILABLE, "down", operation.cookie)
+            )
             asyncio.get_running_loop().call_soon(sink, answer)
 
 
@@ -80,7 +84,12 @@ class World:
         self.folder, self.clock, self.metrics = folder, ManualClock(), Metrics()
         self.parts: dict[tuple[str, int], Part] = {}
         self.store = FileLogStore(
-            folder / "logs", self.disk, fsync="always", fsync_interval_ms=100, segment_bytes_max=1 << 20, committer_threads=1
+            folder / "logs",
+            self.disk,
+            fsync="always",
+            fsync_interval_ms=100,
+            segment_bytes_max=1 << 20,
+            committer_threads=1,
         )
         self.resting = Resting(PartitionIndex(folder / "catalogue", self.disk), self.clock)
         self.namespace = Namespace(
@@ -137,22 +146,33 @@ async def again(world: World) -> World:
     return restarted
 
 
-# --- creating ---------------------------------------------------------------------------------------------------------------
+# --- creating
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_queue_that_was_created_is_found_in_any_case_and_after_a_restart(world: World) -> None:
     created = await world.namespace.create_queue("Orders/New", QueueSettings(lock_duration_ms=5_000), 7)
-    assert (created.partitions, created.created_at_ms, created.name) == (7, world.clock.now_ms(), "Orders/New")
+    assert (created.partitions, created.created_at_ms, created.name) == (
+        7,
+        world.clock.now_ms(),
+        "Orders/New",
+    )
     for name in ("Orders/New", "orders/new", "/ORDERS/NEW/"):
         assert world.namespace.find_queue(name) == created
     restarted = await again(world)
-    assert restarted.namespace.find_queue("orders/new") == created and list(restarted.namespace.queues()) == [created]
+    assert restarted.namespace.find_queue("orders/new") == created and list(restarted.namespace.queues()) == [
+        created
+    ]
     await restarted.store.close()
 
 
-async def test_partitions_are_the_default_where_nothing_is_said_and_one_where_the_queue_is_not_partitioned(world: World) -> None:
+async def test_partitions_are_the_default_where_nothing_is_said_and_one_where_the_queue_is_not_partitioned(
+    world: World,
+) -> None:
     assert (await world.namespace.create_queue("a", QueueSettings())).partitions == 4
-    assert (await world.namespace.create_queue("b", QueueSettings(enable_partitioning=False), 9)).partitions == 1
+    assert (
+        await world.namespace.create_queue("b", QueueSettings(enable_partitioning=False), 9)
+    ).partitions == 1
 
 
 async def test_a_name_can_be_taken_once(world: World) -> None:
@@ -163,9 +183,14 @@ async def test_a_name_can_be_taken_once(world: World) -> None:
 
 
 async def test_of_two_that_create_a_name_at_once_one_succeeds(world: World) -> None:
-    results = await asyncio.gather(*(world.namespace.create_queue("orders", QueueSettings()) for _ in range(5)), return_exceptions=True)
+    results = await asyncio.gather(
+        *(world.namespace.create_queue("orders", QueueSettings()) for _ in range(5)), return_exceptions=True
+    )
     assert sum(isinstance(result, QueueDescription) for result in results) == 1
-    assert all(isinstance(result, QueueDescription) or cast(Refused, result).reason is Reason.ENTITY_EXISTS for result in results)
+    assert all(
+        isinstance(result, QueueDescription) or cast(Refused, result).reason is Reason.ENTITY_EXISTS
+        for result in results
+    )
 
 
 async def test_a_wrong_description_and_one_entity_too_many_leave_nothing_behind(tmp_path: Path) -> None:
@@ -189,13 +214,21 @@ async def test_a_new_queue_costs_no_partition_until_it_is_used(world: World) -> 
         queue.router.handles[1].post(operation, ClientId(1), lambda answer: None)
     assert world.parts == {}, "what ends something starts nothing"
     queue.router.handles[2].post(Demand("", 1), ClientId(1), lambda answer: None)
-    assert list(world.parts) == [("orders", 2)] and queue.health() == ["closed", "closed", "healthy", "closed"]
+    assert list(world.parts) == [("orders", 2)] and queue.health() == [
+        "closed",
+        "closed",
+        "healthy",
+        "closed",
+    ]
 
 
-# --- changing ---------------------------------------------------------------------------------------------------------------
+# --- changing
+# ------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_update_is_durable_reaches_every_partition_that_lives_and_is_told_to_watchers(world: World) -> None:
+async def test_an_update_is_durable_reaches_every_partition_that_lives_and_is_told_to_watchers(
+    world: World,
+) -> None:
     created = await world.namespace.create_queue("orders", QueueSettings())
     queue, watcher = world.queue("orders"), Watcher()
     queue.watchers.add(watcher)
@@ -209,7 +242,10 @@ async def test_an_update_is_durable_reaches_every_partition_that_lives_and_is_to
         created.created_at_ms + 1_000,
     )
     assert queue.description is updated and watcher.changes == 1
-    assert all(any(isinstance(each, Update) for each in part.posted) for part in world.parts.values()) and len(world.parts) == 2
+    assert (
+        all(any(isinstance(each, Update) for each in part.posted) for part in world.parts.values())
+        and len(world.parts) == 2
+    )
     restarted = await again(world)
     assert restarted.namespace.find_queue("orders") == updated
     await restarted.store.close()
@@ -234,7 +270,9 @@ async def test_what_is_fixed_at_creation_cannot_be_changed(world: World) -> None
     assert world.queue("orders").description.settings == QueueSettings()
 
 
-async def test_a_deleted_queue_is_gone_with_its_partitions_and_who_is_attached_hears_of_it(world: World) -> None:
+async def test_a_deleted_queue_is_gone_with_its_partitions_and_who_is_attached_hears_of_it(
+    world: World,
+) -> None:
     await world.namespace.create_queue("orders", QueueSettings())
     queue, watcher = world.queue("orders"), Watcher()
     queue.watchers.add(watcher)
@@ -256,7 +294,9 @@ async def test_a_queue_created_again_is_another_one(world: World) -> None:
 
 
 @pytest.mark.parametrize("act", ["update", "delete", "runtime"])
-async def test_what_does_not_exist_is_not_found_in_the_words_that_clients_know(world: World, act: str) -> None:
+async def test_what_does_not_exist_is_not_found_in_the_words_that_clients_know(
+    world: World, act: str
+) -> None:
     with pytest.raises(Refused) as refused:
         match act:
             case "update":
@@ -266,7 +306,11 @@ async def test_what_does_not_exist_is_not_found_in_the_words_that_clients_know(w
             case _:
                 await world.namespace.runtime("nothing")
     assert refused.value.reason is Reason.ENTITY_NOT_FOUND
-    assert refused.value.description == not_found_text("nothing") == "The messaging entity 'nothing' could not be found."
+    assert (
+        refused.value.description
+        == not_found_text("nothing")
+        == "The messaging entity 'nothing' could not be found."
+    )
 
 
 async def make_logs(world: World, generation: str) -> None:
@@ -275,7 +319,8 @@ async def make_logs(world: World, generation: str) -> None:
     await log.close()
 
 
-# --- a start ----------------------------------------------------------------------------------------------------------------
+# --- a start
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_folder_that_another_broker_uses_is_not_touched(world: World) -> None:
@@ -289,19 +334,27 @@ async def test_a_folder_that_another_broker_uses_is_not_touched(world: World) ->
     await second.store.close()
 
 
-async def test_logs_without_an_entry_are_kept_and_reported_unless_it_is_known_that_their_entry_was_deleted(world: World) -> None:
-    kept, deleted = [(await world.namespace.create_queue(name, QueueSettings())).generation for name in ("orders", "gone")]
+async def test_logs_without_an_entry_are_kept_and_reported_unless_it_is_known_that_their_entry_was_deleted(
+    world: World,
+) -> None:
+    kept, deleted = [
+        (await world.namespace.create_queue(name, QueueSettings())).generation for name in ("orders", "gone")
+    ]
     for generation in (kept, deleted, "f" * 32):
         await make_logs(world, generation)
     world.disk.fail("sync_directory", path_part="/logs/logs", times=1_000)
     await world.namespace.delete_queue("gone")
     world.disk.heal()
-    (world.folder / "logs" / "logs" / f"{deleted}#deleted").rename(world.folder / "logs" / "logs" / deleted)  # a power cut: not synced
+    (world.folder / "logs" / "logs" / f"{deleted}#deleted").rename(
+        world.folder / "logs" / "logs" / deleted
+    )  # a power cut: not synced
     assert set(await world.store.entities()) == {kept, deleted, "f" * 32}
     with capture_logs() as lines:
         restarted = await again(world)
     assert set(await restarted.store.entities()) == {kept, "f" * 32}
-    assert [line["generation"] for line in lines if line["event"] == "entity.logs_without_entry"] == ["f" * 32]
+    assert [line["generation"] for line in lines if line["event"] == "entity.logs_without_entry"] == [
+        "f" * 32
+    ]
     with capture_logs() as lines:
         restarted = await again(restarted)
     assert not [line for line in lines if line["event"] == "entity.cleared"], "what was cleared is forgotten"
@@ -309,7 +362,9 @@ async def test_logs_without_an_entry_are_kept_and_reported_unless_it_is_known_th
 
 
 @pytest.mark.parametrize("operation", ["rename", "sync_directory", "remove_tree"])
-async def test_a_deletion_whose_files_stay_has_succeeded_and_is_finished_at_the_next_start(world: World, operation: str) -> None:
+async def test_a_deletion_whose_files_stay_has_succeeded_and_is_finished_at_the_next_start(
+    world: World, operation: str
+) -> None:
     generation = (await world.namespace.create_queue("orders", QueueSettings())).generation
     await make_logs(world, generation)
     world.disk.fail(operation, path_part="/logs/logs", times=1_000)
@@ -328,7 +383,10 @@ async def test_a_deletion_whose_files_stay_has_succeeded_and_is_finished_at_the_
 
 @pytest.mark.parametrize("with_logs", ["none", "older", "newer", "both"])
 async def test_of_two_entries_of_one_name_none_that_has_logs_is_deleted(world: World, with_logs: str) -> None:
-    older, newer = QueueDescription("Orders", "a" * 32, 4, created_at_ms=1), QueueDescription("orders", "9" * 32, 4, created_at_ms=2)
+    older, newer = (
+        QueueDescription("Orders", "a" * 32, 4, created_at_ms=1),
+        QueueDescription("orders", "9" * 32, 4, created_at_ms=2),
+    )
     catalogue = Catalogue(world.folder / "catalogue", LocalDisk())
     for which, description in (("older", older), ("newer", newer)):
         await catalogue.put(description.generation, encode_description(description))
@@ -340,22 +398,33 @@ async def test_of_two_entries_of_one_name_none_that_has_logs_is_deleted(world: W
         with capture_logs() as lines:
             world = await again(world)
         assert list(world.namespace.queues()) == [served]
-        (reported,) = [line["kept_unserved"] for line in lines if line["event"] == "entity.name_taken_twice"] or [None]
+        (reported,) = [
+            line["kept_unserved"] for line in lines if line["event"] == "entity.name_taken_twice"
+        ] or [None]
         assert reported == (other.generation if with_logs == "both" else None)
         assert set(await world.store.entities()) == {
-            each.generation for which, each in (("older", older), ("newer", newer)) if with_logs in (which, "both")
+            each.generation
+            for which, each in (("older", older), ("newer", newer))
+            if with_logs in (which, "both")
         }
-        assert set(await catalogue.load_all()) == {served.generation, *([other.generation] if with_logs == "both" else [])}
+        assert set(await catalogue.load_all()) == {
+            served.generation,
+            *([other.generation] if with_logs == "both" else []),
+        }
         assert await catalogue.load_deleted() == []
     await world.store.close()
 
 
-# --- changes that the disk fails (tests/crash/test_namespace_faults.py has every call) ----------------------------------------
+# --- changes that the disk fails (tests/crash/test_namespace_faults.py has every call)
+# ----------------------------------------
 
 
 async def entries(world: World) -> list[QueueDescription]:
     """What a restart would find."""
-    return [decode_description(content) for content in (await Catalogue(world.folder / "catalogue", LocalDisk()).load_all()).values()]
+    return [
+        decode_description(content)
+        for content in (await Catalogue(world.folder / "catalogue", LocalDisk()).load_all()).values()
+    ]
 
 
 async def refused_change(change: Awaitable[object]) -> Refused:
@@ -374,14 +443,18 @@ async def test_a_creation_of_unknown_outcome_is_undone_before_the_name_is_used_a
     assert await entries(world) == [created] and not world.namespace.unconfirmed
 
 
-async def test_who_deletes_what_may_have_been_created_hears_that_it_is_not_there_once_that_is_so(world: World) -> None:
+async def test_who_deletes_what_may_have_been_created_hears_that_it_is_not_there_once_that_is_so(
+    world: World,
+) -> None:
     world.disk.fail("sync_directory", path_part="catalogue", times=ATTEMPTS)
     await refused_change(world.namespace.create_queue("orders", QueueSettings()))
     assert (await refused_change(world.namespace.delete_queue("orders"))).reason is Reason.ENTITY_NOT_FOUND
     assert await entries(world) == [] and not world.namespace.unconfirmed
 
 
-async def test_an_update_of_unknown_outcome_leaves_the_queue_as_it_was_in_service_and_soon_on_the_disk(tmp_path: Path) -> None:
+async def test_an_update_of_unknown_outcome_leaves_the_queue_as_it_was_in_service_and_soon_on_the_disk(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, confirm_retry_ms=1)
     await world.namespace.load()
     created = await world.namespace.create_queue("orders", QueueSettings())
@@ -394,7 +467,9 @@ async def test_an_update_of_unknown_outcome_leaves_the_queue_as_it_was_in_servic
     await world.store.close()
 
 
-async def test_a_queue_whose_deletion_has_an_unknown_outcome_is_out_of_service_until_its_entry_is_back(tmp_path: Path) -> None:
+async def test_a_queue_whose_deletion_has_an_unknown_outcome_is_out_of_service_until_its_entry_is_back(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, confirm_retry_ms=1)
     await world.namespace.load()
     created = await world.namespace.create_queue("orders", QueueSettings())
@@ -403,7 +478,9 @@ async def test_a_queue_whose_deletion_has_an_unknown_outcome_is_out_of_service_u
     queue.partition(1)
     world.disk.fail("sync_directory", path_part="catalogue", times=1_000_000)
     await refused_change(world.namespace.delete_queue("orders"))
-    assert world.parts["orders", 1].stopped and [why.reason for why in attached.ended] == [Reason.PARTITION_UNAVAILABLE]
+    assert world.parts["orders", 1].stopped and [why.reason for why in attached.ended] == [
+        Reason.PARTITION_UNAVAILABLE
+    ]
     assert world.namespace.find_queue("orders") is created and not queue.available
     queue.watchers.add(later)
     why = await refused_change(ask(queue.router.handles[0], Send([b"x"], None)))
@@ -427,10 +504,15 @@ async def test_a_deletion_that_is_tried_again_succeeds_when_the_disk_does(world:
     for _ in range(2):
         await refused_change(world.namespace.delete_queue("orders"))
     await world.namespace.delete_queue("orders")
-    assert (await entries(world), await world.store.entities()) == ([], []) and not world.namespace.unconfirmed
+    assert (await entries(world), await world.store.entities()) == (
+        [],
+        [],
+    ) and not world.namespace.unconfirmed
 
 
-async def test_a_change_that_is_cancelled_while_the_disk_works_leaves_no_second_entry_and_no_queue_that_may_vanish(world: World) -> None:
+async def test_a_change_cancelled_while_the_disk_works_leaves_no_queue_that_may_vanish(
+    world: World,
+) -> None:
     loop, sync_directory = asyncio.get_running_loop(), world.disk.sync_directory
 
     async def cancelled(change: Coroutine[Any, Any, object]) -> None:
@@ -492,10 +574,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-# --- counts -----------------------------------------------------------------------------------------------------------------
+# --- counts
+# ------------------------------------------------------------------------------------------------------------
 
 
-async def test_counts_are_those_of_all_partitions_and_availability_is_limited_while_one_is_down(world: World) -> None:
+async def test_counts_are_those_of_all_partitions_and_availability_is_limited_while_one_is_down(
+    world: World,
+) -> None:
     await world.namespace.create_queue("orders", QueueSettings())
     queue = world.queue("orders")
     for number in range(4):
@@ -505,8 +590,17 @@ async def test_counts_are_those_of_all_partitions_and_availability_is_limited_wh
             "$deadletterqueue": SubqueueCounts(active=1, deferred=1, bytes=5),
         }
     runtime = await world.namespace.runtime("orders")
-    assert (runtime.active, runtime.dead_letter, runtime.scheduled, runtime.transfer_dead_letter) == (8, 8, 12, 0)
-    assert (runtime.message_count, runtime.size_bytes, runtime.availability) == (4 * (2 + 1 + 3 + 1 + 1), 60, "Available")
+    assert (runtime.active, runtime.dead_letter, runtime.scheduled, runtime.transfer_dead_letter) == (
+        8,
+        8,
+        12,
+        0,
+    )
+    assert (runtime.message_count, runtime.size_bytes, runtime.availability) == (
+        4 * (2 + 1 + 3 + 1 + 1),
+        60,
+        "Available",
+    )
     world.parts["orders", 2].available = False
     assert (await world.namespace.runtime("orders")).availability == "Limited"
 
@@ -550,7 +644,9 @@ async def test_where_the_disk_does_not_say_which_logs_there_are_all_partitions_a
     assert {number for _, number in world.parts} == {0, 1, 2}
 
 
-async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     description = await world.namespace.create_queue("orders", QueueSettings(), 2)
     queue, listing, go_on = world.queue("orders"), asyncio.Event(), asyncio.Event()
 
@@ -593,7 +689,9 @@ async def test_names_that_come_and_go_leave_nothing_in_the_metrics(world: World)
     assert (series(), len(world.metrics.entities)) == (before, 0)
 
 
-async def test_a_queue_created_again_counts_from_nothing_and_the_old_ones_links_do_not_count_for_it(world: World) -> None:
+async def test_a_queue_created_again_counts_from_nothing_and_the_old_ones_links_do_not_count_for_it(
+    world: World,
+) -> None:
     await world.namespace.create_queue("orders", QueueSettings())
     old = world.queue("orders").meter
     old.incoming_messages += 5
@@ -603,7 +701,9 @@ async def test_a_queue_created_again_counts_from_nothing_and_the_old_ones_links_
     world.queue("orders").meter.incoming_messages += 1
     old.end()  # once more, late
     assert world.metrics.entities["orders"] is world.queue("orders").meter
-    assert 'partibus_incoming_messages_total{entity="orders"} 1.0\n' in "".join(exposition(list(world.metrics.entities.values())))
+    assert 'partibus_incoming_messages_total{entity="orders"} 1.0\n' in "".join(
+        exposition(list(world.metrics.entities.values()))
+    )
 
 
 async def test_closing_stops_every_partition_that_lives(world: World) -> None:
@@ -614,13 +714,16 @@ async def test_closing_stops_every_partition_that_lives(world: World) -> None:
     assert len(world.parts) == 2 and all(part.stopped for part in world.parts.values())
 
 
-# --- rights -----------------------------------------------------------------------------------------------------------------
+# --- rights
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_the_rules_of_an_entity_are_found_by_its_path_and_a_missing_one_has_none(world: World) -> None:
     rule = AuthorizationRule("app", "primary", "secondary", ALL)
     await world.namespace.create_queue("orders", QueueSettings(authorization_rules=(rule,)))
-    assert list(world.namespace.rules_of("ORDERS")) == [rule] and list(world.namespace.rules_of("nothing")) == []
+    assert (
+        list(world.namespace.rules_of("ORDERS")) == [rule] and list(world.namespace.rules_of("nothing")) == []
+    )
 
 
 async def test_stored_settings_without_effect_stay_and_are_listed_at_the_start(world: World) -> None:
@@ -629,7 +732,11 @@ async def test_stored_settings_without_effect_stay_and_are_listed_at_the_start(w
     await world.namespace.create_queue("plain", QueueSettings())
     with capture_logs() as lines:
         restarted = await again(world)
-    named = [(line["entity"], line["settings"]) for line in lines if line["event"] == "entity.settings_without_effect"]
+    named = [
+        (line["entity"], line["settings"])
+        for line in lines
+        if line["event"] == "entity.settings_without_effect"
+    ]
     assert named == [("kept", ["RequiresSession", "AutoDeleteOnIdle"])]
     assert restarted.queue("kept").description.settings == stored
     await restarted.namespace.close()
@@ -643,7 +750,9 @@ async def test_whoever_keeps_claims_hears_when_rules_change_or_go_and_not_otherw
     await world.namespace.create_queue("orders", with_rules)
     await world.namespace.create_queue("plain", QueueSettings())
     world.namespace.rules_changed = lambda: heard.append("changed")
-    await world.namespace.update_queue("orders", QueueSettings(authorization_rules=rules, max_delivery_count=4))
+    await world.namespace.update_queue(
+        "orders", QueueSettings(authorization_rules=rules, max_delivery_count=4)
+    )
     await world.namespace.delete_queue("plain")
     assert heard == []
     await world.namespace.update_queue("orders", QueueSettings())

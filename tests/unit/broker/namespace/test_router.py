@@ -33,11 +33,14 @@ def handles(count: int) -> list[Handle]:
 
 def spread(router: Router, count: int) -> list[tuple[int, int, int]]:
     runs = router.spread(count, 0.0)
-    assert [start for _, start, _ in runs] == [0, *(stop for _, _, stop in runs[:-1])] and runs[-1][2] == count, "all, in order, once"
+    assert [start for _, start, _ in runs] == [0, *(stop for _, _, stop in runs[:-1])] and runs[-1][
+        2
+    ] == count, "all, in order, once"
     return runs
 
 
-# --- with a key -------------------------------------------------------------------------------------------------------------
+# --- with a key
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -52,14 +55,24 @@ def spread(router: Router, count: int) -> list[tuple[int, int, int]]:
         ("x" * 128, 0, 2, 2),
     ],
 )
-def test_a_key_goes_to_the_partition_it_has_always_gone_to(key: str, of_2: int, of_16: int, of_256: int) -> None:
-    assert (partition_of_key(key, 2), partition_of_key(key, 16), partition_of_key(key, 256)) == (of_2, of_16, of_256)
+def test_a_key_goes_to_the_partition_it_has_always_gone_to(
+    key: str, of_2: int, of_16: int, of_256: int
+) -> None:
+    assert (partition_of_key(key, 2), partition_of_key(key, 16), partition_of_key(key, 256)) == (
+        of_2,
+        of_16,
+        of_256,
+    )
     assert Router(handles(16)).keyed(key).available and partition_of_key(key, 1) == 0
 
 
 def test_the_documented_vectors_are_right() -> None:
     text = (ROOT / "docs" / "partitioning.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (?:`(.+?)`|\(empty\)) \| `([0-9a-f]{16})` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (?:`(.+?)`|\(empty\)) \| `([0-9a-f]{16})` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$",
+        text,
+        re.MULTILINE,
+    )
     assert len(rows) >= 5
     for key, digest, *partitions in rows:
         assert [str(int(digest, 16) % count) for count in (2, 4, 16, 256)] == partitions
@@ -85,7 +98,8 @@ def test_a_key_whose_partition_is_down_is_refused_and_never_goes_elsewhere() -> 
     assert router.keyed("A") is parts[6]
 
 
-# --- without one ------------------------------------------------------------------------------------------------------------
+# --- without one
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_messages_that_come_one_by_one_go_one_by_one_to_the_partitions() -> None:
@@ -150,7 +164,8 @@ def test_without_any_partition_a_send_is_refused_with_what_clients_retry() -> No
     assert refused.value.reason is Reason.PARTITION_UNAVAILABLE
 
 
-# --- without room -----------------------------------------------------------------------------------------------------------
+# --- without room
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_partition_that_was_full_is_given_nothing_for_a_while_and_then_no_flood() -> None:
@@ -198,7 +213,8 @@ def test_what_another_partition_takes_counts_as_given_to_it() -> None:
     assert Counter(spread(router, 1)[0][0] for _ in range(20)) == {0: 10, 2: 10}
 
 
-# --- by number --------------------------------------------------------------------------------------------------------------
+# --- by number
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_sequence_number_and_a_lock_token_lead_to_the_partition_that_gave_them() -> None:

@@ -54,7 +54,9 @@ async def test_an_expired_message_is_nothing_to_see() -> None:
     harness = Harness()
     await harness.send(b"a", ttl=[1_000])
     harness.clock.advance(1_000)
-    assert await harness.do(1, Watch(MAIN, FIRST), Peek(MAIN, FIRST, 1)) == [Peeked([], [], [], [], [], [], [], None)]
+    assert await harness.do(1, Watch(MAIN, FIRST), Peek(MAIN, FIRST, 1)) == [
+        Peeked([], [], [], [], [], [], [], None)
+    ]
 
 
 async def test_a_dead_lettered_message_arrives_in_the_dead_letter_subqueue() -> None:
@@ -91,7 +93,9 @@ async def test_many_watchers_are_told_a_few_in_each_batch_and_none_is_forgotten(
     assert await harness.task.step(), "there is more to do"
     assert sum(bool(harness.received[client]) for client in watchers) == Bounds().told_max
     await harness.settle()
-    assert [harness.take(client) for client in watchers] == [[Arrived(NUMBER, MAIN)]] * (len(watchers) - 1) + [[]]
+    assert [harness.take(client) for client in watchers] == [[Arrived(NUMBER, MAIN)]] * (
+        len(watchers) - 1
+    ) + [[]]
 
 
 async def test_the_event_loop_goes_on_while_many_watchers_are_told() -> None:

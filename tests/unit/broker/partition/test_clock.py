@@ -1,4 +1,5 @@
-"""A partition while the wall clock is set: nothing is freed and nothing freezes; only what was stored is read back by it."""
+"""A partition while the wall clock is set: nothing is freed and nothing freezes; only what was stored is read
+back by it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ async def test_a_lock_is_renewed_and_settled_whatever_the_wall_clock_does(step_m
     tokens = (await harness.receive(1, 2)).tokens
     harness.clock.advance(LOCK_MS - 1)
     harness.clock.step(step_ms)
-    assert one(await harness.do(1, RenewLocks(tokens)), Renewed) == Renewed(harness.clock.monotonic_ms() + LOCK_MS, None)
+    assert one(await harness.do(1, RenewLocks(tokens)), Renewed) == Renewed(
+        harness.clock.monotonic_ms() + LOCK_MS, None
+    )
     await harness.advance(LOCK_MS - 1)
     assert await harness.do(1, Complete(tokens[:1])) == [Settled(None)]
     harness.clock.advance(1)
@@ -91,7 +94,9 @@ async def test_what_is_stored_and_shown_of_a_message_is_wall_time_and_says_its_t
     for _ in range(2):
         shown = await harness.peek()
         assert shown.enqueued_at_ms == [wall_ms, wall_ms]
-        assert shown.expires_at_ms == [wall_ms + 10_000] * 2, "receivers compute the time to live from the two"
+        assert shown.expires_at_ms == [wall_ms + 10_000] * 2, (
+            "receivers compute the time to live from the two"
+        )
         await harness.restart()
 
 
@@ -119,7 +124,9 @@ def test_enqueued_times_do_not_stand_still_when_batches_come_faster_than_they_ar
 
 @steps
 @pytest.mark.parametrize("full", [False, True], ids=["failed commit", "full disk"])
-async def test_a_recovery_within_the_process_keeps_the_deadlines_that_counted_before(step_ms: int, full: bool) -> None:
+async def test_a_recovery_within_the_process_keeps_the_deadlines_that_counted_before(
+    step_ms: int, full: bool
+) -> None:
     harness = Harness()
     await harness.send(b"stored by an earlier process", ttl=[10_000])
     await harness.restart()
@@ -131,7 +138,13 @@ async def test_a_recovery_within_the_process_keeps_the_deadlines_that_counted_be
     harness.clock.step(-step_ms)
     await recover(harness, full)
     await harness.advance(9_999)
-    everything = [b"stored by an earlier process", b"before the step", b"for ever", b"after the step", b"after the recovery"]
+    everything = [
+        b"stored by an earlier process",
+        b"before the step",
+        b"for ever",
+        b"after the step",
+        b"after the recovery",
+    ]
     assert (await harness.peek()).messages == everything
     await harness.advance(1 + TICK_MS)
     assert (await harness.peek()).messages == everything[2:]

@@ -62,7 +62,9 @@ class Traffic:
         """The sizes of the frames that were read."""
         append, fetch = FileLog.append, FileLog.fetch
 
-        async def counting_append(log: FileLog, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
+        async def counting_append(
+            log: FileLog, commit: Commit, urgent: bool = False, *, frees: bool = False
+        ) -> None:
             size = FRAME_HEADER_BYTES + commit.bytes
             await append(log, commit, urgent, frees=frees)
             if RECORD_HEADER.unpack_from(commit.parts[0])[1] == records.RELOCATED:
@@ -89,7 +91,9 @@ async def partition(root: Path, limits: TaskLimits = LIMITS) -> AsyncIterator[Pa
     """A partition at work on the files below `root`. No body stays in memory beyond its batch."""
     store = FileLogStore(root, fsync="never", segment_bytes_max=SEGMENT_BYTES, reserve_bytes=0)
     log = store.log(QUEUE.generation, 3)
-    task = PartitionTask(3, log=log, clock=ManualClock(), describe=lambda: QUEUE, payloads=PayloadBudget(0, 0), limits=limits)
+    task = PartitionTask(
+        3, log=log, clock=ManualClock(), describe=lambda: QUEUE, payloads=PayloadBudget(0, 0), limits=limits
+    )
     run = asyncio.create_task(task.run())
     try:
         yield task
@@ -141,7 +145,9 @@ async def test_relocations_write_frames_of_bounded_size_however_often_they_run(
     tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message sent alone and one of a thousand sent together end up in a frame that one read can afford."""
-    monkeypatch.setattr("storage.record.BODY_BYTES_MAX", 16 * FRAME_BYTES)  # 1 GiB in earnest: a larger frame ends the partition
+    monkeypatch.setattr(
+        "storage.record.BODY_BYTES_MAX", 16 * FRAME_BYTES
+    )  # 1 GiB in earnest: a larger frame ends the partition
     async with partition(tmp_path) as task:
         expected: dict[int, bytes] = {}
         for index in range(40):
@@ -174,13 +180,17 @@ async def test_a_message_larger_than_the_bound_is_relocated_alone(tmp_path: Path
         assert await everything(task) == expected
 
 
-async def test_a_frame_that_an_earlier_release_wrote_too_large_is_split(tmp_path: Path, traffic: Traffic) -> None:
+async def test_a_frame_that_an_earlier_release_wrote_too_large_is_split(
+    tmp_path: Path, traffic: Traffic
+) -> None:
     async with partition(tmp_path) as task:
         expected = await defer(task, *[b"%03d" % each * 100 for each in range(500)])  # one frame of 150 KB
         while sum(traffic.relocated) < 150_000:
             await flow(task, 50_000)
         assert max(traffic.relocated) <= FRAME_BYTES
-        assert sum(traffic.fetched) < 3 * sum(traffic.relocated) + 500_000, "a large frame is read once, not for each of its pieces"
+        assert sum(traffic.fetched) < 3 * sum(traffic.relocated) + 500_000, (
+            "a large frame is read once, not for each of its pieces"
+        )
         assert await everything(task) == expected
 
 
@@ -206,9 +216,15 @@ async def abandon_with_changed_properties(task: PartitionTask) -> dict[int, byte
 
 @pytest.mark.parametrize(
     ("leave", "subqueue"),
-    [(dead_letter_with_long_descriptions, DEAD_LETTER), (leave_messages_of_one_byte, MAIN), (abandon_with_changed_properties, MAIN)],
+    [
+        (dead_letter_with_long_descriptions, DEAD_LETTER),
+        (leave_messages_of_one_byte, MAIN),
+        (abandon_with_changed_properties, MAIN),
+    ],
 )
-async def test_compaction_writes_less_than_what_came_in(tmp_path: Path, traffic: Traffic, leave: Leave, subqueue: str) -> None:
+async def test_compaction_writes_less_than_what_came_in(
+    tmp_path: Path, traffic: Traffic, leave: Leave, subqueue: str
+) -> None:
     """Symptom: dead letters with long descriptions made compaction write 723 times what came in."""
     async with partition(tmp_path) as task:
         expected: dict[int, bytes] = {}
@@ -217,7 +233,9 @@ async def test_compaction_writes_less_than_what_came_in(tmp_path: Path, traffic:
             await flow(task, 20_000)
         while not traffic.relocated or traffic.came_in < 5 * bytes_below(tmp_path):
             await flow(task, 500_000)
-            assert sum(traffic.relocated) <= 0.6 * traffic.came_in, "more than the half that upkeep.py promises, and some slack"
+            assert sum(traffic.relocated) <= 0.6 * traffic.came_in, (
+                "more than the half that upkeep.py promises, and some slack"
+            )
         assert sum(traffic.relocated) > 100_000, "every message that stays was moved"
         assert await everything(task, subqueue) == expected
     async with partition(tmp_path) as task:

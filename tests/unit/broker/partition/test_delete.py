@@ -26,7 +26,9 @@ from tests.support.partition_harness import Harness, one
 NEVER_MS = 1 << 60
 
 
-async def delete(harness: Harness, count: int = 100, before_ms: int = NEVER_MS, start: int = 0, subqueue: str = MAIN) -> Deleted:
+async def delete(
+    harness: Harness, count: int = 100, before_ms: int = NEVER_MS, start: int = 0, subqueue: str = MAIN
+) -> Deleted:
     return one(await harness.do(1, Delete(subqueue, count, before_ms, start, "mine")), Deleted)
 
 
@@ -108,13 +110,19 @@ async def test_an_overdue_message_is_not_counted_as_deleted() -> None:
 
 
 @pytest.mark.parametrize("changed_bytes", [0, 2_000])
-async def test_a_fetch_of_deferred_messages_locks_what_one_answer_may_hold_and_leaves_the_others(changed_bytes: int) -> None:
+async def test_a_fetch_of_deferred_messages_locks_what_one_answer_may_hold_and_leaves_the_others(
+    changed_bytes: int,
+) -> None:
     harness = Harness(limits=TaskLimits(bounds=Bounds(granted_bytes_max=10_000)))
     size = 3_000 - changed_bytes
     first = await harness.send(*[bytes((48 + index,)) * size for index in range(5)])
     for _ in range(5):
         await harness.do(
-            1, Defer((await harness.receive(1)).tokens, encode_changes({"note": "x" * changed_bytes}) if changed_bytes else None)
+            1,
+            Defer(
+                (await harness.receive(1)).tokens,
+                encode_changes({"note": "x" * changed_bytes}) if changed_bytes else None,
+            ),
         )
     numbers = [first + index for index in (4, 0, 1, 2, 3)]
     locked = one(await harness.do(1, ReceiveDeferred(MAIN, numbers)), Locked)
@@ -128,4 +136,6 @@ async def test_a_deferred_message_that_is_larger_than_an_answer_is_answered_alon
     first = await harness.send(b"x" * 5_000, b"y")
     for _ in range(2):
         await harness.do(1, Defer((await harness.receive(1)).tokens))
-    assert one(await harness.do(1, ReceiveDeferred(MAIN, [first, first + 1])), Locked).sequence_numbers == [first]
+    assert one(await harness.do(1, ReceiveDeferred(MAIN, [first, first + 1])), Locked).sequence_numbers == [
+        first
+    ]

@@ -1,7 +1,8 @@
 """Recall: who is asked back for what nobody has seen, who gets it, and that it comes to an end.
 
-The clients here are receivers with a cache, as the front end has one: a message that comes when the client behind it does not
-wait any more lies in the cache, unseen, until the client asks again or the partition asks it back.
+The clients here are receivers with a cache, as the front end has one: a message that comes when the client
+behind it does not wait any more lies in the cache, unseen, until the client asks again or the partition asks
+it back.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ async def test_a_client_that_asks_in_vain_makes_others_give_back_what_was_not_se
     assert again.messages == [b"a"] and again.delivery_counts == [0] and again.tokens != locked.tokens
 
 
-async def test_only_one_recall_is_under_way_for_a_client_and_none_before_it_is_granted_something_new() -> None:
+async def test_only_one_recall_is_under_way_for_a_client_and_none_before_it_is_granted_something_new() -> (
+    None
+):
     harness = Harness()
     await harness.send(b"a")
     await harness.receive(1)
@@ -95,12 +98,16 @@ async def test_what_comes_back_goes_to_the_client_that_asked_last_not_to_the_one
     await harness.do(1, Demand(MAIN, 1))
     harness.take(1)
     await harness.do(1, Recalled(MAIN, locked.tokens))
-    got = {client: [answer for answer in harness.take(client) if isinstance(answer, Locked)] for client in (1, 2, 3)}
+    got = {
+        client: [answer for answer in harness.take(client) if isinstance(answer, Locked)]
+        for client in (1, 2, 3)
+    }
     assert [len(got[client]) for client in (1, 2, 3)] == [0, 0, 1]
 
 
 async def test_standing_demand_does_not_bounce_a_message_for_ever() -> None:
-    """Every client here gives back whatever it gets, unseen, and waits on: each of them gets the message once, and it rests."""
+    """Every client here gives back whatever it gets, unseen, and waits on: each of them gets the message
+    once, and it rests."""
     harness = Harness()
     clients = range(1, 6)
     for client in clients:
@@ -148,7 +155,9 @@ async def test_a_withdrawal_is_confirmed_once_nothing_can_come_back_any_more(how
         await harness.do(1, Release(locked.tokens))
     answers = harness.take(2)
     assert answers[-1] == Withdrawn(NUMBER, MAIN)
-    assert [isinstance(answer, Locked) for answer in answers[:-1]] == ([True] if how in ("expired", "released") else [])
+    assert [isinstance(answer, Locked) for answer in answers[:-1]] == (
+        [True] if how in ("expired", "released") else []
+    )
 
 
 async def test_asking_again_confirms_the_withdrawal_before_it_first() -> None:
@@ -179,12 +188,15 @@ async def test_an_answer_to_a_recall_does_not_cover_what_was_granted_behind_it()
     assert harness.take(1) == [RECALL]
     await harness.send(b"b")
     second = one(harness.take(1), Locked)
-    assert await harness.do(1, Recalled(MAIN, [])) == [RECALL], "the first answer did not know of the second message"
+    assert await harness.do(1, Recalled(MAIN, [])) == [RECALL], (
+        "the first answer did not know of the second message"
+    )
     await harness.do(1, Recalled(MAIN, second.tokens))
     assert one(harness.take(2), Locked).messages == [b"b"]
 
 
-# --- a simulation with caches -----------------------------------------------------------------------------------------
+# --- a simulation with caches
+# ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -259,7 +271,9 @@ async def test_one_message_and_eight_clients_that_ask_in_turn_whoever_asks_gets_
             receiver.stop_waiting()
         await come_to_rest(harness, receivers)
     assert harness.task.counts()[MAIN].active == 1
-    assert (await harness.peek()).delivery_counts == [0], "nobody but the asker has seen it, and it was given back"
+    assert (await harness.peek()).delivery_counts == [0], (
+        "nobody but the asker has seen it, and it was given back"
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -284,7 +298,8 @@ async def test_all_who_wait_at_once_are_served_while_there_is_enough_wherever_it
     assert harness.task.counts()[MAIN].active == 0
 
 
-# --- demand in bytes ----------------------------------------------------------------------------------------------------------
+# --- demand in bytes
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_demand_ends_with_its_bytes_whatever_its_count() -> None:
@@ -327,7 +342,7 @@ async def test_demand_in_bytes_that_a_refused_send_had_used_up_waits_on_with_the
     assert isinstance(second, Locked) and len(second.tokens) == 2 and second.voids_demand
 
 
-async def test_demand_of_which_a_full_disk_leaves_a_part_of_the_answer_is_void_only_if_the_answer_says_so() -> None:
+async def test_demand_answered_in_part_on_a_full_disk_is_void_only_if_the_answer_says_so() -> None:
     harness = Harness()
     await harness.send(bytes(1_000))
     harness.log.fill_disk()

@@ -36,11 +36,19 @@ def taken() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-async def test_what_partitions_have_stored_and_shown_last_does_not_stay_in_memory(tmp_path: Path, traced: None) -> None:
+async def test_what_partitions_have_stored_and_shown_last_does_not_stay_in_memory(
+    tmp_path: Path, traced: None
+) -> None:
     store = FileLogStore(tmp_path, fsync="never", reserve_bytes=0, committer_threads=1)
     budget = PayloadBudget(0, 0)
     tasks = [
-        PartitionTask(number, log=store.log(QUEUE.generation, number), clock=ManualClock(), describe=lambda: QUEUE, payloads=budget)
+        PartitionTask(
+            number,
+            log=store.log(QUEUE.generation, number),
+            clock=ManualClock(),
+            describe=lambda: QUEUE,
+            payloads=budget,
+        )
         for number in range(6)
     ]
     runs = [asyncio.create_task(task.run()) for task in tasks]
@@ -70,7 +78,9 @@ async def test_a_backlog_that_has_gone_leaves_no_table_behind() -> None:
         await harness.do(1, DeadLetter(tokens[:1]), Complete(tokens[1:]))
     await harness.do(1, Detach())
     main, dead_letters = harness.subqueues[:2]
-    assert sys.getsizeof(main.references) < 70_000 and not main.references and len(dead_letters.references) == 20
+    assert (
+        sys.getsizeof(main.references) < 70_000 and not main.references and len(dead_letters.references) == 20
+    )
     first = await harness.send(b"y", b"z")
     assert (await harness.peek()).sequence_numbers == [first, first + 1]
 

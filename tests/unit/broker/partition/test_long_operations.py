@@ -67,7 +67,10 @@ async def test_a_long_settlement_takes_several_batches_and_is_answered_once(kind
     if kind is not RenewLocks:
         assert locked == [25, 15, 6, 1], "ten at a time, but for the token that opens nothing"
     await harness.settle()
-    assert [each.cookie for each in harness.received[1] if isinstance(each, Settled | Renewed | Peeked)] == ["mine", "behind it"]
+    assert [each.cookie for each in harness.received[1] if isinstance(each, Settled | Renewed | Peeked)] == [
+        "mine",
+        "behind it",
+    ]
     await harness.restart()
     left = (await harness.peek()).sequence_numbers
     assert len(left) == (1 if kind in (Complete, DeadLetter) else MANY)
@@ -91,7 +94,9 @@ async def test_what_a_later_part_is_refused_fails_alone() -> None:
     changed = encode_changes({"why": "x" * 30_000, "where": "y" * 30_000})
     answer = one(await harness.do(1, Defer(tokens, changed)), Settled)
     assert answer.failures == dict.fromkeys(range(PART, MANY), Reason.QUOTA_EXCEEDED)
-    assert one(await harness.do(1, Defer(tokens[PART:], changed)), Failed).reason is Reason.QUOTA_EXCEEDED, "nothing was settled"
+    assert one(await harness.do(1, Defer(tokens[PART:], changed)), Failed).reason is Reason.QUOTA_EXCEEDED, (
+        "nothing was settled"
+    )
     assert one(await harness.do(1, Complete(tokens[PART:])), Settled).failures == {}, "these are locked still"
 
 

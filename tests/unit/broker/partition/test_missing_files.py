@@ -1,4 +1,5 @@
-"""A partition whose files are missing says which, and how to go on, whatever says that they were there; and the commands can help."""
+"""A partition whose files are missing says which, and how to go on, whatever says that they were there; and
+the commands can help."""
 
 from __future__ import annotations
 
@@ -73,7 +74,9 @@ LOSSES: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-async def test_it_fails_with_the_name_of_what_is_missing_and_the_commands_save_the_rest(tmp_path: Path, loss: str) -> None:
+async def test_it_fails_with_the_name_of_what_is_missing_and_the_commands_save_the_rest(
+    tmp_path: Path, loss: str
+) -> None:
     expected = await written(tmp_path)
     assert len(segments(tmp_path)) > 3
     named = LOSSES[loss](tmp_path)
@@ -86,11 +89,19 @@ async def test_it_fails_with_the_name_of_what_is_missing_and_the_commands_save_t
     assert str(named).rpartition("-")[0] in failed["error"] and "partibus repair" in failed["advice"]
 
     findings = check_folders([tmp_path]).findings
-    assert [each.partition for each in findings if each.severity is Severity.UNUSABLE and each.partition is not None]
+    assert [
+        each.partition
+        for each in findings
+        if each.severity is Severity.UNUSABLE and each.partition is not None
+    ]
     await asyncio.to_thread(repaired, tmp_path)
     async with partition(tmp_path) as task:
         there = await everything(task)
-        assert task.health == "healthy" and there and all(expected.get(number, body) == body for number, body in there.items())
+        assert (
+            task.health == "healthy"
+            and there
+            and all(expected.get(number, body) == body for number, body in there.items())
+        )
 
 
 def repaired(root: Path) -> None:
@@ -107,7 +118,11 @@ async def test_without_an_extent_a_log_in_good_order_has_no_findings_that_matter
     extent(tmp_path).unlink()
     copy = tmp_path.with_name("copy")
     shutil.copytree(tmp_path, copy)
-    assert not [each for each in check_folders([copy]).findings if each.severity is Severity.UNUSABLE and each.partition is not None]
+    assert not [
+        each
+        for each in check_folders([copy]).findings
+        if each.severity is Severity.UNUSABLE and each.partition is not None
+    ]
     async with partition(copy) as task:
         assert await everything(task) == expected
 

@@ -19,7 +19,9 @@ from tests.support.old_checkpoint import state_of_version_1, write_version_1
 from tests.support.partition_asking import WAIT_S, ask, pages
 
 SEGMENT_BYTES = 64 * 1024
-LIMITS = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=200_000, garbage_bytes_min=100_000, relocation_bytes=20_000))
+LIMITS = TaskLimits(
+    upkeep=UpkeepLimits(checkpoint_bytes=200_000, garbage_bytes_min=100_000, relocation_bytes=20_000)
+)
 QUEUE = QueueDescription("orders", "5" * 32, 16)
 
 
@@ -28,7 +30,14 @@ async def partition(root: Path, *, crash: bool = False) -> AsyncIterator[Partiti
     """A partition at work on the files below `root`; with `crash` it ends without a checkpoint."""
     store = FileLogStore(root, fsync="never", segment_bytes_max=SEGMENT_BYTES, reserve_bytes=0)
     log = store.log(QUEUE.generation, 3)
-    task = PartitionTask(3, log=log, clock=ManualClock(), describe=lambda: QUEUE, payloads=PayloadBudget(30_000, 0), limits=LIMITS)
+    task = PartitionTask(
+        3,
+        log=log,
+        clock=ManualClock(),
+        describe=lambda: QUEUE,
+        payloads=PayloadBudget(30_000, 0),
+        limits=LIMITS,
+    )
     run = asyncio.create_task(task.run())
     try:
         yield task
@@ -52,7 +61,10 @@ async def test_a_random_load_over_restarts_keeps_every_message_and_the_files_sma
                 assert expected[number] == body
             assert len(await everything(task)) == len(expected)
             for _ in range(60):
-                bodies = [b"%d" % chance.randrange(1 << 64) * chance.randrange(1, 120) for _ in range(chance.randrange(1, 20))]
+                bodies = [
+                    b"%d" % chance.randrange(1 << 64) * chance.randrange(1, 120)
+                    for _ in range(chance.randrange(1, 20))
+                ]
                 sent = await ask(task, Send(bodies, None))
                 assert isinstance(sent, Sent)
                 expected.update(enumerate(bodies, sent.first))
@@ -79,7 +91,9 @@ async def everything(task: PartitionTask) -> dict[int, bytes]:
     return found
 
 
-async def test_a_folder_of_the_release_before_blocks_opens_and_gets_two_new_checkpoints(tmp_path: Path) -> None:
+async def test_a_folder_of_the_release_before_blocks_opens_and_gets_two_new_checkpoints(
+    tmp_path: Path,
+) -> None:
     async with partition(tmp_path) as task:
         for number in range(40):
             await ask(task, Send([b"%03d" % number * 2_000] * 4, None))
@@ -107,7 +121,8 @@ async def test_a_folder_of_the_release_before_blocks_opens_and_gets_two_new_chec
 
 
 async def test_a_checkpoint_of_the_old_format_is_the_older_of_two_at_one_position(tmp_path: Path) -> None:
-    """A folder that is upgraded and restarted before the first message: what stands in blocks that nobody touches stays."""
+    """A folder that is upgraded and restarted before the first message: what stands in blocks that nobody
+    touches stays."""
     async with partition(tmp_path) as task:
         for _ in range(40):
             await ask(task, Send([b"m" * 60] * 100, None))
@@ -122,7 +137,9 @@ async def test_a_checkpoint_of_the_old_format_is_the_older_of_two_at_one_positio
     old = write_version_1(directory, position, state)
     async with partition(tmp_path, crash=True) as task:
         assert await everything(task) == expected
-        assert list(task._log.checkpoints) == [position, position], "a second one was saved at once, beside the old one"
+        assert list(task._log.checkpoints) == [position, position], (
+            "a second one was saved at once, beside the old one"
+        )
     for number in range(3):
         async with partition(tmp_path) as task:
             assert await everything(task) == expected

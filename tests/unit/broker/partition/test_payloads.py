@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from broker.operations import Complete
 from broker.partition.payloads import COLD_MS, PayloadBudget
 from tests.support.partition_harness import Harness
@@ -28,7 +30,9 @@ async def fill(harness: Harness, count: int) -> list[bytes]:
 
 
 def in_memory(harness: Harness) -> int:
-    return sum(len(reference.payload) for subqueue in harness.subqueues for reference in subqueue.references.values())
+    return sum(
+        len(reference.payload) for subqueue in harness.subqueues for reference in subqueue.references.values()
+    )
 
 
 async def drain(harness: Harness, count: int) -> list[bytes]:
@@ -80,7 +84,9 @@ async def test_partitions_that_are_both_read_take_nothing_from_each_other() -> N
 def test_the_partition_that_was_read_last_is_the_last_to_make_room() -> None:
     budget = PayloadBudget(300, reserve_bytes=10)
     evicted: list[str] = []
-    shares = {name: budget.share(lambda name=name: evicted.append(name)) for name in ("old", "newer", "newest", "reader")}  # type: ignore[misc]
+    shares = {
+        name: budget.share(partial(evicted.append, name)) for name in ("old", "newer", "newest", "reader")
+    }
     for name in ("newest", "old", "newer"):
         assert shares[name].take(100)
     for at_ms, name in enumerate(("old", "newer", "newest"), 1):

@@ -1,4 +1,5 @@
-"""Changed properties are bounded: by the entity's quota, and more tightly while the broker has little memory."""
+"""Changed properties are bounded: by the entity's quota, and more tightly while the broker has little
+memory."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ async def test_changed_properties_beyond_the_whole_quota_are_refused_and_the_loc
     most = MIB // each
     await harness.do(1, kind(tokens[:most], change(32_000)))
     refused = one(await harness.do(1, kind(tokens[most : most + 1], change(32_000), "mine")), Failed)
-    assert (refused.reason, refused.cookie) == (Reason.QUOTA_EXCEEDED, "mine") and str(MIB) in refused.description
+    assert (refused.reason, refused.cookie) == (Reason.QUOTA_EXCEEDED, "mine") and str(
+        MIB
+    ) in refused.description
     assert sum(subqueue.changed_bytes for subqueue in harness.subqueues) == most * each
     await harness.do(1, RenewLocks(tokens[most:]))
     assert one(await harness.do(1, kind(tokens[most:], None)), Settled).failures == {}
@@ -40,7 +43,9 @@ async def test_a_full_queue_still_dead_letters_with_a_reason() -> None:
     harness = Harness(QueueSettings(max_size_mb=1))
     await harness.send(b"x" * (MIB - 300))
     token = (await harness.receive(1)).tokens
-    assert one(await harness.do(1, DeadLetter(token, change(4_000, "DeadLetterReason"))), Settled).failures == {}
+    assert (
+        one(await harness.do(1, DeadLetter(token, change(4_000, "DeadLetterReason"))), Settled).failures == {}
+    )
     assert (await harness.peek(DEAD_LETTER)).changed == [change(4_000, "DeadLetterReason")]
 
 
@@ -60,7 +65,11 @@ async def test_while_memory_is_scarce_a_settlement_changes_little_and_frees_as_e
     harness.budget.set_scarce(True)
     refused = one(await harness.do(1, Abandon(tokens[:1], change(2_000))), Failed)
     assert refused.reason is Reason.SERVER_BUSY and "memory" in refused.description
-    for operation in (DeadLetter(tokens[1:2], change(100, "DeadLetterReason")), Complete(tokens[2:3]), Abandon(tokens[3:])):
+    for operation in (
+        DeadLetter(tokens[1:2], change(100, "DeadLetterReason")),
+        Complete(tokens[2:3]),
+        Abandon(tokens[3:]),
+    ):
         assert one(await harness.do(1, operation), Settled).failures == {}
     harness.budget.set_scarce(False)
     assert one(await harness.do(1, Abandon(tokens[:1], change(2_000))), Settled).failures == {}

@@ -36,7 +36,11 @@ def test_enqueued_messages_are_found_where_the_record_says(expiries: list[int] |
     offset = records.add_enqueued(commit, 77, 1_700_000_000_000, [3, 0, 5], expiries, bodies)
     frame = frame_of(commit)
     enqueued = records.read_enqueued(frame.records()[1])
-    assert (enqueued.first, enqueued.enqueued_at_ms, list(enqueued.sizes)) == (77, 1_700_000_000_000, [3, 0, 5])
+    assert (enqueued.first, enqueued.enqueued_at_ms, list(enqueued.sizes)) == (
+        77,
+        1_700_000_000_000,
+        [3, 0, 5],
+    )
     assert (None if enqueued.expires_at_ms is None else list(enqueued.expires_at_ms)) == expiries
     assert enqueued.messages_offset == offset
     assert frame.data[offset : offset + 8] == b"onethree"
@@ -107,7 +111,9 @@ def test_a_record_about_a_message_of_a_trimmed_part_is_passed_over() -> None:
     commit = Commit(Position(0))
     commit.add(records.REMOVED, [records.encode_mark(Mark(records.REMOVED, 0, [3 << 48 | 2]))])
     records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
-    commit.add(records.RETURNED, [records.encode_mark(Mark(records.RETURNED, 0, [3 << 48 | 4, 3 << 48 | 10]))])
+    commit.add(
+        records.RETURNED, [records.encode_mark(Mark(records.RETURNED, 0, [3 << 48 | 4, 3 << 48 | 10]))]
+    )
     messages.replay(frame_of(commit))
     messages.finish_replay(0)
     messages.check()

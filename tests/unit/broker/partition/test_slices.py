@@ -1,4 +1,5 @@
-"""No piece of work in a partition grows with what waits in it: counted in messages per step and per batch, never in time."""
+"""No piece of work in a partition grows with what waits in it: counted in messages per step and per batch,
+never in time."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def filled(count: int) -> tuple[Subqueue, Counting]:
     return subqueue, references
 
 
-# --- by index ---------------------------------------------------------------------------------------------------------
+# --- by index
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_browse_from_the_middle_does_not_visit_earlier_messages() -> None:
@@ -162,7 +164,8 @@ def test_a_number_that_has_left_may_come_back_and_what_is_cut_off_may_be_used_ag
     assert list(order.numbers(0)) == [1, 2, 3]
 
 
-# --- in slices --------------------------------------------------------------------------------------------------------
+# --- in slices
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_log_is_replayed_in_steps_of_bounded_size_and_to_the_same_state() -> None:
@@ -182,7 +185,9 @@ async def test_a_log_is_replayed_in_steps_of_bounded_size_and_to_the_same_state(
     assert (await harness.receive(1, 1)).messages == [b"x5000"]
 
 
-async def test_a_relocated_frame_is_replayed_in_steps_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_relocated_frame_is_replayed_in_steps_of_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     harness = Harness()
     monkeypatch.setattr(messages_module, "RELOCATED_AT_ONCE", SOME)
     await harness.send(*[b"%d" % index for index in range(SOME)])
@@ -225,7 +230,7 @@ async def test_messages_that_expire_at_once_leave_in_batches_of_bounded_size() -
     assert sum(lapses.messages) == SOME and max(lapses.messages) == 1_000
 
 
-async def test_messages_that_expired_one_after_the_other_in_a_long_pause_leave_in_batches_of_bounded_size() -> None:
+async def test_messages_that_expired_in_a_long_pause_leave_in_batches_of_bounded_size() -> None:
     harness, lapses = Harness(limits=TaskLimits(bounds=Bounds(expired_max=100))), Lapses()
     harness.task._meter = lapses
     await harness.send(*[b"x"] * 1_000, ttl=list(range(20, 20_020, 20)))
@@ -324,7 +329,8 @@ async def test_what_a_stopped_partition_held_is_forgotten() -> None:
 
 
 def _tracked(objects: Iterable[object]) -> set[int]:
-    """The identities of those that the garbage collector looks at. (`gc.is_tracked` answers by the type alone.)"""
+    """The identities of those that the garbage collector looks at. (`gc.is_tracked` answers by the type
+    alone.)"""
     return set(map(id, objects)) & set(map(id, gc.get_objects()))
 
 
@@ -338,7 +344,9 @@ async def test_a_collection_takes_no_longer_because_messages_wait() -> None:
     for number in range(400):
         await harness.send(b"x", b"y", ttl=[60_000 + 50 * number, None])
     gc.collect()
-    assert messages.count == 801 and len(gc.get_objects()) - before < 200, "nothing for each message, frame or expiry"
+    assert messages.count == 801 and len(gc.get_objects()) - before < 200, (
+        "nothing for each message, frame or expiry"
+    )
     assert messages.main.expiry is not None
     assert not _tracked([messages.main.references, messages._frames, messages.main.expiry._buckets])
 

@@ -1,4 +1,5 @@
-"""What a partition puts into checkpoints, and how much of it: blocks, sections, and the format of earlier releases."""
+"""What a partition puts into checkpoints, and how much of it: blocks, sections, and the format of earlier
+releases."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def mark(messages: Messages, position: int, each: Mark) -> None:
 def send(messages: Messages, position: int, count: int) -> int:
     """Enqueue so many messages of 10 bytes in one frame; gives the first one's sequence number."""
     first = messages.next_number
-    messages.apply_enqueued(Position(position), Enqueued(first, 1000 + position, [10] * count, None, 64), now_ms=1000)
+    messages.apply_enqueued(
+        Position(position), Enqueued(first, 1000 + position, [10] * count, None, 64), now_ms=1000
+    )
     return first
 
 
@@ -80,7 +83,9 @@ def varied() -> Messages:
     """Messages of each kind."""
     messages = new_messages()
     first = messages.next_number
-    messages.apply_enqueued(Position(100), Enqueued(first, 1000, [10, 20, 30, 40], [5000, 0, 6000, 0], 64), now_ms=1000)
+    messages.apply_enqueued(
+        Position(100), Enqueued(first, 1000, [10, 20, 30, 40], [5000, 0, 6000, 0], 64), now_ms=1000
+    )
     messages.apply_enqueued(Position(900), Enqueued(first + 4, 2000, [7], None, 80), now_ms=2000)
     mark(messages, 1000, Mark(records.RETURNED, 0, [first], b"\xc1\x01\x00"))
     mark(messages, 1100, Mark(records.DEFERRED, 0, [first + 1]))
@@ -92,7 +97,10 @@ def varied() -> Messages:
 def test_a_checkpoint_brings_back_every_reference() -> None:
     messages = varied()
     checkpoint = taken(Snapshot(messages), Position(1400), None)
-    sections = [replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position)) for section in checkpoint.sections]
+    sections = [
+        replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position))
+        for section in checkpoint.sections
+    ]
     again = loaded(replace(checkpoint, sections=tuple(sections)))
     assert contents(again) == contents(messages)
     assert again.first_live() == 100
@@ -106,9 +114,14 @@ def test_only_the_blocks_that_have_changed_are_taken() -> None:
     assert len(changed_blocks(taken(snapshot, Position(500), Position(100)))) == 11
     assert changed_blocks(taken(snapshot, Position(500), Position(500))) == {}
     mark(messages, 500, Mark(records.RETURNED, 0, [first + 3 * BLOCK_MESSAGES]))
-    mark(messages, 600, Mark(records.REMOVED, 0, [first + 5 * BLOCK_MESSAGES, first + 5 * BLOCK_MESSAGES + 7]))
+    mark(
+        messages, 600, Mark(records.REMOVED, 0, [first + 5 * BLOCK_MESSAGES, first + 5 * BLOCK_MESSAGES + 7])
+    )
     mark(messages, 700, Mark(records.MOVED, 0, [first + 7 * BLOCK_MESSAGES], None, 1))
-    found = {base: sorted(changed_blocks(taken(snapshot, Position(800), Position(base)))) for base in (500, 600, 700, 800)}
+    found = {
+        base: sorted(changed_blocks(taken(snapshot, Position(800), Position(base))))
+        for base in (500, 600, 700, 800)
+    }
     assert found == {500: [3, 5, 7, 1 << 38 | 7], 600: [5, 7, 1 << 38 | 7], 700: [7, 1 << 38 | 7], 800: []}
     messages.check()
 
@@ -123,7 +136,11 @@ def test_the_cost_of_a_checkpoint_is_that_of_what_has_changed_and_not_of_what_is
         end = 1_000_000 * 100
         first = messages.next_number
         send(messages, end, 1_000)
-        mark(messages, end + 1, Mark(records.REMOVED, 0, [first - 1, *range(NUMBER << 48 | 1, NUMBER << 48 | 900)]))
+        mark(
+            messages,
+            end + 1,
+            Mark(records.REMOVED, 0, [first - 1, *range(NUMBER << 48 | 1, NUMBER << 48 | 900)]),
+        )
         checkpoint = taken(snapshot, Position(end + 2), Position(end))
         sizes = [sum(map(len, section.blocks.values())) for section in checkpoint.sections]
         assert snapshot.cost(Position(end)) >= sum(sizes)
@@ -150,7 +167,9 @@ def test_what_comes_from_a_checkpoint_counts_as_changed_just_below_the_one_for_w
     deque(blocks.adopt({1: Position(500), 2: Position(300), 3: Position(500)}), maxlen=0)
     assert sorted(blocks.changed_since(Position(500))) == []
     assert sorted(blocks.changed_since(Position(400))) == [1, 3]
-    assert sorted(blocks.changed_since(Position(300))) == [1, 3], "the block of 300 was changed by a frame below 300"
+    assert sorted(blocks.changed_since(Position(300))) == [1, 3], (
+        "the block of 300 was changed by a frame below 300"
+    )
     assert sorted(blocks.changed_since(Position(299))) == [1, 2, 3]
     blocks.touch_run(0, 2 * BLOCK_MESSAGES, 1, Position(700))
     assert blocks.changed_since(Position(600)) == [2]
@@ -170,13 +189,18 @@ def with_many_frames() -> Messages:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_no_step_of_bringing_back_a_checkpoint_touches_more_than_a_block_of_messages_or_frames(version: int) -> None:
+def test_no_step_of_bringing_back_a_checkpoint_touches_more_than_a_block_of_messages_or_frames(
+    version: int,
+) -> None:
     messages = with_many_frames()
     if version == 1:
         checkpoint = Checkpoint(Position(1_100_200), (Section("", 1, {0: state_of_version_1(messages)}),))
     else:
         checkpoint = taken(Snapshot(messages), Position(1_100_200), None)
-        sections = [replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position)) for section in checkpoint.sections]
+        sections = [
+            replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position))
+            for section in checkpoint.sections
+        ]
         checkpoint = replace(checkpoint, sections=tuple(sections))
     again = fresh()
 
@@ -193,7 +217,9 @@ def test_no_step_of_bringing_back_a_checkpoint_touches_more_than_a_block_of_mess
     again.finish_replay(0)
     again.check()
     assert contents(again) == contents(messages)
-    assert [frame.position for frame in again.live_frames()] == sorted(frame.position for frame in messages.live_frames())
+    assert [frame.position for frame in again.live_frames()] == sorted(
+        frame.position for frame in messages.live_frames()
+    )
 
 
 @given(st.lists(st.integers(0, 20)), st.integers(1, 5))

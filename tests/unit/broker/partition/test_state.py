@@ -1,4 +1,5 @@
-"""The rules of the queue, one by one: what each operation does, and what it refuses. Through the task, on a log in memory."""
+"""The rules of the queue, one by one: what each operation does, and what it refuses. Through the task, on a
+log in memory."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def properties(changed: bytes | None) -> dict[str, object]:
     return dict(decode(changed)[0]) if changed is not None else {}
 
 
-# --- sending ----------------------------------------------------------------------------------------------------------
+# --- sending
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_sequence_numbers_carry_the_partition_and_follow_each_other_without_a_gap() -> None:
@@ -92,12 +94,18 @@ async def test_a_partition_holds_the_whole_of_max_size_and_a_send_beyond_it_is_r
     state = 2 * MESSAGE_OVERHEAD_BYTES
     await harness.send(b"x" * (limit - state - 10))
     refused = one(await harness.do(1, Send([b"1234567890", b"1"], None, "mine")), Failed)
-    assert refused.reason is Reason.QUOTA_EXCEEDED and refused.cookie == "mine" and str(limit) in refused.description
+    assert (
+        refused.reason is Reason.QUOTA_EXCEEDED
+        and refused.cookie == "mine"
+        and str(limit) in refused.description
+    )
     await harness.send(b"1234567890")
     assert harness.task.live_bytes == limit - state
 
 
-async def test_each_message_counts_for_its_state_in_memory_so_that_the_smallest_ones_fill_a_queue_too() -> None:
+async def test_each_message_counts_for_its_state_in_memory_so_that_the_smallest_ones_fill_a_queue_too() -> (
+    None
+):
     harness = Harness(QueueSettings(max_size_mb=1))
     most = (1 << 20) // (1 + MESSAGE_OVERHEAD_BYTES)
     await harness.send(*[b"x"] * most)
@@ -121,7 +129,11 @@ async def test_changed_properties_count_until_their_message_is_gone() -> None:
     assert harness.budget.state_bytes == MESSAGE_OVERHEAD_BYTES + len(changed)
     await harness.restart()
     lease = await harness.receive(2)
-    assert harness.task.counts()[MAIN].bytes == 1 + harness.budget.state_bytes == 1 + MESSAGE_OVERHEAD_BYTES + len(changed)
+    assert (
+        harness.task.counts()[MAIN].bytes
+        == 1 + harness.budget.state_bytes
+        == 1 + MESSAGE_OVERHEAD_BYTES + len(changed)
+    )
     await harness.do(2, Complete(lease.tokens))
     assert harness.budget.state_bytes == 0
 
@@ -132,14 +144,17 @@ async def test_an_empty_send_is_answered_and_changes_nothing() -> None:
     assert await harness.send(b"a") == NUMBER << 48 | 1
 
 
-# --- handing out ------------------------------------------------------------------------------------------------------
+# --- handing out
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_lock_names_the_message_its_partition_and_its_end() -> None:
     harness = Harness()
     number = await harness.send(b"body")
     locked = await harness.receive(1)
-    assert locked.messages == [b"body"] and locked.sequence_numbers == [number] and locked.delivery_counts == [0]
+    assert (
+        locked.messages == [b"body"] and locked.sequence_numbers == [number] and locked.delivery_counts == [0]
+    )
     assert locked.partition == NUMBER and locked.subqueue == MAIN
     assert locked.locked_until_ms == harness.clock.monotonic_ms() + LOCK_MS
     (token,) = locked.tokens
@@ -186,7 +201,11 @@ async def test_clients_that_wait_are_served_in_turns() -> None:
     order = []
     for _ in range(6):
         await harness.send(b"x")
-        order += [client for client in (1, 2, 3) if any(isinstance(answer, Locked) for answer in harness.take(client))]
+        order += [
+            client
+            for client in (1, 2, 3)
+            if any(isinstance(answer, Locked) for answer in harness.take(client))
+        ]
     assert order == [1, 2, 3, 1, 2, 3]
 
 
@@ -220,7 +239,8 @@ async def test_an_unknown_subqueue_is_refused() -> None:
     assert refused.reason is Reason.ENTITY_NOT_FOUND and refused.cookie == "mine"
 
 
-# --- settling ---------------------------------------------------------------------------------------------------------
+# --- settling
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_completed_message_is_gone_also_after_a_restart() -> None:
@@ -276,14 +296,21 @@ async def test_after_ten_failed_deliveries_a_message_is_dead_lettered_with_the_r
     dead = await harness.receive(1, subqueue=DEAD_LETTER)
     assert dead.messages == [b"a"] and dead.delivery_counts == [10]
     changed = properties(dead.changed[0])
-    assert changed["DeadLetterReason"] == "MaxDeliveryCountExceeded" and isinstance(changed["DeadLetterErrorDescription"], str)
+    assert changed["DeadLetterReason"] == "MaxDeliveryCountExceeded" and isinstance(
+        changed["DeadLetterErrorDescription"], str
+    )
 
 
 async def test_changes_of_an_abandon_and_of_a_dead_lettering_are_both_there() -> None:
     harness = Harness()
     await harness.send(b"a")
-    await harness.do(1, Abandon((await harness.receive(1)).tokens, encode_changes({"colour": "red", "size": 1})))
-    await harness.do(1, DeadLetter((await harness.receive(1)).tokens, encode_changes({"size": 2, "DeadLetterReason": "bad"})))
+    await harness.do(
+        1, Abandon((await harness.receive(1)).tokens, encode_changes({"colour": "red", "size": 1}))
+    )
+    await harness.do(
+        1,
+        DeadLetter((await harness.receive(1)).tokens, encode_changes({"size": 2, "DeadLetterReason": "bad"})),
+    )
     for _ in range(2):
         dead = await harness.peek(DEAD_LETTER)
         assert properties(dead.changed[0]) == {"colour": "red", "size": 2, "DeadLetterReason": "bad"}
@@ -309,10 +336,18 @@ async def test_a_dead_letter_subqueue_counts_no_delivery(subqueue: str) -> None:
     harness = Harness()
     number = await in_subqueue(harness, subqueue)
     for give_back in (Abandon, Defer):
-        await harness.do(1, give_back((await harness.receive(1, subqueue=subqueue)).tokens, encode_changes({"by": give_back.__name__})))
+        await harness.do(
+            1,
+            give_back(
+                (await harness.receive(1, subqueue=subqueue)).tokens,
+                encode_changes({"by": give_back.__name__}),
+            ),
+        )
         await harness.restart()
         (count,), (changed,) = (peeked := await harness.peek(subqueue)).delivery_counts, peeked.changed
-        assert count == 1 and properties(changed) == {"by": give_back.__name__}, "the one that the main subqueue counted"
+        assert count == 1 and properties(changed) == {"by": give_back.__name__}, (
+            "the one that the main subqueue counted"
+        )
     locked = one(await harness.do(1, ReceiveDeferred(subqueue, [number])), Locked)
     await harness.advance(LOCK_MS)
     assert one(await harness.do(1, Complete(locked.tokens)), Settled).failures == {0: Reason.LOCK_LOST}
@@ -329,7 +364,9 @@ async def test_an_abandon_without_changes_in_a_dead_letter_subqueue_writes_nothi
 
 
 @pytest.mark.parametrize("subqueue", [DEAD_LETTER, TRANSFER_DEAD_LETTER])
-async def test_dead_lettering_in_a_dead_letter_subqueue_is_refused_and_the_lock_goes_on(subqueue: str) -> None:
+async def test_dead_lettering_in_a_dead_letter_subqueue_is_refused_and_the_lock_goes_on(
+    subqueue: str,
+) -> None:
     harness = Harness()
     await in_subqueue(harness, subqueue)
     before = await harness.peek(subqueue)
@@ -337,7 +374,9 @@ async def test_dead_lettering_in_a_dead_letter_subqueue_is_refused_and_the_lock_
     await harness.send(b"main")
     in_main = (await harness.receive(1)).tokens[0]
     tokens = [bytes(16), locked.tokens[0], in_main, in_main]
-    settled = one(await harness.do(1, DeadLetter(tokens, encode_changes({"DeadLetterReason": "again"}))), Settled)
+    settled = one(
+        await harness.do(1, DeadLetter(tokens, encode_changes({"DeadLetterReason": "again"}))), Settled
+    )
     assert settled.failures == {0: Reason.LOCK_LOST, 1: Reason.NOT_ALLOWED, 3: Reason.LOCK_LOST}
     after = await harness.peek(subqueue)
     assert (after.changed[0], after.delivery_counts[0]) == (before.changed[0], before.delivery_counts[0])
@@ -382,7 +421,8 @@ async def test_messages_dead_lettered_out_of_order_are_handed_out_and_shown_in_o
     assert (await harness.receive(2, 2, DEAD_LETTER)).messages == [b"0", b"4"]
 
 
-# --- deferring --------------------------------------------------------------------------------------------------------
+# --- deferring
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_deferred_message_is_found_by_its_number_only() -> None:
@@ -394,7 +434,12 @@ async def test_a_deferred_message_is_found_by_its_number_only() -> None:
     assert peeked.states == [MessageState.DEFERRED, MessageState.ACTIVE]
     await harness.restart()
     locked = one(await harness.do(1, ReceiveDeferred(MAIN, [number], "mine")), Locked)
-    assert locked.deferred and locked.cookie == "mine" and locked.messages == [b"a"] and properties(locked.changed[0]) == {"later": True}
+    assert (
+        locked.deferred
+        and locked.cookie == "mine"
+        and locked.messages == [b"a"]
+        and properties(locked.changed[0]) == {"later": True}
+    )
     await harness.do(1, Complete(locked.tokens))
     assert (await harness.peek()).messages == [b"b"]
 
@@ -404,14 +449,19 @@ async def test_deferred_messages_are_fetched_all_or_none() -> None:
     first = await harness.send(b"a", b"b", b"c")
     await harness.do(1, Defer((await harness.receive(1, 2)).tokens))
     for missing in (first + 2, first + 99):
-        assert one(await harness.do(1, ReceiveDeferred(MAIN, [first, missing])), Failed).reason is Reason.MESSAGE_NOT_FOUND
+        assert (
+            one(await harness.do(1, ReceiveDeferred(MAIN, [first, missing])), Failed).reason
+            is Reason.MESSAGE_NOT_FOUND
+        )
     locked = one(await harness.do(1, ReceiveDeferred(MAIN, [first + 1, first])), Locked)
     assert locked.messages == [b"b", b"a"]
     assert one(await harness.do(2, ReceiveDeferred(MAIN, [first])), Failed).reason is Reason.MESSAGE_NOT_FOUND
 
 
 @pytest.mark.parametrize(("give_back", "count"), [(Abandon, 2), (Release, 1), (Defer, 2)])
-async def test_a_deferred_message_that_is_given_back_stays_deferred(give_back: type[Abandon | Release | Defer], count: int) -> None:
+async def test_a_deferred_message_that_is_given_back_stays_deferred(
+    give_back: type[Abandon | Release | Defer], count: int
+) -> None:
     harness = Harness()
     number = await harness.send(b"a")
     await harness.do(1, Defer((await harness.receive(1)).tokens))
@@ -428,7 +478,8 @@ async def test_a_deferred_message_does_not_expire() -> None:
     assert (await harness.peek()).messages == [b"a"]
 
 
-# --- locks and time ---------------------------------------------------------------------------------------------------
+# --- locks and time
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_lock_that_runs_out_counts_a_delivery_and_the_message_goes_to_who_waits() -> None:
@@ -462,7 +513,9 @@ async def test_a_renewed_lock_keeps_its_token_and_lasts_longer() -> None:
     await harness.send(b"a", b"b", b"c")
     tokens = (await harness.receive(1, 2)).tokens + (await harness.receive(1, 1)).tokens
     harness.clock.advance(LOCK_MS // 2)
-    renewed = one(await harness.do(1, RenewLocks([tokens[0], bytes(16), tokens[2], tokens[0]], "mine")), Renewed)
+    renewed = one(
+        await harness.do(1, RenewLocks([tokens[0], bytes(16), tokens[2], tokens[0]], "mine")), Renewed
+    )
     assert renewed == Renewed(harness.clock.monotonic_ms() + LOCK_MS, "mine", {1: Reason.LOCK_LOST})
     await harness.advance(LOCK_MS // 2 + 1000)
     assert await harness.do(1, Complete(tokens)) == [Settled(None, {1: Reason.LOCK_LOST})]
@@ -525,7 +578,8 @@ async def test_many_messages_that_expire_at_once_go_in_bounded_batches() -> None
     assert harness.task.counts()[MAIN].active == 0 and harness.log.appends == before + 4
 
 
-# --- looking, settings, leaving ---------------------------------------------------------------------------------------
+# --- looking, settings, leaving
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_peeking_pages_through_everything_once_in_any_state() -> None:
@@ -602,7 +656,8 @@ async def test_counts_tell_states_and_bytes_of_each_subqueue() -> None:
     assert harness.task.counts()[MAIN].locked == 0
 
 
-# --- message bodies in memory and on disk -----------------------------------------------------------------------------
+# --- message bodies in memory and on disk
+# -----------------------------------------------------------------------------
 
 
 async def test_bodies_beyond_the_budget_are_read_back_and_what_stands_beside_them_is_kept() -> None:
@@ -631,7 +686,9 @@ class Body(bytes):
         GONE.append(bytes(self[:1]))
 
 
-async def test_the_body_of_a_settled_message_goes_at_once_while_others_of_its_lease_are_still_locked() -> None:
+async def test_the_body_of_a_settled_message_goes_at_once_while_others_of_its_lease_are_still_locked() -> (
+    None
+):
     GONE.clear()
     harness = Harness()
     await harness.send(*(Body(b"%d" % index * 1000) for index in range(3)))

@@ -63,7 +63,8 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-# --- commits ----------------------------------------------------------------------------------------------------------
+# --- commits
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_nothing_is_answered_before_the_commit_is_durable() -> None:
@@ -117,12 +118,15 @@ async def test_a_commit_with_settlements_only_is_urgent() -> None:
     assert urgency == [True, False]
 
 
-# --- lazily opened ----------------------------------------------------------------------------------------------------
+# --- lazily opened
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_log_is_opened_by_the_first_operation_that_needs_it() -> None:
     harness = Harness()
-    answers = await harness.do(1, Withdraw(MAIN), Release([bytes(16)]), Recalled(MAIN, ()), Update("u"), Detach())
+    answers = await harness.do(
+        1, Withdraw(MAIN), Release([bytes(16)]), Recalled(MAIN, ()), Update("u"), Detach()
+    )
     assert answers == [Withdrawn(NUMBER, MAIN), Updated("u")]
     assert harness.task.health is Health.CLOSED and harness.log.disk.epoch == 0 and harness.task.available
     assert harness.task.counts()[MAIN].active == 0
@@ -140,7 +144,8 @@ async def test_opening_for_the_counts_needs_no_operation() -> None:
         assert harness.task.counts()[MAIN].active == 2 and harness.task.live_bytes == 2
 
 
-# --- a failed commit (durability rule 4) ------------------------------------------------------------------------------
+# --- a failed commit (durability rule 4)
+# ------------------------------------------------------------------------------
 
 
 async def test_a_failed_commit_is_refused_and_never_seen_and_the_partition_comes_back() -> None:
@@ -152,7 +157,10 @@ async def test_a_failed_commit_is_refused_and_never_seen_and_the_partition_comes
     refused = one(await harness.do(2, Send([b"lost"], None, "mine")), Failed)
     assert refused.reason is Reason.PARTITION_UNAVAILABLE and refused.cookie == "mine"
     assert harness.take(1) == [Unavailable(NUMBER)], "told once; its locks and its demand are void"
-    assert harness.task.health is Health.HEALTHY and harness.healths[-2:] == [Health.RECOVERING, Health.HEALTHY]
+    assert harness.task.health is Health.HEALTHY and harness.healths[-2:] == [
+        Health.RECOVERING,
+        Health.HEALTHY,
+    ]
     assert await harness.do(1, Complete(locked.tokens)) == [Settled(None, {0: Reason.LOCK_LOST})]
     await harness.send(b"after")
     assert harness.take(1) == []
@@ -167,12 +175,15 @@ async def test_every_operation_of_a_failed_batch_is_answered() -> None:
     await harness.do(1, Defer([tokens[2]]))
     harness.log.fail_append(CommitFailed("no"))
     operations: list[Operation] = [
-        Send([b"x"], None, 1), Complete([tokens[0]], 2), Abandon([tokens[1]], None, 3), RenewLocks(tokens, 4), Peek(MAIN, 0, 1, 5),
+        Send([b"x"], None, 1), Complete([tokens[0]], 2), Abandon([tokens[1]], None, 3), RenewLocks(tokens,
+        4), Peek(MAIN, 0, 1, 5),
         ReceiveDeferred(MAIN, [number + 2], 6), Update(7), Withdraw(MAIN), Release(()), Detach(),
     ]  # fmt: skip
     answers = await harness.do(9, *operations)
     assert [answer.cookie for answer in answers if isinstance(answer, Failed)] == [1, 2, 3, 4, 5, 6, 7]
-    assert {answer.reason for answer in answers if isinstance(answer, Failed)} == {Reason.PARTITION_UNAVAILABLE}
+    assert {answer.reason for answer in answers if isinstance(answer, Failed)} == {
+        Reason.PARTITION_UNAVAILABLE
+    }
     assert answers[7:] == [Withdrawn(NUMBER, MAIN)]
 
 
@@ -240,13 +251,18 @@ async def test_a_message_that_cannot_be_read_refuses_the_looker_and_not_the_dura
     harness.log.on_fetch = lambda: StorageError("read failed")
     answers = await harness.do(1, Send([b"b"], None, "send"), Peek(MAIN, 0, 1, "peek"))
     assert isinstance(answers[0], Sent)
-    assert isinstance(answers[1], Failed) and answers[1].cookie == "peek" and answers[1].reason is Reason.PARTITION_UNAVAILABLE
+    assert (
+        isinstance(answers[1], Failed)
+        and answers[1].cookie == "peek"
+        and answers[1].reason is Reason.PARTITION_UNAVAILABLE
+    )
     harness.log.on_fetch = lambda: None
     assert harness.task.health is Health.HEALTHY
     assert (await harness.peek()).messages == [b"a", b"b"]
 
 
-# --- a full disk (durability rule 6) ----------------------------------------------------------------------------------
+# --- a full disk (durability rule 6)
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_full_disk_refuses_sends_and_lets_receivers_settle_and_drain() -> None:
@@ -254,13 +270,17 @@ async def test_a_full_disk_refuses_sends_and_lets_receivers_settle_and_drain() -
     await harness.send(b"a", b"b", b"c")
     locked = await harness.receive(1, 2)
     harness.log.fill_disk()
-    answers = await harness.do(1, Send([b"x"], None, "send"), Complete([locked.tokens[0]], "done"), Demand(MAIN, 5))
+    answers = await harness.do(
+        1, Send([b"x"], None, "send"), Complete([locked.tokens[0]], "done"), Demand(MAIN, 5)
+    )
     assert [type(answer) for answer in answers] == [Failed, Settled, Locked]
     failed, settled, more = answers
     assert isinstance(failed, Failed) and failed.reason is Reason.DISK_FULL and failed.cookie == "send"
     assert settled == Settled("done", {})
     assert isinstance(more, Locked) and more.messages == [b"c"]
-    assert await harness.do(1, Complete([locked.tokens[1], *more.tokens])) == [Settled(None, {})], "no lock was lost"
+    assert await harness.do(1, Complete([locked.tokens[1], *more.tokens])) == [Settled(None, {})], (
+        "no lock was lost"
+    )
     assert harness.task.health is Health.HEALTHY and harness.task.live_bytes == 0
     harness.log.empty_disk()
     assert await harness.send(b"y") == NUMBER << 48 | 4, "the refused number was never shown"
@@ -296,7 +316,8 @@ async def test_when_not_even_settlements_find_room_the_state_is_that_of_the_log(
     assert await harness.do(1, Complete(again.tokens)) == [Settled(None, {})]
 
 
-# --- what does not come back ------------------------------------------------------------------------------------------
+# --- what does not come back
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [CorruptRecord("log", 77, "flipped"), Fenced("another owner")])
@@ -310,7 +331,9 @@ async def test_damage_and_another_owner_stop_the_partition_for_good(error: Stora
     harness.post(1, Send([b"a"], None, "later"))
     harness.post(2, Demand(MAIN, 1))
     await until(lambda: harness.received[2])
-    assert isinstance(one(harness.take(1), Failed), Failed) and harness.take(2) == [Unavailable(NUMBER, for_good=True)]
+    assert isinstance(one(harness.take(1), Failed), Failed) and harness.take(2) == [
+        Unavailable(NUMBER, for_good=True)
+    ]
     assert harness.log.disk.epoch == 0, "nobody touches the log again"
 
 
@@ -350,7 +373,8 @@ async def test_a_bug_ends_this_partition_loudly_and_nothing_else() -> None:
     assert harness.task.health is Health.FAILED
 
 
-# --- timer and end ----------------------------------------------------------------------------------------------------
+# --- timer and end
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_the_timer_returns_a_lock_although_nobody_asks() -> None:
@@ -391,7 +415,9 @@ async def test_a_clean_stop_serves_the_mailbox_saves_a_checkpoint_and_closes_the
 async def test_a_partition_that_was_never_used_stops_without_touching_its_log() -> None:
     harness = Harness()
     await harness.task.stop()
-    assert harness.task.health is Health.STOPPED and harness.log.disk.epoch == 0 and not harness.log.disk.frames
+    assert (
+        harness.task.health is Health.STOPPED and harness.log.disk.epoch == 0 and not harness.log.disk.frames
+    )
 
 
 async def test_cancelling_the_task_ends_it_and_lets_stop_return() -> None:
@@ -422,13 +448,17 @@ async def test_a_failed_write_of_one_disk_full_batch_recovers() -> None:
     locked = await harness.receive(1)
     harness.log.on_append = lambda commit, urgent: CommitFailed("no") if urgent else DiskFull("no room")
     answers = await harness.do(2, Send([b"b"], None, 1), Complete(locked.tokens, 2))
-    assert [(type(answer), getattr(answer, "cookie", None)) for answer in answers] == [(Failed, 1), (Failed, 2)]
+    assert [(type(answer), getattr(answer, "cookie", None)) for answer in answers] == [
+        (Failed, 1),
+        (Failed, 2),
+    ]
     harness.log.empty_disk()
     peeked = one(await harness.do(3, Peek(MAIN, 0, 9)), Peeked)
     assert peeked.messages == [b"a"]
 
 
-# --- a disk that hangs ------------------------------------------------------------------------------------------------
+# --- a disk that hangs
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def hanging(harness: Harness, *operations: Operation) -> None:
@@ -446,7 +476,11 @@ async def test_a_commit_that_hangs_is_refused_and_never_read() -> None:
         await hanging(harness, Send([b"undecided"], None, 7))
         harness.post(2, Send([b"waits"], None, 8))
         await until(lambda: harness.received[1] and harness.received[2])
-        assert one(harness.take(1), Failed).reason is one(harness.take(2), Failed).reason is Reason.PARTITION_UNAVAILABLE
+        assert (
+            one(harness.take(1), Failed).reason
+            is one(harness.take(2), Failed).reason
+            is Reason.PARTITION_UNAVAILABLE
+        )
         assert harness.task.health is Health.RECOVERING and not harness.task.available
         assert harness.log.gate is not None
         harness.log.gate.set()

@@ -17,7 +17,9 @@ from storage.errors import CommitFailed, DiskFull, StorageError
 from tests.support.partition_harness import NUMBER, Harness, one
 
 SEGMENT_BYTES = 4_000
-LIMITS = TaskLimits(upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=8_000, relocation_bytes=2_000))
+LIMITS = TaskLimits(
+    upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=8_000, relocation_bytes=2_000)
+)
 
 
 def small_log(**settings: int) -> Harness:
@@ -76,7 +78,8 @@ async def test_what_is_written_by_and_by_leaves_no_more_behind_than_a_log_at_res
 
 
 async def half_drained() -> Harness:
-    """A log without a bound on its garbage: of 60 messages of 1,000 bytes, in segments of some four, the even ones are gone."""
+    """A log without a bound on its garbage: of 60 messages of 1,000 bytes, in segments of some four, the even
+    ones are gone."""
     limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=1 << 30)
     harness = Harness(limits=TaskLimits(upkeep=limits), segment_bytes=SEGMENT_BYTES)
     for _ in range(60):
@@ -114,7 +117,10 @@ async def test_a_segment_is_compacted_only_where_there_is_room_for_what_it_holds
     before, harness.log.full, harness.log.room_bytes = harness.log.start, True, 500
     await harness.settle()
     assert harness.log.start == before
-    assert harness.task._upkeep is not None and harness.task._upkeep.due_ms == harness.clock.monotonic_ms() + LIMITS.upkeep.pause_ms
+    assert (
+        harness.task._upkeep is not None
+        and harness.task._upkeep.due_ms == harness.clock.monotonic_ms() + LIMITS.upkeep.pause_ms
+    )
     harness.log.room_bytes = 5_000
     await harness.advance(LIMITS.upkeep.pause_ms)
     assert log_bytes(harness) < 1.25 * 30 * 1_100 + 2 * SEGMENT_BYTES
@@ -130,7 +136,7 @@ async def test_partitions_make_room_one_at_a_time() -> None:
     assert log_bytes(harness) < 50_000
 
 
-async def test_sequence_numbers_go_on_when_all_records_of_messages_are_trimmed_and_the_checkpoint_is_lost() -> None:
+async def test_sequence_numbers_go_on_when_all_records_are_trimmed_and_the_checkpoint_is_lost() -> None:
     harness = small_log()
     await flow(harness, 500)
     harness.log.disk.checkpoint = None
@@ -153,7 +159,9 @@ async def test_a_few_old_messages_do_not_keep_the_log_long(with_checkpoint: bool
     for _ in range(2):
         main, dead = await harness.peek(), await harness.peek(DEAD_LETTER)
         assert main.messages == [b"old 0", b"old 2", b"old 4", b"old 5"]
-        assert main.sequence_numbers[0] == first and main.states[0] == 1 and main.changed[0] == b"\xc1\x01\x00"
+        assert (
+            main.sequence_numbers[0] == first and main.states[0] == 1 and main.changed[0] == b"\xc1\x01\x00"
+        )
         assert dead.messages == [b"old 1"]
         if not with_checkpoint:
             harness.log.disk.checkpoint = None
@@ -165,7 +173,12 @@ async def test_the_log_stays_in_proportion_to_what_is_live_under_a_random_load()
     harness = small_log()
     held: list[bytes] = []
     for _ in range(600):
-        await harness.send(*[b"%d" % chance.randrange(1 << 60) * chance.randrange(1, 30) for _ in range(chance.randrange(1, 6))])
+        await harness.send(
+            *[
+                b"%d" % chance.randrange(1 << 60) * chance.randrange(1, 30)
+                for _ in range(chance.randrange(1, 6))
+            ]
+        )
         answers = await harness.do(1, Demand(MAIN, 5))
         held += [token for answer in answers if isinstance(answer, Locked) for token in answer.tokens]
         chance.shuffle(held)

@@ -32,7 +32,10 @@ def handshake(server: ssl.SSLContext, authority: Path, name: str) -> None:
     client = ssl.create_default_context(cafile=str(authority))
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [client.wrap_bio(to_client, to_server, server_hostname=name), server.wrap_bio(to_server, to_client, server_side=True)]
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
     for _ in range(10):
         for end in tuple(ends):
             try:
@@ -104,7 +107,9 @@ def test_a_file_that_is_damaged_or_missing_is_made_again(tmp_path: Path, name: s
 
 def test_a_certificate_that_is_given_is_used_and_nothing_is_made(tmp_path: Path) -> None:
     made = tls_files(settings_in(tmp_path / "made"), now_ms())
-    files = tls_files(settings_in(tmp_path / "data", tls_certificate=made.certificate, tls_key=made.key), now_ms())
+    files = tls_files(
+        settings_in(tmp_path / "data", tls_certificate=made.certificate, tls_key=made.key), now_ms()
+    )
     assert (files.certificate, files.key, files.authority) == (made.certificate, made.key, None)
     assert not (tmp_path / "data").exists()
     assert made.authority is not None

@@ -31,13 +31,19 @@ def queues(*entities: object, **namespace: object) -> dict[str, Any]:
 
 def test_the_sample_is_accepted_and_its_topic_is_named_as_not_created() -> None:
     config = load_config_file(SAMPLE, load_settings())
-    assert [(queue.name, queue.partitions, queue.settings.enable_partitioning) for queue in config.queues] == [
+    assert [
+        (queue.name, queue.partitions, queue.settings.enable_partitioning) for queue in config.queues
+    ] == [
         ("queue.1", 16, True),
         ("queue.plain", None, False),
     ]
     assert config.namespace == "sbemulatorns"
     assert config.warnings == ("topics come in a later version; not created: topic.1",)
-    assert [subscription.name for subscription in config.topics[0].subscriptions] == ["subscription.1", "subscription.3", "subscription.4"]
+    assert [subscription.name for subscription in config.topics[0].subscriptions] == [
+        "subscription.1",
+        "subscription.3",
+        "subscription.4",
+    ]
 
 
 def test_a_queue_without_properties_has_the_emulators_defaults_not_the_services(tmp_path: Path) -> None:
@@ -48,7 +54,9 @@ def test_a_queue_without_properties_has_the_emulators_defaults_not_the_services(
     assert (settings.forward_to, settings.enable_partitioning, queue.partitions) == (None, True, None)
 
 
-def test_whether_a_queue_is_partitioned_follows_its_own_fields_then_the_brokers_setting(tmp_path: Path) -> None:
+def test_whether_a_queue_is_partitioned_follows_its_own_fields_then_the_brokers_setting(
+    tmp_path: Path,
+) -> None:
     content = queues(
         {"Name": "default"},
         {"Name": "counted", "Properties": {"PartitionCount": 4}},
@@ -78,7 +86,11 @@ def test_values_beyond_the_emulators_are_allowed(tmp_path: Path) -> None:
         }
     )
     (queue,) = load(tmp_path, content).queues
-    assert (queue.settings.default_time_to_live_ms, queue.settings.max_delivery_count, queue.settings.max_size_mb) == (None, 2_000_000, 80)
+    assert (
+        queue.settings.default_time_to_live_ms,
+        queue.settings.max_delivery_count,
+        queue.settings.max_size_mb,
+    ) == (None, 2_000_000, 80)
 
 
 def test_our_additions_stand_beside_the_emulators_fields(tmp_path: Path) -> None:
@@ -99,13 +111,19 @@ def test_our_additions_stand_beside_the_emulators_fields(tmp_path: Path) -> None
     )
     config = load(tmp_path, content)
     settings = config.queues[0].settings
-    assert (settings.max_message_size_kb, settings.status.value, settings.user_metadata) == (64, "SendDisabled", "hello")
+    assert (settings.max_message_size_kb, settings.status.value, settings.user_metadata) == (
+        64,
+        "SendDisabled",
+        "hello",
+    )
     assert (settings.auto_delete_on_idle_ms, settings.enable_batched_operations) == (86_400_000, False)
     assert settings.authorization_rules == config.authorization_rules
     assert config.authorization_rules[0].rights == frozenset({"Send", "Listen"})
 
 
-def test_what_has_no_effect_yet_is_kept_and_named_and_so_is_a_queue_that_no_client_can_receive_from(tmp_path: Path) -> None:
+def test_what_has_no_effect_yet_is_kept_and_named_and_so_is_a_queue_that_no_client_can_receive_from(
+    tmp_path: Path,
+) -> None:
     content = queues(
         {"Name": "s", "Properties": {"RequiresSession": True, "RequiresDuplicateDetection": True}},
         {"Name": "f", "Properties": {"ForwardTo": "s", "ForwardDeadLetteredMessagesTo": ""}},
@@ -114,7 +132,8 @@ def test_what_has_no_effect_yet_is_kept_and_named_and_so_is_a_queue_that_no_clie
     assert config.queues[0].settings.requires_session and config.queues[1].settings.forward_to == "s"
     assert config.warnings == (
         "queue s: kept, without effect in this version: RequiresDuplicateDetection",
-        "queue s: RequiresSession is kept, but sessions come in a later version: messages with a session id are accepted, "
+        "queue s: RequiresSession is kept, but sessions come in a later version: messages with a "
+        "session id are accepted, "
         "but no client can receive them",
         "queue f: kept, without effect in this version: ForwardTo",
     )
@@ -132,19 +151,39 @@ def test_removing_comments_moves_nothing() -> None:
     text = '{ // a\n "k": "// no /* comment, ] \\" }", /* b\n c */ "l": [1,] }'
     cleaned = without_comments(text)
     assert len(cleaned) == len(text)
-    assert [line.find('"l"') for line in cleaned.splitlines()] == [line.find('"l"') for line in text.splitlines()]
+    assert [line.find('"l"') for line in cleaned.splitlines()] == [
+        line.find('"l"') for line in text.splitlines()
+    ]
     assert json.loads(cleaned) == {"k": '// no /* comment, ] " }', "l": [1]}
 
 
 @pytest.mark.parametrize(
     ("entity", "message"),
     [
-        ({"Name": "q", "Properties": {"LockDuration": "PT6M"}}, "Queues[0].Properties.LockDuration: The supplied lock time exceeds"),
-        ({"Name": "q", "Properties": {"LockDuration": "soon"}}, "Queues[0].Properties.LockDuration: 'soon' is not an ISO 8601 duration"),
-        ({"Name": "q", "Properties": {"LockDuration": 60}}, "Queues[0].Properties.LockDuration: a duration is text"),
-        ({"Name": "q", "Properties": {"LockDuration": "P10675199D"}}, "Queues[0].Properties.LockDuration: cannot be without limit"),
-        ({"Name": "q", "Properties": {"MaxDelivery": 1}}, "Queues[0].Properties.MaxDelivery: there is no such field"),
-        ({"Name": "q", "Properties": {"MaxDeliveryCount": 0}}, "Queues[0].Properties.MaxDeliveryCount: The specified value 0 is invalid"),
+        (
+            {"Name": "q", "Properties": {"LockDuration": "PT6M"}},
+            "Queues[0].Properties.LockDuration: The supplied lock time exceeds",
+        ),
+        (
+            {"Name": "q", "Properties": {"LockDuration": "soon"}},
+            "Queues[0].Properties.LockDuration: 'soon' is not an ISO 8601 duration",
+        ),
+        (
+            {"Name": "q", "Properties": {"LockDuration": 60}},
+            "Queues[0].Properties.LockDuration: a duration is text",
+        ),
+        (
+            {"Name": "q", "Properties": {"LockDuration": "P10675199D"}},
+            "Queues[0].Properties.LockDuration: cannot be without limit",
+        ),
+        (
+            {"Name": "q", "Properties": {"MaxDelivery": 1}},
+            "Queues[0].Properties.MaxDelivery: there is no such field",
+        ),
+        (
+            {"Name": "q", "Properties": {"MaxDeliveryCount": 0}},
+            "Queues[0].Properties.MaxDeliveryCount: The specified value 0 is invalid",
+        ),
         (
             {"Name": "q", "Properties": {"PartitionCount": 257}},
             "Queues[0].Properties.PartitionCount: Input should be less than or equal to 256",
@@ -161,18 +200,45 @@ def test_removing_comments_moves_nothing() -> None:
             {"Name": "q", "Properties": {"PartitionCount": 2, "Partitioned": False}},
             "Queues[0].Properties: PartitionCount is 2, but Partitioned is",
         ),
-        ({"Name": "q", "Properties": {"ForwardTo": "q"}}, "Queues[0].Properties.ForwardTo: 'q' cannot forward to itself"),
         (
-            {"Name": "q", "Properties": {"AuthorizationRules": [{"KeyName": "a", "PrimaryKey": "k", "Rights": []}]}},
+            {"Name": "q", "Properties": {"ForwardTo": "q"}},
+            "Queues[0].Properties.ForwardTo: 'q' cannot forward to itself",
+        ),
+        (
+            {
+                "Name": "q",
+                "Properties": {"AuthorizationRules": [{"KeyName": "a", "PrimaryKey": "k", "Rights": []}]},
+            },
             "AuthorizationRules[0].Rights: at",
         ),
-        ({"Name": "q", "Properties": {"MaxDeliveryCount": True}}, "Queues[0].Properties.MaxDeliveryCount: Input should be a valid integer"),
-        ({"Name": "q", "Properties": {"MaxDeliveryCount": "3"}}, "Queues[0].Properties.MaxDeliveryCount: Input should be a valid integer"),
-        ({"Name": "q", "Properties": {"MaxDeliveryCount": 3.5}}, "Queues[0].Properties.MaxDeliveryCount: Input should be a valid integer"),
-        ({"Name": "q", "Properties": {"RequiresSession": "yes"}}, "Queues[0].Properties.RequiresSession: Input should be a valid boolean"),
-        ({"Name": "q", "Properties": {"RequiresSession": 1}}, "Queues[0].Properties.RequiresSession: Input should be a valid boolean"),
-        ({"Name": "q", "Properties": {"Partitioned": "true"}}, "Queues[0].Properties.Partitioned: Input should be a valid boolean"),
-        ({"Name": "q", "Properties": {"PartitionCount": "4"}}, "Queues[0].Properties.PartitionCount: Input should be a valid integer"),
+        (
+            {"Name": "q", "Properties": {"MaxDeliveryCount": True}},
+            "Queues[0].Properties.MaxDeliveryCount: Input should be a valid integer",
+        ),
+        (
+            {"Name": "q", "Properties": {"MaxDeliveryCount": "3"}},
+            "Queues[0].Properties.MaxDeliveryCount: Input should be a valid integer",
+        ),
+        (
+            {"Name": "q", "Properties": {"MaxDeliveryCount": 3.5}},
+            "Queues[0].Properties.MaxDeliveryCount: Input should be a valid integer",
+        ),
+        (
+            {"Name": "q", "Properties": {"RequiresSession": "yes"}},
+            "Queues[0].Properties.RequiresSession: Input should be a valid boolean",
+        ),
+        (
+            {"Name": "q", "Properties": {"RequiresSession": 1}},
+            "Queues[0].Properties.RequiresSession: Input should be a valid boolean",
+        ),
+        (
+            {"Name": "q", "Properties": {"Partitioned": "true"}},
+            "Queues[0].Properties.Partitioned: Input should be a valid boolean",
+        ),
+        (
+            {"Name": "q", "Properties": {"PartitionCount": "4"}},
+            "Queues[0].Properties.PartitionCount: Input should be a valid integer",
+        ),
         (
             {"Name": "q", "Properties": {"MaxMessageSizeInKilobytes": True}},
             "Queues[0].Properties.MaxMessageSizeInKilobytes: Input should be a valid integer",
@@ -185,7 +251,9 @@ def test_removing_comments_moves_nothing() -> None:
         ({}, "Queues[0].Name: is required"),
     ],
 )
-def test_a_wrong_queue_is_refused_with_file_field_and_reason(tmp_path: Path, entity: object, message: str) -> None:
+def test_a_wrong_queue_is_refused_with_file_field_and_reason(
+    tmp_path: Path, entity: object, message: str
+) -> None:
     with pytest.raises(WrongConfigFile) as caught:
         load(tmp_path, queues(entity))
     assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: UserConfig.Namespaces[0].Queues[0]")
@@ -198,11 +266,19 @@ def test_a_wrong_queue_is_refused_with_file_field_and_reason(tmp_path: Path, ent
     [
         ({"FilterType": "Sqll"}, "FilterType: Input should be 'Correlation' or 'Sql'"),
         ({"FilterType": "Sql"}, "Properties: FilterType is Sql, but there is no SqlFilter"),
-        ({"FilterType": "Correlation", "CorrelationFilter": {}}, "CorrelationFilter: a correlation filter needs at least one property"),
-        ({"FilterType": "Correlation", "CorrelationFilter": {"Properties": {}}}, "CorrelationFilter.Properties: "),
+        (
+            {"FilterType": "Correlation", "CorrelationFilter": {}},
+            "CorrelationFilter: a correlation filter needs at least one property",
+        ),
+        (
+            {"FilterType": "Correlation", "CorrelationFilter": {"Properties": {}}},
+            "CorrelationFilter.Properties: ",
+        ),
     ],
 )
-def test_a_wrong_rule_is_refused_though_topics_are_not_created_yet(tmp_path: Path, rule: object, message: str) -> None:
+def test_a_wrong_rule_is_refused_though_topics_are_not_created_yet(
+    tmp_path: Path, rule: object, message: str
+) -> None:
     topic = {"Name": "t", "Subscriptions": [{"Name": "s", "Rules": [{"Name": "r", "Properties": rule}]}]}
     with pytest.raises(WrongConfigFile) as caught:
         load(tmp_path, queues(Topics=[topic]))
@@ -211,7 +287,10 @@ def test_a_wrong_rule_is_refused_though_topics_are_not_created_yet(tmp_path: Pat
 
 
 def test_two_entities_of_one_name_are_refused_in_whatever_case(tmp_path: Path) -> None:
-    with pytest.raises(WrongConfigFile, match=r"Topics\[0\].Name: 'ORDERS' is the name of UserConfig.Namespaces\[0\].Queues\[0\] too"):
+    with pytest.raises(
+        WrongConfigFile,
+        match=r"Topics\[0\].Name: 'ORDERS' is the name of UserConfig.Namespaces\[0\].Queues\[0\] too",
+    ):
         load(tmp_path, queues({"Name": "orders"}, Topics=[{"Name": "ORDERS"}]))
 
 
@@ -223,8 +302,14 @@ def test_two_entities_of_one_name_are_refused_in_whatever_case(tmp_path: Path) -
         ("[]", "the file: Input should be"),
         ("[" * 200_000, "lists and objects stand too deep in one another"),
         ('{"UserConfig": ' * 5_000 + "1" + "}" * 5_000, "lists and objects stand too deep in one another"),
-        ('{"UserConfig": {"Namespaces": ' + "[" * 400 + "]" * 400 + "}}", "UserConfig.Namespaces[0]: Input should be"),
-        ('{"UserConfig": {"Namespaces": []}}', "UserConfig.Namespaces: there are 0 namespaces; exactly one is possible"),
+        (
+            '{"UserConfig": {"Namespaces": ' + "[" * 400 + "]" * 400 + "}}",
+            "UserConfig.Namespaces[0]: Input should be",
+        ),
+        (
+            '{"UserConfig": {"Namespaces": []}}',
+            "UserConfig.Namespaces: there are 0 namespaces; exactly one is possible",
+        ),
         (
             '{"UserConfig": {"Namespaces": [{"Name": "n"}], "Logging": {"Type": "Disk"}}}',
             "UserConfig.Logging.Type: Input should be 'File', 'Console'",

@@ -26,7 +26,12 @@ def test_json_lines_have_a_fixed_event_name_and_its_values(capsys: pytest.Captur
     structlog.get_logger("storage").info("segment.rolled", position=17)
     logging.getLogger("aiohttp").warning("from a library")
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
-    assert (first["event"], first["position"], first["level"], first["logger"]) == ("segment.rolled", 17, "info", "storage")
+    assert (first["event"], first["position"], first["level"], first["logger"]) == (
+        "segment.rolled",
+        17,
+        "info",
+        "storage",
+    )
     assert first["timestamp"].endswith("Z")
     assert (second["event"], second["logger"]) == ("from a library", "aiohttp")
 
@@ -73,4 +78,10 @@ def test_the_public_key_beyond_loopback_is_warned_of(host: str, key: str, warned
 
 
 def test_loopback_is_every_127_address_and_localhost() -> None:
-    assert [is_loopback(host) for host in ("127.3.2.1", "::1", "LOCALHOST", "10.0.0.1", "")] == [True, True, True, False, False]
+    assert [is_loopback(host) for host in ("127.3.2.1", "::1", "LOCALHOST", "10.0.0.1", "")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -11,7 +11,12 @@ from broker.settings.settings import WrongSettings, load_settings, unknown_varia
 
 def test_every_setting_has_a_default_so_that_the_broker_starts_with_none_given() -> None:
     settings = load_settings()
-    assert (settings.host, settings.amqp_port, settings.amqps_port, settings.http_port) == ("127.0.0.1", 5672, 5671, 5300)
+    assert (settings.host, settings.amqp_port, settings.amqps_port, settings.http_port) == (
+        "127.0.0.1",
+        5672,
+        5671,
+        5300,
+    )
     assert (settings.fsync, settings.partitions_default, settings.namespace) == ("always", 16, "sbemulatorns")
 
 
@@ -42,7 +47,9 @@ def test_a_setting_that_does_not_exist_is_refused() -> None:
 
 
 def test_more_keys_come_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PARTIBUS_SAS_RULES", '[{"key_name": "reader", "primary_key": "k", "rights": ["Listen"]}]')
+    monkeypatch.setenv(
+        "PARTIBUS_SAS_RULES", '[{"key_name": "reader", "primary_key": "k", "rights": ["Listen"]}]'
+    )
     root, reader = load_settings().authorization_rules()
     assert (root.key_name, root.primary_key, root.rights) == (
         "RootManageSharedAccessKey",
@@ -52,7 +59,10 @@ def test_more_keys_come_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (reader.key_name, reader.primary_key, reader.rights) == ("reader", "k", frozenset({"Listen"}))
 
 
-@pytest.mark.parametrize("value", ['[{"key_name": "reader"', '[{"key_name": "a", "primary_key": "hidden-key", "rights": ["Manage"]}]'])
+@pytest.mark.parametrize(
+    "value",
+    ['[{"key_name": "reader"', '[{"key_name": "a", "primary_key": "hidden-key", "rights": ["Manage"]}]'],
+)
 def test_wrong_keys_are_refused_and_never_shown(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("PARTIBUS_SAS_RULES", value)
     with pytest.raises(WrongSettings) as caught:
@@ -77,18 +87,28 @@ def test_settings_cannot_be_changed() -> None:
 
 
 def test_a_misspelt_variable_is_found_and_the_known_ones_are_not() -> None:
-    environment = ["PATH", variable_of("host"), "PARTIBUS_CONFIG", "PARTIBUS_AMPQ_PORT", "PARTIBUS_SERVICE_HOST"]
+    environment = [
+        "PATH",
+        variable_of("host"),
+        "PARTIBUS_CONFIG",
+        "PARTIBUS_AMPQ_PORT",
+        "PARTIBUS_SERVICE_HOST",
+    ]
     assert unknown_variables(environment) == ["PARTIBUS_AMPQ_PORT", "PARTIBUS_SERVICE_HOST"]
 
 
-def test_variables_in_small_letters_set_and_are_warned_of_as_those_in_capitals_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_in_small_letters_set_and_are_warned_of_as_those_in_capitals_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("partibus_http_port", "5399")
     assert load_settings().http_port == 5399
     environment = ["partibus_http_port", "partibus_htpp_port", "Partibus_Host", "partibus_config", "home"]
     assert unknown_variables(environment) == ["partibus_config", "partibus_htpp_port"]
 
 
-def test_several_data_folders_are_separated_by_colons_or_follow_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_data_folders_are_separated_by_colons_or_follow_the_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     a, b, c = Path("/disk1"), Path("/disk2"), Path("/disk3")
     assert load_settings().data_dirs == (Path("data"),)
     assert load_settings(data_dir=a, more_data_dirs=(b, c)).data_dirs == (a, b, c)

@@ -1,4 +1,5 @@
-"""The memory mark: when sends are refused, when they are accepted again, and what the system says of its memory."""
+"""The memory mark: when sends are refused, when they are accepted again, and what the system says of its
+memory."""
 
 from __future__ import annotations
 
@@ -128,7 +129,8 @@ def test_what_connections_have_given_back_is_used_again_too() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_process_stays_below_one_and_a_half_times_the_mark_whatever_was_freed(seed: int) -> None:
-    """Something else may take the memory that messages gave back, again and again; then messages take new memory."""
+    """Something else may take the memory that messages gave back, again and again; then messages take new
+    memory."""
     chance, process = random.Random(seed), Process()
     for _ in range(2_000):
         step = chance.randrange(4 * MIB)
@@ -183,14 +185,43 @@ V2, V1 = "0::/box/inner\n", "11:memory,hugetlb:/docker/0123\n4:cpu:/docker/0123\
         ([], MACHINE),
         ([("proc/self/cgroup", V2), ("sys/fs/cgroup/memory.max", "max\n")], MACHINE),
         ([("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "268435456\n")], 256 * MIB),
-        ([("proc/self/cgroup", V2), ("sys/fs/cgroup/box/inner/memory.max", "max\n"), ("sys/fs/cgroup/box/memory.max", "1048576\n")], MIB),
-        ([("proc/self/cgroup", V1), ("sys/fs/cgroup/memory/docker/0123/memory.limit_in_bytes", "4194304\n")], 4 * MIB),
+        (
+            [
+                ("proc/self/cgroup", V2),
+                ("sys/fs/cgroup/box/inner/memory.max", "max\n"),
+                ("sys/fs/cgroup/box/memory.max", "1048576\n"),
+            ],
+            MIB,
+        ),
+        (
+            [
+                ("proc/self/cgroup", V1),
+                ("sys/fs/cgroup/memory/docker/0123/memory.limit_in_bytes", "4194304\n"),
+            ],
+            4 * MIB,
+        ),
         ([("proc/self/cgroup", V1), ("sys/fs/cgroup/memory/memory.limit_in_bytes", "4194304\n")], 4 * MIB),
-        ([("proc/self/cgroup", V1), ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")], MACHINE),
+        (
+            [
+                ("proc/self/cgroup", V1),
+                ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ],
+            MACHINE,
+        ),
     ],
-    ids=["no groups", "unlimited", "container", "group above", "version 1", "version 1 in a container", "version 1 unlimited"],
+    ids=[
+        "no groups",
+        "unlimited",
+        "container",
+        "group above",
+        "version 1",
+        "version 1 in a container",
+        "version 1 unlimited",
+    ],
 )
-def test_the_limit_of_the_container_is_found(tmp_path: Path, contents: Sequence[tuple[str, str]], expected: int) -> None:
+def test_the_limit_of_the_container_is_found(
+    tmp_path: Path, contents: Sequence[tuple[str, str]], expected: int
+) -> None:
     assert memory_of_the_machine(files(tmp_path, contents)) == expected
 
 

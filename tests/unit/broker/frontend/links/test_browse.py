@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -46,23 +46,30 @@ class Shelf:
     def __init__(self, stack: LinkStack, held: Sequence[int], *, size: int = 5) -> None:
         """`held` is how many messages each partition has."""
         self.stack = stack
-        self.numbers = [[number << PARTITION_SHIFT | place for place in range(1, count + 1)] for number, count in enumerate(held)]
+        self.numbers = [
+            [number << PARTITION_SHIFT | place for place in range(1, count + 1)]
+            for number, count in enumerate(held)
+        ]
         self.message = stored(bytes(size))
         self.peeks: list[tuple[int, Peek]] = []
         self.states: dict[int, int] = {}
 
     async def serve(self, *down: int) -> None:
-        """Answer every peek, partition by partition, until nothing more is asked; those of `down` are refused."""
+        """Answer every peek, partition by partition, until nothing more is asked; those of `down` are
+        refused."""
         await turn()
         while any(part.has(Peek) for part in self.stack.parts):
             for part in self.stack.parts:
                 while part.has(Peek):
-                    operation = part.answer(Peek, lambda peek, number=part.number: self._answer(number, peek, down))  # type: ignore[misc]
+                    operation = part.answer(Peek, self._answer(part.number, down))
                     assert isinstance(operation, Peek)
                     self.peeks.append((part.number, operation))
             await turn()
 
-    def _answer(self, number: int, peek: Peek, down: Sequence[int]) -> Answer:
+    def _answer(self, number: int, down: Sequence[int]) -> Callable[[Peek], Answer]:
+        return lambda peek: self._answer_to(number, peek, down)
+
+    def _answer_to(self, number: int, peek: Peek, down: Sequence[int]) -> Answer:
         if number in down:
             return Failed(Reason.PARTITION_UNAVAILABLE, "It is down.", peek.cookie)
         room = len(self.message) * 1_000 if peek.bytes_max is None else peek.bytes_max
@@ -102,7 +109,13 @@ class Shelf:
 
 
 async def browsing(
-    held: Sequence[int], *, credit: int = 0, settled: bool = False, size: int = 5, queue: QueueSettings | None = None, **given: Any
+    held: Sequence[int],
+    *,
+    credit: int = 0,
+    settled: bool = False,
+    size: int = 5,
+    queue: QueueSettings | None = None,
+    **given: Any,
 ) -> tuple[LinkStack, Client, Shelf]:
     stack = LinkStack(len(held), queue, **given)
     client = await stack.connect()
@@ -117,7 +130,11 @@ async def browsing(
 
 def shown(frames: Sequence[Frame]) -> list[int]:
     """The sequence numbers of the transfers among frames."""
-    return [sections(frame.payload)[0x72]["x-opt-sequence-number"] for frame in frames if frame.code == raw.TRANSFER]
+    return [
+        sections(frame.payload)[0x72]["x-opt-sequence-number"]
+        for frame in frames
+        if frame.code == raw.TRANSFER
+    ]
 
 
 async def drained(client: Client) -> Frame | None:
@@ -126,10 +143,13 @@ async def drained(client: Client) -> Frame | None:
     return flows[-1] if flows else None
 
 
-# --- what it shows ----------------------------------------------------------------------------------------------------------
+# --- what it shows
+# ------------------------------------------------------------------------------------------------------------
 
 
-async def test_each_message_of_all_partitions_is_shown_once_and_nothing_is_asked_of_them_but_to_look() -> None:
+async def test_each_message_of_all_partitions_is_shown_once_and_nothing_is_asked_of_them_but_to_look() -> (
+    None
+):
     stack, client, shelf = await browsing([3, 0, 2, 1], credit=100)
     assert shown(await client.hear()) == shelf.every()
     asked: set[type[Operation]] = {type(operation) for part in stack.parts for operation, _, _ in part.posted}
@@ -168,7 +188,9 @@ async def test_no_more_is_shown_than_the_credit_and_the_next_credit_goes_on_from
     assert seen + shown(await client.hear()) == shelf.every()
 
 
-async def test_a_large_queue_is_read_in_pages_of_bounded_size_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_queue_is_read_in_pages_of_bounded_size_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(browse_link, "PAGE_MESSAGES_MAX", 7)
     stack, client, shelf = await browsing([50, 41])
     client.flow(0, 0, 1_000)
@@ -187,10 +209,14 @@ async def test_a_page_has_a_bound_in_bytes() -> None:
         seen += more
         await shelf.serve()
     assert seen == shelf.every()
-    assert len(shelf.peeks) >= 4 and all(peek.bytes_max == browse_link.PAGE_BYTES_MAX for _, peek in shelf.peeks)
+    assert len(shelf.peeks) >= 4 and all(
+        peek.bytes_max == browse_link.PAGE_BYTES_MAX for _, peek in shelf.peeks
+    )
 
 
-async def test_credit_that_was_taken_back_while_a_page_was_read_is_not_exceeded_and_nothing_is_left_out() -> None:
+async def test_credit_that_was_taken_back_while_a_page_was_read_is_not_exceeded_and_nothing_is_left_out() -> (
+    None
+):
     _, client, shelf = await browsing([5])
     client.flow(0, 0, 5)
     await turn()
@@ -237,7 +263,8 @@ async def test_one_connection_reads_one_page_at_a_time_and_the_broker_few() -> N
         assert len(shown(await client.hear())) == 12, "everybody has its turn"
 
 
-# --- settlement -------------------------------------------------------------------------------------------------------------
+# --- settlement
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outcome", [Outcome.ACCEPTED, Outcome.REJECTED, Outcome.RELEASED, Outcome.MODIFIED])
@@ -249,7 +276,9 @@ async def test_an_outcome_is_answered_with_the_same_one_and_changes_nothing(outc
     client.dispose(0, 2, raw.outcome(outcome))
     found = await client.heard(raw.DISPOSITION)
     assert found and all(frame.field(3) is True and frame.field(4).descriptor == outcome for frame in found)
-    assert {number for frame in found for number in range(frame.field(1), (frame.field(2) or frame.field(1)) + 1)} == {0, 1, 2}
+    assert {
+        number for frame in found for number in range(frame.field(1), (frame.field(2) or frame.field(1)) + 1)
+    } == {0, 1, 2}
     assert not any(part.posted for part in stack.parts)
     client.dispose(0, 2, raw.outcome(outcome))
     assert await client.hear() == [], "told twice"
@@ -260,7 +289,10 @@ async def test_an_outcome_of_a_transaction_is_refused() -> None:
     await client.hear()
     client.dispose(0, 0, Described(ULong(0x34), [b"txn", raw.outcome(Outcome.ACCEPTED)]))
     (answer,) = await client.heard(raw.DISPOSITION)
-    assert answer.field(4).descriptor == Outcome.REJECTED and answer.field(4).value[0].value[0] == "amqp:not-implemented"
+    assert (
+        answer.field(4).descriptor == Outcome.REJECTED
+        and answer.field(4).value[0].value[0] == "amqp:not-implemented"
+    )
 
 
 async def test_deliveries_that_are_not_settled_are_bounded_and_the_browse_goes_on_when_they_are() -> None:
@@ -273,7 +305,8 @@ async def test_deliveries_that_are_not_settled_are_bounded_and_the_browse_goes_o
     assert seen == shelf.every()[:8]
 
 
-# --- the end, and what comes after it ---------------------------------------------------------------------------------------
+# --- the end, and what comes after it
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_drain_is_answered_when_all_was_shown() -> None:
@@ -288,7 +321,9 @@ async def test_a_drain_is_answered_when_all_was_shown() -> None:
     assert (flow.code, flow.field(5), flow.field(6), flow.field(8)) == (raw.FLOW, 10, 0, True)
     client.flow(0, 10, 5, drain=True)
     await shelf.serve()
-    assert await drained(client) is not None and len(shelf.peeks) == 3, "nothing has come since: nobody is asked again"
+    assert await drained(client) is not None and len(shelf.peeks) == 3, (
+        "nothing has come since: nobody is asked again"
+    )
 
 
 async def test_a_drain_of_an_empty_queue_is_answered() -> None:
@@ -333,10 +368,13 @@ async def test_a_partition_that_always_has_more_does_not_keep_the_others_from_be
     assert len(shown(await client.hear())) == 3 and {number for number, _ in shelf.peeks} == {0, 1}
 
 
-# --- partitions that are down -----------------------------------------------------------------------------------------------
+# --- partitions that are down
+# ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_partition_that_is_down_does_not_stop_the_browse_and_is_shown_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_partition_that_is_down_does_not_stop_the_browse_and_is_shown_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(browse_link, "LOOK_AGAIN_S", 0.01)
     stack, client, shelf = await browsing([2, 2, 2])
     stack.parts[1].available = False
@@ -352,7 +390,9 @@ async def test_a_partition_that_is_down_does_not_stop_the_browse_and_is_shown_wh
     assert shown(await client.hear()) == shelf.numbers[1]
 
 
-async def test_a_partition_that_goes_down_at_the_end_is_watched_again_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_partition_that_goes_down_at_the_end_is_watched_again_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(browse_link, "LOOK_AGAIN_S", 0.01)
     stack, client, shelf = await browsing([1], credit=10)
     await client.hear()
@@ -377,7 +417,8 @@ async def test_a_partition_that_does_not_answer_is_passed_over(monkeypatch: pyte
     assert shown(frames) == shelf.numbers[1] and frames[-1].field(8)
 
 
-# --- attach and the end -----------------------------------------------------------------------------------------------------
+# --- attach and the end
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_dead_letter_queue_is_browsed_under_its_path() -> None:
@@ -416,7 +457,9 @@ async def test_a_browse_of_a_queue_that_requires_sessions_is_refused() -> None:
 async def test_a_browse_is_ended_when_its_queue_is_deleted() -> None:
     stack, client, _ = await browsing([1], credit=5)
     await client.hear()
-    await stack.queue.end(Refused(Reason.ENTITY_NOT_FOUND, "The messaging entity 'queue' could not be found."))
+    await stack.queue.end(
+        Refused(Reason.ENTITY_NOT_FOUND, "The messaging entity 'queue' could not be found.")
+    )
     (detach,) = await client.heard(raw.DETACH)
     assert detach.field(2).value[0] == "amqp:not-found" and not stack.queue.watchers
 

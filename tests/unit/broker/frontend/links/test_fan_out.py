@@ -20,7 +20,8 @@ def flowing(partitions: int, wanted: int, *numbers: int) -> DemandPlan:
     return plan
 
 
-# --- nothing flows ------------------------------------------------------------------------------------------------------------
+# --- nothing flows
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("wanted", "share"), [(1, 1), (4, 1), (5, 2), (16, 4), (400, 100)])
@@ -45,7 +46,8 @@ def test_where_part_of_the_demand_was_met_it_is_asked_anew_so_that_others_give_b
     assert plan.ask(1, ANY_RUN) == [(1, 1, False)], "at least one, though its share is no more than stands"
 
 
-# --- something flows ------------------------------------------------------------------------------------------------------------
+# --- something flows
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_partition_that_answered_in_full_is_asked_for_a_run_and_is_to_tell_when_it_has_no_more() -> None:
@@ -68,7 +70,9 @@ def test_a_partition_that_answered_in_full_is_asked_for_a_run_and_is_to_tell_whe
         (1_000, 1_000, 0, 1),
     ],
 )
-def test_a_run_grows_with_the_credit_and_is_bounded(credit: int, wanted: int, run_max: int, count: int) -> None:
+def test_a_run_grows_with_the_credit_and_is_bounded(
+    credit: int, wanted: int, run_max: int, count: int
+) -> None:
     assert flowing(2, credit, 1).ask(wanted, run_max) == [(1, count, True)]
 
 
@@ -93,16 +97,21 @@ def test_a_partition_that_has_no_more_keeps_its_demand_and_is_not_asked_again() 
 def test_a_partition_that_gives_less_than_it_was_asked_for_does_not_flow() -> None:
     plan = flowing(2, 64)
     plan.answered(0, plan.asked[0] - 1)
-    assert plan.asked[0] == 1 and plan.ask(1, ANY_RUN) == [(0, 1, False)], "what stands is raised, and no run is asked for"
+    assert plan.asked[0] == 1 and plan.ask(1, ANY_RUN) == [(0, 1, False)], (
+        "what stands is raised, and no run is asked for"
+    )
 
 
-# --- drain, withdrawal ------------------------------------------------------------------------------------------------------------
+# --- drain, withdrawal
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_drain_asks_everybody_for_no_more_than_a_share_and_then_those_that_gave_it() -> None:
     plan = DemandPlan(4)
     plan.ask(4, ANY_RUN)
-    assert plan.ask_once(12, ANY_RUN, everywhere=True) == [(number, 2) for number in range(4)], "one of three stands already"
+    assert plan.ask_once(12, ANY_RUN, everywhere=True) == [(number, 2) for number in range(4)], (
+        "one of three stands already"
+    )
     assert plan.ask_once(12, ANY_RUN, everywhere=True) == []
     plan.answered(1, 3)
     assert plan.ask_once(9, 5, everywhere=False) == [(1, 5)]
@@ -126,13 +135,19 @@ def test_a_partition_that_went_down_is_asked_as_if_it_never_had_been() -> None:
     assert plan.ask(6, ANY_RUN) == [(1, 2, False), (2, 2, False)]
 
 
-# --- always -------------------------------------------------------------------------------------------------------------------
+# --- always
+# ------------------------------------------------------------------------------------------------------------
 
 
 @given(
     st.integers(1, 8),
     st.lists(
-        st.tuples(st.sampled_from(["ask", "give", "unmet", "withdraw", "forget"]), st.integers(0, 7), st.integers(1, 600)), max_size=60
+        st.tuples(
+            st.sampled_from(["ask", "give", "unmet", "withdraw", "forget"]),
+            st.integers(0, 7),
+            st.integers(1, 600),
+        ),
+        max_size=60,
     ),
 )
 def test_whatever_happens_a_link_that_wants_messages_waits_wherever_one_may_come(

@@ -19,7 +19,9 @@ from tests.support.amqp_messages import DATA, message, section, sections
 from tests.support.link_stack import Client, LinkStack, Part, turn, until
 
 
-async def sending(partitions: int = 4, settings: QueueSettings | None = None, **given: Any) -> tuple[LinkStack, Client]:
+async def sending(
+    partitions: int = 4, settings: QueueSettings | None = None, **given: Any
+) -> tuple[LinkStack, Client]:
     stack = LinkStack(partitions, settings, **given)
     client = await stack.connect()
     await client.sender(0)
@@ -29,7 +31,11 @@ async def sending(partitions: int = 4, settings: QueueSettings | None = None, **
 def stored_by(part: Part) -> list[bytes]:
     """Bodies that the partition is asked to store."""
     operations = [operation for operation, _, _ in part.posted if isinstance(operation, Send)]
-    return [bytes(sections(each[bare_message_offset(each) :])[DATA]) for operation in operations for each in operation.messages]
+    return [
+        bytes(sections(each[bare_message_offset(each) :])[DATA])
+        for operation in operations
+        for each in operation.messages
+    ]
 
 
 def all_stored(stack: LinkStack) -> dict[int, list[bytes]]:
@@ -48,7 +54,9 @@ async def outcomes(client: Client) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for frame in await client.heard(raw.DISPOSITION):
         assert frame.field(0) is True and frame.field(3) is True, "role receiver, settled"
-        for number in range(frame.field(1), (frame.field(1) if frame.field(2) is None else frame.field(2)) + 1):
+        for number in range(
+            frame.field(1), (frame.field(1) if frame.field(2) is None else frame.field(2)) + 1
+        ):
             assert number not in found
             found[number] = frame.field(4)
     return found
@@ -73,7 +81,8 @@ def batch(*messages: bytes, hint: dict[str, Any] | None = None) -> bytes:
     return message(annotations=hint, body=messages)
 
 
-# --- messages of their own --------------------------------------------------------------------------------------------------
+# --- messages of their own
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_message_is_accepted_only_when_it_is_durable() -> None:
@@ -86,21 +95,34 @@ async def test_a_message_is_accepted_only_when_it_is_durable() -> None:
 
 async def test_messages_of_one_read_are_spread_over_the_partitions_as_one_operation_each() -> None:
     stack, client = await sending()
-    client.say(*(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), body(number)) for number in range(8)))
+    client.say(
+        *(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), body(number)) for number in range(8))
+    )
     assert [len(part.posted) for part in stack.parts] == [1, 1, 1, 1]
-    assert sorted(each for bodies in all_stored(stack).values() for each in bodies) == [b"%d" % number for number in range(8)]
+    assert sorted(each for bodies in all_stored(stack).values() for each in bodies) == [
+        b"%d" % number for number in range(8)
+    ]
     make_durable(stack)
     found = await outcomes(client)
-    assert sorted(found) == list(range(8)) and all(outcome.descriptor == raw.ACCEPTED for outcome in found.values())
+    assert sorted(found) == list(range(8)) and all(
+        outcome.descriptor == raw.ACCEPTED for outcome in found.values()
+    )
 
 
 async def test_each_message_with_a_key_goes_where_its_key_belongs_and_keeps_its_order() -> None:
     stack, client = await sending()
     keys = ["a", "b", "c", "a", "b", "a"]
-    client.say(*(raw.frame(raw.TRANSFER, raw.transfer_fields(0, at), keyed(key, b"%d" % at)) for at, key in enumerate(keys)))
+    client.say(
+        *(
+            raw.frame(raw.TRANSFER, raw.transfer_fields(0, at), keyed(key, b"%d" % at))
+            for at, key in enumerate(keys)
+        )
+    )
     expected: dict[int, list[bytes]] = {}
     for key in dict.fromkeys(keys):
-        expected.setdefault(partition_of_key(key, 4), []).extend(b"%d" % at for at, each in enumerate(keys) if each == key)
+        expected.setdefault(partition_of_key(key, 4), []).extend(
+            b"%d" % at for at, each in enumerate(keys) if each == key
+        )
     assert all_stored(stack) == expected
 
 
@@ -130,17 +152,21 @@ async def test_what_a_partition_refuses_is_rejected_with_its_reason() -> None:
     assert error_of((await outcomes(client))[0]) == ("amqp:resource-limit-exceeded", "The disk is full.")
 
 
-async def test_without_a_key_another_partition_takes_the_message_and_with_one_it_is_refused_for_a_retry() -> None:
+async def test_without_a_key_another_partition_takes_the_message_and_with_one_it_is_refused_for_a_retry() -> (
+    None
+):
     stack, client = await sending(2)
     down = stack.parts[partition_of_key("a", 2)]
     down.available = False
-    client.say(*(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), body(number)) for number in range(4)))
+    client.say(
+        *(raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), body(number)) for number in range(4))
+    )
     client.transfer(0, 4, keyed("a"))
     assert list(all_stored(stack)) == [1 - down.number]
     assert error_of((await outcomes(client))[4])[0] == "com.microsoft:server-busy"
 
 
-async def test_messages_without_a_key_go_elsewhere_when_their_partition_went_down_with_them_until_every_one_has() -> None:
+async def test_messages_without_a_key_go_elsewhere_while_their_partition_goes_down() -> None:
     stack, client = await sending(3)
     client.transfer(0, 0, body(0))
     tried = []
@@ -164,7 +190,9 @@ def down(send: Send) -> Failed:
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["message", "batch"])
-async def test_what_a_full_partition_refuses_goes_to_each_other_one_once_until_all_are_full(is_batch: bool) -> None:
+async def test_what_a_full_partition_refuses_goes_to_each_other_one_once_until_all_are_full(
+    is_batch: bool,
+) -> None:
     stack, client = await sending(4)
     client.transfer(0, 0, batch(body(1), body(2)) if is_batch else body(1), batch=is_batch)
     tried = []
@@ -174,11 +202,16 @@ async def test_what_a_full_partition_refuses_goes_to_each_other_one_once_until_a
         assert await client.hear() == [] and len(stored_by(part)) == 1 + is_batch
         part.answer(Send, full)
     assert sorted(tried) == [0, 1, 2, 3]
-    assert error_of((await outcomes(client))[0]) == ("amqp:resource-limit-exceeded", "Max partition size in bytes: 1024")
+    assert error_of((await outcomes(client))[0]) == (
+        "amqp:resource-limit-exceeded",
+        "Max partition size in bytes: 1024",
+    )
     assert stack.services.inflight.bytes == 0
 
 
-async def test_a_full_partition_is_not_asked_again_for_a_while_and_costs_later_messages_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_partition_is_not_asked_again_for_a_while_and_costs_later_messages_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("broker.namespace.router.FULL_S", 1_000_000.0)
     stack, client = await sending(3)
     client.transfer(0, 0, body(0))
@@ -238,7 +271,9 @@ async def test_a_changed_limit_of_the_queue_holds_for_links_that_are_attached() 
     stack, client = await sending(settings=QueueSettings(max_message_size_kb=4))
     settings = stack.queue.description.settings
     for number, (limit_kb, size) in enumerate([(1, 2_000), (8, 6_000), (4, 6_000)]):
-        stack.queue.description = replace(stack.queue.description, settings=replace(settings, max_message_size_kb=limit_kb))
+        stack.queue.description = replace(
+            stack.queue.description, settings=replace(settings, max_message_size_kb=limit_kb)
+        )
         for watcher in stack.queue.watchers:
             watcher.queue_changed()
         client.transfer(0, number, message(body=[bytes(size)]))
@@ -256,8 +291,12 @@ async def test_a_message_for_later_is_refused_and_one_whose_time_has_come_is_not
     stack, client = await sending()
     for number, later_ms in enumerate((1, -1)):
         at = Timestamp(stack.clock.now_ms() + later_ms)
-        client.transfer(0, number, message(annotations={"x-opt-scheduled-enqueue-time": at}, body=[b"%d" % number]))
-    assert error_of((await outcomes(client))[0])[0] == "amqp:not-implemented" and list(all_stored(stack).values()) == [[b"1"]]
+        client.transfer(
+            0, number, message(annotations={"x-opt-scheduled-enqueue-time": at}, body=[b"%d" % number])
+        )
+    assert error_of((await outcomes(client))[0])[0] == "amqp:not-implemented" and list(
+        all_stored(stack).values()
+    ) == [[b"1"]]
 
 
 async def test_a_message_without_a_session_is_refused_where_sessions_are_required() -> None:
@@ -284,19 +323,26 @@ async def test_what_is_sent_in_a_transaction_is_refused_and_never_stored(is_batc
         client.transfer(0, number, payload, batch=is_batch, settled=number % 2 == 1, state=state)
     frames = await client.hear()
     refused = [frame for frame in frames if frame.code == raw.DISPOSITION]
-    assert {number for frame in refused for number in range(frame.field(1), (frame.field(2) or frame.field(1)) + 1)} == set(range(0, 20, 2))
+    assert {
+        number
+        for frame in refused
+        for number in range(frame.field(1), (frame.field(2) or frame.field(1)) + 1)
+    } == set(range(0, 20, 2))
     for frame in refused:
         condition, description = error_of(frame.field(4))
         assert condition == "amqp:not-implemented" and "ransaction" in description
     assert all_stored(stack) == {}
     assert stack.metrics.entities["queue"].user_errors == 20
     flow = [frame for frame in frames if frame.code == raw.FLOW][-1]
-    assert flow.field(5) + flow.field(6) >= 20 + 8 - 2, "delivery-count + link-credit: their credit comes back"
+    assert flow.field(5) + flow.field(6) >= 20 + 8 - 2, (
+        "delivery-count + link-credit: their credit comes back"
+    )
     client.transfer(0, 20, body(3))
     assert list(all_stored(stack).values()) == [[b"3"]]
 
 
-# --- batches ----------------------------------------------------------------------------------------------------------------
+# --- batches
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_batch_is_one_operation_in_one_partition_and_one_outcome() -> None:
@@ -305,7 +351,9 @@ async def test_a_batch_is_one_operation_in_one_partition_and_one_outcome() -> No
     (bodies,) = all_stored(stack).values()
     assert bodies == [b"1", b"2", b"3"]
     make_durable(stack)
-    assert {number: outcome.descriptor for number, outcome in (await outcomes(client)).items()} == {0: raw.ACCEPTED}
+    assert {number: outcome.descriptor for number, outcome in (await outcomes(client)).items()} == {
+        0: raw.ACCEPTED
+    }
 
 
 async def test_a_batch_that_its_partition_refuses_is_refused_as_a_whole() -> None:
@@ -315,7 +363,9 @@ async def test_a_batch_that_its_partition_refuses_is_refused_as_a_whole() -> Non
     assert error_of((await outcomes(client))[0])[0] == "com.microsoft:server-busy"
 
 
-async def test_a_batch_with_one_key_goes_where_the_key_belongs_and_its_messages_without_one_go_along() -> None:
+async def test_a_batch_with_one_key_goes_where_the_key_belongs_and_its_messages_without_one_go_along() -> (
+    None
+):
     stack, client = await sending()
     client.transfer(0, 0, batch(keyed("a"), body(1), keyed("a")), batch=True)
     assert list(all_stored(stack)) == [partition_of_key("a", 4)]
@@ -331,7 +381,12 @@ async def test_different_keys_in_one_batch_are_refused_with_both_named() -> None
     stack, client = await sending()
     client.transfer(0, 0, batch(keyed("a"), keyed("b")), batch=True)
     condition, description = error_of((await outcomes(client))[0])
-    assert condition == "amqp:not-allowed" and "'a'" in description and "'b'" in description and all_stored(stack) == {}
+    assert (
+        condition == "amqp:not-allowed"
+        and "'a'" in description
+        and "'b'" in description
+        and all_stored(stack) == {}
+    )
 
 
 async def test_in_a_queue_of_one_partition_keys_may_differ() -> None:
@@ -345,7 +400,12 @@ async def test_where_duplicates_are_detected_a_batch_of_different_ids_goes_by_th
     client = await stack.connect()
     await client.sender()
     for number in range(2):
-        client.transfer(0, number, batch(message(properties=["one"], body=[b"1"]), message(properties=["two"], body=[b"2"])), batch=True)
+        client.transfer(
+            0,
+            number,
+            batch(message(properties=["one"], body=[b"1"]), message(properties=["two"], body=[b"2"])),
+            batch=True,
+        )
     (bodies,) = all_stored(stack).values()
     assert bodies == [b"1", b"2", b"1", b"2"], "sent again it meets itself"
 
@@ -360,14 +420,19 @@ async def test_without_a_key_another_partition_takes_what_one_went_down_with() -
     assert [outcome.descriptor for outcome in (await outcomes(client)).values()] == [raw.ACCEPTED]
 
 
-@pytest.mark.parametrize("payload", [batch(body(1), b"\xff\xff"), section(0x77, "no data"), b"junk"], ids=["inner", "no data", "junk"])
+@pytest.mark.parametrize(
+    "payload",
+    [batch(body(1), b"\xff\xff"), section(0x77, "no data"), b"junk"],
+    ids=["inner", "no data", "junk"],
+)
 async def test_a_batch_that_is_malformed_is_refused_as_a_whole(payload: bytes) -> None:
     stack, client = await sending()
     client.transfer(0, 0, payload, batch=True)
     assert error_of((await outcomes(client))[0])[0] == "amqp:decode-error" and all_stored(stack) == {}
 
 
-# --- settled messages -------------------------------------------------------------------------------------------------------
+# --- settled messages
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_messages_sent_settled_are_stored_and_not_answered_also_when_the_detach_comes_along() -> None:
@@ -384,9 +449,13 @@ async def test_messages_sent_settled_are_stored_and_not_answered_also_when_the_d
 
 @pytest.mark.parametrize("settled", [True, False])
 @pytest.mark.parametrize(
-    "payload", [b"\xff", keyed("a"), body(0), b"x" * 5_000], ids=["malformed", "key of one down", "none available", "large"]
+    "payload",
+    [b"\xff", keyed("a"), body(0), b"x" * 5_000],
+    ids=["malformed", "key of one down", "none available", "large"],
 )
-async def test_credit_comes_back_for_refused_messages_however_they_were_sent(settled: bool, payload: bytes) -> None:
+async def test_credit_comes_back_for_refused_messages_however_they_were_sent(
+    settled: bool, payload: bytes
+) -> None:
     stack, client = await sending(1, QueueSettings(max_message_size_kb=4), link_credit=8)
     stack.parts[0].available = False
     for number in range(100):
@@ -408,10 +477,11 @@ async def test_credit_comes_back_for_stored_messages_a_quarter_of_the_window_at_
     assert granted == 48
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------------
+# --- bounds
+# ------------------------------------------------------------------------------------------------------------
 
 
-async def test_over_the_bound_of_unacknowledged_bytes_the_connection_is_not_read_until_half_of_them_are_durable() -> None:
+async def test_over_the_bound_of_unacknowledged_bytes_reading_pauses_until_half_are_durable() -> None:
     stack, client = await sending(1, connection_inflight_bytes_max=65_536)
     for number in range(8):
         client.transfer(0, number, message(body=[bytes(10_000)]))
@@ -455,7 +525,8 @@ async def test_an_outcome_for_a_link_that_is_gone_is_not_written() -> None:
     assert all(frame.field(4) is None for frame in await client.hear())
 
 
-# --- attach, change, end ----------------------------------------------------------------------------------------------------
+# --- attach, change, end
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def refused(client: Client, address: str) -> str:
@@ -484,15 +555,28 @@ async def test_nobody_sends_to_a_dead_letter_queue_or_to_one_that_does_not_exist
 async def test_a_link_that_leads_to_another_entity_by_way_of_this_one_is_refused(destination: Any) -> None:
     stack = LinkStack()
     client = await stack.connect()
-    fields = [*raw.sender_attach(0, "queue"), None, None, None, {Symbol("com.microsoft:transfer-destination-address"): destination}]
+    fields = [
+        *raw.sender_attach(0, "queue"),
+        None,
+        None,
+        None,
+        {Symbol("com.microsoft:transfer-destination-address"): destination},
+    ]
     attach, detach = await client.attach(fields)
     assert attach.field(5) is None and attach.field(6) is None
     condition, description, _ = detach.field(2).value
-    assert condition == "amqp:not-implemented" and f"'{destination}'" in description and "'queue'" in description
+    assert (
+        condition == "amqp:not-implemented" and f"'{destination}'" in description and "'queue'" in description
+    )
     client.detach(0)
     await client.hear()
-    fields[13] = {Symbol("com.microsoft:transfer-destination-address"): None, Symbol("com.microsoft:timeout"): UInt(60_000)}
-    assert [frame.code for frame in await client.attach(fields)] == [raw.ATTACH, raw.FLOW], "no destination is named"
+    fields[13] = {
+        Symbol("com.microsoft:transfer-destination-address"): None,
+        Symbol("com.microsoft:timeout"): UInt(60_000),
+    }
+    assert [frame.code for frame in await client.attach(fields)] == [raw.ATTACH, raw.FLOW], (
+        "no destination is named"
+    )
 
 
 async def test_without_a_claim_nothing_is_told_of_what_exists() -> None:
@@ -508,7 +592,9 @@ async def test_a_link_is_closed_when_its_queue_takes_nothing_any_more_or_is_dele
     stack, client = await sending()
     await client.sender(1)
     description = stack.queue.description
-    stack.queue.description = replace(description, settings=replace(description.settings, status=EntityStatus.SEND_DISABLED))
+    stack.queue.description = replace(
+        description, settings=replace(description.settings, status=EntityStatus.SEND_DISABLED)
+    )
     one, other = list(stack.queue.watchers)
     one.queue_changed()
     other.queue_ended(Refused(Reason.ENTITY_NOT_FOUND, "gone"))
@@ -524,11 +610,14 @@ async def test_what_goes_wrong_in_an_answer_ends_the_connection_and_reaches_no_p
     await until(lambda: client.wire.aborted)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["message", "batch"])
-async def test_above_the_memory_mark_messages_are_refused_for_a_retry_and_below_it_they_are_taken(is_batch: bool) -> None:
+async def test_above_the_memory_mark_messages_are_refused_for_a_retry_and_below_it_they_are_taken(
+    is_batch: bool,
+) -> None:
     stack, client = await sending()
     payload = batch(body(1), body(2)) if is_batch else body(1)
     stack.resident = stack.memory.mark + 1
@@ -555,7 +644,7 @@ async def test_a_batch_of_many_small_messages_is_refused_where_they_would_go_bey
     assert error_of((await outcomes(client))[1])[0] == "com.microsoft:server-busy"
 
 
-async def test_a_batch_of_many_messages_is_taken_apart_in_turns_and_what_was_sent_behind_it_stays_behind() -> None:
+async def test_a_batch_of_many_messages_is_taken_apart_in_turns_and_keeps_its_order() -> None:
     stack, client = await sending()
     many = batch(*[keyed("k", b"%d" % number) for number in range(10 * TAKEN_APART_AT_ONCE)])
     frames = raw.frame(raw.TRANSFER, raw.transfer_fields(0, 0, batch=True), many)

@@ -1,4 +1,5 @@
-"""A link on which a client receives, from attach to detach: the real engine and connection, partitions that answer by hand."""
+"""A link on which a client receives, from attach to detach: the real engine and connection, partitions that
+answer by hand."""
 
 from __future__ import annotations
 
@@ -42,10 +43,16 @@ async def refused(client: Client, fields: list[Any]) -> tuple[str, str]:
 async def test_a_link_to_what_does_not_exist_is_refused_in_the_words_that_clients_know() -> None:
     client = await LinkStack().connect()
     condition, description = await refused(client, raw.receiver_attach(0, "nothing"))
-    assert condition == "amqp:not-found" and "The messaging entity" in description and "could not be found" in description
+    assert (
+        condition == "amqp:not-found"
+        and "The messaging entity" in description
+        and "could not be found" in description
+    )
 
 
-async def test_a_link_to_a_queue_that_gives_nothing_out_is_refused_and_one_that_is_attached_is_closed() -> None:
+async def test_a_link_to_a_queue_that_gives_nothing_out_is_refused_and_one_that_is_attached_is_closed() -> (
+    None
+):
     stack, client = await receiving(4)
     await ends_when_receiving_is_disabled(stack, client)
     assert (await refused(client, raw.receiver_attach(1, "queue")))[0] == "com.microsoft:entity-disabled"
@@ -53,7 +60,9 @@ async def test_a_link_to_a_queue_that_gives_nothing_out_is_refused_and_one_that_
 
 async def test_a_link_is_closed_when_its_queue_is_deleted() -> None:
     stack, client = await receiving(4)
-    await stack.queue.end(Refused(Reason.ENTITY_NOT_FOUND, "The messaging entity 'queue' could not be found."))
+    await stack.queue.end(
+        Refused(Reason.ENTITY_NOT_FOUND, "The messaging entity 'queue' could not be found.")
+    )
     (detach,) = await client.heard(raw.DETACH)
     assert detach.field(1) is True and detach.field(2).value[0] == "amqp:not-found"
     client.detach(0)
@@ -83,7 +92,8 @@ async def test_the_dead_letter_subqueue_is_received_from_under_its_path() -> Non
     assert {part.take(Demand)[0].subqueue for part in stack.parts} == {"$deadletterqueue"}
 
 
-# --- recall and return ------------------------------------------------------------------------------------------------------
+# --- recall and return
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_recall_gives_back_what_nobody_has_seen_of_that_partition() -> None:
@@ -140,10 +150,13 @@ async def test_messages_that_come_after_the_link_has_ended_go_back() -> None:
     sinks[3](Unavailable(3))
 
 
-# --- partitions that go down ------------------------------------------------------------------------------------------------
+# --- partitions that go down
+# ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_partition_that_went_down_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_partition_that_went_down_is_asked_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(outgoing_link, "RETRY_UNAVAILABLE_S", 0.01)
     stack, _ = await receiving(4)
     _, sink = stack.parts[1].take(Demand)
@@ -152,7 +165,9 @@ async def test_a_partition_that_went_down_is_asked_again_after_a_while(monkeypat
     await until(lambda: stack.parts[1].has(Demand))
 
 
-async def test_a_partition_that_is_down_for_good_is_asked_no_more_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_partition_that_is_down_for_good_is_asked_no_more_and_the_others_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(outgoing_link, "RETRY_UNAVAILABLE_S", 0.01)
     stack, client = await receiving(4)
     _, gone = stack.parts[1].take(Demand)
@@ -179,12 +194,16 @@ async def test_what_a_partition_gave_before_it_went_down_is_not_delivered_from_t
     assert tags_of(await client.hear()) == [] and client.connection.cache.messages == 0
 
 
-# --- all together -----------------------------------------------------------------------------------------------------------
+# --- all together
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_every_message_reaches_a_client_that_keeps_asking_whatever_the_order_of_answers(seed: int) -> None:
-    """Partitions that hold messages at random and answer at random; the client has little credit, settles, drains at times."""
+async def test_every_message_reaches_a_client_that_keeps_asking_whatever_the_order_of_answers(
+    seed: int,
+) -> None:
+    """Partitions that hold messages at random and answer at random; the client has little credit, settles,
+    drains at times."""
     random = Random(seed)
     stack = LinkStack(random.choice((1, 2, 5)), receive_cache_messages=random.choice((0, 3, 100)))
     client = await stack.connect()
@@ -248,4 +267,6 @@ async def test_every_message_reaches_a_client_that_keeps_asking_whatever_the_ord
             client.flow(0, len(seen), credit)
         if len(seen) == 60:
             break
-    assert sorted(token[2:] for token in seen) == [number.to_bytes(14, "big") for number in range(1, 61)], f"seed {seed}"
+    assert sorted(token[2:] for token in seen) == [number.to_bytes(14, "big") for number in range(1, 61)], (
+        f"seed {seed}"
+    )

@@ -1,4 +1,5 @@
-"""The credit of a client that receives becomes demand at partitions: the real engine and connection, partitions that answer by hand."""
+"""The credit of a client that receives becomes demand at partitions: the real engine and connection,
+partitions that answer by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ async def test_credit_becomes_a_share_of_demand_at_every_partition() -> None:
 async def test_a_flow_that_says_what_is_known_already_asks_for_nothing_more() -> None:
     """pyamqp repeats its flows unchanged."""
     stack, client = await receiving(credit=8)
-    for delivery_count, credit in ((0, 8), (2, 6), (0, 8)):  # the last one was on its way when the messages came
+    for delivery_count, credit in (
+        (0, 8),
+        (2, 6),
+        (0, 8),
+    ):  # the last one was on its way when the messages came
         asked = waiting(stack)
         for _ in range(3):
             client.flow(0, delivery_count, credit)
@@ -60,7 +65,10 @@ async def test_a_message_is_handed_over_as_soon_as_a_partition_gives_it() -> Non
     (transfer,) = await client.heard(raw.TRANSFER)
     assert transfer.field(2) == messages.tokens[0] and not transfer.field(4) and transfer.field(3) == 0
     found = sections(transfer.payload)
-    assert found[0x72]["x-opt-sequence-number"] == messages.sequence_numbers[0] and found[0x72]["x-opt-partition-id"] == 2
+    assert (
+        found[0x72]["x-opt-sequence-number"] == messages.sequence_numbers[0]
+        and found[0x72]["x-opt-partition-id"] == 2
+    )
     assert found[0x72]["x-opt-locked-until"] == stack.clock.now_ms() + LONG_MS and found[0x75] == b"hello"
 
 
@@ -99,7 +107,9 @@ async def test_a_message_whose_lock_ran_out_while_it_waited_is_never_delivered()
     assert demands(stack), "and others are asked for instead"
 
 
-async def test_what_nobody_comes_for_goes_back_before_its_lock_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_nobody_comes_for_goes_back_before_its_lock_runs_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stack, client = await receiving(1, settings=QueueSettings(lock_duration_ms=100))
     give(stack, 0, 1)
     waiting = locked(3, 1, until_ms=stack.clock.monotonic_ms() + 50)
@@ -122,7 +132,9 @@ async def test_demand_is_taken_back_when_the_credit_has_been_used_up_for_a_while
     stack, client = await receiving(1)
     give(stack, 0, 1)
     assert len(tags_of(await client.hear())) == 1
-    assert not any(part.has(Withdraw) for part in stack.parts), "one who receives in a loop asks again at once"
+    assert not any(part.has(Withdraw) for part in stack.parts), (
+        "one who receives in a loop asks again at once"
+    )
     await until(lambda: all(stack.parts[number].has(Withdraw) for number in (1, 2, 3)))
     assert not stack.parts[0].has(Withdraw), "its demand was met"
 
@@ -150,10 +162,13 @@ async def test_a_partition_that_said_it_has_no_more_does_not_keep_the_others_fro
     assert other.has(Demand), "a message that arrives anywhere is found"
 
 
-# --- drain ------------------------------------------------------------------------------------------------------------------
+# --- drain
+# ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_drain_is_answered_only_when_every_partition_has_confirmed_that_nothing_is_on_its_way() -> None:
+async def test_a_drain_is_answered_only_when_every_partition_has_confirmed_that_nothing_is_on_its_way() -> (
+    None
+):
     stack, client = await receiving(0)
     client.flow(0, 0, 8, drain=True)
     await turn()
@@ -265,7 +280,9 @@ async def test_a_drain_goes_on_after_the_write_when_the_room_for_output_is_used_
     first = give(stack, 0, 1, body=b"x" * 100_000)
     confirm(stack.parts[0])
     heard = await client.hear()
-    assert set(tags_of(heard)) - {None} == set(first.tokens) and raw.FLOW not in [frame.code for frame in heard]
+    assert set(tags_of(heard)) - {None} == set(first.tokens) and raw.FLOW not in [
+        frame.code for frame in heard
+    ]
     second = give(stack, 0, 1)
     await finish_drain(stack)
     assert tags_of(await client.hear()) == second.tokens
@@ -283,7 +300,8 @@ async def test_a_drain_of_receive_and_delete_waits_for_removals() -> None:
     assert len(await client.heard(raw.TRANSFER)) == 1
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------------
+# --- bounds
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_no_more_are_delivered_than_may_be_unsettled_and_settling_lets_the_next_ones_out() -> None:
@@ -342,7 +360,9 @@ async def test_a_drain_of_a_client_that_does_not_read_is_answered_after_its_mess
     messages = give(stack, 0, 1)
     await finish_drain(stack)
     heard = await client.hear()
-    assert tags_of(heard) == messages.tokens and [frame.field(6) for frame in heard if frame.code == raw.FLOW] == [0]
+    assert tags_of(heard) == messages.tokens and [
+        frame.field(6) for frame in heard if frame.code == raw.FLOW
+    ] == [0]
 
 
 async def test_a_client_that_keeps_its_session_window_shut_is_given_a_bounded_number_of_bytes() -> None:

@@ -34,7 +34,9 @@ from tests.support.receiving import demands, give, receiving
     ],
     ids=["complete", "dead-letter", "abandon", "abandon of the JS SDK", "defer"],
 )
-async def test_a_settlement_is_echoed_with_the_same_outcome_once_it_is_durable(sent: int, fields: list[Any], kind: type[Any]) -> None:
+async def test_a_settlement_is_echoed_with_the_same_outcome_once_it_is_durable(
+    sent: int, fields: list[Any], kind: type[Any]
+) -> None:
     stack, client = await receiving(4)
     messages = give(stack, 1, 1)
     await client.hear()
@@ -78,12 +80,16 @@ async def test_a_settlement_that_comes_too_late_is_rejected_with_lock_lost_and_t
     assert condition == "com.microsoft:message-lock-lost" and description and info
 
 
-async def test_a_settlement_that_the_partition_could_not_carry_out_is_rejected_with_what_clients_retry() -> None:
+async def test_a_settlement_that_the_partition_could_not_carry_out_is_rejected_with_what_clients_retry() -> (
+    None
+):
     stack, client = await receiving(4)
     give(stack, 1, 1)
     await client.hear()
     client.dispose(0, 0, raw.outcome(raw.ACCEPTED))
-    stack.parts[1].answer(Complete, lambda operation: Failed(Reason.PARTITION_UNAVAILABLE, "down", operation.cookie))
+    stack.parts[1].answer(
+        Complete, lambda operation: Failed(Reason.PARTITION_UNAVAILABLE, "down", operation.cookie)
+    )
     (answer,) = await client.heard(raw.DISPOSITION)
     assert answer.field(4).value[0].value[0] == "com.microsoft:server-busy"
 
@@ -92,22 +98,32 @@ async def test_a_dead_lettering_carries_its_reason_and_is_confirmed_by_a_bare_re
     stack, client = await receiving(4)
     give(stack, 1, 1)
     await client.hear()
-    info = {Symbol("DeadLetterReason"): "broken", Symbol("DeadLetterErrorDescription"): None, Symbol("colour"): "red"}
+    info = {
+        Symbol("DeadLetterReason"): "broken",
+        Symbol("DeadLetterErrorDescription"): None,
+        Symbol("colour"): "red",
+    }
     error = Described(ULong(raw.ERROR), [Symbol("com.microsoft:dead-letter"), "text", info])
     client.dispose(0, 0, raw.outcome(raw.REJECTED, [error]))
     operation = stack.parts[1].answer(DeadLetter, lambda operation: Settled(operation.cookie))
     assert isinstance(operation, DeadLetter) and operation.changed is not None
-    assert decode(operation.changed)[0] == {"DeadLetterReason": "broken", "colour": "red"}, "nulls are left out"
+    assert decode(operation.changed)[0] == {"DeadLetterReason": "broken", "colour": "red"}, (
+        "nulls are left out"
+    )
     (answer,) = await client.heard(raw.DISPOSITION)
-    assert answer.field(4).descriptor == raw.REJECTED and not [field for field in answer.field(4).value if field is not None]
+    assert answer.field(4).descriptor == raw.REJECTED and not [
+        field for field in answer.field(4).value if field is not None
+    ]
 
 
-async def test_a_dead_lettering_that_is_not_allowed_is_rejected_with_an_error_and_one_that_came_too_late_with_another() -> None:
+async def test_dead_lettering_that_is_not_allowed_or_too_late_is_rejected_with_its_own_error() -> None:
     stack, client = await receiving(4)
     give(stack, 1, 3)
     await client.hear()
     client.dispose(0, 2, raw.outcome(raw.REJECTED))
-    stack.parts[1].answer(DeadLetter, lambda operation: Settled(operation.cookie, {0: Reason.NOT_ALLOWED, 2: Reason.LOCK_LOST}))
+    stack.parts[1].answer(
+        DeadLetter, lambda operation: Settled(operation.cookie, {0: Reason.NOT_ALLOWED, 2: Reason.LOCK_LOST})
+    )
     answers = {frame.field(1): frame.field(4).value for frame in await client.heard(raw.DISPOSITION)}
     assert answers[0][0].value[0] == "amqp:not-allowed" and not any(answers[1])
     assert answers[2][0].value[0] == "com.microsoft:message-lock-lost"
@@ -121,15 +137,28 @@ async def test_the_error_of_a_plain_client_becomes_the_reason() -> None:
     client.dispose(0, 0, raw.outcome(raw.REJECTED, [error]))
     changed = stack.parts[1].take(DeadLetter)[0].changed
     assert changed is not None
-    assert decode(changed)[0] == {"DeadLetterReason": "amqp:decode-error", "DeadLetterErrorDescription": "cannot read it"}
+    assert decode(changed)[0] == {
+        "DeadLetterReason": "amqp:decode-error",
+        "DeadLetterErrorDescription": "cannot read it",
+    }
 
 
-@pytest.mark.parametrize(("undeliverable_here", "kind"), [(False, Abandon), (True, Defer)], ids=["abandon", "defer"])
-async def test_properties_to_modify_go_along(undeliverable_here: bool, kind: type[Abandon] | type[Defer]) -> None:
+@pytest.mark.parametrize(
+    ("undeliverable_here", "kind"), [(False, Abandon), (True, Defer)], ids=["abandon", "defer"]
+)
+async def test_properties_to_modify_go_along(
+    undeliverable_here: bool, kind: type[Abandon] | type[Defer]
+) -> None:
     stack, client = await receiving(4)
     give(stack, 1, 1)
     await client.hear()
-    client.dispose(0, 0, raw.outcome(raw.MODIFIED, [True, undeliverable_here, {Symbol("colour"): "red", Symbol("gone"): None}]))
+    client.dispose(
+        0,
+        0,
+        raw.outcome(
+            raw.MODIFIED, [True, undeliverable_here, {Symbol("colour"): "red", Symbol("gone"): None}]
+        ),
+    )
     changed = stack.parts[1].take(kind)[0].changed
     assert changed is not None and decode(changed)[0] == {"colour": "red", "gone": None}
 
@@ -177,7 +206,8 @@ async def test_what_was_settled_over_management_is_settled_on_the_link() -> None
     assert (answer.field(1), answer.field(3), answer.field(4).descriptor) == (0, True, raw.ACCEPTED)
 
 
-# --- receive and delete -----------------------------------------------------------------------------------------------------
+# --- receive and delete
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def test_receive_and_delete_sends_a_message_settled_and_only_after_its_removal_is_durable() -> None:
@@ -215,22 +245,32 @@ async def test_a_removal_that_fails_sends_nothing_and_asks_again() -> None:
     assert tags_of(await client.hear()) == [] and demands(stack) == {0: 1}
 
 
-# --- properties to change -----------------------------------------------------------------------------------------------------
+# --- properties to change
+# ------------------------------------------------------------------------------------------------------------
 
 LARGE = {Symbol("note"): "x" * 30_000}
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
-async def test_a_client_whose_settlements_wait_with_many_properties_is_not_read_until_they_have_an_outcome(succeeds: bool) -> None:
+async def test_a_client_whose_settlements_wait_with_many_properties_is_not_read_until_they_have_an_outcome(
+    succeeds: bool,
+) -> None:
     stack, client = await receiving(8, connection_inflight_bytes_max=100_000)
     give(stack, 1, 4)
     await client.hear()
     for number in range(4):
         assert client.wire.reading
-        client.dispose(number, number, raw.outcome(raw.MODIFIED, [True, True, LARGE | {Symbol("number"): number}]))
+        client.dispose(
+            number, number, raw.outcome(raw.MODIFIED, [True, True, LARGE | {Symbol("number"): number}])
+        )
     assert not client.wire.reading and stack.services.inflight.bytes > 120_000
     for _ in range(4):
-        stack.parts[1].answer(Defer, lambda each: Settled(each.cookie) if succeeds else Failed(Reason.SERVER_BUSY, "later", each.cookie))
+        stack.parts[1].answer(
+            Defer,
+            lambda each: (
+                Settled(each.cookie) if succeeds else Failed(Reason.SERVER_BUSY, "later", each.cookie)
+            ),
+        )
     assert client.wire.reading and stack.services.inflight.bytes == 0
     answers = await client.heard(raw.DISPOSITION)
     assert sum((answer.field(2) or answer.field(1)) - answer.field(1) + 1 for answer in answers) == 4

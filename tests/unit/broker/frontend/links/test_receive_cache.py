@@ -82,7 +82,11 @@ def test_what_runs_out_is_taken_off_and_what_lasts_stays() -> None:
     assert shelf.locked_until_ms() == 1000
     assert shelf.expire(999) == []
     assert shelf.expire(1000) == soon.tokens
-    assert shelf.locked_until_ms() == 1001 and shelf.expire(5000) == later.tokens and shelf.locked_until_ms() is None
+    assert (
+        shelf.locked_until_ms() == 1001
+        and shelf.expire(5000) == later.tokens
+        and shelf.locked_until_ms() is None
+    )
 
 
 @given(st.integers(1, 30), st.integers(-2, 40))
@@ -93,7 +97,14 @@ def test_a_split_loses_nothing(total: int, count: int) -> None:
     assert len(first.tokens if first else []) == min(max(count, 0), total)
     for part in (first, rest):
         if part is not None:
-            for name in ("sequence_numbers", "enqueued_at_ms", "delivery_counts", "expires_at_ms", "messages", "changed"):
+            for name in (
+                "sequence_numbers",
+                "enqueued_at_ms",
+                "delivery_counts",
+                "expires_at_ms",
+                "messages",
+                "changed",
+            ):
                 assert len(getattr(part, name)) == len(part.tokens)
             assert (part.partition, part.subqueue, part.locked_until_ms) == (1, "", whole.locked_until_ms)
 
@@ -117,7 +128,11 @@ class Shelves(RuleBasedStateMachine):
         """Partition, locked until, token, size."""
 
     @rule(
-        which=st.integers(0, 1), partition=st.integers(0, 3), count=st.integers(1, 12), size=st.integers(0, 40), until_ms=st.integers(1, 20)
+        which=st.integers(0, 1),
+        partition=st.integers(0, 3),
+        count=st.integers(1, 12),
+        size=st.integers(0, 40),
+        until_ms=st.integers(1, 20),
     )
     def put(self, which: int, partition: int, count: int, size: int, until_ms: int) -> None:
         chunk = locked(partition, count, size=size, until_ms=until_ms)
@@ -136,12 +151,16 @@ class Shelves(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), partition=st.integers(0, 3))
     def recall(self, which: int, partition: int) -> None:
-        assert self.shelves[which].recall(partition, "") == [each[2] for each in self.held[which] if each[0] == partition]
+        assert self.shelves[which].recall(partition, "") == [
+            each[2] for each in self.held[which] if each[0] == partition
+        ]
         self.held[which] = [each for each in self.held[which] if each[0] != partition]
 
     @rule(which=st.integers(0, 1), until_ms=st.integers(0, 21))
     def expire(self, which: int, until_ms: int) -> None:
-        assert self.shelves[which].expire(until_ms) == [each[2] for each in self.held[which] if each[1] <= until_ms]
+        assert self.shelves[which].expire(until_ms) == [
+            each[2] for each in self.held[which] if each[1] <= until_ms
+        ]
         self.held[which] = [each for each in self.held[which] if each[1] > until_ms]
 
     @rule(which=st.integers(0, 1))
@@ -156,7 +175,9 @@ class Shelves(RuleBasedStateMachine):
             assert self.cache.messages == len(held) <= self.cache.messages_max
             assert self.cache.bytes == sum(each[3] for each in held) <= self.cache.bytes_max
             for shelf, own in zip(self.shelves, self.held, strict=True):
-                assert bool(shelf) == bool(own) and shelf.locked_until_ms() == min((each[1] for each in own), default=None)
+                assert bool(shelf) == bool(own) and shelf.locked_until_ms() == min(
+                    (each[1] for each in own), default=None
+                )
 
 
 test_shelves_hold_what_a_list_would_within_the_bound = Shelves.TestCase

@@ -57,13 +57,19 @@ async def attached(fields: list[Any]) -> tuple[Client, raw.Frame]:
         ("apache.org:selector-filter:string", SELECTOR, "apache.org:selector-filter:string"),
         ("jms-selector", SELECTOR, "'jms-selector' (apache.org:selector-filter:string)"),
         ("apache.org:selector-filter:string", "colour = 'red'", "apache.org:selector-filter:string"),
-        ("selector", Described(Symbol("apache.org:selector-filter:string"), "x = 1"), "(apache.org:selector-filter:string)"),
+        (
+            "selector",
+            Described(Symbol("apache.org:selector-filter:string"), "x = 1"),
+            "(apache.org:selector-filter:string)",
+        ),
         ("no-local", Described(ULong(0x0000_468C_0000_0003), []), "apache.org:no-local-filter:list"),
         ("com.example:mine", None, "com.example:mine"),
         ("mine", Described(ULong(7), 1), "'mine' (7)"),
     ],
 )
-async def test_a_filter_that_is_not_applied_is_refused_by_name(key: str, value: Any, named: str, settled: bool) -> None:
+async def test_a_filter_that_is_not_applied_is_refused_by_name(
+    key: str, value: Any, named: str, settled: bool
+) -> None:
     condition, sentence = await refusal(with_filter(RECEIVER(0, "queue", settled=settled), key, value))
     assert condition == "amqp:not-implemented" and named in sentence
 
@@ -76,7 +82,10 @@ async def test_a_browse_with_a_selector_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [[1, 2], "text", Described(ULong(1), {})])
 async def test_a_filter_that_is_no_map_is_refused(value: Any) -> None:
-    assert (await refusal(with_source(RECEIVER(0, "queue"), 7, value)))[0] in ("amqp:decode-error", "amqp:not-implemented")
+    assert (await refusal(with_source(RECEIVER(0, "queue"), 7, value)))[0] in (
+        "amqp:decode-error",
+        "amqp:not-implemented",
+    )
 
 
 @pytest.mark.parametrize("value", [None, {}])
@@ -105,7 +114,9 @@ async def test_move_is_what_a_queue_does() -> None:
 @pytest.mark.parametrize("capability", ["topic", "shared", "temporary-topic"])
 @pytest.mark.parametrize("several", [False, True])
 async def test_a_queue_does_not_pass_for_a_topic(capability: str, several: bool) -> None:
-    value: Any = Array(TypeCode.SYMBOL, [Symbol("queue"), Symbol(capability)]) if several else Symbol(capability)
+    value: Any = (
+        Array(TypeCode.SYMBOL, [Symbol("queue"), Symbol(capability)]) if several else Symbol(capability)
+    )
     for fields in (with_source(RECEIVER(0, "queue"), 10, value), with_target(SENDER(0, "queue"), 6, value)):
         condition, sentence = await refusal(fields)
         assert condition == "amqp:not-implemented" and f"'{capability}'" in sentence
@@ -113,12 +124,27 @@ async def test_a_queue_does_not_pass_for_a_topic(capability: str, several: bool)
 
 async def test_what_a_plain_jms_client_asks_for_is_granted() -> None:
     """Qpid JMS without a selector: capability, outcomes and a default outcome, expiry."""
-    outcomes = Array(TypeCode.SYMBOL, [Symbol(f"amqp:{name}:list") for name in ("accepted", "rejected", "released", "modified")])
+    outcomes = Array(
+        TypeCode.SYMBOL,
+        [Symbol(f"amqp:{name}:list") for name in ("accepted", "rejected", "released", "modified")],
+    )
     fields = RECEIVER(0, "queue")
     modified = Described(ULong(0x27), [True])
     fields[5] = Described(
         ULong(raw.SOURCE),
-        ["queue", UInt(0), Symbol("link-detach"), UInt(0), False, None, None, None, modified, outcomes, Symbol("queue")],
+        [
+            "queue",
+            UInt(0),
+            Symbol("link-detach"),
+            UInt(0),
+            False,
+            None,
+            None,
+            None,
+            modified,
+            outcomes,
+            Symbol("queue"),
+        ],
     )
     await attached(fields)
     await attached(with_target(SENDER(0, "queue"), 6, Symbol("queue")))

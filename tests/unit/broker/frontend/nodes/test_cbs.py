@@ -1,4 +1,5 @@
-"""What `$cbs` does with its requests. How they travel: test_connection.py; what makes a token good: test_security.py."""
+"""What `$cbs` does with its requests. How they travel: test_connection.py; what makes a token good:
+test_security.py."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ async def bench() -> tuple[LinkStack, Client, CbsNode]:
 
 async def put(node: CbsNode, token: Any, name: Any = AUDIENCE, **given: Any) -> Response:
     properties = {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": name, **given}
-    return await node.respond(Request("id", None, {key: value for key, value in properties.items() if value is not None}, token))
+    return await node.respond(
+        Request("id", None, {key: value for key, value in properties.items() if value is not None}, token)
+    )
 
 
 def status(response: Response) -> int:
@@ -61,7 +64,9 @@ async def test_a_good_token_counts_whatever_it_is_announced_as(kind: Any) -> Non
         ("sb://test/queue/subscriptions/one", "sb://test/queue", 401),
     ],
 )
-async def test_a_token_counts_for_its_resource_and_what_lies_below(resource: str, audience: str, expected: int) -> None:
+async def test_a_token_counts_for_its_resource_and_what_lies_below(
+    resource: str, audience: str, expected: int
+) -> None:
     stack, client, node = await bench()
     response = await put(node, token_for(stack, resource), audience)
     assert status(response) == expected and bool(client.connection.claims) is (expected == 202)
@@ -74,7 +79,9 @@ async def test_a_token_counts_for_its_resource_and_what_lies_below(resource: str
 
 
 @pytest.mark.parametrize(
-    "given", [{"after_s": 0}, {"after_s": -3_600}, {"key": "wrong"}, {"key_name": "unknown"}], ids=["just over", "long over", "key", "name"]
+    "given",
+    [{"after_s": 0}, {"after_s": -3_600}, {"key": "wrong"}, {"key_name": "unknown"}],
+    ids=["just over", "long over", "key", "name"],
 )
 async def test_a_token_that_is_over_or_wrongly_signed_is_refused(given: dict[str, Any]) -> None:
     stack, client, node = await bench()
@@ -105,7 +112,9 @@ async def test_a_token_takes_the_place_of_the_one_before_and_a_refused_one_leave
     stack, client, node = await bench()
     for after_s, expected in ((60, 202), (120, 202), (-1, 401)):
         assert status(await put(node, token_for(stack, after_s=after_s))) == expected
-    assert [claim.expires_at_ms for claim in client.connection.claims.values()] == [(stack.clock.now_ms() // 1000 + 120) * 1000]
+    assert [claim.expires_at_ms for claim in client.connection.claims.values()] == [
+        (stack.clock.now_ms() // 1000 + 120) * 1000
+    ]
 
 
 async def test_a_connection_keeps_so_many_tokens_and_may_still_renew_them() -> None:
@@ -114,7 +123,9 @@ async def test_a_connection_keeps_so_many_tokens_and_may_still_renew_them() -> N
     for number in range(1_000):
         assert status(await put(node, token, f"sb://test/queue-{number}")) == 202
     assert status(await put(node, token, "sb://test/one-more")) == 403
-    assert status(await put(node, token, "sb://test/queue-7")) == 202 and len(client.connection.claims) == 1_000
+    assert (
+        status(await put(node, token, "sb://test/queue-7")) == 202 and len(client.connection.claims) == 1_000
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,8 +137,11 @@ async def test_a_connection_keeps_so_many_tokens_and_may_still_renew_them() -> N
     ],
     ids=["unknown key", "no token", "no text"],
 )
-async def test_the_log_says_which_key_was_refused_and_for_what(token: Any, name: Any, key: str | None, audience: str | None) -> None:
-    """The client does not learn whether the key's name or its value is wrong. The operator finds the key in the log."""
+async def test_the_log_says_which_key_was_refused_and_for_what(
+    token: Any, name: Any, key: str | None, audience: str | None
+) -> None:
+    """The client does not learn whether the key's name or its value is wrong. The operator finds the key in
+    the log."""
     _, _, node = await bench()
     with capture_logs() as lines:
         await put(node, token, name)

@@ -42,7 +42,8 @@ from tests.support.link_stack import Client, turn
 from tests.support.locked import locked, stored
 from tests.support.management_bench import Answers, Bench, bench, down, status
 
-# --- peek -------------------------------------------------------------------------------------------------------------------
+# --- peek
+# ------------------------------------------------------------------------------------------------------------
 
 
 def holding(counts: Mapping[int, int], body: bytes = b"hello") -> Answers:
@@ -53,7 +54,14 @@ def holding(counts: Mapping[int, int], body: bytes = b"hello") -> Answers:
         shown = [each for each in all_numbers if each >= operation.from_sequence_number][: operation.count]
         count = len(shown)
         return Peeked(
-            shown, [0] * count, [0] * count, [None] * count, [stored(body)] * count, [None] * count, [0] * count, operation.cookie
+            shown,
+            [0] * count,
+            [0] * count,
+            [None] * count,
+            [stored(body)] * count,
+            [None] * count,
+            [0] * count,
+            operation.cookie,
         )
 
     return {Peek: peek}
@@ -71,7 +79,9 @@ def shown(response: Response) -> list[int]:
 
 
 async def peek(work: Bench, start: int, count: int, answers: Answers) -> list[int]:
-    return shown(await work.ask("peek-message", {"from-sequence-number": start, "message-count": count}, answers))
+    return shown(
+        await work.ask("peek-message", {"from-sequence-number": start, "message-count": count}, answers)
+    )
 
 
 async def pages(work: Bench, count: int, answers: Answers) -> list[list[int]]:
@@ -90,7 +100,9 @@ async def test_paging_shows_every_message_of_every_partition_once_in_the_order_o
     work = await bench()
     held = {0: 5, 1: 1, 3: 7}
     found = await pages(work, count, holding(held))
-    expected = [number << PARTITION_SHIFT | at for number, messages in held.items() for at in range(1, messages + 1)]
+    expected = [
+        number << PARTITION_SHIFT | at for number, messages in held.items() for at in range(1, messages + 1)
+    ]
     assert [each for page in found for each in page] == expected
     assert [len(page) for page in found[:-1]] == [count] * (len(found) - 1)
 
@@ -159,7 +171,10 @@ async def test_what_is_not_shown_is_logged_once_for_each_time_that_a_partition_g
             part.available = available
             await peek(each, 1, 100, answers)
     lines = [line for line in logs if line["event"] == "peek.partition_unseen"]
-    assert lines == [{"event": "peek.partition_unseen", "log_level": "warning", "entity": "queue", "partition": 1}] * 2
+    assert (
+        lines
+        == [{"event": "peek.partition_unseen", "log_level": "warning", "entity": "queue", "partition": 1}] * 2
+    )
 
 
 @pytest.fixture
@@ -180,7 +195,9 @@ def speak(work: Bench, number: int) -> None:
 @pytest.mark.usefixtures("late_soon")
 @pytest.mark.parametrize("count", [1, 3, 4, 100])
 @pytest.mark.parametrize("late_pages", [1, 2, 3])
-async def test_a_partition_that_is_late_is_not_waited_for_and_paging_still_shows_every_message_once(count: int, late_pages: int) -> None:
+async def test_a_partition_that_is_late_is_not_waited_for_and_paging_still_shows_every_message_once(
+    count: int, late_pages: int
+) -> None:
     work = await bench()
     held = {0: 2, 1: 3, 2: 2, 3: 2}
     silence(work, 1)
@@ -196,7 +213,9 @@ async def test_a_partition_that_is_late_is_not_waited_for_and_paging_still_shows
         assert not is_late or not any(each >> PARTITION_SHIFT == 1 for each in page)
         found += page
         start = page[-1] + 1
-    assert sorted(found) == [number << PARTITION_SHIFT | at for number in held for at in range(1, held[number] + 1)]
+    assert sorted(found) == [
+        number << PARTITION_SHIFT | at for number in held for at in range(1, held[number] + 1)
+    ]
 
 
 @pytest.mark.usefixtures("late_soon")
@@ -230,12 +249,17 @@ async def test_a_partition_that_was_stopped_is_not_logged_as_down() -> None:
     assert not [line for line in logs if line["event"] == "peek.partition_unseen"]
 
 
-async def test_with_nothing_to_show_a_client_is_told_to_come_back_if_a_partition_is_down_and_else_that_there_is_nothing() -> None:
+async def test_with_nothing_to_show_a_client_is_told_whether_a_partition_is_down() -> None:
     work = await bench(3)
     work.stack.parts[1].available = False
     refused = await work.ask("peek-message", {"from-sequence-number": 1, "message-count": 5}, holding({}))
-    assert status(refused) == (503, "com.microsoft:server-busy") and "1" in refused.properties["statusDescription"]
-    assert await peek(work, 2 << PARTITION_SHIFT, 5, holding({})) == [], "what is down stands before the number asked for"
+    assert (
+        status(refused) == (503, "com.microsoft:server-busy")
+        and "1" in refused.properties["statusDescription"]
+    )
+    assert await peek(work, 2 << PARTITION_SHIFT, 5, holding({})) == [], (
+        "what is down stands before the number asked for"
+    )
     work.stack.parts[1].available = True
     assert await peek(work, 1, 5, holding({})) == []
 
@@ -245,7 +269,11 @@ async def test_a_refusal_with_another_reason_is_the_response() -> None:
     refused = await work.ask(
         "peek-message",
         {"from-sequence-number": 1, "message-count": 5},
-        {Peek: lambda _, operation: Failed(Reason.ENTITY_NOT_FOUND, "The messaging entity 'x' could not be found.", operation.cookie)},
+        {
+            Peek: lambda _, operation: Failed(
+                Reason.ENTITY_NOT_FOUND, "The messaging entity 'x' could not be found.", operation.cookie
+            )
+        },
     )
     assert status(refused) == (404, "amqp:not-found")
 
@@ -256,7 +284,8 @@ async def test_a_browser_may_begin_anywhere(start: int) -> None:
     assert await peek(work, start, 10, holding({0: 1})) == ([1] if start <= 1 else [])
 
 
-# --- renew lock ---------------------------------------------------------------------------------------------------------------
+# --- renew lock
+# ------------------------------------------------------------------------------------------------------------
 
 
 def tokens_of(*numbers: int) -> list[bytes]:
@@ -268,7 +297,9 @@ def uuids(tokens: list[bytes]) -> Array:
     return Array(TypeCode.UUID, [uuid.UUID(bytes_le=token) for token in tokens])
 
 
-def renewing(refusing: Mapping[int, Callable[[int, Any], Answer]] | None = None) -> tuple[dict[int, list[bytes]], Answers]:
+def renewing(
+    refusing: Mapping[int, Callable[[int, Any], Answer]] | None = None,
+) -> tuple[dict[int, list[bytes]], Answers]:
     """Partitions that renew for 1,000 ms and their number, but for some; and what each was asked for."""
     asked: dict[int, list[bytes]] = {}
 
@@ -280,7 +311,7 @@ def renewing(refusing: Mapping[int, Callable[[int, Any], Answer]] | None = None)
     return asked, {RenewLocks: renew}
 
 
-async def test_locks_of_several_partitions_are_renewed_by_one_operation_each_and_told_in_the_order_asked_for() -> None:
+async def test_locks_of_several_partitions_are_renewed_by_one_operation_each_and_in_order() -> None:
     work = await bench()
     tokens = tokens_of(2, 0, 2, 3, 0)
     asked, answers = renewing()
@@ -289,7 +320,9 @@ async def test_locks_of_several_partitions_are_renewed_by_one_operation_each_and
     assert status(response) == (200, None)
     expirations = response.body["expirations"]
     assert isinstance(expirations, Array) and expirations.type_code == TypeCode.TIMESTAMP
-    ahead_ms = wall_ahead_ms(work.stack.clock)  # partitions tell the end of a lock in monotonic time, and clients are told in wall time
+    ahead_ms = wall_ahead_ms(
+        work.stack.clock
+    )  # partitions tell the end of a lock in monotonic time, and clients are told in wall time
     assert all(isinstance(each, Timestamp) for each in expirations.values)
     assert [each - ahead_ms for each in expirations.values] == [
         1_002,
@@ -304,7 +337,10 @@ async def test_locks_of_several_partitions_are_renewed_by_one_operation_each_and
     ("refusal", "expected"),
     [
         (down, (503, "com.microsoft:server-busy")),
-        (lambda _, operation: Renewed(0, operation.cookie, {0: Reason.LOCK_LOST}), (410, "com.microsoft:message-lock-lost")),
+        (
+            lambda _, operation: Renewed(0, operation.cookie, {0: Reason.LOCK_LOST}),
+            (410, "com.microsoft:message-lock-lost"),
+        ),
     ],
     ids=["down", "lost"],
 )
@@ -313,7 +349,9 @@ async def test_one_lock_that_cannot_be_renewed_keeps_none_of_the_others_from_it(
 ) -> None:
     work = await bench()
     asked, answers = renewing({0: refusal})
-    assert status(await work.ask("renew-lock", {"lock-tokens": uuids(tokens_of(0, 1, 2))}, answers)) == expected
+    assert (
+        status(await work.ask("renew-lock", {"lock-tokens": uuids(tokens_of(0, 1, 2))}, answers)) == expected
+    )
     assert sorted(asked) == [0, 1, 2]
 
 
@@ -326,7 +364,8 @@ async def test_a_lock_that_nobody_gave_is_lost() -> None:
     assert asked == {}
 
 
-# --- receive by sequence number -----------------------------------------------------------------------------------------------
+# --- receive by sequence number
+# ------------------------------------------------------------------------------------------------------------
 
 
 def deferred(messages: Locked) -> Callable[[int, Any], Answer]:
@@ -340,12 +379,20 @@ def numbers_of(messages: Locked, mode: int) -> dict[str, Any]:
 async def test_deferred_messages_are_locked_and_their_tokens_told_twice() -> None:
     work = await bench()
     messages = locked(1, 2, body=b"deferred")
-    response = await work.ask("receive-by-sequence-number", numbers_of(messages, 1), {ReceiveDeferred: deferred(messages)})
+    response = await work.ask(
+        "receive-by-sequence-number", numbers_of(messages, 1), {ReceiveDeferred: deferred(messages)}
+    )
     assert status(response) == (200, None)
     for entry, token in zip(response.body["messages"], messages.tokens, strict=True):
         found = sections(entry["message"])
-        assert entry["lock-token"] == uuid.UUID(bytes_le=token) == found[DELIVERY_ANNOTATIONS]["x-opt-lock-token"]
-        assert found[DATA] == b"deferred" and found[ANNOTATIONS]["x-opt-locked-until"] == 60_000 + wall_ahead_ms(work.stack.clock)
+        assert (
+            entry["lock-token"]
+            == uuid.UUID(bytes_le=token)
+            == found[DELIVERY_ANNOTATIONS]["x-opt-lock-token"]
+        )
+        assert found[DATA] == b"deferred" and found[ANNOTATIONS][
+            "x-opt-locked-until"
+        ] == 60_000 + wall_ahead_ms(work.stack.clock)
     assert not any(part.has(Complete) for part in work.stack.parts)
 
 
@@ -359,7 +406,9 @@ async def test_receive_and_delete_answers_when_the_removal_is_durable_and_shows_
         return Settled(operation.cookie)
 
     response = await work.ask(
-        "receive-by-sequence-number", numbers_of(messages, 0), {ReceiveDeferred: deferred(messages), Complete: complete}
+        "receive-by-sequence-number",
+        numbers_of(messages, 0),
+        {ReceiveDeferred: deferred(messages), Complete: complete},
     )
     assert removed == messages.tokens and len(response.body["messages"]) == 2
     for entry in response.body["messages"]:
@@ -376,7 +425,10 @@ async def test_what_was_removed_is_given_out_though_the_lock_of_another_one_was_
     }
     response = await work.ask("receive-by-sequence-number", numbers_of(messages, 0), answers)
     assert shown(response) == [messages.sequence_numbers[0], messages.sequence_numbers[2]]
-    all_lost: Answers = {**answers, Complete: lambda _, each: Settled(each.cookie, dict.fromkeys(range(3), Reason.LOCK_LOST))}
+    all_lost: Answers = {
+        **answers,
+        Complete: lambda _, each: Settled(each.cookie, dict.fromkeys(range(3), Reason.LOCK_LOST)),
+    }
     assert status(await work.ask("receive-by-sequence-number", numbers_of(messages, 0), all_lost)) == (
         410,
         "com.microsoft:message-lock-lost",
@@ -396,7 +448,9 @@ async def test_what_was_locked_but_could_not_be_removed_is_released() -> None:
 async def test_messages_of_a_response_that_cannot_be_sent_are_released() -> None:
     work = await bench()
     messages = locked(1, 2)
-    response = await work.ask("receive-by-sequence-number", numbers_of(messages, 1), {ReceiveDeferred: deferred(messages)})
+    response = await work.ask(
+        "receive-by-sequence-number", numbers_of(messages, 1), {ReceiveDeferred: deferred(messages)}
+    )
     assert response.unsent is not None and not work.stack.parts[1].has(Release)
     response.unsent()
     (released,) = work.stack.parts[1].take_all(Release)
@@ -440,7 +494,9 @@ async def test_messages_of_a_client_that_went_away_before_its_response_are_relea
 async def test_messages_locked_for_a_request_that_was_cancelled_are_released(answered: str) -> None:
     work = await bench()
     messages = locked(1, 2)
-    request = Request(None, None, {"operation": "com.microsoft:receive-by-sequence-number"}, numbers_of(messages, 1))
+    request = Request(
+        None, None, {"operation": "com.microsoft:receive-by-sequence-number"}, numbers_of(messages, 1)
+    )
     task = asyncio.ensure_future(work.node.respond(request))
     await turn()
     operation, sink = work.stack.parts[1].take(ReceiveDeferred)
@@ -460,15 +516,20 @@ async def test_messages_locked_for_a_request_that_was_cancelled_are_released(ans
 
 async def test_what_is_not_deferred_is_not_found() -> None:
     work = await bench()
-    answers: Answers = {ReceiveDeferred: lambda _, operation: Failed(Reason.MESSAGE_NOT_FOUND, "none", operation.cookie)}
+    answers: Answers = {
+        ReceiveDeferred: lambda _, operation: Failed(Reason.MESSAGE_NOT_FOUND, "none", operation.cookie)
+    }
     response = await work.ask("receive-by-sequence-number", numbers_of(locked(1), 1), answers)
     assert status(response) == (404, "com.microsoft:message-not-found")
 
 
-# --- update disposition -------------------------------------------------------------------------------------------------------
+# --- update disposition
+# ------------------------------------------------------------------------------------------------------------
 
 
-def settling(refusing: Mapping[int, Callable[[int, Any], Answer]] | None = None) -> tuple[list[tuple[int, Any]], Answers]:
+def settling(
+    refusing: Mapping[int, Callable[[int, Any], Answer]] | None = None,
+) -> tuple[list[tuple[int, Any]], Answers]:
     """Partitions that settle, but for some; and what they were asked for."""
     asked: list[tuple[int, Any]] = []
 
@@ -493,13 +554,19 @@ def settling(refusing: Mapping[int, Callable[[int, Any], Answer]] | None = None)
             {DEAD_LETTER_REASON: "why"},
         ),
         (
-            {"disposition-status": "suspended", "deadletter-description": "how", "properties-to-modify": {"colour": "red"}},
+            {
+                "disposition-status": "suspended",
+                "deadletter-description": "how",
+                "properties-to-modify": {"colour": "red"},
+            },
             DeadLetter,
             {DEAD_LETTER_DESCRIPTION: "how", "colour": "red"},
         ),
     ],
 )
-async def test_each_disposition_is_an_operation_of_its_own(given: dict[str, Any], kind: type[Any], changed: Any) -> None:
+async def test_each_disposition_is_an_operation_of_its_own(
+    given: dict[str, Any], kind: type[Any], changed: Any
+) -> None:
     work = await bench()
     tokens = tokens_of(1, 3, 1)
     asked, answers = settling()
@@ -514,7 +581,8 @@ async def test_each_disposition_is_an_operation_of_its_own(given: dict[str, Any]
 
 
 async def received(work: Bench) -> dict[int, Locked]:
-    """A link of the same connection with two messages of each of three partitions, unsettled; deliveries 0 to 5."""
+    """A link of the same connection with two messages of each of three partitions, unsettled; deliveries 0 to
+    5."""
     await work.client.receiver(1, credit=6)
     given: dict[int, Locked] = {}
     for number in range(3):
@@ -522,7 +590,9 @@ async def received(work: Bench) -> dict[int, Locked]:
         _, sink = work.stack.parts[number].take(Demand)
         sink(given[number])
     frames = await work.client.heard(raw.TRANSFER)
-    assert [frame.field(2) for frame in frames] == [token for messages in given.values() for token in messages.tokens]
+    assert [frame.field(2) for frame in frames] == [
+        token for messages in given.values() for token in messages.tokens
+    ]
     return given
 
 
@@ -531,7 +601,9 @@ async def settled_deliveries(client: Client) -> list[int]:
     await turn()
     frames = await client.heard(raw.DISPOSITION)
     assert all(frame.field(3) is True and frame.field(4).descriptor == raw.ACCEPTED for frame in frames)
-    return sorted(number for frame in frames for number in range(frame.field(1), (frame.field(2) or frame.field(1)) + 1))
+    return sorted(
+        number for frame in frames for number in range(frame.field(1), (frame.field(2) or frame.field(1)) + 1)
+    )
 
 
 async def test_what_was_settled_here_is_settled_on_the_link_that_delivered_it() -> None:
@@ -539,7 +611,9 @@ async def test_what_was_settled_here_is_settled_on_the_link_that_delivered_it() 
     given = await received(work)
     tokens = [given[0].tokens[1], given[2].tokens[0]]
     _, answers = settling()
-    await work.ask("update-disposition", {"lock-tokens": uuids(tokens), "disposition-status": "completed"}, answers)
+    await work.ask(
+        "update-disposition", {"lock-tokens": uuids(tokens), "disposition-status": "completed"}, answers
+    )
     assert await settled_deliveries(work.client) == [1, 4]
     assert work.metric("completed_messages") == 2
 
@@ -548,20 +622,33 @@ async def test_what_was_settled_here_is_settled_on_the_link_that_delivered_it() 
     ("refusal", "expected", "settled"),
     [
         (down, (503, "com.microsoft:server-busy"), [0, 1, 4, 5]),
-        (lambda _, each: Settled(each.cookie, {0: Reason.LOCK_LOST}), (410, "com.microsoft:message-lock-lost"), [0, 1, 3, 4, 5]),
-        (lambda _, each: Settled(each.cookie, {0: Reason.NOT_ALLOWED}), (400, "amqp:not-allowed"), [0, 1, 3, 4, 5]),
+        (
+            lambda _, each: Settled(each.cookie, {0: Reason.LOCK_LOST}),
+            (410, "com.microsoft:message-lock-lost"),
+            [0, 1, 3, 4, 5],
+        ),
+        (
+            lambda _, each: Settled(each.cookie, {0: Reason.NOT_ALLOWED}),
+            (400, "amqp:not-allowed"),
+            [0, 1, 3, 4, 5],
+        ),
     ],
     ids=["down", "lost", "not-allowed"],
 )
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)], ids=str)
 async def test_where_one_partition_refuses_the_others_settle_and_their_deliveries_are_settled_on_the_link(
-    order: tuple[int, ...], refusal: Callable[[int, Any], Answer], expected: tuple[int, str], settled: list[int]
+    order: tuple[int, ...],
+    refusal: Callable[[int, Any], Answer],
+    expected: tuple[int, str],
+    settled: list[int],
 ) -> None:
     work = await bench(3)
     given = await received(work)
     tokens = [token for number in order for token in given[number].tokens]
     asked, answers = settling({1: refusal})
-    response = await work.ask("update-disposition", {"lock-tokens": uuids(tokens), "disposition-status": "completed"}, answers)
+    response = await work.ask(
+        "update-disposition", {"lock-tokens": uuids(tokens), "disposition-status": "completed"}, answers
+    )
     assert status(response) == expected
     assert sorted(number for number, _ in asked) == [0, 1, 2]
     assert await settled_deliveries(work.client) == settled
@@ -576,7 +663,8 @@ async def test_of_several_refusals_the_first_is_told() -> None:
         assert status(await work.ask("update-disposition", body, answers))[0] == expected
 
 
-# --- what is refused before anything is done ------------------------------------------------------------------------------------
+# --- what is refused before anything is done
+# ------------------------------------------------------------------------------------------------------------
 
 ONE = uuids([bytes(16)])
 NO_MAPS: list[Any] = [None, [], "text", 7]
@@ -585,7 +673,11 @@ NO_MAPS: list[Any] = [None, [], "text", 7]
 @pytest.mark.parametrize(
     ("operation", "body"),
     [
-        *((operation, body) for operation in ("peek-message", "renew-lock", "update-disposition") for body in NO_MAPS),
+        *(
+            (operation, body)
+            for operation in ("peek-message", "renew-lock", "update-disposition")
+            for body in NO_MAPS
+        ),
         ("peek-message", {}),
         ("peek-message", {"from-sequence-number": 1}),
         ("peek-message", {"from-sequence-number": "1", "message-count": 1}),
@@ -604,7 +696,10 @@ NO_MAPS: list[Any] = [None, [], "text", 7]
         ("receive-by-sequence-number", {"sequence-numbers": [True], "receiver-settle-mode": 1}),
         ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": "peek"}),
         ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": 2}),
-        ("receive-by-sequence-number", {"sequence-numbers": [1, 1 << PARTITION_SHIFT | 1], "receiver-settle-mode": 1}),
+        (
+            "receive-by-sequence-number",
+            {"sequence-numbers": [1, 1 << PARTITION_SHIFT | 1], "receiver-settle-mode": 1},
+        ),
         ("update-disposition", {"lock-tokens": ONE}),
         ("update-disposition", {"lock-tokens": ONE, "disposition-status": "deferred"}),
         ("update-disposition", {"lock-tokens": ONE, "disposition-status": ["completed"]}),
@@ -612,7 +707,9 @@ NO_MAPS: list[Any] = [None, [], "text", 7]
     ],
     ids=str,
 )
-async def test_a_malformed_request_is_refused_before_a_partition_hears_of_it(operation: str, body: Any) -> None:
+async def test_a_malformed_request_is_refused_before_a_partition_hears_of_it(
+    operation: str, body: Any
+) -> None:
     work = await bench()
     response = await work.ask(operation, body)
     assert status(response)[0] == 400 and response.properties["statusDescription"]
@@ -627,7 +724,9 @@ async def test_a_malformed_request_is_refused_before_a_partition_hears_of_it(ope
         ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": 1}),
     ],
 )
-async def test_messages_of_one_session_are_refused_where_those_of_all_would_be_given(operation: str, body: dict[str, Any]) -> None:
+async def test_messages_of_one_session_are_refused_where_those_of_all_would_be_given(
+    operation: str, body: dict[str, Any]
+) -> None:
     work = await bench()
     assert status(await work.ask(operation, {**body, "session-id": "s"})) == (501, "amqp:not-implemented")
     assert not any(part.posted for part in work.stack.parts)
@@ -640,7 +739,11 @@ async def test_a_request_names_at_most_4000_messages(operation: str) -> None:
 
     def body(count: int) -> dict[str, Any]:
         messages = locked(0, count)
-        return {"lock-tokens": uuids(messages.tokens), "sequence-numbers": messages.sequence_numbers, "disposition-status": "completed"}
+        return {
+            "lock-tokens": uuids(messages.tokens),
+            "sequence-numbers": messages.sequence_numbers,
+            "disposition-status": "completed",
+        }
 
     answers: Answers = {
         **renewing()[1],
@@ -661,7 +764,9 @@ async def test_a_sequence_number_that_nobody_gave_is_not_found() -> None:
 async def test_from_a_queue_that_gives_nothing_out_nothing_is_received() -> None:
     work = await bench()
     description = work.stack.queue.description
-    work.stack.queue.description = replace(description, settings=replace(description.settings, status=EntityStatus.RECEIVE_DISABLED))
+    work.stack.queue.description = replace(
+        description, settings=replace(description.settings, status=EntityStatus.RECEIVE_DISABLED)
+    )
     response = await work.ask("receive-by-sequence-number", {"sequence-numbers": [1]})
     assert status(response) == (403, "com.microsoft:entity-disabled")
 

@@ -27,7 +27,9 @@ class Stock:
             return down(number, operation)
         gone = min(self.counts.get(number, 0), operation.count, 3)
         self.counts[number] = self.counts.get(number, 0) - gone
-        return Deleted(gone, operation.from_sequence_number + gone if self.counts[number] else None, operation.cookie)
+        return Deleted(
+            gone, operation.from_sequence_number + gone if self.counts[number] else None, operation.cookie
+        )
 
 
 async def delete(work: Bench, stock: Stock, count: int, **more: Any) -> Response:
@@ -48,7 +50,9 @@ async def test_nothing_to_delete_is_no_content() -> None:
     assert status(response) == (204, None) and response.body is None
 
 
-async def test_a_partition_that_is_down_keeps_its_messages_and_is_told_of_if_nothing_else_was_deleted() -> None:
+async def test_a_partition_that_is_down_keeps_its_messages_and_is_told_of_if_nothing_else_was_deleted() -> (
+    None
+):
     work = await bench()
     assert (await delete(work, Stock({0: 2, 1: 2}, down=1), 100)).body == {"message-count": 2}
     assert status(await delete(work, Stock({1: 2}, down=1), 100)) == (503, "com.microsoft:server-busy")
@@ -71,5 +75,8 @@ async def test_without_the_time_up_to_which_messages_go_nothing_is_deleted() -> 
     """Otherwise a misspelt field would empty the queue."""
     work, stock = await bench(), Stock({0: 5})
     for body in ({"message-count": 5}, {"message-count": 5, "enqueued-time-utx": Timestamp(5_000)}):
-        assert status(await work.ask("batch-delete-messages", body, {Delete: stock.delete})) == (400, "com.microsoft:argument-error")
+        assert status(await work.ask("batch-delete-messages", body, {Delete: stock.delete})) == (
+            400,
+            "com.microsoft:argument-error",
+        )
     assert stock.asked == []

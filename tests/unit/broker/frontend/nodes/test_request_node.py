@@ -1,4 +1,5 @@
-"""Requests and responses of `$cbs` and `$management` as messages. How they travel over links: test_request_links.py."""
+"""Requests and responses of `$cbs` and `$management` as messages. How they travel over links:
+test_request_links.py."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def sections(*parts: tuple[int, Any]) -> bytes:
 def sections_of(message: bytes) -> dict[int, Any]:
     found, offset = {}, 0
     while offset < len(message):
-        assert message[offset : offset + 2] == b"\x00\x53", "descriptors are smallulongs: the Python client reads them at a fixed place"
+        assert message[offset : offset + 2] == b"\x00\x53", (
+            "descriptors are smallulongs: the Python client reads them at a fixed place"
+        )
         section, offset = decode(message, offset)
         found[int(section.descriptor)] = section.value
     return found
@@ -41,13 +44,21 @@ def sections_of(message: bytes) -> dict[int, Any]:
 def test_a_request_is_its_id_its_reply_to_its_properties_and_its_body() -> None:
     request = decode_request(
         sections(
-            (0x73, ["id-1", None, "$cbs", None, "reply-1"]), (0x74, {"operation": "put-token", "name": "sb://host/queue"}), (0x77, "token")
+            (0x73, ["id-1", None, "$cbs", None, "reply-1"]),
+            (0x74, {"operation": "put-token", "name": "sb://host/queue"}),
+            (0x77, "token"),
         )
     )
-    assert request == Request("id-1", "reply-1", {"operation": "put-token", "name": "sb://host/queue"}, "token")
+    assert request == Request(
+        "id-1", "reply-1", {"operation": "put-token", "name": "sb://host/queue"}, "token"
+    )
 
 
-@pytest.mark.parametrize("message_id", ["text", uuid.UUID(int=7), ULong(7), b"binary", None], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "message_id",
+    ["text", uuid.UUID(int=7), ULong(7), b"binary", None],
+    ids=lambda value: type(value).__name__,
+)
 def test_rule_2_the_correlation_id_repeats_the_message_id_with_its_type(message_id: Any) -> None:
     request = decode_request(sections((0x73, [message_id]), (0x77, None)))
     sent = encode(message_id)
@@ -77,7 +88,13 @@ def test_a_reply_to_that_is_missing_or_no_text_is_none(fields: list[Any]) -> Non
 
 @pytest.mark.parametrize(
     "payload",
-    [b"\x00", b"\x00\x53", encode("no section"), sections((0x77, "x"))[:-1], b"\x00\x53\x74\xd1\x00\x00\xff\xff\x00\x00\x00\x02"],
+    [
+        b"\x00",
+        b"\x00\x53",
+        encode("no section"),
+        sections((0x77, "x"))[:-1],
+        b"\x00\x53\x74\xd1\x00\x00\xff\xff\x00\x00\x00\x02",
+    ],
 )
 def test_a_malformed_request_is_a_decode_error(payload: bytes) -> None:
     with pytest.raises(DecodeError):
@@ -99,7 +116,9 @@ def test_a_response_keeps_the_types_that_the_clients_cast_to() -> None:
     found = sections_of(message)
     assert encode("statusCode") + b"\x71\x00\x00\x00\xc8" in message, "an int"
     assert isinstance(found[0x74]["errorCondition"], Symbol)
-    assert found[0x74]["statusDescription"] == "OK" and found[0x77]["expirations"] == Array(TypeCode.TIMESTAMP, [Timestamp(1_000)])
+    assert found[0x74]["statusDescription"] == "OK" and found[0x77]["expirations"] == Array(
+        TypeCode.TIMESTAMP, [Timestamp(1_000)]
+    )
 
 
 def test_a_response_without_a_body_carries_a_null() -> None:
