@@ -343,8 +343,7 @@ class Broker:
             executor=store.lanes.index,
         )
 
-    # --- parts that are made as they are needed
-    # ---------------------------------------------------------------------
+    # --- parts that are made as they are needed -------------------------------------------------------------
 
     def _make_queue(self, description: QueueDescription) -> Queue:
         return Queue(

@@ -152,8 +152,7 @@ class Engine:
             lib.PN_TRANSPORT_CLOSED: self._on_transport_closed,
         }
 
-    # --- bytes
-    # --------------------------------------------------------------------------------------------------------
+    # --- bytes ----------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, events_max: int = EVENTS_MAX) -> list[Event]:
         """Take what arrived from the peer; gives the events it makes, in order.
@@ -288,8 +287,7 @@ class Engine:
         lib.pn_decref(self._transport)
         lib.pn_collector_free(self._collector)
 
-    # --- connection
-    # --------------------------------------------------------------------------------------------------------
+    # --- connection -----------------------------------------------------------------------------------------
 
     def open(self, properties: dict[Any, Any] | None = None) -> None:
         """Answer the peer's open (§2.7.1)."""
@@ -313,8 +311,7 @@ class Engine:
             set_condition(lib.pn_connection_condition(self._connection), error)
         lib.pn_connection_close(self._connection)
 
-    # --- links
-    # --------------------------------------------------------------------------------------------------------
+    # --- links ----------------------------------------------------------------------------------------------
 
     def links(self) -> list[Link]:
         """All links that are attached, and those whose `LinkDetached` was not consumed yet."""
@@ -424,8 +421,7 @@ class Engine:
                 lib.pn_link_detach(link.pn)
         self._written_off.append((free_link, link))
 
-    # --- incoming links
-    # --------------------------------------------------------------------------------------------------------
+    # --- incoming links -------------------------------------------------------------------------------------
 
     def grant(self, link: Link, credit: int) -> None:
         """Let the peer send `credit` more messages (§2.6.7)."""
@@ -448,8 +444,7 @@ class Engine:
                 set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
         runs.settle(deliveries, _REJECTED)
 
-    # --- outgoing links
-    # --------------------------------------------------------------------------------------------------------
+    # --- outgoing links -------------------------------------------------------------------------------------
 
     def credit(self, link: Link) -> int:
         """How many messages the peer takes now, those handed to `send` deducted. Not below 0, whatever
@@ -510,8 +505,7 @@ class Engine:
                 lib.pn_disposition_set_undeliverable(local, undeliverable_here)
         runs.settle(deliveries, int(outcome))
 
-    # --- events
-    # --------------------------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------------
 
     def _pump(self, is_batch: bool) -> None:
         collector, handlers, links = self._collector, self._handlers, self._links

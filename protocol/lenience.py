@@ -130,8 +130,7 @@ class Lenience:
         self._lost = False
         """The stream is malformed, and passes unchanged."""
 
-    # --- in
-    # --------------------------------------------------------------------------------------------------------
+    # --- in -------------------------------------------------------------------------------------------------
 
     def incoming(self, data: bytes) -> bytes:
         """Take bytes from the peer, protocol header included; gives the bytes for proton, none of them behind
@@ -316,8 +315,7 @@ class Lenience:
         if session.renamed.pop(number, None) is not None:
             self._renamed -= 1
 
-    # --- out
-    # --------------------------------------------------------------------------------------------------------
+    # --- out ------------------------------------------------------------------------------------------------
 
     @property
     def watches(self) -> bool:

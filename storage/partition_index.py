@@ -180,8 +180,7 @@ class PartitionIndex:
         self._is_wrong = False
         """The disk took no index, and would not remove the one that is there."""
 
-    # --- what is known
-    # --------------------------------------------------------------------------------------------------------
+    # --- what is known --------------------------------------------------------------------------------------
 
     def entities(self) -> Collection[str]:
         """The identifiers of all entities of which a partition was opened."""
@@ -206,8 +205,7 @@ class PartitionIndex:
             if not row[0] and partition not in leave_out
         ]
 
-    # --- loading
-    # --------------------------------------------------------------------------------------------------------
+    # --- loading --------------------------------------------------------------------------------------------
 
     async def load(self) -> bool:
         """Read the index; False if there is none, or it is damaged: then `rebuild` has to follow. Raises
@@ -310,8 +308,7 @@ class PartitionIndex:
             number, at = frame.number, at + frame.length
         return _File(number, rows, at, all_bytes, at < len(data), data.find(_MAGIC, at + 1) >= 0)
 
-    # --- writing
-    # --------------------------------------------------------------------------------------------------------
+    # --- writing --------------------------------------------------------------------------------------------
 
     async def opened(self, entity: str, partition: int, folder: int = 0) -> None:
         """The partition is about to be opened: its note does not count any more. Durable when it returns, or
@@ -420,8 +417,7 @@ class PartitionIndex:
             await asyncio.sleep(self._write_delay_ms / 1_000)
             await self._write()
 
-    # --- witnesses
-    # --------------------------------------------------------------------------------------------------------
+    # --- witnesses ------------------------------------------------------------------------------------------
 
     def _reached(self) -> int | None:
         """The number of the frame with which all that was entered is durable; None if not all of it is."""

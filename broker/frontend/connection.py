@@ -132,8 +132,7 @@ class Connection:
         )
         services.joined(self)
 
-    # --- from the wire
-    # --------------------------------------------------------------------------------------------------------
+    # --- from the wire --------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client. What nobody foresaw ends this connection, loudly, and no other."""
@@ -239,8 +238,7 @@ class Connection:
         self.writable = True
         self.flush_soon()
 
-    # --- to the wire
-    # --------------------------------------------------------------------------------------------------------
+    # --- to the wire ----------------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
         """Write what the engine has to say, at the end of this turn of the event loop."""
@@ -362,8 +360,7 @@ class Connection:
         in_engine = 0 if self._closed else self.engine.unsent_bytes_of_all()
         return just_written + self.wire.get_write_buffer_size() + in_engine
 
-    # --- bounds
-    # --------------------------------------------------------------------------------------------------------
+    # --- bounds ---------------------------------------------------------------------------------------------
 
     def took(self, size: int, messages: int) -> None:
         """Messages of `size` bytes wait for their outcome from now on."""
@@ -411,8 +408,7 @@ class Connection:
             if not self._holds and not self._closed:
                 self.wire.resume_reading()
 
-    # --- SASL, open, close
-    # --------------------------------------------------------------------------------------------------------
+    # --- SASL, open, close ----------------------------------------------------------------------------------
 
     def _authenticate(self, data: bytes) -> bytes:
         """The SASL layer (§5.3); gives what belongs to the AMQP layer, empty while the exchange goes on."""
@@ -523,8 +519,7 @@ class Connection:
             )
             self.flush_soon()
 
-    # --- claims
-    # --------------------------------------------------------------------------------------------------------
+    # --- claims ---------------------------------------------------------------------------------------------
 
     def put_claim(self, audience: str, claim: Claim) -> None:
         """A token was put for an audience; it takes the place of the one before (AMQP contract 2.7)."""
@@ -647,8 +642,7 @@ class Connection:
             for audience, claim in self.claims.items()
         )
 
-    # --- events
-    # --------------------------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------------
 
     def _dispatch(self, events: list[Event]) -> None:
         if self._undone:  # in order

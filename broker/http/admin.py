@@ -122,8 +122,7 @@ class Administration:
             405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET, PUT, DELETE"}
         )
 
-    # --- operations
-    # --------------------------------------------------------------------------------------------------------
+    # --- operations -----------------------------------------------------------------------------------------
 
     async def _get(self, request: web.Request, claim: Claim, name: str) -> web.StreamResponse:
         queue = self._namespace.find_queue(name) if name else None
@@ -246,8 +245,7 @@ class Administration:
             raise _not_yet("RuleDescription" if len(address.below) > 2 else "SubscriptionDescription")
         raise self._namespace.missing(path)
 
-    # --- rights
-    # --------------------------------------------------------------------------------------------------------
+    # --- rights ---------------------------------------------------------------------------------------------
 
     def _authenticate(self, request: web.Request) -> Claim:
         header = request.headers.get("Authorization")
@@ -302,8 +300,7 @@ class Administration:
             ):  # itself: refused by the namespace
                 raise HttpRefusal(400, 40400, "The auto forwarding destination entity does not exist.")
 
-    # --- bodies
-    # --------------------------------------------------------------------------------------------------------
+    # --- bodies ---------------------------------------------------------------------------------------------
 
     async def _read_body(self, request: web.Request) -> Description:
         limit = self._settings.http_body_bytes_max

@@ -113,8 +113,7 @@ class HttpConnection(web.RequestHandler):
         """Whether only `/health` is answered here."""
         return self._guest.spare
 
-    # --- asyncio's protocol
-    # --------------------------------------------------------------------------------------------------------
+    # --- asyncio's protocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._stream = cast(asyncio.Transport, transport)
@@ -221,8 +220,7 @@ class HttpConnection(web.RequestHandler):
             if self._request is not None:
                 self._guest.is_served()
 
-    # --- requests
-    # --------------------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------
 
     def begin(self, request: web.BaseRequest) -> None:
         """A whole header has come."""
@@ -291,8 +289,7 @@ class HttpConnection(web.RequestHandler):
         ):
             super().log_exception(*args, **kw)
 
-    # --- waiting
-    # --------------------------------------------------------------------------------------------------------
+    # --- waiting --------------------------------------------------------------------------------------------
 
     def _is_whole(self) -> None:
         self._stop_waiting()

@@ -144,8 +144,7 @@ class HttpServer:
         self._stopping.set()
         await self._stopped.wait()
 
-    # --- connections
-    # --------------------------------------------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------------------
 
     def _welcome(self, tasks: asyncio.TaskGroup, connection: socket.socket) -> None:
         guest = self._crowd.enter(_nothing)
@@ -224,8 +223,7 @@ class HttpServer:
                 ),
             )
 
-    # --- routes
-    # --------------------------------------------------------------------------------------------------------
+    # --- routes ---------------------------------------------------------------------------------------------
 
     def _make_runner(self, health: HealthHandler, metrics: MetricsHandler) -> web.AppRunner:
         application = web.Application(

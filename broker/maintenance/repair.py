@@ -171,8 +171,7 @@ class Repair:
         while self._lock_fds:
             close_quietly(self._disk, self._lock_fds.pop())
 
-    # --- the plan
-    # --------------------------------------------------------------------------------------------------------
+    # --- the plan -------------------------------------------------------------------------------------------
 
     def plan(self, progress: Progress | None = None) -> Plan:
         """Check the folder and say what a repair would do; changes nothing. Raises NoDataFolder, OSError."""
@@ -277,8 +276,7 @@ class Repair:
             return {}
         return found
 
-    # --- carrying it out
-    # --------------------------------------------------------------------------------------------------------
+    # --- carrying it out ------------------------------------------------------------------------------------
 
     def carry_out(self, plan: Plan) -> None:
         """Do what the plan says. Raises StorageError, OSError; what was done until then stays, and the rest

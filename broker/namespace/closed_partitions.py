@@ -121,8 +121,7 @@ class Resting:
         self._asking: list[asyncio.Task[None]] = []
         self._is_started = False
 
-    # --- starting and stopping
-    # --------------------------------------------------------------------------------------------------------
+    # --- starting and stopping ------------------------------------------------------------------------------
 
     async def load(self, generations: Mapping[str, int], store: LogStore) -> None:
         """Read the index; make it anew from the logs there are if it is missing or damaged. Raises
@@ -232,8 +231,7 @@ class Resting:
         """All partitions were closed: write the index."""
         await self._index.close()
 
-    # --- queues and their partitions
-    # --------------------------------------------------------------------------------------------------------
+    # --- queues and their partitions ------------------------------------------------------------------------
 
     def serve(self, generation: str, sleeper: Sleeper) -> None:
         """A queue of this generation is served."""
@@ -314,8 +312,7 @@ class Resting:
         ):  # a deleted queue's logs are closed after it has left
             self._appoint((generation, number), summary.wake_at_ms)
 
-    # --- what is not known
-    # --------------------------------------------------------------------------------------------------------
+    # --- what is not known ----------------------------------------------------------------------------------
 
     def unknown(self, generation: str) -> Collection[int]:
         """The partitions of an entity that may hold something, and nobody knows what."""
@@ -337,8 +334,7 @@ class Resting:
             return False
         return True
 
-    # --- waking
-    # --------------------------------------------------------------------------------------------------------
+    # --- waking ---------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
         """Open the unknown ones in order of urgency, then, and meanwhile, what falls due."""

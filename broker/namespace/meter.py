@@ -36,8 +36,7 @@ class EntityMeter(EntityCounters):
         """So many more of a counter that is known by its name (`entity_counters.COUNTERS`)."""
         setattr(self, counter, getattr(self, counter) + count)
 
-    # --- what a partition tells (`partition.task.PartitionMeter`)
-    # -----------------------------------------------------
+    # --- what a partition tells (`partition.task.PartitionMeter`) -------------------------------------------
 
     def committed(self, records: int, size: int, seconds: float) -> None:
         self._metrics.committed(records, size, seconds)

@@ -267,8 +267,7 @@ class Namespace:
         except StorageError:
             return False
 
-    # --- looking up
-    # --------------------------------------------------------------------------------------------------------
+    # --- looking up -----------------------------------------------------------------------------------------
 
     def find(self, name: str) -> Queue | None:
         """The queue of this name, in any case."""
@@ -398,8 +397,7 @@ class Namespace:
             counts,
         )
 
-    # --- changing
-    # --------------------------------------------------------------------------------------------------------
+    # --- changing -------------------------------------------------------------------------------------------
 
     async def create_queue(
         self,
@@ -536,8 +534,7 @@ class Namespace:
         entry = self._catalogue.put(description.generation, encode_description(description))
         await self._on_disk(key_of(description.name), description.generation, entry)
 
-    # --- what the disk refuses
-    # --------------------------------------------------------------------------------------------------------
+    # --- what the disk refuses ------------------------------------------------------------------------------
 
     @property
     def unconfirmed(self) -> Collection[str]:
@@ -614,8 +611,7 @@ class Namespace:
                 with contextlib.suppress(Refused):
                     await self._confirm(key)
 
-    # --- within
-    # --------------------------------------------------------------------------------------------------------
+    # --- within ---------------------------------------------------------------------------------------------
 
     def _existing(self, name: str) -> Queue:
         queue = self.find(name)

@@ -96,8 +96,7 @@ class DemandBook:
         """Nobody waits, and nobody is to be told that waiting is over."""
         return not (self._waiting or self._leaving or self._gone)
 
-    # --- demand
-    # --------------------------------------------------------------------------------------------------------
+    # --- demand ---------------------------------------------------------------------------------------------
 
     def ask(self, client: ClientId, count: int, bytes_max: int = BYTES_UNBOUNDED) -> None:
         """Raise a client's demand by `count` messages. It ends early once they have `bytes_max` bytes."""
@@ -195,8 +194,7 @@ class DemandBook:
             for lease in holder.granted | holder.asked:
                 lease.holder = None
 
-    # --- holding
-    # --------------------------------------------------------------------------------------------------------
+    # --- holding --------------------------------------------------------------------------------------------
 
     def holder(self, client: ClientId) -> Holder:
         """The client as holder of what it is granted now."""
@@ -242,8 +240,7 @@ class DemandBook:
             if not holder.granted and not holder.under_way:
                 self._holders.pop(holder.client, None)
 
-    # --- recall
-    # --------------------------------------------------------------------------------------------------------
+    # --- recall ---------------------------------------------------------------------------------------------
 
     def recall(self) -> Iterator[ClientId]:
         """Nothing is available: mark and give the clients that are to be asked for what they hold (rule

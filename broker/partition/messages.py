@@ -166,8 +166,7 @@ class Messages:
         """Some of a checkpoint's frames, in the order of the log: nothing but earlier ones came before."""
         self._frames.extend(frames)
 
-    # --- what records do
-    # --------------------------------------------------------------------------------------------------------
+    # --- what records do ------------------------------------------------------------------------------------
 
     def apply_enqueued(
         self,
@@ -337,8 +336,7 @@ class Messages:
         assert self._frames and not self._frames[-1].live
         self._frames.pop()
 
-    # --- replay
-    # --------------------------------------------------------------------------------------------------------
+    # --- replay ---------------------------------------------------------------------------------------------
 
     def replay(self, frame: Frame) -> None:
         """Apply all records of a frame. Raises UnreadableRecord."""
@@ -436,8 +434,7 @@ class Messages:
                 frames.pop()
             yield count
 
-    # --- compaction
-    # --------------------------------------------------------------------------------------------------------
+    # --- compaction -----------------------------------------------------------------------------------------
 
     def living_in(self, frame: Frame) -> list[tuple[Frame, int]]:
         """The sequence numbers of the live messages in a frame, each with the frame."""

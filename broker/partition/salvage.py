@@ -88,8 +88,7 @@ class Salvage:
             self._numbers_known = True
             return
 
-    # --- the log
-    # --------------------------------------------------------------------------------------------------------
+    # --- the log --------------------------------------------------------------------------------------------
 
     def gap(self, gap: Gap) -> None:
         """Nothing of this part of the log can be read."""
@@ -178,8 +177,7 @@ class Salvage:
                 reference.delivery_count, reference.state, reference.changed = deliveries, state, changed
         self.messages.apply_relocated(position, relocated)
 
-    # --- the end
-    # --------------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     def finish(self, extent_durable: int = 0, numbers_before: int = 0) -> None:
         """Drop what cannot be read, and say what is gone.

@@ -113,8 +113,7 @@ class Partition:
         """How many leases were made in this epoch."""
         return self._space.locks.nonce
 
-    # --- one batch
-    # --------------------------------------------------------------------------------------------------------
+    # --- one batch ------------------------------------------------------------------------------------------
 
     def begin(self, commit: Commit, now_ms: int, wall_ms: int, since_ms: int | None = None) -> None:
         """Start a batch, at a monotonic and a wall time, and first do what has become due.

@@ -168,8 +168,7 @@ class Subqueue:
         that their state takes."""
         return self.bytes + self.changed_bytes + MESSAGE_OVERHEAD_BYTES * len(self.references)
 
-    # --- coming in and leaving
-    # --------------------------------------------------------------------------------------------------------
+    # --- coming in and leaving ------------------------------------------------------------------------------
 
     def append(self, references: Sequence[Reference], sequence_numbers: Sequence[int], size: int) -> None:
         """Add new messages behind all others; `size` is the bytes of all. None of them is in `expiry` yet."""
@@ -252,8 +251,7 @@ class Subqueue:
                 self.expiry.sift(due_ms)
         return removed
 
-    # --- handing out and taking back
-    # --------------------------------------------------------------------------------------------------------
+    # --- handing out and taking back ------------------------------------------------------------------------
 
     def take(
         self, count: int, bytes_max: int, lease: Lease, now_ms: int, looks_max: int = 1 << 62
@@ -373,8 +371,7 @@ class Subqueue:
         lease.left += len(references)
         self.locked += len(references)
 
-    # --- looking
-    # --------------------------------------------------------------------------------------------------------
+    # --- looking --------------------------------------------------------------------------------------------
 
     def browse(self, from_number: int) -> Iterator[Reference]:
         """All references from a sequence number on, in order. The subqueue must not change meanwhile."""
@@ -393,8 +390,7 @@ class Subqueue:
             if reference is not None and reference.lease is None and not reference.state:
                 yield reference
 
-    # --- order
-    # --------------------------------------------------------------------------------------------------------
+    # --- order ----------------------------------------------------------------------------------------------
 
     def rebuild(self, clock_settings: ClockSettings) -> Iterator[int]:
         """Make the order and all sums anew from the references, in steps: each gives how many references it

@@ -214,8 +214,7 @@ class PartitionTask:
         self._ended = Once()
         self._output = log_output.bind(entity=describe().name, partition=number)
 
-    # --- seen from outside
-    # --------------------------------------------------------------------------------------------------------
+    # --- seen from outside ----------------------------------------------------------------------------------
 
     @property
     def health(self) -> Health:
@@ -276,8 +275,7 @@ class PartitionTask:
         self._cancel_timer()
         self._wake.set()
 
-    # --- the task
-    # --------------------------------------------------------------------------------------------------------
+    # --- the task -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve the mailbox until `stop`. What goes wrong ends in a state, not in an exception."""
@@ -451,8 +449,7 @@ class PartitionTask:
             await self._recover(error)
             return False
 
-    # --- opening and recovering
-    # --------------------------------------------------------------------------------------------------------
+    # --- opening and recovering -----------------------------------------------------------------------------
 
     async def _open(self) -> None:
         """Claim the log and make the state from it. Ends HEALTHY, FAILED, or RECOVERING with another attempt
@@ -632,8 +629,7 @@ class PartitionTask:
             "try again."
         )
 
-    # --- the end
-    # --------------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
         """The partition stays down, loudly."""
@@ -694,8 +690,7 @@ class PartitionTask:
             if self._on_health is not None:
                 self._on_health(self.number, health)
 
-    # --- the timer
-    # --------------------------------------------------------------------------------------------------------
+    # --- the timer ------------------------------------------------------------------------------------------
 
     def _arm_timer(self) -> None:
         """Wake up when something falls due. A timer that is too early is left to fire: it is armed anew

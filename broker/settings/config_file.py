@@ -68,8 +68,7 @@ class ConfigFile:
     """What is in the file and has no effect yet: one sentence each, naming the entity."""
 
 
-# --- the file's own shape
-# ------------------------------------------------------------------------------------------------------------
+# --- the file's own shape -----------------------------------------------------------------------------------
 
 
 def _duration(value: object) -> int | None:
@@ -301,8 +300,7 @@ class _File(_Part):
     user_config: UserConfig
 
 
-# --- reading
-# ------------------------------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------------------
 
 
 def load_config_file(path: Path, defaults: Settings) -> ConfigFile:

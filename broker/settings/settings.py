@@ -120,8 +120,7 @@ class Settings(BaseSettings):
         validate_default=True,
     )
 
-    # --- where it listens
-    # --------------------------------------------------------------------------------------------------------
+    # --- where it listens -----------------------------------------------------------------------------------
 
     host: str = Field(
         "127.0.0.1",
@@ -156,8 +155,7 @@ class Settings(BaseSettings):
         description="Other sites whose web pages may use the HTTP port, separated by commas: `https://app.example.com`.",
     )
 
-    # --- identity and keys
-    # --------------------------------------------------------------------------------------------------------
+    # --- identity and keys ----------------------------------------------------------------------------------
 
     namespace: str = Field(
         "sbemulatorns", min_length=1, max_length=50, description="Name of the namespace, as clients see it."
@@ -192,8 +190,7 @@ class Settings(BaseSettings):
         ),
     )
 
-    # --- what it keeps
-    # --------------------------------------------------------------------------------------------------------
+    # --- what it keeps --------------------------------------------------------------------------------------
 
     data_dir: Path = Field(
         Path("data"),
@@ -269,8 +266,7 @@ class Settings(BaseSettings):
     )
     memory_bytes_max: int | None = Field(None, ge=MIB, description="The same in bytes; overrides the share.")
 
-    # --- entities
-    # --------------------------------------------------------------------------------------------------------
+    # --- entities -------------------------------------------------------------------------------------------
 
     partitions_default: int = Field(
         PARTITIONS_DEFAULT,
@@ -286,8 +282,7 @@ class Settings(BaseSettings):
         1024, ge=1, le=102_400, description="Default for an entity's largest message, in KiB."
     )
 
-    # --- AMQP connections
-    # --------------------------------------------------------------------------------------------------------
+    # --- AMQP connections -----------------------------------------------------------------------------------
 
     connections_max: int = Field(10_000, ge=1, description="AMQP connections at a time, over all ports.")
     connection_open_timeout_ms: int = Field(
@@ -346,8 +341,7 @@ class Settings(BaseSettings):
     )
     receive_cache_bytes: int = Field(4 * MIB, ge=0, description="The same in bytes.")
 
-    # --- HTTP
-    # --------------------------------------------------------------------------------------------------------
+    # --- HTTP -----------------------------------------------------------------------------------------------
 
     http_connections_max: int = Field(
         1_000,
@@ -380,8 +374,7 @@ class Settings(BaseSettings):
         75_000, ge=100, description="How long an HTTP connection may stay idle between requests."
     )
 
-    # --- running
-    # --------------------------------------------------------------------------------------------------------
+    # --- running --------------------------------------------------------------------------------------------
 
     log_format: LogFormat | None = Field(
         None, description="`console` or `json`. Without one: console in a terminal, otherwise JSON."

@@ -91,8 +91,7 @@ class QueueLedger:
             if dead_letter:
                 self.dead_lettered.add(name)
 
-    # --- at the end of a round
-    # --------------------------------------------------------------------------------------------------------
+    # --- at the end of a round ------------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
         """Everything that may not be once the queue was drained; empty if all is well."""

@@ -197,8 +197,7 @@ async def test_at_each_sync_point_the_power_may_go_and_the_clients_ledger_holds(
         await check(left, known)
 
 
-# --- the whole state, exactly
-# ------------------------------------------------------------------------------------------------------------
+# --- the whole state, exactly -------------------------------------------------------------------------------
 
 State = dict[int, tuple[object, ...]]
 OPERATIONS = 120

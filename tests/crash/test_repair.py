@@ -169,8 +169,7 @@ def damaged(written: Written, tmp_path: Path) -> Written:
     return Written(tmp_path / "data", written.ledger, written.generation)
 
 
-# --- damage
-# ------------------------------------------------------------------------------------------------------------
+# --- damage -------------------------------------------------------------------------------------------------
 
 
 def segments(written: Written, partition: int) -> list[Path]:
@@ -240,8 +239,7 @@ DAMAGES: dict[str, Callable[[Written], None]] = {
 }
 
 
-# --- what is there afterwards
-# ------------------------------------------------------------------------------------------------------------
+# --- what is there afterwards -------------------------------------------------------------------------------
 
 
 async def read_back(written: Written, second: Path | None = None) -> dict[int, Known]:

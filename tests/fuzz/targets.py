@@ -56,8 +56,7 @@ class Target:
     """Its input is an AMQP stream."""
 
 
-# --- the engine, with a broker around it that does what links do
-# ---------------------------------------------------------------
+# --- the engine, with a broker around it that does what links do --------------------------------------------
 
 
 class Peer:
@@ -197,8 +196,7 @@ def engine(data: bytes, random: Random) -> None:
     peer.end()
 
 
-# --- the rest
-# ------------------------------------------------------------------------------------------------------------
+# --- the rest -----------------------------------------------------------------------------------------------
 
 
 def values(data: bytes, random: Random) -> None:

@@ -36,8 +36,7 @@ def rejected_with(found: Frame) -> str:
     return str(error[0])
 
 
-# --- who may not
-# ------------------------------------------------------------------------------------------------------------
+# --- who may not --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,8 +140,7 @@ def test_links_and_sessions_over_the_bound_are_refused(broker: BrokerProcess) ->
         assert part_politely(connection) is not None
 
 
-# --- messages that may not be
-# ------------------------------------------------------------------------------------------------------------
+# --- messages that may not be -------------------------------------------------------------------------------
 
 
 def send_in_frames(
@@ -276,8 +274,7 @@ def test_a_malformed_request_is_answered_or_rejected(broker: BrokerProcess, node
         assert part_politely(connection) is None
 
 
-# --- credit and time
-# ------------------------------------------------------------------------------------------------------------
+# --- credit and time ----------------------------------------------------------------------------------------
 
 
 def fill(port: int, queue: str, messages: int, body_bytes: int) -> None:

@@ -84,8 +84,7 @@ def partition(message: ServiceBusReceivedMessage) -> int:
     return message.sequence_number >> 48
 
 
-# --- the round trip
-# ------------------------------------------------------------------------------------------------------------
+# --- the round trip -----------------------------------------------------------------------------------------
 
 
 @scenario
@@ -240,8 +239,7 @@ async def renew_lock(bench: Bench) -> None:
     await assert_empty(receiver)
 
 
-# --- where the broker steps in
-# ------------------------------------------------------------------------------------------------------------
+# --- where the broker steps in ------------------------------------------------------------------------------
 
 
 @scenario
@@ -379,8 +377,7 @@ async def peek_shows_every_state(bench: Bench) -> None:
     await receiver.complete_message(locked)
 
 
-# --- refusals
-# ------------------------------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------------
 
 
 @scenario
@@ -421,8 +418,7 @@ async def wrong_key(bench: Bench) -> None:
                 await intruder.sender(bench.queue)
 
 
-# --- what comes out is what went in
-# ------------------------------------------------------------------------------------------------------------
+# --- what comes out is what went in -------------------------------------------------------------------------
 
 
 FIELDS = ["message_id", "correlation_id", "content_type", "subject", "to", "reply_to"]
@@ -568,8 +564,7 @@ def as_shown(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-# --- partitions
-# ------------------------------------------------------------------------------------------------------------
+# --- partitions ---------------------------------------------------------------------------------------------
 
 
 async def partitions_of(bench: Bench, count: int) -> dict[str, list[int]]:

@@ -146,8 +146,7 @@ async def again(receiver: Receiver, delivery_count: int) -> Any:
     return received.message
 
 
-# --- sending
-# ------------------------------------------------------------------------------------------------------------
+# --- sending ------------------------------------------------------------------------------------------------
 
 
 @scenario
@@ -259,8 +258,7 @@ async def message_too_large(bench: Bench) -> None:
     assert (await receiver.receive())[0].message.body == "small"
 
 
-# --- receiving and settling
-# ------------------------------------------------------------------------------------------------------------
+# --- receiving and settling ---------------------------------------------------------------------------------
 
 
 @scenario
@@ -397,8 +395,7 @@ async def detach_and_attach_again(bench: Bench) -> None:
     assert await (await bench.receiver()).drain(10) == []
 
 
-# --- requests to the management node
-# ------------------------------------------------------------------------------------------------------------
+# --- requests to the management node ------------------------------------------------------------------------
 
 
 @scenario
@@ -475,8 +472,7 @@ async def update_disposition(bench: Bench) -> None:
     assert (told["DeadLetterReason"], told["DeadLetterErrorDescription"]) == ("no good", "at all")
 
 
-# --- browsing
-# ------------------------------------------------------------------------------------------------------------
+# --- browsing -----------------------------------------------------------------------------------------------
 
 
 async def left(bench: Bench, address: str | None = None) -> list[Received]:
@@ -576,8 +572,7 @@ async def filter_refused(bench: Bench) -> None:
     assert ids(await left(bench)) == ids_up_to(2)
 
 
-# --- refusals
-# ------------------------------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------------
 
 
 @scenario

@@ -225,8 +225,7 @@ class PartitionMachine(RuleBasedStateMachine):
         if hasattr(self, "loop"):
             self.loop.close()
 
-    # --- driving both
-    # --------------------------------------------------------------------------------------------------------
+    # --- driving both ---------------------------------------------------------------------------------------
 
     def run_batch(self, operations: Sequence[tuple[int, Operation]]) -> dict[int, list[Answer]]:
         """One batch of the partition; what nobody asked for just now is taken up here."""
@@ -338,8 +337,7 @@ class PartitionMachine(RuleBasedStateMachine):
             self.lost_tokens.append(message.lock.token)
             message.lock = None
 
-    # --- rules
-    # --------------------------------------------------------------------------------------------------------
+    # --- rules ----------------------------------------------------------------------------------------------
 
     @rule(
         client=st.sampled_from(CLIENTS),
@@ -671,8 +669,7 @@ class PartitionMachine(RuleBasedStateMachine):
                 partition.messages.evict()
             self.harness.task.check()
 
-    # --- restarts and faults
-    # --------------------------------------------------------------------------------------------------------
+    # --- restarts and faults --------------------------------------------------------------------------------
 
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:
@@ -780,8 +777,7 @@ class PartitionMachine(RuleBasedStateMachine):
         refused = next(each for each in answers if isinstance(each, Failed))
         assert refused.reason is Reason.DISK_FULL and refused.cookie == "send"
 
-    # --- what holds after each step
-    # --------------------------------------------------------------------------------------------------------
+    # --- what holds after each step -------------------------------------------------------------------------
 
     @invariant()
     def nobody_waits_for_what_is_available(self) -> None:

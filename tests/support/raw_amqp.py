@@ -55,8 +55,7 @@ class Frame:
         return self.fields[place] if place < len(self.fields) else None
 
 
-# --- bytes
-# ------------------------------------------------------------------------------------------------------------
+# --- bytes --------------------------------------------------------------------------------------------------
 
 
 def raw_frame(
@@ -184,8 +183,7 @@ def condition_of(found: Frame) -> str | None:
     return str(error.value[0]) if isinstance(error, Described) and error.value else None
 
 
-# --- a connection
-# ------------------------------------------------------------------------------------------------------------
+# --- a connection -------------------------------------------------------------------------------------------
 
 
 class RawConnection:

@@ -79,8 +79,7 @@ class BrowseLink:
         self._look_again_timer: asyncio.TimerHandle | None = None
         queue.watchers.add(self)
 
-    # --- reading
-    # --------------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:
         """The client's credit has changed, the wire takes bytes again, or there may be more to show."""
@@ -163,8 +162,7 @@ class BrowseLink:
             self._engine.drained(self.link)
             self._connection.flush_soon()
 
-    # --- following
-    # --------------------------------------------------------------------------------------------------------
+    # --- following ------------------------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
         """Called by the partitions' tasks: an error here must end this connection, and no partition."""
@@ -200,8 +198,7 @@ class BrowseLink:
         if back:
             self.credit_granted()
 
-    # --- settlement back
-    # --------------------------------------------------------------------------------------------------------
+    # --- settlement back ------------------------------------------------------------------------------------
 
     def updated(self, event: DeliveriesUpdated) -> None:
         """The client gives deliveries an outcome (§2.7.6). It is answered with the same outcome, and changes
@@ -219,8 +216,7 @@ class BrowseLink:
         self._connection.flush_soon()
         self.credit_granted()  # the bound on unsettled deliveries may have held messages back
 
-    # --- the end
-    # --------------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     def detached(self) -> None:
         """The link is gone: stop watching the partitions."""

@@ -106,8 +106,7 @@ class IncomingLink:
         queue.watchers.add(self)
         connection.engine.grant(link, self._window)
 
-    # --- messages in
-    # --------------------------------------------------------------------------------------------------------
+    # --- messages in ----------------------------------------------------------------------------------------
 
     def received(self, event: MessagesReceived) -> bool:
         """Transfers of the client (§2.7.5). False if they are not done in this slice of time: it is to be
@@ -268,8 +267,7 @@ class IncomingLink:
         self._connection.took(size, len(messages))
         partition.post(send, self._client, self._answered)
 
-    # --- outcomes back
-    # --------------------------------------------------------------------------------------------------------
+    # --- outcomes back --------------------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
         """Called by the partitions' tasks: what goes wrong here ends this connection, and no partition."""
@@ -361,8 +359,7 @@ class IncomingLink:
             self._connection.engine.grant(self.link, self._used)
             self._used = 0
 
-    # --- the end
-    # --------------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:
         """A sender's flow says nothing that matters here."""

@@ -101,8 +101,7 @@ class OutgoingLink:
         self._meter = queue.meter
         queue.watchers.add(self)
 
-    # --- credit in, demand out
-    # --------------------------------------------------------------------------------------------------------
+    # --- credit in, demand out ------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:
         """The client's credit is another one, or the wire takes bytes again."""
@@ -201,8 +200,7 @@ class OutgoingLink:
         else:  # the client has thought better of it
             self._ask()
 
-    # --- answers of the partitions
-    # --------------------------------------------------------------------------------------------------------
+    # --- answers of the partitions --------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
         """Called by the partitions' tasks: what goes wrong here ends this connection, and no partition."""
@@ -261,8 +259,7 @@ class OutgoingLink:
         if not self._drain_asked:
             self._ask()
 
-    # --- the shelf
-    # --------------------------------------------------------------------------------------------------------
+    # --- the shelf ------------------------------------------------------------------------------------------
 
     def _keep(self, locked: Locked) -> None:
         connection, output = self._connection, self._connection.services.output
@@ -317,8 +314,7 @@ class OutgoingLink:
         for number, group in _by_partition(tokens).items():
             self._handles[number].post(Release(group), self._client, self._answered)
 
-    # --- deliveries out
-    # --------------------------------------------------------------------------------------------------------
+    # --- deliveries out -------------------------------------------------------------------------------------
 
     def _hand_over(self, locked: Locked) -> None:
         if self._settled_mode:
@@ -360,8 +356,7 @@ class OutgoingLink:
             self._transfer(locked)
         self.credit_granted()
 
-    # --- settlement back
-    # --------------------------------------------------------------------------------------------------------
+    # --- settlement back ------------------------------------------------------------------------------------
 
     def updated(self, event: DeliveriesUpdated) -> None:
         """The client gave deliveries an outcome (§2.7.6). It is answered when the outcome is durable
@@ -483,8 +478,7 @@ class OutgoingLink:
             self._connection.flush_soon()
             self.credit_granted()  # the bound on unsettled deliveries may have held messages back
 
-    # --- partitions that go down
-    # --------------------------------------------------------------------------------------------------------
+    # --- partitions that go down ----------------------------------------------------------------------------
 
     def _unavailable(self, number: int, for_good: bool) -> None:
         """Locks and demand in the partition are void. Ask again in a while, but not a partition that does not
@@ -502,8 +496,7 @@ class OutgoingLink:
         self._retry_timer = None
         self.credit_granted()
 
-    # --- the end
-    # --------------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     def detached(self) -> None:
         """The link is gone: unseen messages go back at once, the others when their locks run out."""

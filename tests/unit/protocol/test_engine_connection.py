@@ -116,8 +116,7 @@ def test_the_end_of_the_stream_without_a_close_is_reported(peer: EnginePeer) -> 
     assert of(peer.engine.receive_eof(), ConnectionClosed)
 
 
-# --- idle time-outs (§2.4.5)
-# ------------------------------------------------------------------------------------------------------------
+# --- idle time-outs (§2.4.5) --------------------------------------------------------------------------------
 
 
 def test_a_silent_peer_is_disconnected_when_its_time_is_up() -> None:
@@ -154,8 +153,7 @@ def test_without_timeouts_nothing_is_to_be_ticked(peer: EnginePeer) -> None:
     assert peer.engine.tick(1_000) == 0
 
 
-# --- long reads
-# ------------------------------------------------------------------------------------------------------------
+# --- long reads ---------------------------------------------------------------------------------------------
 
 
 def test_a_read_of_many_events_is_taken_in_parts_in_order() -> None:

@@ -100,8 +100,7 @@ def test_an_aborted_delivery_is_thrown_away_and_its_credit_granted_anew(peer: En
     assert only(peer.say(transfer(0, 1, b"next")), MessagesReceived).payloads == [b"next"]
 
 
-# --- size
-# ------------------------------------------------------------------------------------------------------------
+# --- size ---------------------------------------------------------------------------------------------------
 
 
 def test_a_message_at_the_limit_is_taken_and_one_over_it_is_not(peer: EnginePeer) -> None:
@@ -181,8 +180,7 @@ def test_the_largest_size_of_a_link_can_be_changed_for_what_comes(peer: EnginePe
     assert only(peer.say(transfer(0, 4, b"x" * 2001)), MessageTooLarge).size == 2001
 
 
-# --- transactions
-# ------------------------------------------------------------------------------------------------------------
+# --- transactions -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settled", [False, True])
@@ -229,8 +227,7 @@ def test_a_transfer_with_another_state_is_a_message_like_any(peer: EnginePeer, s
     ]
 
 
-# --- batches
-# ------------------------------------------------------------------------------------------------------------
+# --- batches ------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_comes_alone_and_what_is_around_it_is_none(peer: EnginePeer) -> None:

@@ -30,8 +30,7 @@ from tests.support.engine_frames import (
 )
 from tests.support.engine_peer import EnginePeer, message, of, only
 
-# --- attach (AMQP contract 0.4.5)
-# ------------------------------------------------------------------------------------------------------------
+# --- attach (AMQP contract 0.4.5) ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("snd_settle_mode", [0, 1, 2])
@@ -119,8 +118,7 @@ def test_attach_properties_are_given_with_text_keys(peer: EnginePeer) -> None:
     assert peer.engine.link_properties(link) == {"com.microsoft:timeout": 60_000}
 
 
-# --- refusals (AMQP contract 0.4.6, 0.4.7)
-# ------------------------------------------------------------------------------------------------------------
+# --- refusals (AMQP contract 0.4.6, 0.4.7) ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,8 +210,7 @@ def test_rule_7_the_error_of_a_detach_keeps_the_info_it_is_given(peer: EnginePee
     assert error_fields(answer.field(2)) == ["com.microsoft:timeout", "late", {"tracking": "1"}]
 
 
-# --- links come and go
-# ------------------------------------------------------------------------------------------------------------
+# --- links come and go --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("closed", [True, False])

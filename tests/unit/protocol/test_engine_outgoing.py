@@ -111,8 +111,7 @@ def test_what_a_shut_session_window_holds_back_is_counted() -> None:
     assert len(peer.heard(raw.TRANSFER)) == 1 and peer.engine.unsent_bytes(link) == 0
 
 
-# --- drain (AMQP contract 0.4.11)
-# ------------------------------------------------------------------------------------------------------------
+# --- drain (AMQP contract 0.4.11) ---------------------------------------------------------------------------
 
 
 def test_rule_11_a_drain_is_answered_by_a_flow_with_drain_no_credit_and_an_advanced_delivery_count(
@@ -148,8 +147,7 @@ def test_a_flow_of_a_sending_peer_that_gives_its_credit_back_is_no_event(peer: E
     assert peer.heard(raw.FLOW)[-1].field(4) == 0
 
 
-# --- settlement (AMQP contract 0.4.10)
-# ------------------------------------------------------------------------------------------------------------
+# --- settlement (AMQP contract 0.4.10) ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,7 @@ def test_a_broken_stream_is_handed_on_for_the_engine_to_refuse(broken: bytes) ->
         assert [is_batch for _, is_batch in found].count(True) == 1
 
 
-# --- padding
-# ------------------------------------------------------------------------------------------------------------
+# --- padding ------------------------------------------------------------------------------------------------
 
 FIELDS = {
     "open": (0x10, 10),

@@ -69,8 +69,7 @@ def first_or(value: Any, other: Any) -> Any:
     return other if value is None else value
 
 
-# --- numbers out of sequence
-# ------------------------------------------------------------------------------------------------------------
+# --- numbers out of sequence --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("numbers", SEQUENCES)
@@ -312,8 +311,7 @@ def test_transfers_on_a_link_that_is_closed_leave_nothing_behind(peer: EnginePee
         assert not peer.engine._lenience.watches
 
 
-# --- what is refused as ever
-# ------------------------------------------------------------------------------------------------------------
+# --- what is refused as ever --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -347,8 +345,7 @@ def test_a_number_of_another_type_is_left_to_proton(peer: EnginePeer) -> None:
     assert of(peer.say(*numbered([7])), ConnectionClosed), "from there on, nothing is made good"
 
 
-# --- a detach behind an end
-# ------------------------------------------------------------------------------------------------------------
+# --- a detach behind an end ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -365,8 +362,7 @@ def test_a_detach_behind_the_end_of_its_session_is_passed_over(peer: EnginePeer,
     assert peer.hear() == []
 
 
-# --- sessions that come and go
-# ------------------------------------------------------------------------------------------------------------
+# --- sessions that come and go ------------------------------------------------------------------------------
 
 
 BEGIN_AND_END = raw.frame(raw.BEGIN, raw.begin_fields(), channel=7) + raw.frame(raw.END, [], channel=7)
@@ -410,8 +406,7 @@ def test_more_sessions_than_there_are_channels_end_the_connection(
     assert peer.engine.finished
 
 
-# --- bytes
-# ------------------------------------------------------------------------------------------------------------
+# --- bytes --------------------------------------------------------------------------------------------------
 
 
 def begun() -> Lenience:

@@ -44,8 +44,7 @@ def refused(frames: bytes, cut: int = 1 << 30) -> str | None:
     return None
 
 
-# --- before a token
-# ------------------------------------------------------------------------------------------------------------
+# --- before a token -----------------------------------------------------------------------------------------
 
 
 def test_what_an_official_client_says_before_its_token_is_allowed_however_it_is_cut() -> None:
@@ -175,8 +174,7 @@ def test_a_restriction_may_begin_in_the_middle_of_any_frame_and_hold_from_the_ne
         assert closed.error is not None and "frames" in closed.error.description
 
 
-# --- always
-# ------------------------------------------------------------------------------------------------------------
+# --- always -------------------------------------------------------------------------------------------------
 
 OVERSIZED = {
     "link properties": attach({Symbol("a"): "x" * PERFORMATIVE_BYTES_MAX}),

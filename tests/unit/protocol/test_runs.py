@@ -23,8 +23,7 @@ def whole(number: int, size: int) -> bytes:
     return number.to_bytes(4, "big") + b"x" * (size - 4)
 
 
-# --- in
-# ------------------------------------------------------------------------------------------------------------
+# --- in -----------------------------------------------------------------------------------------------------
 
 
 def test_more_messages_than_a_run_has_room_for_come_as_one_event_in_their_order(peer: EnginePeer) -> None:
@@ -142,8 +141,7 @@ def test_large_messages_of_one_read_come_as_one_event() -> None:
     )
 
 
-# --- outcomes
-# ------------------------------------------------------------------------------------------------------------
+# --- outcomes -----------------------------------------------------------------------------------------------
 
 
 def outcomes(events: list[Event]) -> list[tuple[int, bool, int]]:
@@ -207,8 +205,7 @@ def test_outcomes_that_name_every_delivery_again_and_again_take_bounded_memory(p
     )
 
 
-# --- out
-# ------------------------------------------------------------------------------------------------------------
+# --- out ----------------------------------------------------------------------------------------------------
 
 
 def test_a_message_goes_out_in_two_parts_without_what_is_skipped(peer: EnginePeer) -> None:
@@ -253,8 +250,7 @@ def test_what_does_not_belong_together_is_not_sent(
     assert peer.hear() == []
 
 
-# --- the source
-# ------------------------------------------------------------------------------------------------------------
+# --- the source ---------------------------------------------------------------------------------------------
 
 
 def test_the_compiler_has_nothing_to_say() -> None:

@@ -276,8 +276,7 @@ async def test_a_log_that_was_not_claimed_is_the_callers_mistake() -> None:
     await store.close()
 
 
-# --- a disk that hangs
-# ------------------------------------------------------------------------------------------------------------
+# --- a disk that hangs --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("queued", [True, False])

@@ -54,8 +54,7 @@ async def responses(client: Client, count: int = 1) -> list[tuple[int, dict[int,
     return found
 
 
-# --- SASL, open, close
-# ------------------------------------------------------------------------------------------------------------
+# --- SASL, open, close --------------------------------------------------------------------------------------
 
 
 async def test_a_wrong_password_ends_the_connection() -> None:
@@ -202,8 +201,7 @@ async def test_a_bug_in_serving_one_connection_ends_that_one_alone() -> None:
     await other.sender(0)
 
 
-# --- claims
-# ------------------------------------------------------------------------------------------------------------
+# --- claims -------------------------------------------------------------------------------------------------
 
 
 async def test_a_token_opens_what_it_is_for_and_its_end_closes_the_link() -> None:
@@ -383,8 +381,7 @@ async def test_a_bad_token_is_answered_with_dashed_keys_and_opens_nothing(token:
     assert not client.connection.claims
 
 
-# --- request and response links (AMQP contract 0.4.4)
-# -----------------------------------------------------------------------
+# --- request and response links (AMQP contract 0.4.4) -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -540,8 +537,7 @@ async def test_a_pair_that_comes_and_goes_leaves_no_node_behind() -> None:
     assert client.connection._nodes == {}
 
 
-# --- $management
-# ------------------------------------------------------------------------------------------------------------
+# --- $management --------------------------------------------------------------------------------------------
 
 
 async def test_rule_3_management_answers_with_camel_case_keys_and_a_symbol_for_the_condition() -> None:
@@ -584,8 +580,7 @@ async def test_management_follows_a_queue_that_was_deleted_and_created_again() -
     assert answer[APPLICATION]["statusCode"] == 204 and again.accessed_at_ms is not None
 
 
-# --- large responses
-# ------------------------------------------------------------------------------------------------------------
+# --- large responses ----------------------------------------------------------------------------------------
 
 
 async def test_peeks_are_served_one_at_a_time_while_other_requests_do_not_wait() -> None:

@@ -35,8 +35,7 @@ async def closed_with(client: Client) -> str | None:
     return raw.condition_of(found[0]) if found else None
 
 
-# --- before a token
-# ------------------------------------------------------------------------------------------------------------
+# --- before a token -----------------------------------------------------------------------------------------
 
 
 async def test_without_a_token_a_client_may_send_64_kib_and_no_more() -> None:
@@ -144,8 +143,7 @@ async def test_an_audience_is_bounded_and_the_refusal_does_not_repeat_it() -> No
     assert sum(map(len, client.connection.claims)) == AUDIENCE_CHARACTERS_MAX
 
 
-# --- parts of messages
-# ------------------------------------------------------------------------------------------------------------
+# --- parts of messages --------------------------------------------------------------------------------------
 
 
 async def sending_parts(stack: LinkStack) -> Client:
@@ -207,8 +205,7 @@ async def test_parts_alone_never_keep_a_connection_from_being_read() -> None:
     assert client.wire.reading
 
 
-# --- requests
-# ------------------------------------------------------------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------------------
 
 
 async def test_requests_count_among_the_bytes_in_flight_until_they_are_answered() -> None:
@@ -243,8 +240,7 @@ async def test_values_count_by_what_they_take_once_they_are_decoded() -> None:
     assert stack.services.inflight.bytes > 10_000 * VALUE_BYTES
 
 
-# --- work of one turn
-# ------------------------------------------------------------------------------------------------------------
+# --- work of one turn ---------------------------------------------------------------------------------------
 
 
 async def test_what_takes_longer_than_a_slice_is_continued_in_order() -> None:
@@ -282,8 +278,7 @@ async def test_a_connection_that_is_lost_leaves_nothing_undone() -> None:
     assert client.connection.serve(b"") is False
 
 
-# --- links
-# ------------------------------------------------------------------------------------------------------------
+# --- links --------------------------------------------------------------------------------------------------
 
 
 async def test_a_client_that_attaches_on_and_on_is_closed_however_its_links_were_refused() -> None:

@@ -36,8 +36,7 @@ class Reader:
         self.flushed += 1
 
 
-# --- on its own
-# ------------------------------------------------------------------------------------------------------------
+# --- on its own ---------------------------------------------------------------------------------------------
 
 
 async def test_what_waits_is_counted_only_when_as_much_as_the_bound_was_given() -> None:
@@ -103,8 +102,7 @@ async def test_only_connections_in_which_something_may_wait_are_counted() -> Non
     assert prompt.counted and not idle.counted
 
 
-# --- connections
-# ------------------------------------------------------------------------------------------------------------
+# --- connections --------------------------------------------------------------------------------------------
 
 
 async def receivers(stack: LinkStack, count: int, *, window: int = 100_000) -> list[Client]:

@@ -60,8 +60,7 @@ def next_of(feed: str) -> str | None:
     return links[1].get("href") if len(links) > 1 else None
 
 
-# --- addresses
-# ------------------------------------------------------------------------------------------------------------
+# --- addresses ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,8 +84,7 @@ def test_a_path_is_split_before_it_is_decoded(path: str, address: Address) -> No
     assert read_address(path) == address
 
 
-# --- create, get, update, delete
-# ------------------------------------------------------------------------------------------------------------
+# --- create, get, update, delete ----------------------------------------------------------------------------
 
 
 async def test_a_queue_is_created_found_updated_and_deleted(stack: HttpStack) -> None:
@@ -323,8 +321,7 @@ async def test_authorization_rules_keep_their_times_over_an_update_that_does_not
     assert (changed.secondary_key, changed.created_at_ms) == ("k3", 1_000) and changed.modified_at_ms > 2_000
 
 
-# --- lists
-# ------------------------------------------------------------------------------------------------------------
+# --- lists --------------------------------------------------------------------------------------------------
 
 
 async def test_lists_are_paged_as_every_client_expects(stack: HttpStack) -> None:
@@ -403,8 +400,7 @@ async def test_creating_and_listing_touch_no_log_and_counts_are_right_after_a_re
         assert after == {(queue.description.generation, "000b")}
 
 
-# --- topics: later
-# ------------------------------------------------------------------------------------------------------------
+# --- topics: later ------------------------------------------------------------------------------------------
 
 
 async def test_topics_are_listed_as_none_and_creating_one_says_that_they_come_later(stack: HttpStack) -> None:
@@ -422,8 +418,7 @@ async def test_topics_are_listed_as_none_and_creating_one_says_that_they_come_la
     assert (await stack.ask("DELETE", "/t/subscriptions/s"))[0] == 404
 
 
-# --- rights
-# ------------------------------------------------------------------------------------------------------------
+# --- rights -------------------------------------------------------------------------------------------------
 
 
 async def test_every_request_needs_a_token_that_verifies(stack: HttpStack) -> None:
@@ -542,8 +537,7 @@ async def test_a_token_of_the_namespaces_key_for_one_request_alone_is_enough_for
         assert (await stack.ask("GET", "/$Resources/topics", token=token))[0] == 401
 
 
-# --- forwarding
-# ------------------------------------------------------------------------------------------------------------
+# --- forwarding ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("element", ["ForwardTo", "ForwardDeadLetteredMessagesTo"])
@@ -591,8 +585,7 @@ async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_s
     assert (await stack.ask("PUT", "/orders", dead, token=token, headers=right))[0] == 501
 
 
-# --- what this version does not do
-# ------------------------------------------------------------------------------------------------------------
+# --- what this version does not do --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,7 @@ def read(
     return read_queue(description, defaults, previous, NOW_MS)
 
 
-# --- reading
-# ------------------------------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_description_has_the_services_defaults_but_for_partitioning() -> None:
@@ -203,8 +202,7 @@ def test_a_forwarding_target_is_shown_as_the_absolute_address_that_clients_send_
     assert entity_of(address_of("dir/q 2", "localhost:5300")) == "dir/q 2"
 
 
-# --- writing
-# ------------------------------------------------------------------------------------------------------------
+# --- writing ------------------------------------------------------------------------------------------------
 
 GOLDEN = (
     '<entry xmlns="http://www.w3.org/2005/Atom"><id>http://localhost:5300/orders?api-version=2021-05</id>'

@@ -86,8 +86,7 @@ async def status_of(reader: asyncio.StreamReader) -> int:
         return int(head.split()[1])
 
 
-# --- time
-# ------------------------------------------------------------------------------------------------------------
+# --- time ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -201,8 +200,7 @@ async def test_an_answer_that_nobody_reads_has_its_time(tmp_path: Path) -> None:
             await until(lambda: stack.ended("slow_reader") == 1)
 
 
-# --- room
-# ------------------------------------------------------------------------------------------------------------
+# --- room ---------------------------------------------------------------------------------------------------
 
 
 def test_who_has_waited_longest_leaves_and_who_is_served_stays() -> None:
@@ -362,8 +360,7 @@ async def test_many_small_messages_of_one_read_are_parsed_over_many_turns(
     assert ticker.turns > len(flood) // (2 * PORTION_BYTES)
 
 
-# --- what is not HTTP
-# ------------------------------------------------------------------------------------------------------------
+# --- what is not HTTP ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -480,8 +477,7 @@ async def test_what_is_not_http_gets_an_answer_or_the_end_and_no_line_in_the_log
     await until(lambda: len(stack.server._crowd) <= 1)  # but for the client's own, which is kept
 
 
-# --- tasks
-# ------------------------------------------------------------------------------------------------------------
+# --- tasks --------------------------------------------------------------------------------------------------
 
 
 async def test_an_error_of_ours_at_one_connections_beginning_is_loud_and_ends_that_connection_alone(

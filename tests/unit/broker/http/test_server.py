@@ -35,8 +35,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-# --- one port
-# ------------------------------------------------------------------------------------------------------------
+# --- one port -----------------------------------------------------------------------------------------------
 
 
 async def _plain_and_tls(folder: Path) -> None:
@@ -141,8 +140,7 @@ async def test_stopping_lets_an_open_request_finish_and_refuses_new_connections(
     await stopping
 
 
-# --- health and metrics
-# ------------------------------------------------------------------------------------------------------------
+# --- health and metrics -------------------------------------------------------------------------------------
 
 
 async def test_health_tells_when_messages_are_refused_for_lack_of_memory(stack: HttpStack) -> None:
@@ -244,8 +242,7 @@ async def test_a_queue_may_be_called_metrics_for_a_request_with_a_token_is_admin
     assert "# HELP" in (await stack.ask("GET", "/metrics", token=None))[1]
 
 
-# --- WebSocket
-# ------------------------------------------------------------------------------------------------------------
+# --- WebSocket ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["ws", "wss"])
@@ -276,8 +273,7 @@ async def test_a_plain_request_to_the_websocket_path_is_refused(stack: HttpStack
     )[0] == 400
 
 
-# --- failures
-# ------------------------------------------------------------------------------------------------------------
+# --- failures -----------------------------------------------------------------------------------------------
 
 
 async def test_what_goes_wrong_inside_is_answered_500_in_the_contracts_shape_without_its_cause(

@@ -52,8 +52,7 @@ def status(
     return 200
 
 
-# --- Host
-# ------------------------------------------------------------------------------------------------------------
+# --- Host ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -137,8 +136,7 @@ def test_the_star_permits_every_name() -> None:
     assert status("whatever.example", sites=Sites(["*"], [])) == 200
 
 
-# --- Origin
-# ------------------------------------------------------------------------------------------------------------
+# --- Origin -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,8 +182,7 @@ def test_a_rebound_name_is_refused_though_the_page_seems_to_be_its_own() -> None
     assert status("evil.example:5300", "http://evil.example:5300") == 421
 
 
-# --- over the port
-# ------------------------------------------------------------------------------------------------------------
+# --- over the port ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -270,8 +267,7 @@ async def test_hosts_that_contradict_each_other_and_targets_for_a_proxy_are_refu
     assert stack.namespace.find_queue("orders") is not None
 
 
-# --- where the names come from
-# ------------------------------------------------------------------------------------------------------------
+# --- where the names come from ------------------------------------------------------------------------------
 
 
 def test_names_and_origins_are_lists_separated_by_commas_or_in_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,7 @@ async def again(world: World) -> World:
     return restarted
 
 
-# --- creating
-# ------------------------------------------------------------------------------------------------------------
+# --- creating -----------------------------------------------------------------------------------------------
 
 
 async def test_a_queue_that_was_created_is_found_in_any_case_and_after_a_restart(world: World) -> None:
@@ -222,8 +221,7 @@ async def test_a_new_queue_costs_no_partition_until_it_is_used(world: World) -> 
     ]
 
 
-# --- changing
-# ------------------------------------------------------------------------------------------------------------
+# --- changing -----------------------------------------------------------------------------------------------
 
 
 async def test_an_update_is_durable_reaches_every_partition_that_lives_and_is_told_to_watchers(
@@ -319,8 +317,7 @@ async def make_logs(world: World, generation: str) -> None:
     await log.close()
 
 
-# --- a start
-# ------------------------------------------------------------------------------------------------------------
+# --- a start ------------------------------------------------------------------------------------------------
 
 
 async def test_a_folder_that_another_broker_uses_is_not_touched(world: World) -> None:
@@ -415,8 +412,7 @@ async def test_of_two_entries_of_one_name_none_that_has_logs_is_deleted(world: W
     await world.store.close()
 
 
-# --- changes that the disk fails (tests/crash/test_namespace_faults.py has every call)
-# ----------------------------------------
+# --- changes that the disk fails (tests/crash/test_namespace_faults.py has every call) ----------------------
 
 
 async def entries(world: World) -> list[QueueDescription]:
@@ -574,8 +570,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-# --- counts
-# ------------------------------------------------------------------------------------------------------------
+# --- counts -------------------------------------------------------------------------------------------------
 
 
 async def test_counts_are_those_of_all_partitions_and_availability_is_limited_while_one_is_down(
@@ -714,8 +709,7 @@ async def test_closing_stops_every_partition_that_lives(world: World) -> None:
     assert len(world.parts) == 2 and all(part.stopped for part in world.parts.values())
 
 
-# --- rights
-# ------------------------------------------------------------------------------------------------------------
+# --- rights -------------------------------------------------------------------------------------------------
 
 
 async def test_the_rules_of_an_entity_are_found_by_its_path_and_a_missing_one_has_none(world: World) -> None:

@@ -39,8 +39,7 @@ def spread(router: Router, count: int) -> list[tuple[int, int, int]]:
     return runs
 
 
-# --- with a key
-# ------------------------------------------------------------------------------------------------------------
+# --- with a key ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -98,8 +97,7 @@ def test_a_key_whose_partition_is_down_is_refused_and_never_goes_elsewhere() -> 
     assert router.keyed("A") is parts[6]
 
 
-# --- without one
-# ------------------------------------------------------------------------------------------------------------
+# --- without one --------------------------------------------------------------------------------------------
 
 
 def test_messages_that_come_one_by_one_go_one_by_one_to_the_partitions() -> None:
@@ -164,8 +162,7 @@ def test_without_any_partition_a_send_is_refused_with_what_clients_retry() -> No
     assert refused.value.reason is Reason.PARTITION_UNAVAILABLE
 
 
-# --- without room
-# ------------------------------------------------------------------------------------------------------------
+# --- without room -------------------------------------------------------------------------------------------
 
 
 def test_a_partition_that_was_full_is_given_nothing_for_a_while_and_then_no_flood() -> None:
@@ -213,8 +210,7 @@ def test_what_another_partition_takes_counts_as_given_to_it() -> None:
     assert Counter(spread(router, 1)[0][0] for _ in range(20)) == {0: 10, 2: 10}
 
 
-# --- by number
-# ------------------------------------------------------------------------------------------------------------
+# --- by number ----------------------------------------------------------------------------------------------
 
 
 def test_a_sequence_number_and_a_lock_token_lead_to_the_partition_that_gave_them() -> None:

@@ -195,8 +195,7 @@ async def test_an_answer_to_a_recall_does_not_cover_what_was_granted_behind_it()
     assert one(harness.take(2), Locked).messages == [b"b"]
 
 
-# --- a simulation with caches
-# ------------------------------------------------------------------------------------------------------------
+# --- a simulation with caches -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -298,8 +297,7 @@ async def test_all_who_wait_at_once_are_served_while_there_is_enough_wherever_it
     assert harness.task.counts()[MAIN].active == 0
 
 
-# --- demand in bytes
-# ------------------------------------------------------------------------------------------------------------
+# --- demand in bytes ----------------------------------------------------------------------------------------
 
 
 async def test_a_demand_ends_with_its_bytes_whatever_its_count() -> None:

@@ -81,8 +81,7 @@ def filled(count: int) -> tuple[Subqueue, Counting]:
     return subqueue, references
 
 
-# --- by index
-# ------------------------------------------------------------------------------------------------------------
+# --- by index -----------------------------------------------------------------------------------------------
 
 
 def test_a_browse_from_the_middle_does_not_visit_earlier_messages() -> None:
@@ -164,8 +163,7 @@ def test_a_number_that_has_left_may_come_back_and_what_is_cut_off_may_be_used_ag
     assert list(order.numbers(0)) == [1, 2, 3]
 
 
-# --- in slices
-# ------------------------------------------------------------------------------------------------------------
+# --- in slices ----------------------------------------------------------------------------------------------
 
 
 async def test_a_log_is_replayed_in_steps_of_bounded_size_and_to_the_same_state() -> None:

@@ -58,8 +58,7 @@ def properties(changed: bytes | None) -> dict[str, object]:
     return dict(decode(changed)[0]) if changed is not None else {}
 
 
-# --- sending
-# ------------------------------------------------------------------------------------------------------------
+# --- sending ------------------------------------------------------------------------------------------------
 
 
 async def test_sequence_numbers_carry_the_partition_and_follow_each_other_without_a_gap() -> None:
@@ -144,8 +143,7 @@ async def test_an_empty_send_is_answered_and_changes_nothing() -> None:
     assert await harness.send(b"a") == NUMBER << 48 | 1
 
 
-# --- handing out
-# ------------------------------------------------------------------------------------------------------------
+# --- handing out --------------------------------------------------------------------------------------------
 
 
 async def test_a_lock_names_the_message_its_partition_and_its_end() -> None:
@@ -239,8 +237,7 @@ async def test_an_unknown_subqueue_is_refused() -> None:
     assert refused.reason is Reason.ENTITY_NOT_FOUND and refused.cookie == "mine"
 
 
-# --- settling
-# ------------------------------------------------------------------------------------------------------------
+# --- settling -----------------------------------------------------------------------------------------------
 
 
 async def test_a_completed_message_is_gone_also_after_a_restart() -> None:
@@ -421,8 +418,7 @@ async def test_messages_dead_lettered_out_of_order_are_handed_out_and_shown_in_o
     assert (await harness.receive(2, 2, DEAD_LETTER)).messages == [b"0", b"4"]
 
 
-# --- deferring
-# ------------------------------------------------------------------------------------------------------------
+# --- deferring ----------------------------------------------------------------------------------------------
 
 
 async def test_a_deferred_message_is_found_by_its_number_only() -> None:
@@ -478,8 +474,7 @@ async def test_a_deferred_message_does_not_expire() -> None:
     assert (await harness.peek()).messages == [b"a"]
 
 
-# --- locks and time
-# ------------------------------------------------------------------------------------------------------------
+# --- locks and time -----------------------------------------------------------------------------------------
 
 
 async def test_a_lock_that_runs_out_counts_a_delivery_and_the_message_goes_to_who_waits() -> None:
@@ -578,8 +573,7 @@ async def test_many_messages_that_expire_at_once_go_in_bounded_batches() -> None
     assert harness.task.counts()[MAIN].active == 0 and harness.log.appends == before + 4
 
 
-# --- looking, settings, leaving
-# ------------------------------------------------------------------------------------------------------------
+# --- looking, settings, leaving -----------------------------------------------------------------------------
 
 
 async def test_peeking_pages_through_everything_once_in_any_state() -> None:
@@ -656,8 +650,7 @@ async def test_counts_tell_states_and_bytes_of_each_subqueue() -> None:
     assert harness.task.counts()[MAIN].locked == 0
 
 
-# --- message bodies in memory and on disk
-# -----------------------------------------------------------------------------
+# --- message bodies in memory and on disk -------------------------------------------------------------------
 
 
 async def test_bodies_beyond_the_budget_are_read_back_and_what_stands_beside_them_is_kept() -> None:

@@ -63,8 +63,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-# --- commits
-# ------------------------------------------------------------------------------------------------------------
+# --- commits ------------------------------------------------------------------------------------------------
 
 
 async def test_nothing_is_answered_before_the_commit_is_durable() -> None:
@@ -118,8 +117,7 @@ async def test_a_commit_with_settlements_only_is_urgent() -> None:
     assert urgency == [True, False]
 
 
-# --- lazily opened
-# ------------------------------------------------------------------------------------------------------------
+# --- lazily opened ------------------------------------------------------------------------------------------
 
 
 async def test_a_log_is_opened_by_the_first_operation_that_needs_it() -> None:
@@ -144,8 +142,7 @@ async def test_opening_for_the_counts_needs_no_operation() -> None:
         assert harness.task.counts()[MAIN].active == 2 and harness.task.live_bytes == 2
 
 
-# --- a failed commit (durability rule 4)
-# ------------------------------------------------------------------------------
+# --- a failed commit (durability rule 4) --------------------------------------------------------------------
 
 
 async def test_a_failed_commit_is_refused_and_never_seen_and_the_partition_comes_back() -> None:
@@ -261,8 +258,7 @@ async def test_a_message_that_cannot_be_read_refuses_the_looker_and_not_the_dura
     assert (await harness.peek()).messages == [b"a", b"b"]
 
 
-# --- a full disk (durability rule 6)
-# ------------------------------------------------------------------------------------------------------------
+# --- a full disk (durability rule 6) ------------------------------------------------------------------------
 
 
 async def test_a_full_disk_refuses_sends_and_lets_receivers_settle_and_drain() -> None:
@@ -316,8 +312,7 @@ async def test_when_not_even_settlements_find_room_the_state_is_that_of_the_log(
     assert await harness.do(1, Complete(again.tokens)) == [Settled(None, {})]
 
 
-# --- what does not come back
-# ------------------------------------------------------------------------------------------------------------
+# --- what does not come back --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [CorruptRecord("log", 77, "flipped"), Fenced("another owner")])
@@ -373,8 +368,7 @@ async def test_a_bug_ends_this_partition_loudly_and_nothing_else() -> None:
     assert harness.task.health is Health.FAILED
 
 
-# --- timer and end
-# ------------------------------------------------------------------------------------------------------------
+# --- timer and end ------------------------------------------------------------------------------------------
 
 
 async def test_the_timer_returns_a_lock_although_nobody_asks() -> None:
@@ -457,8 +451,7 @@ async def test_a_failed_write_of_one_disk_full_batch_recovers() -> None:
     assert peeked.messages == [b"a"]
 
 
-# --- a disk that hangs
-# ------------------------------------------------------------------------------------------------------------
+# --- a disk that hangs --------------------------------------------------------------------------------------
 
 
 async def hanging(harness: Harness, *operations: Operation) -> None:

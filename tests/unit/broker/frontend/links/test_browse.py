@@ -143,8 +143,7 @@ async def drained(client: Client) -> Frame | None:
     return flows[-1] if flows else None
 
 
-# --- what it shows
-# ------------------------------------------------------------------------------------------------------------
+# --- what it shows ------------------------------------------------------------------------------------------
 
 
 async def test_each_message_of_all_partitions_is_shown_once_and_nothing_is_asked_of_them_but_to_look() -> (
@@ -263,8 +262,7 @@ async def test_one_connection_reads_one_page_at_a_time_and_the_broker_few() -> N
         assert len(shown(await client.hear())) == 12, "everybody has its turn"
 
 
-# --- settlement
-# ------------------------------------------------------------------------------------------------------------
+# --- settlement ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outcome", [Outcome.ACCEPTED, Outcome.REJECTED, Outcome.RELEASED, Outcome.MODIFIED])
@@ -305,8 +303,7 @@ async def test_deliveries_that_are_not_settled_are_bounded_and_the_browse_goes_o
     assert seen == shelf.every()[:8]
 
 
-# --- the end, and what comes after it
-# ------------------------------------------------------------------------------------------------------------
+# --- the end, and what comes after it -----------------------------------------------------------------------
 
 
 async def test_a_drain_is_answered_when_all_was_shown() -> None:
@@ -368,8 +365,7 @@ async def test_a_partition_that_always_has_more_does_not_keep_the_others_from_be
     assert len(shown(await client.hear())) == 3 and {number for number, _ in shelf.peeks} == {0, 1}
 
 
-# --- partitions that are down
-# ------------------------------------------------------------------------------------------------------------
+# --- partitions that are down -------------------------------------------------------------------------------
 
 
 async def test_a_partition_that_is_down_does_not_stop_the_browse_and_is_shown_when_it_is_back(
@@ -417,8 +413,7 @@ async def test_a_partition_that_does_not_answer_is_passed_over(monkeypatch: pyte
     assert shown(frames) == shelf.numbers[1] and frames[-1].field(8)
 
 
-# --- attach and the end
-# ------------------------------------------------------------------------------------------------------------
+# --- attach and the end -------------------------------------------------------------------------------------
 
 
 async def test_a_dead_letter_queue_is_browsed_under_its_path() -> None:

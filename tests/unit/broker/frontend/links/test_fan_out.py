@@ -20,8 +20,7 @@ def flowing(partitions: int, wanted: int, *numbers: int) -> DemandPlan:
     return plan
 
 
-# --- nothing flows
-# ------------------------------------------------------------------------------------------------------------
+# --- nothing flows ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("wanted", "share"), [(1, 1), (4, 1), (5, 2), (16, 4), (400, 100)])
@@ -46,8 +45,7 @@ def test_where_part_of_the_demand_was_met_it_is_asked_anew_so_that_others_give_b
     assert plan.ask(1, ANY_RUN) == [(1, 1, False)], "at least one, though its share is no more than stands"
 
 
-# --- something flows
-# ------------------------------------------------------------------------------------------------------------
+# --- something flows ----------------------------------------------------------------------------------------
 
 
 def test_a_partition_that_answered_in_full_is_asked_for_a_run_and_is_to_tell_when_it_has_no_more() -> None:
@@ -102,8 +100,7 @@ def test_a_partition_that_gives_less_than_it_was_asked_for_does_not_flow() -> No
     )
 
 
-# --- drain, withdrawal
-# ------------------------------------------------------------------------------------------------------------
+# --- drain, withdrawal --------------------------------------------------------------------------------------
 
 
 def test_a_drain_asks_everybody_for_no_more_than_a_share_and_then_those_that_gave_it() -> None:
@@ -135,8 +132,7 @@ def test_a_partition_that_went_down_is_asked_as_if_it_never_had_been() -> None:
     assert plan.ask(6, ANY_RUN) == [(1, 2, False), (2, 2, False)]
 
 
-# --- always
-# ------------------------------------------------------------------------------------------------------------
+# --- always -------------------------------------------------------------------------------------------------
 
 
 @given(

@@ -81,8 +81,7 @@ def batch(*messages: bytes, hint: dict[str, Any] | None = None) -> bytes:
     return message(annotations=hint, body=messages)
 
 
-# --- messages of their own
-# ------------------------------------------------------------------------------------------------------------
+# --- messages of their own ----------------------------------------------------------------------------------
 
 
 async def test_a_message_is_accepted_only_when_it_is_durable() -> None:
@@ -341,8 +340,7 @@ async def test_what_is_sent_in_a_transaction_is_refused_and_never_stored(is_batc
     assert list(all_stored(stack).values()) == [[b"3"]]
 
 
-# --- batches
-# ------------------------------------------------------------------------------------------------------------
+# --- batches ------------------------------------------------------------------------------------------------
 
 
 async def test_a_batch_is_one_operation_in_one_partition_and_one_outcome() -> None:
@@ -431,8 +429,7 @@ async def test_a_batch_that_is_malformed_is_refused_as_a_whole(payload: bytes) -
     assert error_of((await outcomes(client))[0])[0] == "amqp:decode-error" and all_stored(stack) == {}
 
 
-# --- settled messages
-# ------------------------------------------------------------------------------------------------------------
+# --- settled messages ---------------------------------------------------------------------------------------
 
 
 async def test_messages_sent_settled_are_stored_and_not_answered_also_when_the_detach_comes_along() -> None:
@@ -477,8 +474,7 @@ async def test_credit_comes_back_for_stored_messages_a_quarter_of_the_window_at_
     assert granted == 48
 
 
-# --- bounds
-# ------------------------------------------------------------------------------------------------------------
+# --- bounds -------------------------------------------------------------------------------------------------
 
 
 async def test_over_the_bound_of_unacknowledged_bytes_reading_pauses_until_half_are_durable() -> None:
@@ -525,8 +521,7 @@ async def test_an_outcome_for_a_link_that_is_gone_is_not_written() -> None:
     assert all(frame.field(4) is None for frame in await client.hear())
 
 
-# --- attach, change, end
-# ------------------------------------------------------------------------------------------------------------
+# --- attach, change, end ------------------------------------------------------------------------------------
 
 
 async def refused(client: Client, address: str) -> str:
@@ -610,8 +605,7 @@ async def test_what_goes_wrong_in_an_answer_ends_the_connection_and_reaches_no_p
     await until(lambda: client.wire.aborted)
 
 
-# --- memory
-# ------------------------------------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["message", "batch"])

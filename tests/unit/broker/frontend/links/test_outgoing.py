@@ -92,8 +92,7 @@ async def test_the_dead_letter_subqueue_is_received_from_under_its_path() -> Non
     assert {part.take(Demand)[0].subqueue for part in stack.parts} == {"$deadletterqueue"}
 
 
-# --- recall and return
-# ------------------------------------------------------------------------------------------------------------
+# --- recall and return --------------------------------------------------------------------------------------
 
 
 async def test_a_recall_gives_back_what_nobody_has_seen_of_that_partition() -> None:
@@ -150,8 +149,7 @@ async def test_messages_that_come_after_the_link_has_ended_go_back() -> None:
     sinks[3](Unavailable(3))
 
 
-# --- partitions that go down
-# ------------------------------------------------------------------------------------------------------------
+# --- partitions that go down --------------------------------------------------------------------------------
 
 
 async def test_a_partition_that_went_down_is_asked_again_after_a_while(
@@ -194,8 +192,7 @@ async def test_what_a_partition_gave_before_it_went_down_is_not_delivered_from_t
     assert tags_of(await client.hear()) == [] and client.connection.cache.messages == 0
 
 
-# --- all together
-# ------------------------------------------------------------------------------------------------------------
+# --- all together -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))

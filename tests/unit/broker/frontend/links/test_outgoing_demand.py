@@ -162,8 +162,7 @@ async def test_a_partition_that_said_it_has_no_more_does_not_keep_the_others_fro
     assert other.has(Demand), "a message that arrives anywhere is found"
 
 
-# --- drain
-# ------------------------------------------------------------------------------------------------------------
+# --- drain --------------------------------------------------------------------------------------------------
 
 
 async def test_a_drain_is_answered_only_when_every_partition_has_confirmed_that_nothing_is_on_its_way() -> (
@@ -300,8 +299,7 @@ async def test_a_drain_of_receive_and_delete_waits_for_removals() -> None:
     assert len(await client.heard(raw.TRANSFER)) == 1
 
 
-# --- bounds
-# ------------------------------------------------------------------------------------------------------------
+# --- bounds -------------------------------------------------------------------------------------------------
 
 
 async def test_no_more_are_delivered_than_may_be_unsettled_and_settling_lets_the_next_ones_out() -> None:

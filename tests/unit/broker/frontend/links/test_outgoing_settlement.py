@@ -206,8 +206,7 @@ async def test_what_was_settled_over_management_is_settled_on_the_link() -> None
     assert (answer.field(1), answer.field(3), answer.field(4).descriptor) == (0, True, raw.ACCEPTED)
 
 
-# --- receive and delete
-# ------------------------------------------------------------------------------------------------------------
+# --- receive and delete -------------------------------------------------------------------------------------
 
 
 async def test_receive_and_delete_sends_a_message_settled_and_only_after_its_removal_is_durable() -> None:
@@ -245,8 +244,7 @@ async def test_a_removal_that_fails_sends_nothing_and_asks_again() -> None:
     assert tags_of(await client.hear()) == [] and demands(stack) == {0: 1}
 
 
-# --- properties to change
-# ------------------------------------------------------------------------------------------------------------
+# --- properties to change -----------------------------------------------------------------------------------
 
 LARGE = {Symbol("note"): "x" * 30_000}
 

@@ -42,8 +42,7 @@ from tests.support.link_stack import Client, turn
 from tests.support.locked import locked, stored
 from tests.support.management_bench import Answers, Bench, bench, down, status
 
-# --- peek
-# ------------------------------------------------------------------------------------------------------------
+# --- peek ---------------------------------------------------------------------------------------------------
 
 
 def holding(counts: Mapping[int, int], body: bytes = b"hello") -> Answers:
@@ -284,8 +283,7 @@ async def test_a_browser_may_begin_anywhere(start: int) -> None:
     assert await peek(work, start, 10, holding({0: 1})) == ([1] if start <= 1 else [])
 
 
-# --- renew lock
-# ------------------------------------------------------------------------------------------------------------
+# --- renew lock ---------------------------------------------------------------------------------------------
 
 
 def tokens_of(*numbers: int) -> list[bytes]:
@@ -364,8 +362,7 @@ async def test_a_lock_that_nobody_gave_is_lost() -> None:
     assert asked == {}
 
 
-# --- receive by sequence number
-# ------------------------------------------------------------------------------------------------------------
+# --- receive by sequence number -----------------------------------------------------------------------------
 
 
 def deferred(messages: Locked) -> Callable[[int, Any], Answer]:
@@ -523,8 +520,7 @@ async def test_what_is_not_deferred_is_not_found() -> None:
     assert status(response) == (404, "com.microsoft:message-not-found")
 
 
-# --- update disposition
-# ------------------------------------------------------------------------------------------------------------
+# --- update disposition -------------------------------------------------------------------------------------
 
 
 def settling(
@@ -663,8 +659,7 @@ async def test_of_several_refusals_the_first_is_told() -> None:
         assert status(await work.ask("update-disposition", body, answers))[0] == expected
 
 
-# --- what is refused before anything is done
-# ------------------------------------------------------------------------------------------------------------
+# --- what is refused before anything is done ----------------------------------------------------------------
 
 ONE = uuids([bytes(16)])
 NO_MAPS: list[Any] = [None, [], "text", 7]
