@@ -3,7 +3,7 @@
 Names follow the service's metrics (HTTP contract 6.4) in Prometheus' spelling: totals are counters, `entity`
 is the label, times are histograms in seconds. Each one is explained in `docs/configuration.md`; a test fails
 when one is missing there. The registry has what the process has once. The counters of entities are plain
-numbers (`entity_counters.py`), and what can be counted when asked for (messages in an entity) is a gauge,
+numbers (`counters.py`), and what can be counted when asked for (messages in an entity) is a gauge,
 gathered at scrape time; `http/metrics.py` puts all three together.
 
 On the hot path call `committed` once per batch: adding to a registered counter takes a lock and five calls.

@@ -1,7 +1,7 @@
 """Entities as data: what a queue is made of and what each of its settings may be.
 
 Durations are milliseconds; None means without limit. Nothing here knows how settings come in (`http/atom.py`,
-`config.py`) or where they are kept (`catalogue.py`).
+`settings.py`) or where they are kept (`catalogue.py`).
 """
 
 from __future__ import annotations

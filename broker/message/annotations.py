@@ -1,7 +1,7 @@
 """What the broker puts in front of a message when it hands it out: header and `x-opt-*` annotations.
 
     header                delivery-annotations      message-annotations          bare message durable,
-    priority,    x-opt-lock-token of a     the broker's, then the       as it rests (`stored_message.py`),
+    priority,    x-opt-lock-token of a     the broker's, then the       as it rests (`stored.py`)        ,
     ttl, delivery-count   lock, then the sender's   sender's own                 unless properties were
     changed
 

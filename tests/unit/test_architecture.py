@@ -13,32 +13,31 @@ SOURCES = sorted(
     path for package in ("broker", "protocol", "storage") for path in (ROOT / package).rglob("*.py")
 )
 
+LAYERS = (
+    ("protocol", "storage"),
+    ("broker.base",),
+    ("broker.entities", "broker.operations"),
+    ("broker.settings", "broker.access", "broker.message", "broker.wording", "broker.throttle"),
+    ("broker.partition",),
+    ("broker.namespace",),
+    ("broker.frontend", "broker.maintenance"),
+    ("broker.http",),
+    ("broker.descriptors",),
+    ("broker.server",),
+    ("broker.cli",),
+    ("broker.__main__",),
+)
+"""The parts of the product, from the ground up. A part imports only what lies below it."""
+
 FORBIDDEN = {
-    "protocol": ("broker", "storage", "asyncio", "socket"),
-    "storage": ("broker", "protocol"),
-    "broker.partition": (
-        "broker.frontend",
-        "broker.http",
-        "protocol",
-        "broker.namespace.router",
-        "broker.namespace.namespace",
-        "aiohttp",
-    ),
-    "broker.frontend": ("storage", "broker.http", "broker.partition"),
+    "protocol": ("asyncio", "socket"),
+    "broker.partition": ("protocol", "aiohttp"),
+    "broker.namespace": ("protocol", "aiohttp"),
+    "broker.namespace.router": ("broker.partition", "storage"),
+    "broker.frontend": ("storage", "broker.partition"),
     "broker.http": ("storage", "protocol", "broker.partition"),
-    "broker.namespace.router": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
-    "broker.operations": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
-    "broker.entities.descriptions": (
-        "broker.frontend",
-        "broker.http",
-        "broker.partition",
-        "protocol",
-        "storage",
-    ),
-    "broker.base.errors": ("broker.", "protocol", "storage"),
-    "broker.settings.settings": ("broker.frontend", "broker.http", "broker.partition", "protocol", "storage"),
 }
-"""Who must not import what; a name stands for itself and everything below it."""
+"""What a part must not import although it lies below it; a name stands for itself and everything in it."""
 
 READS_THE_TIME = {"time", "time_ns", "now", "utcnow", "today", "monotonic", "monotonic_ns"}
 WRITES_FILES = {
@@ -104,8 +103,33 @@ def calls_of(path: Path) -> set[tuple[str, str]]:
     return calls
 
 
+def part_of(name: str) -> tuple[int, str] | None:
+    """The layer and the part that a module belongs to; None for what is not ours, and for `broker` itself."""
+    for level, parts in enumerate(LAYERS):
+        for part in parts:
+            if below(name, part):
+                return level, part
+    return None
+
+
+def test_every_module_has_its_layer() -> None:
+    assert [module_of(path) for path in SOURCES if part_of(module_of(path)) is None] == ["broker"]
+
+
+def test_imports_run_down_the_layers() -> None:
+    wrong = []
+    for path in SOURCES:
+        if (here := part_of(module_of(path))) is None:
+            continue
+        for name in sorted(imports_of(path)):
+            there = part_of(name)
+            if there is not None and there[1] != here[1] and there[0] >= here[0]:
+                wrong.append(f"{module_of(path)} imports {name}")
+    assert wrong == []
+
+
 @pytest.mark.parametrize("part", FORBIDDEN)
-def test_imports_run_down_only(part: str) -> None:
+def test_no_part_imports_what_is_forbidden_to_it(part: str) -> None:
     wrong = [
         f"{module_of(path)} imports {name}"
         for path in SOURCES
@@ -162,7 +186,7 @@ def test_every_module_says_what_it_answers_for() -> None:
 
 def test_files_have_one_purpose_and_fewer_than_800_lines() -> None:
     assert [
-        module_of(path) for path in SOURCES if len(path.read_text(encoding="utf-8").splitlines()) >= 700
+        module_of(path) for path in SOURCES if len(path.read_text(encoding="utf-8").splitlines()) >= 800
     ] == []
 
 

@@ -463,10 +463,14 @@ async def test_what_is_not_http_gets_an_answer_or_the_end_and_no_line_in_the_log
     tls: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with client(stack, MALFORMED[name], tls=tls) as (reader, writer):
-        if name == "nothing but line ends":
-            writer.write(b"GARBAGE")
-        answer = await rest(reader)
+    answer = b""
+    with contextlib.suppress(
+        ConnectionError
+    ):  # on a slow machine, the time of a header may end in the handshake
+        async with client(stack, MALFORMED[name], tls=tls) as (reader, writer):
+            if name == "nothing but line ends":
+                writer.write(b"GARBAGE")
+            answer = await rest(reader)
     assert not answer or answer.split(b" ")[1][:1] in b"1 4 5", answer
     assert b" 500 " not in answer[:20], answer
     assert [record for record in caplog.records if record.levelno >= logging.INFO] == []
