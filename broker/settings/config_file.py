@@ -2,8 +2,8 @@
 
 Unchanged files of the emulator are accepted: with `//` comments, trailing commas and a byte-order mark, with
 its field names and its defaults (which differ from the service's: ten deliveries there, three here). Ranges
-are those of `entities/validation.py`, wider than the emulator's. Our additions stand beside its fields, spelled
-as in the administration API.
+are those of `entities/validation.py`, wider than the emulator's. Our additions stand beside its fields,
+spelled as in the administration API.
 
 Gives plain data (`ConfigFile`); what it holds that this version does not carry out is kept, and named in
 `warnings`. A wrong file is a `WrongConfigFile` that names file, field and reason. Creates nothing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.entities import QueueSettings
+from broker.entities.descriptions import QueueSettings
 from broker.partition.summary import Wake, summary_of
 from tests.support.partition_harness import Harness
 
