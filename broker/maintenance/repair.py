@@ -48,6 +48,7 @@ from storage.disk import (
 from storage.errors import StorageError
 from storage.extent import EXTENT_SUFFIX
 from storage.file_store import EXTENTS_DIRECTORIES, LOGS_DIRECTORY, FileLogStore
+from storage.index_witness import WITNESS_NAME
 from storage.log import Frame
 from storage.partition_index import COPY_NAME, INDEX_NAME
 from storage.survey import Finding, LogFolder, Severity, Survey, frames, survey_files
@@ -324,12 +325,18 @@ class Repair:
         )
         self._exchange(directory, log.as_json())
 
-    def _set_index_aside(self) -> None:
+    def _set_index_aside(self, changed: Path) -> None:
         """The index of partitions says what the old logs held. Without it the next start opens all partitions
-        and counts anew."""
+        and counts anew.
+
+        If the index is in a folder that was not named, only the witness of the folder that has `changed` can
+        tell the broker that it is out of date.
+        """
         for catalogue in [root / CATALOGUE_DIRECTORY for root in self._roots]:
             for name in sorted({INDEX_NAME, COPY_NAME} & set(self._disk.names(catalogue))):
                 self._set_aside(catalogue / name)
+        if WITNESS_NAME in self._disk.names(changed):
+            self._set_aside(changed / WITNESS_NAME)
 
     async def _write_log(self, folder: LogFolder, root: Path) -> None:
         """Write what can be saved of a log to a new one below `root`, durably."""
@@ -369,7 +376,7 @@ class Repair:
     def _exchange(self, directory: Path, report: dict[str, Any]) -> None:
         """Put the new log in the place of the old one. Each step may be the last one of a process, and is
         then found done or not done."""
-        self._set_index_aside()
+        self._set_index_aside(directory.parent.parent)
         disk, root, entity = self._disk, directory.parent.parent, _directory_name(report["entity"])
         partition = f"{report['partition']:04x}"
         rebuilt = directory / REBUILT_DIRECTORY

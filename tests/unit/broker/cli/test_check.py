@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from broker.partition.salvage import Range
 from storage.catalogue import Catalogue, file_name_of
 from storage.disk import LocalDisk
 from storage.folders import arrange
+from storage.index_witness import Witness
 from storage.segment import SEGMENT_HEADER_BYTES
 from tests.support.logging_kept import logging_kept
 from tests.support.logs import append, claimed, flip
@@ -148,6 +150,19 @@ async def test_repair_says_what_is_gone_and_acts_only_when_asked(tmp_path: Path)
     assert done.returncode == 1 and "Run the command again with --yes" in done.stdout, done
     [row] = [line for line in done.stdout.splitlines() if "orders" in line]
     assert f"from {3 << 48 | 1} on" in row and "0 messages" in row
+
+
+async def test_a_repaired_folder_is_counted_again_even_if_the_index_is_in_another_one(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    arrange(LocalDisk(), folders)
+    segment = await data_folder(folders[1])
+    witness = Witness(folders[1], LocalDisk())
+    await witness.read()
+    await witness.confirm(lambda: 7)
+    segment.unlink()
+    done = await asyncio.to_thread(partibus, "repair", "--yes", "--data-dir", str(folders[1]))
+    assert done.returncode == 1 and "was not named" in done.stdout and "rebuilt" in done.stdout, done
+    assert not witness.path.exists()
 
 
 @pytest.mark.parametrize(
