@@ -68,6 +68,7 @@ from broker.partition.batch import Batch
 from broker.partition.batch_bounds import MIB, Bounds
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.disk_timeout import Hung, Patience, PatientLog
+from broker.partition.full_disk import FullDisk
 from broker.partition.idle import Register, Rest
 from broker.partition.messages import SUBQUEUES, Messages
 from broker.partition.payloads import PayloadBudget
@@ -212,6 +213,8 @@ class PartitionTask:
         self._settled = Once()
         """The log was opened, or could not be."""
         self._ended = Once()
+        self._full: FullDisk | None = None
+        """From the first send that finds the disk full, until one is stored."""
         self._output = log_output.bind(entity=describe().name, partition=number)
 
     # --- seen from outside ----------------------------------------------------------------------------------
@@ -395,14 +398,19 @@ class PartitionTask:
                 await self._rest.end()
         try:
             await self._append(batch.commit, urgent=not batch.has_sent)
-        except DiskFull:
+        except DiskFull as error:
             if not batch.has_sent:
                 raise
             self._press()
             undone = partition.undo_sends(self._log.begin())  # durability rule 6
-            self._output.warning("disk.full", refused_sends=undone)
+            self._full = self._full or FullDisk(self._clock, self._output)
+            self._full.refuse(undone, error)
             if batch.commit:
                 await self._append(batch.commit, urgent=True)
+        else:
+            if self._full is not None and batch.has_sent:
+                self._full.end()
+                self._full = None
         if self._meter is not None:
             self._meter.committed(len(batch.marks) + batch.has_sent, batch.commit.bytes, loop.time() - began)
             if batch.dead_lettered or batch.expired_messages or batch.expired_locks:

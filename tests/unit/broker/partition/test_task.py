@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.base.clock import SystemClock
 from broker.base.errors import Reason
@@ -283,6 +284,23 @@ async def test_a_full_disk_refuses_sends_and_lets_receivers_settle_and_drain() -
     assert one(harness.take(1), Locked).messages == [b"y"]
     await harness.restart()
     assert (await harness.peek()).messages == [b"y"]
+
+
+async def test_the_log_says_when_a_disk_is_full_and_not_for_each_send() -> None:
+    harness = Harness()
+    with capture_logs() as lines:
+        await harness.send(b"a")
+        harness.log.fill_disk()
+        for _ in range(100):
+            assert one(await harness.do(1, Send([b"x"], None)), Failed).reason is Reason.DISK_FULL
+        await harness.advance(60_000)
+        await harness.do(1, Send([b"x"], None))
+        harness.log.empty_disk()
+        await harness.send(b"b")
+        await harness.send(b"c")
+    told = [(line["event"], line["refused_sends"]) for line in lines if line["event"].startswith("disk.")]
+    assert told == [("disk.full", 1), ("disk.full", 100), ("disk.has_room", 101)]
+    assert all(line["error"] for line in lines if line["event"] == "disk.full")
 
 
 async def test_demand_that_a_refused_send_would_have_met_waits_on() -> None:

@@ -1,0 +1,40 @@
+"""What the log says while a partition's disk is full: when sends are refused first, once a minute while they
+are, and when one is stored again.
+
+Not a line for each refusal: clients can cause hundreds a second, and the lines may go to the same disk.
+"""
+
+from __future__ import annotations
+
+from structlog.typing import FilteringBoundLogger
+
+from broker.base.clock import Clock
+from storage.errors import DiskFull
+
+LINE_MS = 60_000
+
+
+class FullDisk:
+    """One time that a disk is full, as one partition sees it."""
+
+    __slots__ = ("_clock", "_next_line_ms", "_output", "_refused", "_refused_in_all")
+
+    def __init__(self, clock: Clock, output: FilteringBoundLogger) -> None:
+        self._clock, self._output = clock, output
+        self._refused = self._refused_in_all = 0
+        self._next_line_ms = clock.monotonic_ms()
+
+    def refuse(self, sends: int, error: DiskFull) -> None:
+        """So many sends were refused at once."""
+        self._refused += sends
+        self._refused_in_all += sends
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._next_line_ms:
+            self._next_line_ms = now_ms + LINE_MS
+            advice = "Messages are refused until receivers have made room, or there is room on the disk."
+            self._output.warning("disk.full", refused_sends=self._refused, error=str(error), advice=advice)
+            self._refused = 0
+
+    def end(self) -> None:
+        """A send was stored."""
+        self._output.info("disk.has_room", refused_sends=self._refused_in_all)
