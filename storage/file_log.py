@@ -34,7 +34,7 @@ from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, St
 from storage.extent import ExtentFile
 from storage.fetch import bounded, fetch_frames
 from storage.lanes import Lanes
-from storage.log import Checkpoint, Commit, Frame, Position
+from storage.log import Checkpoint, Commit, Frame, Position, RoomTurns
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.recent import RecentPlaces
@@ -90,7 +90,7 @@ class Shared:
     """Called when the reserve was found released."""
     found_full: Callable[[], None]
     """Called when a commit found no room."""
-    making_room: asyncio.Lock
+    making_room: RoomTurns
     put_away: Callable[[FileLog], None]
     """Called when a log's files were closed for now."""
     untidy: Callable[[FileLog], None]
@@ -151,7 +151,7 @@ class FileLog:
         return not self._shared.reserve.held
 
     @property
-    def making_room(self) -> asyncio.Lock:
+    def making_room(self) -> RoomTurns:
         return self._shared.making_room
 
     async def room(self) -> int:

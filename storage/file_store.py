@@ -31,6 +31,7 @@ from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
 from storage.folders import LOCK_NAME, check_identity
 from storage.lanes import Lanes
+from storage.log import RoomTurns
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.reserve import Reserves
@@ -51,6 +52,8 @@ TIDY_DELAY_MS_MAX = 600_000
 """… up to this maximum."""
 CLOSE_WITHIN_S = 5.0
 """How long to wait for work under way when the store is closed."""
+TOLD_AT_ONCE = 256
+"""Logs whose owners hear of a full disk in one turn of the event loop."""
 FULL_DISK_TOLD_S = 1.0
 """How often the owners of the logs are told that the disk is full, at most."""
 NAME_BYTES_MAX = 240
@@ -134,7 +137,7 @@ class FileLogStore:
             unsynced=self._sync_later,
             reserve_released=self._hold_reserve_later,
             found_full=self._tell_of_full_disk,
-            making_room=asyncio.Lock(),
+            making_room=RoomTurns(),
             untidy=self._tidy_later,
             put_away=lambda log: self._ends.put_away(log),
         )
@@ -146,6 +149,7 @@ class FileLogStore:
         self._syncing: asyncio.Task[None] | None = None
         self._holding: asyncio.Task[None] | None = None
         self._told_of_full_until = 0.0
+        self._telling: asyncio.Task[None] | None = None
         self._untidy: set[FileLog] = set()
         self._tidying: asyncio.Task[None] | None = None
         self._closing_idle: asyncio.Task[None] | None = None
@@ -289,7 +293,14 @@ class FileLogStore:
             )
 
     async def close(self) -> None:
-        for task in (self._syncing, self._holding, self._tidying, self._closing_idle, self._recording):
+        for task in (
+            self._syncing,
+            self._holding,
+            self._telling,
+            self._tidying,
+            self._closing_idle,
+            self._recording,
+        ):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task], timeout=CLOSE_WITHIN_S)
@@ -368,8 +379,14 @@ class FileLogStore:
         loop = asyncio.get_running_loop()
         if loop.time() >= self._told_of_full_until:
             self._told_of_full_until = loop.time() + FULL_DISK_TOLD_S
-            for log in self._logs.values():
-                log.on_full()
+            if self._telling is None or self._telling.done():
+                self._telling = start_background(self._tell_all(), "storage-full", self._failed)
+
+    async def _tell_all(self) -> None:
+        for place, log in enumerate(list(self._logs.values()), 1):
+            log.on_full()
+            if place % TOLD_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _hold_reserve(self) -> None:
         while not self._shared.reserve.held:

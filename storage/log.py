@@ -118,6 +118,24 @@ class Checkpoint:
     sections: tuple[Section, ...]
 
 
+class RoomTurns(asyncio.Lock):
+    """Who makes room on a full disk, of all logs that share it: held by the one that does.
+
+    Each of the others comes back at a time of its own, so that few ask at a time, however many there are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free_from_ms = 0
+
+    def next_ms(self, earliest_ms: int, apart_ms: int) -> int:
+        """When to come back, in monotonic time: not before `earliest_ms`, and `apart_ms` after whoever asked
+        last."""
+        time_ms = max(earliest_ms, self._free_from_ms)
+        self._free_from_ms = time_ms + apart_ms
+        return time_ms
+
+
 class Log(Protocol):
     """One partition's log. Owned by one task.
 
@@ -187,7 +205,7 @@ class Log(Protocol):
         """Whether the disk is short of room, so that only urgent commits are written."""
 
     @property
-    def making_room(self) -> asyncio.Lock:
+    def making_room(self) -> RoomTurns:
         """Held by whoever makes room on a full disk. It belongs to all logs that share the disk: one makes
         room at a time."""
 

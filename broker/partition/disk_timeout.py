@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
 from storage.errors import StorageError
-from storage.log import Checkpoint, Commit, Frame, Log, Position
+from storage.log import Checkpoint, Commit, Frame, Log, Position, RoomTurns
 
 SECOND_LOOK_S = 0.05
 
@@ -165,7 +165,7 @@ class PatientLog:
         return self._log.is_full
 
     @property
-    def making_room(self) -> asyncio.Lock:
+    def making_room(self) -> RoomTurns:
         return self._log.making_room
 
     async def room(self) -> int:

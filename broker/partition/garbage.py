@@ -73,7 +73,3 @@ class GarbageBound:
     def discount(self, written: int) -> None:
         """Upkeep itself has written so many bytes: they are no traffic."""
         self._seen_end += written
-
-    def look_again(self, at_ms: int) -> None:
-        """Look at that time, whatever is written."""
-        self.due_ms = at_ms

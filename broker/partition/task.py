@@ -430,7 +430,7 @@ class PartitionTask:
         """The disk is full: the log's upkeep becomes urgent."""
         if self._upkeep is not None:
             self._upkeep.press(self._clock.monotonic_ms())
-            self._wake.set()
+            self._arm_timer()
 
     async def _fill(self, partition: Partition, batch: Batch) -> None:
         """Read from the log what an answer needs and the memory does not hold."""

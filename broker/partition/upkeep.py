@@ -22,7 +22,8 @@ upkeep tolerates more garbage the more is written (`garbage.py`).
 *A full disk* (durability rule 6) makes all of it urgent. One partition at a time trims first, and then
 compacts one segment after the other, until nothing more can be freed. The disk must have room for what a
 compaction writes, so a segment waits until enough of it was drained. A timer continues this when nothing
-comes in. Garbage of up to a quarter of the live bytes stays, so freeing a byte writes at most four.
+comes in: each partition comes back at a time of its own (`RoomTurns`), for there may be thousands. Garbage of
+up to a quarter of the live bytes stays, so freeing a byte writes at most four.
 
 *Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of
 at most `relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read and do not
@@ -97,7 +98,7 @@ class UpkeepLimits:
     pause_ms: int = 1000
     """After the disk refused something, and between two attempts to make room."""
     turn_ms: int = 20
-    """While another partition makes room."""
+    """While another partition makes room, and between two partitions that come back to make some."""
 
 
 class Upkeep:
@@ -120,6 +121,8 @@ class Upkeep:
         self._candidates: deque[tuple[Frame, int]] = deque()
         """Messages that were read for compaction and are not written yet: frame and sequence number."""
         self._paused_until_ms = self._pressed_until_ms = 0
+        self._turn_ms: int | None = None
+        """When to come back to make room on a full disk."""
         self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_min) // LOOKS_PER_DUE
         self._look_at: int = log.end
         """When the log ends here, it is looked at again."""
@@ -134,8 +137,8 @@ class Upkeep:
     @property
     def due_ms(self) -> int | None:
         """When `step` wants to be called although nothing was written, in monotonic time; None for never."""
-        due_ms = self._bound.due_ms
-        return due_ms if due_ms is None else max(due_ms, self._paused_until_ms)
+        dues = [each for each in (self._bound.due_ms, self._turn_ms) if each is not None]
+        return max(min(dues), self._paused_until_ms) if dues else None
 
     async def step(self, now_ms: int) -> bool:
         """Do what is due; True if there is more of it. Raises CommitFailed, CorruptRecord, Fenced; a full
@@ -145,6 +148,8 @@ class Upkeep:
         log = self._log
         due, began_at = self._bound.look(now_ms, log.end), log.end
         is_pressed = log.is_full or now_ms < self._pressed_until_ms
+        if self._turn_ms is not None and (now_ms >= self._turn_ms or not is_pressed):
+            due, self._turn_ms = True, None
         if not due and not is_pressed and began_at < self._look_at and self._messages.count:
             return False
         try:
@@ -162,7 +167,7 @@ class Upkeep:
         finally:
             self._bound.discount(log.end - began_at)
             if now_ms < self._paused_until_ms:
-                self._bound.look_again(self._paused_until_ms)
+                self._come_back(self._paused_until_ms)
 
     @property
     def has_garbage(self) -> bool:
@@ -172,9 +177,23 @@ class Upkeep:
         return garbage > max(self._limits.garbage_bytes_at_rest, self._limits.garbage_per_live * live_bytes)
 
     def press(self, now_ms: int) -> None:
-        """The disk is full: make room at the next step."""
+        """The disk is full: make room, with the next batch or at this partition's turn."""
         self._pressed_until_ms = now_ms + self._limits.pressed_ms
-        self._bound.look_again(now_ms)
+        if self._garbage_on_full_disk():
+            self._come_back(now_ms)
+
+    def _come_back(self, earliest_ms: int) -> None:
+        """Have `step` called then, or somewhat later if other partitions of the disk come back as well. Does
+        nothing if that was arranged before: traffic may ask for it again and again."""
+        if self._turn_ms is None:
+            self._turn_ms = self._log.making_room.next_ms(earliest_ms, self._limits.turn_ms)
+
+    def _garbage_on_full_disk(self) -> int:
+        """The bytes of garbage in the log; 0 if they are not worth while even if the disk is full."""
+        live_bytes, limits = self._messages.relocatable_bytes, self._limits
+        garbage = self._log.end - self._log.start - live_bytes
+        tolerated = max(limits.garbage_bytes_on_full_disk, live_bytes // limits.live_per_garbage_on_full_disk)
+        return garbage if garbage > tolerated else 0
 
     async def save_checkpoint(self, now_ms: int) -> bool:
         """Save a checkpoint of the state as it is, unless the newest one is of this state; False if the disk
@@ -249,15 +268,12 @@ class Upkeep:
     async def _make_room(self, now_ms: int) -> bool:
         """On a full disk: trim, then compact the oldest segment, if there is room to do it in. True if
         something was freed."""
-        log, messages, limits = self._log, self._messages, self._limits
-        live_bytes = messages.relocatable_bytes
-        garbage = log.end - log.start - live_bytes
-        if garbage <= max(
-            limits.garbage_bytes_on_full_disk, live_bytes // limits.live_per_garbage_on_full_disk
-        ):
+        log, limits = self._log, self._limits
+        garbage = self._garbage_on_full_disk()
+        if not garbage:
             return False
         if log.making_room.locked():
-            self._bound.look_again(now_ms + limits.turn_ms)
+            self._come_back(now_ms + limits.turn_ms)
             return False
         async with log.making_room:
             start = log.start
@@ -267,13 +283,13 @@ class Upkeep:
                 await self._trim(now_ms, is_urgent=True)
             if log.trim_points and log.start == start:
                 first = log.trim_points[0]
-                if min(first - start, live_bytes) <= await log.room():
+                if min(first - start, self._messages.relocatable_bytes) <= await log.room():
                     while await self._move(limits.relocation_bytes, limits.relocation_bytes, first):
                         pass
                     await self._trim(now_ms, is_urgent=True)
         freed = log.start > start
         if not freed:
-            self._bound.look_again(now_ms + limits.pause_ms)
+            self._come_back(now_ms + limits.pause_ms)
         return freed
 
     async def _compact(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull
-from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, Section
+from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomTurns, Section
 
 
 @dataclass
@@ -61,7 +61,11 @@ class MemoryLog:
         self.on_full: Callable[[], None] = lambda: None
         self.full = False
         self.room_bytes = 1 << 40
-        self._making_room = asyncio.Lock()
+        self._making_room = RoomTurns()
+
+    def share_turns(self, turns: RoomTurns) -> None:
+        """Share a disk with other logs, one of which makes room at a time."""
+        self._making_room = turns
 
     def fail_append(self, error: Exception, after: int = 0) -> None:
         """Raise `error` once, from the append that comes after so many others."""
@@ -137,7 +141,7 @@ class MemoryLog:
         return self.full
 
     @property
-    def making_room(self) -> asyncio.Lock:
+    def making_room(self) -> RoomTurns:
         return self._making_room
 
     async def room(self) -> int:

@@ -126,6 +126,32 @@ async def test_a_segment_is_compacted_only_where_there_is_room_for_what_it_holds
     assert log_bytes(harness) < 1.25 * 30 * 1_100 + 2 * SEGMENT_BYTES
 
 
+async def test_on_a_full_disk_each_partition_comes_back_at_a_time_of_its_own() -> None:
+    harnesses = [await half_drained() for _ in range(5)]
+    turns, clock, limits = harnesses[0].log.making_room, harnesses[0].clock, LIMITS.upkeep
+    for harness in harnesses[1:]:
+        harness.log.share_turns(turns)
+        assert harness.clock.monotonic_ms() == clock.monotonic_ms()
+
+    def dues() -> list[int]:
+        upkeeps = [harness.task._upkeep for harness in harnesses]
+        found = [upkeep.due_ms for upkeep in upkeeps if upkeep is not None]
+        return [due_ms - clock.monotonic_ms() for due_ms in found if due_ms is not None]
+
+    for _ in range(3):  # the owners hear of it about every second while the disk is full
+        for harness in harnesses:
+            harness.log.on_full()
+    assert dues() == [place * limits.turn_ms for place in range(5)], "a thousand at once would stop everybody"
+    async with turns:
+        for harness in harnesses:
+            await harness.advance(4 * limits.turn_ms)
+            assert log_bytes(harness) > 60_000, "somebody else makes room"
+        assert dues() == [(place + 1) * limits.turn_ms for place in range(5)]
+    for harness in harnesses:
+        await harness.advance(5 * limits.turn_ms)
+        assert log_bytes(harness) < 1.25 * 30 * 1_100 + 2 * SEGMENT_BYTES
+
+
 async def test_partitions_make_room_one_at_a_time() -> None:
     harness = await half_drained()
     harness.log.full = True
