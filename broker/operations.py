@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from broker.base.errors import Reason
+from broker.entities.descriptions import QueueDescription
 
 ClientId = NewType("ClientId", int)
 LockToken = bytes
@@ -219,8 +220,12 @@ class Delete:
 
 @dataclass(slots=True)
 class Update:
-    """The entity's settings have changed. Answered with `Updated`."""
+    """The entity's settings have changed. Answered with `Updated`.
 
+    A partition that is down takes note of the description, and works with it once it is back.
+    """
+
+    description: QueueDescription
     cookie: object = None
 
 

@@ -355,7 +355,7 @@ class Broker:
             number,
             log=self.store.log(queue.description.generation, number, queue.description.folders),
             clock=self.clock,
-            describe=lambda: queue.description,
+            description=queue.description,
             payloads=self._payloads,
             limits=self._partition_limits,
             meter=queue.meter,

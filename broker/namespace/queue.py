@@ -212,8 +212,8 @@ class Queue:
             watcher.queue_changed()
 
     async def _tell(self, partition: Partition) -> None:
-        with contextlib.suppress(Refused):  # it is down, and reads the description when it comes back
-            await ask(partition, Update())
+        with contextlib.suppress(Refused):  # it is down, and has taken note
+            await ask(partition, Update(self.description))
 
     async def stop(self) -> None:
         """Stop the partitions that were used."""

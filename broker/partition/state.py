@@ -36,7 +36,7 @@ its lock ended, however long the disk has kept it waiting: locks that end meanwh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from broker.base.errors import Reason, Refused
@@ -87,7 +87,7 @@ class Partition:
     def __init__(
         self,
         number: int,
-        describe: Callable[[], QueueDescription],
+        description: QueueDescription,
         messages: Messages,
         *,
         epoch: int,
@@ -98,8 +98,7 @@ class Partition:
         another object."""
         self.number = number
         self.messages = messages
-        self._describe = describe
-        self._space = Workspace(number, describe(), messages, bounds or Bounds(), epoch, first_nonce)
+        self._space = Workspace(number, description, messages, bounds or Bounds(), epoch, first_nonce)
         self._time_to_live = TimeToLive(self._space)
         self._sending = Sending(number, messages, self._space.bounds.work_max)
         self._delivering = Delivering(self._space, self._time_to_live)
@@ -273,7 +272,7 @@ class Partition:
             case Delete():
                 self._browsing.delete(client, operation)
             case Update():
-                self._space.description = self._describe()
+                self._space.description = operation.description
                 self._space.answer(client, Updated(operation.cookie))
             case Detach():
                 self._browsing.forget(client)

@@ -157,7 +157,7 @@ class PartitionTask:
         *,
         log: Log,
         clock: Clock,
-        describe: Callable[[], QueueDescription],
+        description: QueueDescription,
         payloads: PayloadBudget,
         limits: TaskLimits | None = None,
         on_health: Callable[[int, Health], None] | None = None,
@@ -165,14 +165,13 @@ class PartitionTask:
         slices: Slices | None = None,
         register: Register | None = None,
     ) -> None:
-        """`describe` gives the queue's description as it is now; `on_health` hears of each change, in the
-        event loop.
+        """`on_health` hears of each change, in the event loop.
 
         `slices`: the turns in which partitions are opened and forgotten, shared by all of them; one of its
         own unless given.
         """
         self.number = number
-        self._log, self._clock, self._describe, self._payloads = log, clock, describe, payloads
+        self._log, self._clock, self._description, self._payloads = log, clock, description, payloads
         self._limits = limits or TaskLimits()
         self._on_health, self._meter = on_health, meter
         self._rest = Rest(register, clock, self._limits.rest_ms)
@@ -215,7 +214,7 @@ class PartitionTask:
         self._ended = Once()
         self._full: FullDisk | None = None
         """From the first send that finds the disk full, until one is stored."""
-        self._output = log_output.bind(entity=describe().name, partition=number)
+        self._output = log_output.bind(entity=description.name, partition=number)
 
     # --- seen from outside ----------------------------------------------------------------------------------
 
@@ -227,6 +226,8 @@ class PartitionTask:
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         """Put an operation into the mailbox. Never blocks, never drops; the answer may be that the partition
         is down."""
+        if isinstance(operation, Update):
+            self._description = operation.description
         if self._health in _FOR_GOOD:
             asyncio.get_running_loop().call_soon(self._refuse_for_good, (client, operation, sink, 0))
             return
@@ -506,7 +507,12 @@ class PartitionTask:
             self._dropped.append(messages)
             raise
         self._partition = Partition(
-            self.number, self._describe, messages, epoch=self._epoch, first_nonce=first_nonce, bounds=bounds
+            self.number,
+            self._description,
+            messages,
+            epoch=self._epoch,
+            first_nonce=first_nonce,
+            bounds=bounds,
         )
         watched = PatientLog(log, self._patience)
         self._upkeep = Upkeep(
@@ -633,7 +639,7 @@ class PartitionTask:
 
     def _down(self) -> str:
         return (
-            f"Partition {self.number} of '{self._describe().name}' is not available at the moment. Please "
+            f"Partition {self.number} of '{self._description.name}' is not available at the moment. Please "
             "try again."
         )
 

@@ -87,7 +87,7 @@ class Life:
             number,
             log=log,
             clock=self.clock,
-            describe=lambda: queue.description,
+            description=queue.description,
             payloads=self.payloads,
             register=register,
         )

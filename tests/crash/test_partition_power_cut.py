@@ -89,7 +89,7 @@ async def partitions(disk: RecordingDisk) -> AsyncIterator[list[PartitionTask]]:
             number,
             log=log,
             clock=ManualClock(),
-            describe=lambda: QUEUE,
+            description=QUEUE,
             payloads=PayloadBudget(5_000, 0),
             limits=LIMITS,
         )

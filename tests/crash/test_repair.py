@@ -256,7 +256,7 @@ async def read_back(written: Written, second: Path | None = None) -> dict[int, K
             number,
             log=log,
             clock=SystemClock(),
-            describe=lambda: description,
+            description=description,
             payloads=PayloadBudget(1 << 20, 0),
         )
         run = asyncio.create_task(task.run())

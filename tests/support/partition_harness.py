@@ -124,7 +124,7 @@ class Harness:
             self.number,
             log=self.log,
             clock=self.clock,
-            describe=lambda: self.description,
+            description=self.description,
             payloads=self.budget,
             limits=self.limits,
             on_health=lambda _, health: self.healths.append(health),

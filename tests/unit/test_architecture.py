@@ -16,7 +16,8 @@ SOURCES = sorted(
 LAYERS = (
     ("protocol", "storage"),
     ("broker.base",),
-    ("broker.entities", "broker.operations"),
+    ("broker.entities",),
+    ("broker.operations",),
     ("broker.settings", "broker.access", "broker.message", "broker.wording", "broker.throttle"),
     ("broker.partition",),
     ("broker.namespace",),

@@ -72,7 +72,7 @@ async def _measure(root: Path, waiting: int, intervals: int) -> float:
     store = FileLogStore(root, disk, fsync="never")
     log = store.log(description.generation, 0)
     task = PartitionTask(
-        0, log=log, clock=SystemClock(), describe=lambda: description, payloads=PayloadBudget(64 * MIB, 0)
+        0, log=log, clock=SystemClock(), description=description, payloads=PayloadBudget(64 * MIB, 0)
     )
     run = asyncio.create_task(task.run())
     for _ in range(waiting // BATCH):

@@ -92,7 +92,7 @@ async def partition(root: Path, limits: TaskLimits = LIMITS) -> AsyncIterator[Pa
     store = FileLogStore(root, fsync="never", segment_bytes_max=SEGMENT_BYTES, reserve_bytes=0)
     log = store.log(QUEUE.generation, 3)
     task = PartitionTask(
-        3, log=log, clock=ManualClock(), describe=lambda: QUEUE, payloads=PayloadBudget(0, 0), limits=limits
+        3, log=log, clock=ManualClock(), description=QUEUE, payloads=PayloadBudget(0, 0), limits=limits
     )
     run = asyncio.create_task(task.run())
     try:

@@ -46,7 +46,7 @@ async def test_what_partitions_have_stored_and_shown_last_does_not_stay_in_memor
             number,
             log=store.log(QUEUE.generation, number),
             clock=ManualClock(),
-            describe=lambda: QUEUE,
+            description=QUEUE,
             payloads=budget,
         )
         for number in range(6)

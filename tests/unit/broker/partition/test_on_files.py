@@ -34,7 +34,7 @@ async def partition(root: Path, *, crash: bool = False) -> AsyncIterator[Partiti
         3,
         log=log,
         clock=ManualClock(),
-        describe=lambda: QUEUE,
+        description=QUEUE,
         payloads=PayloadBudget(30_000, 0),
         limits=LIMITS,
     )

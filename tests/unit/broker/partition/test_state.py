@@ -608,7 +608,7 @@ async def test_an_update_makes_the_partition_work_with_the_new_settings() -> Non
     await harness.send(b"a", b"b")
     harness.change(lock_duration_ms=5_000, max_delivery_count=1)
     assert (await harness.receive(1)).locked_until_ms == harness.clock.monotonic_ms() + LOCK_MS
-    assert await harness.do(1, Update("mine")) == [Updated("mine")]
+    assert await harness.do(1, Update(harness.description, "mine")) == [Updated("mine")]
     locked = await harness.receive(1)
     assert locked.locked_until_ms == harness.clock.monotonic_ms() + 5_000
     await harness.do(1, Abandon(locked.tokens))

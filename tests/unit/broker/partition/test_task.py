@@ -124,7 +124,12 @@ async def test_a_commit_with_settlements_only_is_urgent() -> None:
 async def test_a_log_is_opened_by_the_first_operation_that_needs_it() -> None:
     harness = Harness()
     answers = await harness.do(
-        1, Withdraw(MAIN), Release([bytes(16)]), Recalled(MAIN, ()), Update("u"), Detach()
+        1,
+        Withdraw(MAIN),
+        Release([bytes(16)]),
+        Recalled(MAIN, ()),
+        Update(harness.description, "u"),
+        Detach(),
     )
     assert answers == [Withdrawn(NUMBER, MAIN), Updated("u")]
     assert harness.task.health is Health.CLOSED and harness.log.disk.epoch == 0 and harness.task.available
@@ -175,7 +180,8 @@ async def test_every_operation_of_a_failed_batch_is_answered() -> None:
     operations: list[Operation] = [
         Send([b"x"], None, 1), Complete([tokens[0]], 2), Abandon([tokens[1]], None, 3), RenewLocks(tokens,
         4), Peek(MAIN, 0, 1, 5),
-        ReceiveDeferred(MAIN, [number + 2], 6), Update(7), Withdraw(MAIN), Release(()), Detach(),
+        ReceiveDeferred(MAIN, [number + 2], 6), Update(harness.description, 7), Withdraw(MAIN), Release(()),
+        Detach(),
     ]  # fmt: skip
     answers = await harness.do(9, *operations)
     assert [answer.cookie for answer in answers if isinstance(answer, Failed)] == [1, 2, 3, 4, 5, 6, 7]
@@ -194,6 +200,20 @@ async def test_nobody_is_refused_before_the_log_was_reopened() -> None:
     harness.log.on_claim = lambda: seen.append(len(harness.received[2]))
     await harness.do(2, Send([b"b"], None))
     assert seen == [0]
+
+
+async def test_a_partition_that_is_down_takes_note_of_new_settings_and_works_with_them_once_back() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    harness.log.fail_append(CommitFailed("no"))
+    harness.log.on_claim = lambda: StorageError("still no")
+    await harness.do(1, Send([b"b"], None))
+    harness.change(lock_duration_ms=7_000)
+    assert isinstance(one(await harness.do(1, Update(harness.description, "mine")), Failed), Failed)
+    harness.log.on_claim = lambda: None
+    await harness.advance(10_000)
+    assert harness.task.health is Health.HEALTHY
+    assert (await harness.receive(1)).locked_until_ms == harness.clock.monotonic_ms() + 7_000
 
 
 async def test_while_a_log_cannot_be_reopened_operations_are_refused_and_attempts_get_rarer() -> None:
