@@ -19,7 +19,7 @@ is touched after its `LinkDetached` was consumed (`release_link`). Knows no sock
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NewType
+from typing import Any
 
 from protocol import codec, runs
 from protocol.events import (
@@ -39,7 +39,7 @@ from protocol.events import (
 )
 from protocol.intake import Intake
 from protocol.lenience import Lenience
-from protocol.links import Link, Session
+from protocol.links import Delivery, Link, Session
 from protocol.proton_values import (
     condition_of,
     echo_terminus,
@@ -57,9 +57,6 @@ from protocol.proton_values import (
     update_of,
     written_by,
 )
-
-Delivery = NewType("Delivery", object)
-"""A delivery of the engine: opaque, hashable, to be given back to it."""
 
 PARTIAL_BYTES_MAX = 64 * 1024 * 1024
 PUSH_BYTES_MAX = 32 * 1024

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from protocol.engine import Delivery
-    from protocol.links import Link
+from protocol.links import Delivery, Link
 
 
 class Outcome(enum.IntEnum):

@@ -1,10 +1,13 @@
-"""Sessions and links as the engine's users see them: plain data, made by the engine alone."""
+"""Sessions, links and deliveries as the engine's users see them: plain data, made by the engine alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NewType
+
+Delivery = NewType("Delivery", object)
+"""A delivery (§2.6.12): opaque and hashable. Users keep it only to give it back to the engine."""
 
 UNSETTLED, SETTLED, MIXED = 0, 1, 2
 """Sender settle modes (§2.8.2)."""

@@ -18,7 +18,7 @@ from broker.operations import Locked
 from protocol import codec
 from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, decode, decode_all, encode
-from protocol.engine import EVENTS_MAX, Delivery, Engine
+from protocol.engine import EVENTS_MAX, Engine
 from protocol.events import (
     ConnectionOpened,
     CreditGranted,
@@ -34,7 +34,7 @@ from protocol.events import (
 )
 from protocol.frames import BatchFrameFinder, pad_performatives
 from protocol.lenience import Lenience
-from protocol.links import Link
+from protocol.links import Delivery, Link
 from protocol.sasl import SaslServer
 from protocol.sections import find_sections
 from tests.fuzz.mutate import cuts

@@ -30,6 +30,9 @@ LAYERS = (
 )
 """The parts of the product, from the ground up. A part imports only what lies below it."""
 
+HAVE_CIRCLES = ("broker.frontend", "broker.partition")
+"""Parts in which modules still import each other in a circle."""
+
 FORBIDDEN = {
     "protocol": ("asyncio", "socket"),
     "broker.partition": ("protocol", "aiohttp"),
@@ -127,6 +130,32 @@ def test_imports_run_down_the_layers() -> None:
             if there is not None and there[1] != here[1] and there[0] >= here[0]:
                 wrong.append(f"{module_of(path)} imports {name}")
     assert wrong == []
+
+
+def circles_of(imported: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that reach each other through imports, each of two modules or more."""
+
+    def reached_from(start: str) -> set[str]:
+        found: set[str] = set()
+        ahead = [start]
+        while ahead:
+            following = imported[ahead.pop()] - found
+            found |= following
+            ahead += following
+        return found
+
+    reached = {module: reached_from(module) for module in imported}
+    groups = {
+        tuple(sorted(other for other in reached[module] if module in reached[other])) for module in imported
+    }
+    return [list(group) for group in sorted(groups) if group]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for type checking alone count as well."""
+    modules = {module_of(path): imports_of(path) for path in SOURCES}
+    circles = circles_of({module: names & modules.keys() - {module} for module, names in modules.items()})
+    assert [each for each in circles if not any(below(each[0], part) for part in HAVE_CIRCLES)] == []
 
 
 @pytest.mark.parametrize("part", FORBIDDEN)

@@ -27,9 +27,8 @@ from broker.message.annotations import peeked_messages
 from broker.namespace.queue import Queue, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
 from broker.wording import error_of, no_transactions
-from protocol.engine import Delivery
 from protocol.events import DeliveriesUpdated, Outcome
-from protocol.links import SETTLED, Link
+from protocol.links import SETTLED, Delivery, Link
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection

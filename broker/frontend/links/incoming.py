@@ -22,9 +22,8 @@ from broker.namespace.router import PartitionHandle
 from broker.operations import Answer, Failed, Send, Sent
 from broker.wording import error_of, no_transactions
 from protocol.codec import Symbol, ULong
-from protocol.engine import Delivery
 from protocol.events import MessagesReceived, MessageTooLarge, TransactionalMessage
-from protocol.links import Link
+from protocol.links import Delivery, Link
 
 if TYPE_CHECKING:
     from broker.frontend.connection import Connection

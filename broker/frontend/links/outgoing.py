@@ -49,9 +49,8 @@ from broker.operations import (
 )
 from broker.wording import error_of, no_transactions
 from protocol.codec import DecodeError
-from protocol.engine import Delivery
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
-from protocol.links import SETTLED, Link
+from protocol.links import SETTLED, Delivery, Link
 from protocol.values import decode_bounded
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from broker.base.errors import Reason, Refused
 from broker.wording import error_of, no_transactions
 from protocol.codec import DecodeError, Described, ULong, decode, encode
-from protocol.engine import Delivery
 from protocol.events import (
     DeliveriesUpdated,
     MessagesReceived,
@@ -27,7 +26,7 @@ from protocol.events import (
     Outcome,
     TransactionalMessage,
 )
-from protocol.links import SETTLED, Link
+from protocol.links import SETTLED, Delivery, Link
 from protocol.values import VALUES_MAX, count_values
 
 if TYPE_CHECKING:

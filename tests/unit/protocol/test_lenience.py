@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from protocol._runs import ffi, lib
 from protocol.codec import UInt
-from protocol.engine import Delivery
 from protocol.events import (
     ConnectionClosed,
     ErrorCondition,
@@ -25,6 +24,7 @@ from protocol.events import (
     TransactionalMessage,
 )
 from protocol.lenience import Lenience
+from protocol.links import Delivery
 from protocol.runs import BYTES_MAX
 from tests.support import plain_frames
 from tests.support import raw_amqp as raw
