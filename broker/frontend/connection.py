@@ -1,9 +1,10 @@
 """One connection: events of the engine go to the link they belong to; what the links say goes out, once per
 turn.
 
-Answers for the SASL exchange, the open, the claims a client has put (`$cbs`) or logged in with (PLAIN), the
-bounds on links, sessions and bytes under way, idle time-outs, and the writing: links change the engine and
-call `flush_soon`, and one write per turn of the event loop carries everything that came together.
+Answers for the SASL exchange, the open, the bounds on sessions and bytes under way, idle time-outs, and the
+writing: links change the engine and call `flush_soon`, and one write per turn of the event loop carries
+everything that came together. `attaching.py` finds what serves a new link, and `token_expiry.py` knows what
+the client may do. A link knows its connection only as a `Host` (`host.py`).
 
 Knows the socket only as a `Wire`. Runs in the event loop; nothing here waits.
 """
@@ -11,34 +12,22 @@ Knows the socket only as a `Wire`. Runs in the event loop; nothing here waits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import structlog
 
-from broker.access.addresses import (
-    NODE_CBS,
-    NODE_MANAGEMENT,
-    Address,
-    BadAddress,
-    audience_path,
-    parse_address,
-)
-from broker.access.sas import Claim, reaches
+from broker.access.sas import Claim
 from broker.base.errors import Reason, Refused
-from broker.frontend.links.browse import BrowseLink
-from broker.frontend.links.incoming import IncomingLink
-from broker.frontend.links.outgoing import OutgoingLink
+from broker.frontend.attaching import Attaching
+from broker.frontend.host import Waiting
 from broker.frontend.links.receive_cache import ReceiveCache
-from broker.frontend.links.termini import check_dynamic, check_node, check_request_node
-from broker.frontend.nodes.cbs import CbsNode
-from broker.frontend.nodes.management import ManagementNode
-from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE, RequestLink, RequestNode, ResponseLink
+from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import Room
+from broker.frontend.token_expiry import Tokens
 from broker.frontend.wire import Wire
-from broker.namespace.queue import Queue
-from broker.wording import error_of, no_transactions
+from broker.wording import error_of
 from protocol.engine import PARTIAL_BYTES_MAX, Engine
 from protocol.events import (
     ConnectionClosed,
@@ -60,15 +49,8 @@ from protocol.sasl import SaslServer
 log = structlog.get_logger("connection")
 
 SERVER_PROPERTIES = {"product": "Partibus"}
-NO_CREDENTIALS = (
-    " This connection has presented no valid credentials: put a token to '$cbs', or log in with SASL "
-    "PLAIN, with the name of a key of the"
-    " namespace as user and the key as password."
-)
 CLOSE_TIMEOUT_S = 5.0
 """How long a client may take to read our last words."""
-STOPS_SENDING_WITHIN_S = 2.0
-"""How long messages may still come in that a client had sent before it heard that its links are closed."""
 EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
 """About how many events are taken from the engine in one turn, and how many are dispatched between two looks
 at the clock. An attach costs 0.1 ms in either place."""
@@ -101,14 +83,14 @@ class Connection:
         """How many bytes links may still hand to the engine before the next write."""
         self.response_bytes = 0
         """Responses that wait for credit; kept by the response links."""
-        self.claims: dict[str, Claim] = {}
-        """By the audience they were put for; "" is who logged in with SASL PLAIN."""
+        self.tokens = Tokens(self)
+        """What the client may do, and until when."""
         self._loop = asyncio.get_running_loop()
-        self._sasl: SaslServer | None = SaslServer(self._verify_plain)
-        self._nodes: dict[tuple[int, str], RequestNode] = {}
+        self._sasl: SaslServer | None = SaslServer(self.tokens.log_in)
+        self._attaching = Attaching(self)
         self._pads_frames = False
         self._flush_is_due = False
-        self._hungry: set[OutgoingLink | BrowseLink | ResponseLink] = set()
+        self._hungry: set[Waiting] = set()
         self._holds: set[str] = set()
         self._inflight_bytes = self._partial_bytes = 0
         """Bytes of messages that wait for their outcome, and of unfinished messages."""
@@ -124,8 +106,6 @@ class Connection:
         """Bytes written since the beginning, bytes of the last write, and its turn (`OutputTotal.turn`)."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._tick_timer: asyncio.TimerHandle | None = None
-        self._claim_timer: asyncio.TimerHandle | None = None
-        self._unclaimed_timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._open_timer: asyncio.TimerHandle | None = self._loop.call_later(
             settings.connection_open_timeout_ms / 1000, self._open_timed_out
@@ -206,15 +186,10 @@ class Connection:
             return
         self._closed = True
         self.services.left(self)
-        for timer in (
-            self._tick_timer,
-            self._claim_timer,
-            self._unclaimed_timer,
-            self._open_timer,
-            self._close_timer,
-        ):
+        for timer in (self._tick_timer, self._open_timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
+        self.tokens.connection_lost()
         for task in self._tasks:
             task.cancel()
         self._end_links()
@@ -321,7 +296,7 @@ class Connection:
         self.services.output.add(self, size)
         self.flush_soon()
 
-    def has_room_for(self, link: OutgoingLink | BrowseLink | ResponseLink) -> bool:
+    def has_room_for(self, link: Waiting) -> bool:
         """Whether the link may hand more messages to the engine; if not, its `credit_granted` is called when
         it may.
 
@@ -428,13 +403,6 @@ class Connection:
             self.engine.restrict()
         return step.rest
 
-    def _verify_plain(self, user: str, password: str) -> bool:
-        try:
-            self.claims[""] = self.services.authorizer.verify_key(user, password)
-        except Refused:
-            return False
-        return True
-
     def _open_timed_out(self) -> None:
         self._open_timer = None
         self.services.sparing.info(log, "connection.timed_out", peer=self.peer)
@@ -449,7 +417,7 @@ class Connection:
             self._tick_timer = None
         self.container_id = event.container_id
         self._pads_frames = needs_padding(event.properties)
-        self._watch_unclaimed()
+        self.tokens.watch_unclaimed()
         self.engine.open(SERVER_PROPERTIES)
         settings = self.services.settings
         idle_timeout_ms = self.engine.remote_idle_timeout_ms
@@ -519,128 +487,28 @@ class Connection:
             )
             self.flush_soon()
 
-    # --- claims ---------------------------------------------------------------------------------------------
+    # --- what clients may do --------------------------------------------------------------------------------
 
-    def put_claim(self, audience: str, claim: Claim) -> None:
-        """A token was put for an audience; it takes the place of the one before (AMQP contract 2.7)."""
-        if audience not in self.claims and len(self.claims) >= 1_000:
-            raise Refused(Reason.QUOTA_EXCEEDED, "1000 tokens are the maximum for a connection.")
-        self.claims[audience] = claim
-        self.engine.lift_restriction()
-        if self._unclaimed_timer is not None:
-            self._unclaimed_timer.cancel()
-            self._unclaimed_timer = None
-        self._watch_claims()
+    @property
+    def claims(self) -> Mapping[str, Claim]:
+        """What the client may do, by the audience that it was put for."""
+        return self.tokens.claims
 
     def authorize(self, path: str, *rights: str) -> None:
         """Raises Refused(UNAUTHORIZED) unless a claim that has not run out permits one of the rights."""
-        now_ms = self.services.clock.now_ms()
-        for claim in self.claims.values():
-            if claim.lasts(now_ms) and claim.covers_any(path, rights):
-                return
-        wanted = "' or '".join(rights)
-        raise Refused(
-            Reason.UNAUTHORIZED,
-            f"Unauthorized access. '{wanted}' claim(s) are required to perform this operation. Resource: 'sb://"
-            f"{self.services.namespace.name}/{path}'.{'' if self.claims else NO_CREDENTIALS}",
-        )
+        self.tokens.authorize(path, *rights)
 
-    def _watch_unclaimed(self) -> None:
-        """Whoever shows no right in good time is not kept: it costs memory, and has none (AMQP contract
-        1.2)."""
-        timeout_ms = self.services.settings.unclaimed_timeout_ms
-        if not self.claims and timeout_ms and self._unclaimed_timer is None:
-            self._unclaimed_timer = self._loop.call_later(timeout_ms / 1000, self._stayed_unclaimed)
-
-    def _stayed_unclaimed(self) -> None:
-        self._unclaimed_timer = None
-        seconds = self.services.settings.unclaimed_timeout_ms / 1000
-        self.services.sparing.info(log, "connection.unclaimed", peer=self.peer, container=self.container_id)
-        self.close(
-            Refused(
-                Reason.UNAUTHORIZED,
-                f"Unauthorized access. No valid token was put to '$cbs' for {seconds:g} seconds.",
-            )
-        )
-
-    def _watch_claims(self) -> None:
-        if self._claim_timer is not None:
-            self._claim_timer.cancel()
-            self._claim_timer = None
-        ends_ms = [claim.expires_at_ms for claim in self.claims.values() if claim.expires_at_ms is not None]
-        if ends_ms:
-            # Tokens may be valid for years, and the loop's timers for days only.
-            delay_ms = min(max(min(ends_ms) - self.services.clock.now_ms(), 0) + 1, 86_400_000)
-            self._claim_timer = self._loop.call_later(delay_ms / 1000, self._claims_ran_out)
+    def put_claim(self, audience: str, claim: Claim) -> None:
+        """A token was put for an audience. Raises Refused beyond the maximum."""
+        self.tokens.put(audience, claim)
 
     def clock_was_set(self) -> None:
-        """The wall clock has stepped, and tokens expire by it: end those that have expired, and set the timer
-        again."""
-        if self._claim_timer is not None:
-            self._claim_timer.cancel()
-            self._claims_ran_out()
-
-    def _claims_ran_out(self) -> None:
-        """Links whose permission has ended are closed; `$cbs`, where the next token is put, needs none."""
-        self._claim_timer = None
-        now_ms = self.services.clock.now_ms()
-        ended = [audience for audience, claim in self.claims.items() if not claim.lasts(now_ms)]
-        self._end_claims(ended, "ExpiredToken: the token of this link has expired. Please put another.")
+        """The wall clock has stepped, and tokens expire by it."""
+        self.tokens.clock_was_set()
 
     def rules_changed(self) -> None:
-        """Authorization rules of an entity were changed or deleted: claims end with their keys, and lose what
-        their rules have lost."""
-        in_force = self.services.authorizer.in_force
-        now = {audience: in_force(claim) for audience, claim in self.claims.items()}
-        if any(now[audience] is not claim for audience, claim in self.claims.items()):
-            ended = [audience for audience, claim in now.items() if claim is None]
-            self.claims.update({audience: claim for audience, claim in now.items() if claim is not None})
-            self._end_claims(
-                ended,
-                (
-                    "The key of this link's token was removed or changed, or has lost a right. Put another "
-                    "token."
-                ),
-            )
-
-    def _end_claims(self, ended: list[str], why: str) -> None:
-        """Forget the claims put for these audiences, and close the links that no other claim permits."""
-        for audience in ended:
-            del self.claims[audience]
-        for link in self.engine.links():
-            if (
-                not link.gone
-                and link.context is not None
-                and link.context.rights
-                and not self._may_stay(link.context, ended)
-            ):
-                self.close_link(link, Refused(Reason.UNAUTHORIZED, why))
-        self._watch_claims()
-        self._watch_unclaimed()
-        if not self.claims:
-            self._loop.call_later(STOPS_SENDING_WITHIN_S, self._restrict)
-
-    def _restrict(self) -> None:
-        """Without a claim, the bounds hold again that held before the first one."""
-        if not self.claims:
-            self.engine.restrict()
-
-    def _may_stay(
-        self, link: IncomingLink | OutgoingLink | BrowseLink | RequestLink | ResponseLink, ended: list[str]
-    ) -> bool:
-        """Whether a link is still permitted after the claims of these audiences have ended.
-
-        The end of a claim ends the links of the entity that it was put for (AMQP contract 2.7), unless
-        another one was put for that entity, or for what it belongs to. A token that was put for something
-        else does not keep them, however far it reaches: those of .NET are all good for the whole namespace,
-        and put and renewed entity by entity.
-        """
-        own_has_ended = any(reaches(audience_path(audience), link.path) for audience in ended)
-        return any(
-            claim.covers_any(link.path, link.rights)
-            and (not own_has_ended or reaches(audience_path(audience), link.path))
-            for audience, claim in self.claims.items()
-        )
+        """Authorization rules of an entity were changed or deleted."""
+        self.tokens.rules_changed()
 
     # --- events ---------------------------------------------------------------------------------------------
 
@@ -666,7 +534,7 @@ class Connection:
                 case CreditGranted(link=link) if link.context is not None and not link.gone:
                     link.context.credit_granted()
                 case LinkAttached(link=link):
-                    self._attach(link)
+                    self._attaching.attach(link)
                 case LinkDetached(link=link):
                     was_served = not link.gone
                     self.engine.release_link(link)
@@ -689,67 +557,3 @@ class Connection:
             if link.context is not None:
                 link.context.detached()
             self.flush_soon()
-
-    def _attach(self, link: Link) -> None:
-        try:
-            links_max = self.services.settings.links_per_connection_max
-            if self.engine.link_count > 2 * links_max:
-                # Links beyond the maximum were refused. A client that does not end them keeps memory in use.
-                self.close(
-                    Refused(
-                        Reason.QUOTA_EXCEEDED,
-                        f"A connection may have {links_max} links; as many more were refused and not ended.",
-                    )
-                )
-            if self.engine.link_count > links_max:
-                raise Refused(Reason.QUOTA_EXCEEDED, f"{links_max} links are the maximum for a connection.")
-            self._attach_to_node(link)
-        except Refused as why:
-            self.engine.refuse_link(link, error_of(why))
-
-    def _attach_to_node(self, link: Link) -> None:
-        if link.target_is_coordinator:
-            raise no_transactions()
-        text = link.target_address if link.incoming else link.source_address
-        check_dynamic(self.engine, link)  # it has no address that could be read
-        try:
-            address = parse_address(text or "")
-        except BadAddress as error:
-            raise Refused(Reason.ARGUMENT, str(error)) from error
-        if address.node:
-            check_request_node(self.engine, link)
-            self._attach_to_request_node(link, address)
-            return
-        queue = self.services.namespace.find(address.entity)
-        served_by = IncomingLink if link.incoming else BrowseLink if link.copies else OutgoingLink
-        self.authorize(address.path, *served_by.rights)  # before existence: names are not to be probed
-        if queue is None:
-            raise self.services.namespace.missing(address.entity)
-        check_node(self.engine, link)
-        served_by.attach(self, link, queue, address)
-
-    def _attach_to_request_node(self, link: Link, address: Address) -> None:
-        """A request/response pair meets in a node of its own, per AMQP session (AMQP contract 2.1, 7.1)."""
-        key = (id(link.session), f"{address.entity}/{address.subqueue}/{address.node}".casefold())
-        node = self._nodes.get(key)
-        if node is None:
-            handler, rights = self._handler(address)
-            node = self._nodes[key] = RequestNode(
-                handler, address.path, rights, lambda: self._nodes.pop(key, None)
-            )
-        if link.incoming:
-            RequestLink.attach(self, link, node)
-        else:
-            ResponseLink.attach(self, link, node)
-
-    def _handler(self, address: Address) -> tuple[CbsNode | ManagementNode, tuple[str, ...]]:
-        """What serves a node, and the rights of which one is needed to use it."""
-        if address.node == NODE_CBS:
-            return CbsNode(self), ()
-        assert address.node == NODE_MANAGEMENT
-        queue: Queue | None = self.services.namespace.find(address.entity)
-        rights = ("Listen", "Send")
-        self.authorize(address.path, *rights)
-        if queue is None:
-            raise self.services.namespace.missing(address.entity)
-        return ManagementNode(self, queue, address), rights

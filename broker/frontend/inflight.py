@@ -9,12 +9,22 @@ the first half can always become free, and a client that is really sending is no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from broker.base.errors import Reason, Refused
 
-if TYPE_CHECKING:
-    from broker.frontend.connection import Connection
+
+class Reading(Protocol):
+    """The part of a connection that the bound needs."""
+
+    def hold_reading(self, why: str) -> None:
+        """Read no more from the socket until `release_reading` was called for the same reason."""
+
+    def release_reading(self, why: str) -> None:
+        """The reason is gone."""
+
+    def close(self, why: Refused) -> None:
+        """Close the connection with an error."""
 
 
 class Inflight:
@@ -26,11 +36,11 @@ class Inflight:
         """All bytes in flight, unfinished messages included."""
         self.partial_bytes = 0
         """Bytes of unfinished messages, whose last frame has not arrived."""
-        self._partial: dict[Connection, int] = {}
+        self._partial: dict[Reading, int] = {}
         """The same by connection, in the order in which their last bytes arrived."""
-        self._waiting: set[Connection] = set()
+        self._waiting: set[Reading] = set()
 
-    def add(self, connection: Connection, size: int) -> None:
+    def add(self, connection: Reading, size: int) -> None:
         """A connection has `size` more bytes that wait for their outcome."""
         self.bytes += size
         if self.bytes > self.bytes_max:
@@ -42,7 +52,7 @@ class Inflight:
         self.bytes -= size
         self._release()
 
-    def set_partial(self, connection: Connection, size: int) -> None:
+    def set_partial(self, connection: Reading, size: int) -> None:
         """A connection now holds `size` bytes of unfinished messages."""
         self._forget_partial(connection)
         if size:
@@ -63,7 +73,7 @@ class Inflight:
                 )
         self._release()
 
-    def _forget_partial(self, connection: Connection) -> None:
+    def _forget_partial(self, connection: Reading) -> None:
         size = self._partial.pop(connection, 0)
         self.bytes -= size
         self.partial_bytes -= size
@@ -74,7 +84,7 @@ class Inflight:
             for connection in waiting:
                 connection.release_reading("total")
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: Reading) -> None:
         """A connection is gone. Its messages that wait for an outcome stay counted until they have it."""
         self._waiting.discard(connection)
         self._forget_partial(connection)

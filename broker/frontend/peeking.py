@@ -10,6 +10,11 @@ from broker.operations import Peek, Peeked
 
 log = structlog.get_logger("peek")
 
+PAGES_AT_ONCE = 8
+"""In the whole broker: together they hold at most 2 MiB, and a last message each."""
+PAGE_WITHIN_S = 10.0
+"""A partition that takes longer for a page is passed over as if it were down."""
+
 
 async def peek_partition(queue: Queue, number: int, peek: Peek) -> Peeked | None:
     """Ask one partition; None while it is down, which is logged once until it is back. Raises Refused for any

@@ -7,23 +7,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from broker.access.sas import Authorizer
 from broker.base.clock import Clock, elapsed_s, worked_s
 from broker.base.limited_log import SparingLog
 from broker.base.metrics import Metrics
-from broker.frontend.inflight import Inflight
-from broker.frontend.links.browse import PAGES_AT_ONCE
+from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
-from broker.frontend.slow_readers import OutputTotal
+from broker.frontend.peeking import PAGES_AT_ONCE
+from broker.frontend.slow_readers import Output, OutputTotal
 from broker.frontend.turns import READ_BYTES, Turns
+from broker.frontend.wire import Wire
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
 from broker.throttle.memory_mark import Memory
+from protocol.engine import Engine
 
-if TYPE_CHECKING:
-    from broker.frontend.connection import Connection
+
+class Client(Reading, Output, Protocol):
+    """A connection, as the broker as a whole sees it."""
+
+    engine: Engine
+    wire: Wire
+
+    def rules_changed(self) -> None:
+        """Authorization rules of an entity were changed or deleted."""
+
+    def clock_was_set(self) -> None:
+        """The wall clock has stepped."""
+
+    def shut_down(self) -> None:
+        """The broker stops: close with an error."""
 
 
 class Services:
@@ -54,7 +69,7 @@ class Services:
         """Where sockets are read to; empty between two reads."""
         self.pace = Pace(self.turns.look_again, lambda: self.turns.has_light, elapsed_s)
         self.inflight = Inflight(settings.total_inflight_bytes_max)
-        self.connections: set[Connection] = set()
+        self.connections: set[Client] = set()
         self.handshakes: dict[object, Callable[[], object]] = {}
         """TLS handshakes that are not finished, the oldest first, and what ends each; kept by
         `handshakes.py`."""
@@ -82,14 +97,14 @@ class Services:
         for connection in list(self.connections):
             connection.rules_changed()
 
-    def joined(self, connection: Connection) -> None:
+    def joined(self, connection: Client) -> None:
         """A client has connected."""
         self.connections.add(connection)
         self.memory.connections = len(self.connections)
         self._alone.clear()
         self.metrics.connections_opened.inc()
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: Client) -> None:
         """It is gone."""
         self.connections.discard(connection)
         self.memory.connections = len(self.connections)

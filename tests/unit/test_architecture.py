@@ -43,6 +43,25 @@ FORBIDDEN = {
 }
 """What a part must not import although it lies below it; a name stands for itself and everything in it."""
 
+FREE_OF_IMPORT_CIRCLES = (
+    "storage",
+    "broker.base",
+    "broker.entities",
+    "broker.operations",
+    "broker.settings",
+    "broker.access",
+    "broker.message",
+    "broker.wording",
+    "broker.throttle",
+    "broker.namespace",
+    "broker.frontend",
+    "broker.http",
+    "broker.maintenance",
+    "broker.cli",
+    "broker.server",
+)
+"""Parts in which no module imports itself over others; imports for the type checker alone count, too."""
+
 READS_THE_TIME = {"time", "time_ns", "now", "utcnow", "today", "monotonic", "monotonic_ns"}
 WRITES_FILES = {
     "open",
@@ -166,6 +185,44 @@ def test_no_part_imports_what_is_forbidden_to_it(part: str) -> None:
         if below(module_of(path), part)
         for name in sorted(imports_of(path))
         if any(below(name, forbidden) for forbidden in FORBIDDEN[part])
+    ]
+    assert wrong == []
+
+
+def import_circles() -> list[set[str]]:
+    """Modules that import one another, directly or over others, as groups (strongly connected components)."""
+    modules = {module_of(path): path for path in SOURCES}
+    imported = {module: imports_of(path) & modules.keys() - {module} for module, path in modules.items()}
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    circles = []
+
+    def visit(module: str) -> None:
+        order[module] = lowest[module] = len(order)
+        path.append(module)
+        for other in sorted(imported[module]):
+            if other not in order:
+                visit(other)
+            if other in path:
+                lowest[module] = min(lowest[module], lowest[other])
+        if lowest[module] == order[module]:
+            group = set(path[path.index(module) :])
+            del path[path.index(module) :]
+            if len(group) > 1:
+                circles.append(group)
+
+    for module in sorted(modules):
+        if module not in order:
+            visit(module)
+    return circles
+
+
+def test_no_module_imports_itself_over_others() -> None:
+    wrong = [
+        sorted(circle)
+        for circle in import_circles()
+        if any(below(module, part) for module in circle for part in FREE_OF_IMPORT_CIRCLES)
     ]
     assert wrong == []
 

@@ -8,21 +8,22 @@ partition that is down is passed over, and read when it is back.
 
 Messages are read from one partition at a time, in pages of bounded size, and only when there is credit and
 room for them. What finds neither when the page arrives is dropped and read again later, so a link keeps only
-its place in each partition. Each connection reads one page at a time, and the broker a few (`PAGES_AT_ONCE`).
-When everything was shown, a link does not poll: the partitions tell it when something has arrived (`Watch`).
+its place in each partition. Each connection reads one page at a time, and the broker a few
+(`peeking.PAGES_AT_ONCE`). When everything was shown, a link does not poll: the partitions tell it when
+something has arrived (`Watch`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import structlog
 
 from broker.access.addresses import Address
 from broker.base.errors import Refused
+from broker.frontend.host import Host
 from broker.frontend.links.outgoing import accept_receiver, check_can_receive
-from broker.frontend.peeking import peek_partition
+from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
 from broker.message.annotations import peeked_messages
 from broker.namespace.queue import Queue, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
@@ -30,18 +31,11 @@ from broker.wording import error_of, no_transactions
 from protocol.events import DeliveriesUpdated, Outcome
 from protocol.links import SETTLED, Delivery, Link
 
-if TYPE_CHECKING:
-    from broker.frontend.connection import Connection
-
 log = structlog.get_logger("browse")
 
 PAGE_MESSAGES_MAX = 250
 PAGE_BYTES_MAX = 256 * 1024
 """A page may exceed it by its last message."""
-PAGES_AT_ONCE = 8
-"""In the whole broker: together they hold at most 2 MiB, and a last message each."""
-PAGE_WITHIN_S = 10.0
-"""A partition that takes longer for a page is passed over as if it were down."""
 LOOK_AGAIN_S = 0.25
 """How long to wait before looking at a partition again that was down."""
 LOOK_AGAIN_LATE_S = 30.0
@@ -54,12 +48,12 @@ class BrowseLink:
     rights = ("Listen",)
 
     @classmethod
-    def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+    def attach(cls, connection: Host, link: Link, queue: Queue, address: Address) -> None:
         """Accept the link. Raises Refused."""
         accept_receiver(connection, link, queue, address)
         link.context = cls(connection, link, queue, address)
 
-    def __init__(self, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+    def __init__(self, connection: Host, link: Link, queue: Queue, address: Address) -> None:
         self.link, self.queue, self.subqueue, self.path = link, queue, address.subqueue, address.path
         self._connection, self._engine = connection, connection.engine
         self._client = next_client()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
+from broker.frontend.host import Host
 from broker.message.batch_envelope import split
 from broker.message.stored import StoredMessage, store
 from broker.namespace.queue import Queue, next_client
@@ -24,9 +24,6 @@ from broker.wording import error_of, no_transactions
 from protocol.codec import Symbol, ULong
 from protocol.events import MessagesReceived, MessageTooLarge, TransactionalMessage
 from protocol.links import Delivery, Link
-
-if TYPE_CHECKING:
-    from broker.frontend.connection import Connection
 
 TAKEN_APART_AT_ONCE = 64
 """Messages of a batch: less than a millisecond."""
@@ -67,7 +64,7 @@ class IncomingLink:
     rights = ("Send",)
 
     @classmethod
-    def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+    def attach(cls, connection: Host, link: Link, queue: Queue, address: Address) -> None:
         """Accept the link and grant its first credit. Raises Refused."""
         if address.subqueue != MAIN:
             raise Refused(Reason.NOT_ALLOWED, "Messages cannot be sent to a dead-letter queue.")
@@ -87,7 +84,7 @@ class IncomingLink:
         )
         link.context = cls(connection, link, queue, address.path)
 
-    def __init__(self, connection: Connection, link: Link, queue: Queue, path: str) -> None:
+    def __init__(self, connection: Host, link: Link, queue: Queue, path: str) -> None:
         self.link, self.queue, self.path = link, queue, path
         self._connection = connection
         self._client = next_client()

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
+from broker.frontend.host import Host
 from broker.frontend.links.fan_out import DemandPlan
 from broker.frontend.links.receive_cache import Shelf, split, without
 from broker.frontend.links.termini import check_sessions
@@ -53,9 +54,6 @@ from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
 from protocol.links import SETTLED, Delivery, Link
 from protocol.values import decode_bounded
 
-if TYPE_CHECKING:
-    from broker.frontend.connection import Connection
-
 WITHDRAW_AFTER_S = 0.02
 """How long demand outlives the client's credit: one who receives in a loop asks again at once."""
 RETRY_UNAVAILABLE_S = 0.25
@@ -69,12 +67,12 @@ class OutgoingLink:
     rights = ("Listen",)
 
     @classmethod
-    def attach(cls, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+    def attach(cls, connection: Host, link: Link, queue: Queue, address: Address) -> None:
         """Accept the link. Raises Refused."""
         accept_receiver(connection, link, queue, address)
         link.context = cls(connection, link, queue, address)
 
-    def __init__(self, connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+    def __init__(self, connection: Host, link: Link, queue: Queue, address: Address) -> None:
         self.link, self.queue, self.subqueue, self.path = link, queue, address.subqueue, address.path
         self._connection, self._engine = connection, connection.engine
         self._client = next_client()
@@ -574,7 +572,7 @@ def not_settled(reason: Reason) -> Refused:
     )
 
 
-def accept_receiver(connection: Connection, link: Link, queue: Queue, address: Address) -> None:
+def accept_receiver(connection: Host, link: Link, queue: Queue, address: Address) -> None:
     """Accept a client's receiver. Raises Refused when the queue does not let messages out, or not with or
     without sessions as asked."""
     check_can_receive(queue)

@@ -6,19 +6,15 @@ too. Its expiry is the token's own, never the request's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import structlog
 
 from broker.access.addresses import audience_path
 from broker.access.sas import key_name_of
 from broker.base.errors import Reason, Refused
+from broker.frontend.host import Host
 from broker.frontend.nodes.request_node import Request, Response
 from broker.wording import status_of
 from protocol.codec import Int, Symbol
-
-if TYPE_CHECKING:
-    from broker.frontend.connection import Connection
 
 log = structlog.get_logger("cbs")
 
@@ -33,7 +29,7 @@ class CbsNode:
     request_bytes_max = 64 * 1024
     request_values_max = 256
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Host) -> None:
         self._connection = connection
 
     def is_page(self, request: Request) -> bool:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from broker.access.addresses import Address
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
+from broker.frontend.host import Host
 from broker.frontend.links.outgoing import OutgoingLink, check_can_receive, lock_lost, not_settled
 from broker.frontend.links.receive_cache import without
 from broker.frontend.nodes.peek_paging import PeekWalks
@@ -51,9 +52,6 @@ from broker.wording import status_of
 from protocol.codec import Array, Int, Symbol, Timestamp, TypeCode
 from protocol.values import VALUES_MAX
 
-if TYPE_CHECKING:
-    from broker.frontend.connection import Connection
-
 log = structlog.get_logger("management")
 
 PEEK_MESSAGES_MAX = 250
@@ -79,7 +77,7 @@ class ManagementNode:
     request_bytes_max = 4 * 1024 * 1024
     request_values_max = VALUES_MAX
 
-    def __init__(self, connection: Connection, queue: Queue, address: Address) -> None:
+    def __init__(self, connection: Host, queue: Queue, address: Address) -> None:
         self._connection, self._queue, self._entity = connection, queue, address.entity
         self._subqueue, self._path = address.subqueue, address.path
         self._peeks = PeekWalks()

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from broker.frontend.links.browse import PAGE_WITHIN_S
-from broker.frontend.peeking import peek_partition
+from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
 from broker.message.annotations import peeked_messages
 from broker.namespace.queue import Queue
 from broker.operations import PARTITION_SHIFT, Peek, Peeked, partition_of

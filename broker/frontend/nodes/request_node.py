@@ -14,9 +14,10 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from broker.base.errors import Reason, Refused
+from broker.frontend.host import Host
 from broker.wording import error_of, no_transactions
 from protocol.codec import DecodeError, Described, ULong, decode, encode
 from protocol.events import (
@@ -28,9 +29,6 @@ from protocol.events import (
 )
 from protocol.links import SETTLED, Delivery, Link
 from protocol.values import VALUES_MAX, count_values
-
-if TYPE_CHECKING:
-    from broker.frontend.connection import Connection
 
 REQUEST_CREDIT = 100
 REQUESTS_UNDER_WAY_MAX = 10 * REQUEST_CREDIT
@@ -125,7 +123,7 @@ class RequestNode:
         """Whether the request has to wait for its turn (`serve_page`)."""
         return self._handler.is_page(request)
 
-    async def serve_page(self, request: Request, connection: Connection) -> None:
+    async def serve_page(self, request: Request, connection: Host) -> None:
         """Carry out one request with a large response when its turn has come.
 
         A response link has one such request served at a time, and only once there is credit and room for the
@@ -170,12 +168,12 @@ class RequestLink:
     """The client sends requests."""
 
     @classmethod
-    def attach(cls, connection: Connection, link: Link, node: RequestNode) -> None:
+    def attach(cls, connection: Host, link: Link, node: RequestNode) -> None:
         """Accept the link."""
         connection.engine.accept_link(link, max_message_bytes=node.request_bytes_max)
         link.context = cls(connection, link, node)
 
-    def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
+    def __init__(self, connection: Host, link: Link, node: RequestNode) -> None:
         self.link, self.path, self.rights = link, node.path, node.rights
         self._connection, self._node = connection, node
         self._under_way = 0
@@ -255,12 +253,12 @@ class ResponseLink:
     """The client receives responses, in the order in which they were made."""
 
     @classmethod
-    def attach(cls, connection: Connection, link: Link, node: RequestNode) -> None:
+    def attach(cls, connection: Host, link: Link, node: RequestNode) -> None:
         """Accept the link."""
         connection.engine.accept_link(link)
         link.context = cls(connection, link, node)
 
-    def __init__(self, connection: Connection, link: Link, node: RequestNode) -> None:
+    def __init__(self, connection: Host, link: Link, node: RequestNode) -> None:
         self.link, self.path, self.rights = link, node.path, node.rights
         self._connection, self._node = connection, node
         self._waiting: deque[tuple[bytes, Callable[[], None] | None]] = deque()

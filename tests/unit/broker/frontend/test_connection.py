@@ -215,7 +215,7 @@ async def test_a_token_opens_what_it_is_for_and_its_end_closes_the_link() -> Non
     assert answer[APPLICATION]["status-code"] == 202 and answer[PROPERTIES][5] == "id-1"
     await client.sender(7)
     stack.clock.advance(5_000)
-    client.connection._claims_ran_out()
+    client.connection.tokens.expire()
     (detach,) = await client.heard(raw.DETACH)
     assert (
         detach.field(2).value[0] == "amqp:unauthorized-access" and "ExpiredToken" in detach.field(2).value[1]
@@ -245,7 +245,7 @@ async def test_a_token_ends_by_the_wall_clock_also_when_that_was_set(step_ms: in
         (detach,) = await client.heard(raw.DETACH)
         assert "ExpiredToken" in detach.field(2).value[1]
     else:
-        timer = client.connection._claim_timer
+        timer = client.connection.tokens._expiry_timer
         assert timer is not None and timer.when() - asyncio.get_running_loop().time() > 3_600
 
 
@@ -309,7 +309,7 @@ async def test_the_end_of_a_claim_ends_the_links_of_what_it_was_put_for_and_no_o
     await client.sender(7, "queue/$management")
     await client.receiver(8, address="queue/$management")
     stack.clock.advance(1_000 * SOON_S)
-    client.connection._claims_ran_out()
+    client.connection.tokens.expire()
     errors = [frame.field(2).value for frame in await client.heard(raw.DETACH)]
     assert all(
         condition == "amqp:unauthorized-access" and "ExpiredToken" in text for condition, text, _ in errors
@@ -342,7 +342,7 @@ async def test_a_connection_whose_last_token_has_expired_is_closed_unless_anothe
         await responses(client)
     stack.clock.advance(5_000)
     for client in (renewed, left):
-        client.connection._claims_ran_out()
+        client.connection.tokens.expire()
     renewed.transfer(
         0, 1, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 60))
     )
@@ -352,7 +352,7 @@ async def test_a_connection_whose_last_token_has_expired_is_closed_unless_anothe
 
 async def test_without_a_time_limit_a_connection_without_rights_stays() -> None:
     client = await LinkStack(unclaimed_timeout_ms=0).connect(raw.sasl_anonymous())
-    assert client.connection._unclaimed_timer is None
+    assert client.connection.tokens._unclaimed_timer is None
 
 
 @pytest.mark.parametrize("expiration", ["1", "0", "soon", Timestamp(1), None], ids=repr)
@@ -534,7 +534,7 @@ async def test_a_pair_that_comes_and_goes_leaves_no_node_behind() -> None:
         client.detach(1)
         await turn()
         client.wire.written.clear()
-    assert client.connection._nodes == {}
+    assert client.connection._attaching.nodes == {}
 
 
 # --- $management --------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.frontend import connection
+from broker.frontend import token_expiry
 from broker.frontend.nodes.cbs import AUDIENCE_CHARACTERS_MAX
 from broker.frontend.nodes.request_node import VALUE_BYTES
 from broker.operations import Send, Sent
@@ -74,7 +74,7 @@ async def test_a_token_lifts_the_bound_and_a_refused_one_does_not() -> None:
 
 
 async def test_the_bound_holds_again_once_the_last_token_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "STOPS_SENDING_WITHIN_S", 0.01)
+    monkeypatch.setattr(token_expiry, "STOPS_SENDING_WITHIN_S", 0.01)
     stack = LinkStack()
     client = await stack.connect(raw.sasl_anonymous())
     await responders(client)
@@ -85,7 +85,7 @@ async def test_the_bound_holds_again_once_the_last_token_has_ended(monkeypatch: 
     for _ in range(2):
         client.transfer(0, 1, bytes(60_000), more=True)
     stack.clock.advance(5_000)
-    client.connection._claims_ran_out()
+    client.connection.tokens.expire()
     await until(lambda: client.connection.engine._intake._allowance)
     client.transfer(0, 1, bytes(60_000), more=True)
     assert await closed_with(client) is None
@@ -94,7 +94,7 @@ async def test_the_bound_holds_again_once_the_last_token_has_ended(monkeypatch: 
 
 
 async def test_a_token_put_in_time_leaves_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "STOPS_SENDING_WITHIN_S", 0.01)
+    monkeypatch.setattr(token_expiry, "STOPS_SENDING_WITHIN_S", 0.01)
     stack = LinkStack()
     client = await stack.connect(raw.sasl_anonymous())
     await responders(client)
@@ -104,7 +104,7 @@ async def test_a_token_put_in_time_leaves_no_bound(monkeypatch: pytest.MonkeyPat
         )
         await responses(client)
         stack.clock.advance(5_000 * (1 - number))
-        client.connection._claims_ran_out()
+        client.connection.tokens.expire()
     elapsed = asyncio.Event()
     asyncio.get_running_loop().call_later(0.05, elapsed.set)
     await elapsed.wait()

@@ -11,6 +11,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.frontend.links import browse as browse_link
+from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.operations import (
     PARTITION_SHIFT,
     Answer,
@@ -249,14 +250,14 @@ async def test_a_client_that_does_not_read_is_shown_no_more_and_its_pages_are_no
 
 async def test_one_connection_reads_one_page_at_a_time_and_the_broker_few() -> None:
     stack = LinkStack(1)
-    clients = [await stack.connect() for _ in range(browse_link.PAGES_AT_ONCE + 3)]
+    clients = [await stack.connect() for _ in range(PAGES_AT_ONCE + 3)]
     for client in clients:
         for handle in range(3):
             await client.attach(browser_attach(handle))
             client.flow(handle, 0, 10)
     await turn()
     (part,) = stack.parts
-    assert len([each for each in part.posted if isinstance(each[0], Peek)]) == browse_link.PAGES_AT_ONCE
+    assert len([each for each in part.posted if isinstance(each[0], Peek)]) == PAGES_AT_ONCE
     await Shelf(stack, [4]).serve()
     for client in clients:
         assert len(shown(await client.hear())) == 12, "everybody has its turn"

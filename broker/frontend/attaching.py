@@ -1,0 +1,99 @@
+"""Finds what serves a link that a client attaches: an entity's sender or receiver, or a node for requests.
+
+Knows addresses, rights and the kinds of links; what each kind asks of its entity, it checks itself.
+"""
+
+from __future__ import annotations
+
+from broker.access.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddress, parse_address
+from broker.base.errors import Reason, Refused
+from broker.frontend.host import Host
+from broker.frontend.links.browse import BrowseLink
+from broker.frontend.links.incoming import IncomingLink
+from broker.frontend.links.outgoing import OutgoingLink
+from broker.frontend.links.termini import check_dynamic, check_node, check_request_node
+from broker.frontend.nodes.cbs import CbsNode
+from broker.frontend.nodes.management import ManagementNode
+from broker.frontend.nodes.request_node import RequestLink, RequestNode, ResponseLink
+from broker.namespace.queue import Queue
+from broker.wording import error_of, no_transactions
+from protocol.links import Link
+
+
+class Attaching:
+    """The attaches of one connection. Owned by it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host, self._engine = host, host.engine
+        self.nodes: dict[tuple[int, str], RequestNode] = {}
+        """Nodes for requests, by AMQP session and address, as long as they have links."""
+
+    def attach(self, link: Link) -> None:
+        """Serve a link that the client has attached, or refuse it."""
+        try:
+            links_max = self._host.services.settings.links_per_connection_max
+            if self._engine.link_count > 2 * links_max:
+                # Links beyond the maximum were refused. A client that does not end them keeps memory in use.
+                self._host.close(
+                    Refused(
+                        Reason.QUOTA_EXCEEDED,
+                        f"A connection may have {links_max} links; as many more were refused and not ended.",
+                    )
+                )
+            if self._engine.link_count > links_max:
+                raise Refused(Reason.QUOTA_EXCEEDED, f"{links_max} links are the maximum for a connection.")
+            self._attach(link)
+        except Refused as why:
+            self._engine.refuse_link(link, error_of(why))
+
+    def _attach(self, link: Link) -> None:
+        if link.target_is_coordinator:
+            raise no_transactions()
+        text = link.target_address if link.incoming else link.source_address
+        check_dynamic(self._engine, link)  # it has no address that could be read
+        try:
+            address = parse_address(text or "")
+        except BadAddress as error:
+            raise Refused(Reason.ARGUMENT, str(error)) from error
+        if address.node:
+            check_request_node(self._engine, link)
+            self._attach_to_request_node(link, address)
+        else:
+            self._attach_to_entity(link, address)
+
+    def _attach_to_entity(self, link: Link, address: Address) -> None:
+        host, namespace = self._host, self._host.services.namespace
+        served_by = IncomingLink if link.incoming else BrowseLink if link.copies else OutgoingLink
+        host.authorize(address.path, *served_by.rights)  # before existence: names are not to be probed
+        queue = namespace.find(address.entity)
+        if queue is None:
+            raise namespace.missing(address.entity)
+        check_node(self._engine, link)
+        served_by.attach(host, link, queue, address)
+
+    def _attach_to_request_node(self, link: Link, address: Address) -> None:
+        """A request/response pair meets in a node of its own, per AMQP session (AMQP contract 2.1, 7.1)."""
+        key = (id(link.session), f"{address.entity}/{address.subqueue}/{address.node}".casefold())
+        node = self.nodes.get(key)
+        if node is None:
+            handler, rights = self._handler(address)
+            node = self.nodes[key] = RequestNode(
+                handler, address.path, rights, lambda: self.nodes.pop(key, None)
+            )
+        if link.incoming:
+            RequestLink.attach(self._host, link, node)
+        else:
+            ResponseLink.attach(self._host, link, node)
+
+    def _handler(self, address: Address) -> tuple[CbsNode | ManagementNode, tuple[str, ...]]:
+        """What serves a node, and the rights of which one is needed to use it."""
+        if address.node == NODE_CBS:
+            return CbsNode(self._host), ()
+        assert address.node == NODE_MANAGEMENT
+        namespace = self._host.services.namespace
+        queue: Queue | None = namespace.find(address.entity)
+        rights = ("Listen", "Send")
+        self._host.authorize(address.path, *rights)
+        if queue is None:
+            raise namespace.missing(address.entity)
+        return ManagementNode(self._host, queue, address), rights
