@@ -73,7 +73,8 @@ def repair(
     except (NoDataFolder, WrongSettings, InUse, StorageError, OSError) as error:
         fail(error)
     if as_json:
-        typer.echo(json.dumps([plan.as_json() for plan in plans][-1], indent=1))
+        finished = [name for plan in plans for name in plan.finished]
+        typer.echo(json.dumps(plans[-1].as_json() | {"finished": finished}, indent=1))
     else:
         for plan in plans:
             _print(plan)

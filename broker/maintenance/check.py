@@ -80,12 +80,17 @@ def check_folders(
 ) -> Report:
     """Check everything below the data folders of one broker. Raises NoDataFolder, OSError."""
     disk = disk or LocalDisk()
-    for root in roots:
-        check_is_data_folder(disk, root)
     report = Report(roots, progress=progress or Progress())
-    report.findings += _check_identities(disk, roots)
+    roots, absent = data_folders_among(disk, roots)
+    report.findings += absent
+    report.findings += _check_identities(disk, roots, [Path(each.path) for each in absent])
     documents = check_documents(disk, roots, time.sleep, report.progress)
-    report.findings += documents.findings
+    report.findings += [
+        each
+        for each in documents.findings
+        if not absent
+        or Path(each.path).name in disk.names(Path(each.path).parent)  # it may be in such a folder
+    ]
     described = _read_descriptions(disk, report, documents)
     folders = [folder for root in roots for folder in log_folders(disk, root, report.findings)]
     report.progress.logs = len(folders)
@@ -99,15 +104,20 @@ def check_folders(
     return report
 
 
-def _check_identities(disk: Disk, roots: Sequence[Path]) -> list[Finding]:
+def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path]) -> list[Finding]:
     """Data folders of the same broker that were not named, and damage to the files that say which there
-    are."""
+    are. `absent` were named and are not there."""
+    named = {path.absolute() for path in absent}
     why = (
         "this data folder of the broker was not named, so nothing in it was checked: give it as "
         "--data-dir, too"
     )
     try:
-        return [Finding(Severity.UNUSABLE, None, None, str(path), 0, 0, why) for path in unnamed(disk, roots)]
+        return [
+            Finding(Severity.UNUSABLE, None, None, str(path), 0, 0, why)
+            for path in unnamed(disk, roots)
+            if path.absolute() not in named
+        ]
     except DamagedIdentity as error:
         why = (
             "it does not say which data folder this is; the broker's log has the line that belongs here "
@@ -151,17 +161,32 @@ def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
     )
 
 
-def check_is_data_folder(disk: Disk, root: Path) -> None:
-    """Raise NoDataFolder for a folder that no broker has used, or that is no folder."""
-    try:
-        names = set(disk.names(root))
-    except NotADirectoryError as error:
-        raise NoDataFolder(f"{root}: this is a file, not a data folder") from error
-    if not {LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & names:
-        raise NoDataFolder(
-            f"{root}: there is no data folder of a broker here (it holds neither {LOGS_DIRECTORY}/ nor "
-            f"{CATALOGUE_DIRECTORY}/)"
-        )
+def data_folders_among(disk: Disk, roots: Sequence[Path]) -> tuple[list[Path], list[Finding]]:
+    """The named folders that are data folders, and a finding for each of the others: a disk may have failed,
+    or may not be mounted. Raises NoDataFolder if no broker has used any of them, OSError if the only one
+    cannot be listed."""
+    found: list[Path] = []
+    reasons: dict[Path, str] = {}
+    for root in roots:
+        try:
+            names = set(disk.names(root))
+        except NotADirectoryError:
+            reasons[root] = "this is a file, not a data folder"
+        except OSError as error:
+            if len(roots) == 1:
+                raise
+            reasons[root] = f"it cannot be listed: {error.strerror}"
+        else:
+            if {LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & names:
+                found.append(root)
+            else:
+                neither = f"it holds neither {LOGS_DIRECTORY}/ nor {CATALOGUE_DIRECTORY}/"
+                reasons[root] = f"there is no data folder of a broker here ({neither})"
+    if not found:
+        raise NoDataFolder("; ".join(f"{root}: {why}" for root, why in reasons.items()))
+    return found, [
+        Finding(Severity.UNUSABLE, None, None, str(root), 0, 0, why) for root, why in reasons.items()
+    ]
 
 
 def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict[str, QueueDescription]:

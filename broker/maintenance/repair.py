@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from broker.maintenance.check import Report, check_folders, check_is_data_folder
+from broker.maintenance.check import Report, check_folders, data_folders_among
 from broker.partition import records
 from broker.partition.records import Counters, UnreadableRecord
 from broker.partition.salvage import Range, Salvage
@@ -150,15 +150,15 @@ class Repair:
     """One repair of the data folders of one broker. Holds their locks from `open` to `close`."""
 
     def __init__(self, roots: Sequence[Path], disk: Disk | None = None) -> None:
-        self._roots = roots
+        self._named = self._roots = roots
         self._disk: Disk = disk or LocalDisk()
         self._lock_fds: list[int] = []
         self._folders: dict[tuple[str, int], LogFolder] = {}
 
     def open(self) -> None:
         """Take the locks of all folders. Raises NoDataFolder, InUse, OSError."""
+        self._roots, _ = data_folders_among(self._disk, self._named)
         for root in self._roots:
-            check_is_data_folder(self._disk, root)
             try:
                 self._lock_fds.append(self._disk.lock(root / "lock"))
             except BlockingIOError as error:
@@ -176,7 +176,7 @@ class Repair:
 
     def plan(self, progress: Progress | None = None) -> Plan:
         """Check the folder and say what a repair would do; changes nothing. Raises NoDataFolder, OSError."""
-        plan = Plan(check_folders(self._roots, progress, self._disk))
+        plan = Plan(check_folders(self._named, progress, self._disk))
         plan.finished = [str(folder) for folder in self._unfinished()]
         if plan.finished:
             return plan  # what the check has found there is half of an exchange

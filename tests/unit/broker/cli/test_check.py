@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,37 @@ async def test_entries_that_describe_no_queue_and_logs_without_an_entry_are_foun
     assert done.exit_code == 1 and "belong to no queue of the catalogue" in done.stdout
 
 
+@pytest.mark.parametrize("absent", ["mount point", "file"])
+async def test_a_folder_that_is_gone_is_a_finding_and_the_others_are_checked_and_repaired(
+    tmp_path: Path, absent: str
+) -> None:
+    first, second = folders = [tmp_path / "a", tmp_path / "b"]
+    arrange(LocalDisk(), folders)
+    segment = await data_folder(first)
+    for copy in (first / "catalogue").glob("*.copy"):
+        copy.unlink()
+    segment.unlink()
+    shutil.rmtree(second)
+    if absent == "mount point":
+        second.mkdir()
+    elif absent == "file":
+        second.touch()
+    named = [argument for folder in folders for argument in ("--data-dir", str(folder))]
+    done = check("check", "--json", *named)
+    found = json.loads(done.stdout)["findings"]
+    assert done.exit_code == 1 and [each["path"] for each in found] == [str(second), str(segment.parent)], (
+        found
+    )
+    assert "not a data folder" in found[0]["why"] or "no data folder" in found[0]["why"]
+    repaired = await asyncio.to_thread(partibus, "repair", "--json", "--yes", *named)
+    told = json.loads(repaired.stdout)
+    assert repaired.returncode == 1 and [each["path"] for each in told["not_repaired"]] == [str(second)]
+    assert told["done"] and told["logs"][0]["moved_to"] and not told["set_aside"]
+    assert [each["path"] for each in json.loads(check("check", "--json", *named).stdout)["findings"]] == [
+        str(second)
+    ]
+
+
 def test_a_folder_without_data_ends_with_2(tmp_path: Path) -> None:
     done = check("check", "--data-dir", str(tmp_path / "nowhere"))
     assert done.exit_code == 2 and "there is no data folder" in done.stderr
@@ -150,6 +182,17 @@ async def test_repair_says_what_is_gone_and_acts_only_when_asked(tmp_path: Path)
     assert done.returncode == 1 and "Run the command again with --yes" in done.stdout, done
     [row] = [line for line in done.stdout.splitlines() if "orders" in line]
     assert f"from {3 << 48 | 1} on" in row and "0 messages" in row
+
+
+async def test_json_names_the_earlier_repair_that_was_finished(tmp_path: Path) -> None:
+    await data_folder(tmp_path)
+    unfinished = tmp_path / "damaged" / f"{GENERATION}-0003-1"
+    (unfinished / "rebuilt").mkdir(parents=True)
+    (unfinished / "report.json").write_text(json.dumps({"entity": GENERATION, "partition": 3}))
+    for option in ([], ["--yes"]):
+        done = check("repair", "--json", "--data-dir", str(tmp_path), *option)
+        assert json.loads(done.stdout)["finished"] == [str(unfinished)], done.stdout
+    assert done.exit_code == 0 and not (unfinished / "rebuilt").exists()
 
 
 async def test_a_repaired_folder_is_counted_again_even_if_the_index_is_in_another_one(tmp_path: Path) -> None:
