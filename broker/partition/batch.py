@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from broker.base.errors import Reason
 from broker.operations import Answer, ClientId, Failed, Locked, MessageState, Peeked
-from broker.partition.subqueue import DEFERRED, Lease, Reference
+from broker.partition.references import DEFERRED, Lease, Reference
 from storage.log import Commit, Frame, Position
 
 Hole = tuple[list[bytes], Sequence[Reference]]

@@ -14,7 +14,8 @@ from broker.partition import records
 from broker.partition.batch import peeked
 from broker.partition.dead_lettering import DEAD_LETTER
 from broker.partition.records import Mark
-from broker.partition.subqueue import DEFERRED, Reference, Subqueue
+from broker.partition.references import DEFERRED, Reference
+from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
 

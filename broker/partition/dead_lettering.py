@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.partition import records
 from broker.partition.records import Mark
-from broker.partition.subqueue import Reference, Subqueue
+from broker.partition.references import Reference
+from broker.partition.subqueue import Subqueue
 from broker.partition.workspace import Workspace
 
 DEAD_LETTER = 1

@@ -21,7 +21,8 @@ from broker.operations import (
 )
 from broker.partition.batch import Grant, write_locked
 from broker.partition.demand import DemandBook, Waiter
-from broker.partition.subqueue import DEFERRED, Lease, Reference, Subqueue
+from broker.partition.references import DEFERRED, Lease, Reference
+from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
 
@@ -168,7 +169,7 @@ class Delivering:
         if grant.open:
             grant.answer.voids_demand = False
             size = sum(reference.size for reference in undone)
-            space.books[lease.subqueue.number].ask_again(
+            space.books[lease.subqueue].ask_again(
                 grant.client, len(undone) + grant.void, size, grant.bytes_left
             )
 
@@ -224,14 +225,25 @@ class Delivering:
             )
 
     def _new_lease(self, subqueue: Subqueue) -> Lease:
-        return self._space.locks.new_lease(subqueue, self._space.locked_until_ms)
+        return self._space.locks.new_lease(subqueue.number, self._space.locked_until_ms)
 
     def _new_grant(
         self, client: ClientId, lease: Lease, deferred: bool = False, cookie: object = None
     ) -> Grant:
         space = self._space
         answer = Locked(
-            space.number, lease.subqueue.name, [], [], [], [], [], [], [], lease.until_ms, deferred, cookie
+            space.number,
+            space.subqueues[lease.subqueue].name,
+            [],
+            [],
+            [],
+            [],
+            [],
+            [],
+            [],
+            lease.until_ms,
+            deferred,
+            cookie,
         )
         grant = Grant(client, lease, answer)
         space.batch.grants.append(grant)

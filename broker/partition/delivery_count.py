@@ -11,7 +11,8 @@ from broker.message.changes import merge_changes
 from broker.partition import records
 from broker.partition.dead_lettering import MAX_DELIVERIES, dead_letter
 from broker.partition.records import Mark
-from broker.partition.subqueue import Reference, Subqueue
+from broker.partition.references import Reference
+from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
 

@@ -30,12 +30,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from broker.operations import BYTES_UNBOUNDED, ClientId
-
-if TYPE_CHECKING:
-    from broker.partition.subqueue import Lease
+from broker.partition.references import Holder, Lease
 
 
 class Waiter:
@@ -48,20 +45,6 @@ class Waiter:
         self.count = 0
         self.bytes = 0
         """How many bytes it may still be given, as its latest demand says; at 0 the demand is void."""
-
-
-class Holder:
-    """A client that was granted messages in answer to a demand."""
-
-    __slots__ = ("asked", "client", "granted", "under_way")
-
-    def __init__(self, client: ClientId) -> None:
-        self.client = client
-        self.granted: set[Lease] = set()
-        """Leases since the last recall that still hold something."""
-        self.asked: set[Lease] = set()
-        """Leases that the recall under way speaks of, and that still hold something."""
-        self.under_way = False
 
 
 _NO_WAITERS: OrderedDict[ClientId, Waiter] = OrderedDict()

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from broker.base.errors import Reason
 from broker.operations import LockToken
 from broker.partition.demand import DemandBook
-from broker.partition.subqueue import Lease, Reference, Subqueue
+from broker.partition.references import Lease, Reference
+from broker.partition.subqueue import Subqueue
 from broker.partition.timers import DueKeys, TimerWheel
 
 TOKEN_BYTES = 16
@@ -51,8 +52,8 @@ class Locks:
         self._ended = DueKeys()
         """Leases whose time has come, and that hold their messages still. No token opens them any more."""
 
-    def new_lease(self, subqueue: Subqueue, until_ms: int) -> Lease:
-        """A lease with a nonce of its own. It counts once it is started."""
+    def new_lease(self, subqueue: int, until_ms: int) -> Lease:
+        """A lease with a nonce of its own, in the subqueue of this number. It counts once it is started."""
         self.nonce += 1
         assert self.nonce < 1 << 32, "an epoch has room for four billion leases"
         return self._make(subqueue, self._epoch << 32 | self.nonce, until_ms)
@@ -95,7 +96,7 @@ class Locks:
             if lease is not latest:
                 self._let_go(latest, ended)
                 latest, ended = lease, 0
-                group = unlocked.setdefault(lease.subqueue.number, [])
+                group = unlocked.setdefault(lease.subqueue, [])
             reference.lease = None
             group.append(reference)
             ended += 1
@@ -110,9 +111,9 @@ class Locks:
         number, nonce = _WORDS.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
         reference = self._subqueues[0].references.get(number) or self._find_elsewhere(number)
         lease = reference.lease if reference is not None else None
-        return (
-            lease.subqueue if lease is not None and lease.nonce == nonce and lease.until_ms > now_ms else None
-        )
+        if lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
+            return None
+        return self._subqueues[lease.subqueue]
 
     def renew(self, tokens: Sequence[LockToken], now_ms: int, until_ms: int) -> dict[int, Reason]:
         """Let the locks behind tokens end at another time; gives the places of those that were gone
@@ -131,9 +132,9 @@ class Locks:
                 new = renewed[old.id] = self._make(old.subqueue, nonce, until_ms)
                 renewed[new.id] = new  # a token named twice is renewed once
                 self.start(new)
-                self._books[old.subqueue.number].renewed(old, new)
+                self._books[old.subqueue].renewed(old, new)
             if new is not old:
-                old.subqueue.renew(reference, new)
+                self._subqueues[old.subqueue].renew(reference, new)
                 if not old.left:
                     self._end(old)
         return failures
@@ -148,13 +149,13 @@ class Locks:
                 if lease is not None:
                     references = [reference for reference in lease.references if reference.lease is lease]
                     self.take_back(lease, references)
-                    yield lease.subqueue, references
+                    yield self._subqueues[lease.subqueue], references
 
     def take_back(self, lease: Lease, references: Sequence[Reference]) -> None:
         """End the locks of some messages of a lease."""
         for reference in references:
             reference.lease = None
-        lease.subqueue.unlock(references)
+        self._subqueues[lease.subqueue].unlock(references)
         lease.left -= len(references)
         if not lease.left:
             self._end(lease)
@@ -168,14 +169,14 @@ class Locks:
                 if lease is not None:
                     assert (
                         self._leases.get(lease.id) is lease
-                        and lease.subqueue is subqueue
+                        and lease.subqueue == subqueue.number
                         and reference in lease.references
                     )
                     held[lease.id] = held.get(lease.id, 0) + 1
         assert held == {id: lease.left for id, lease in self._leases.items()}
         self._ends.check(lease.until_ms for lease in self._leases.values())
 
-    def _make(self, subqueue: Subqueue, nonce: int, until_ms: int) -> Lease:
+    def _make(self, subqueue: int, nonce: int, until_ms: int) -> Lease:
         self._ids += 1
         return Lease(self._ids, nonce, subqueue, None, until_ms)
 
@@ -189,7 +190,7 @@ class Locks:
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.id]
         self._ends.cancel(lease.until_ms)
-        self._books[lease.subqueue.number].ended(lease)
+        self._books[lease.subqueue].ended(lease)
 
     def _find_elsewhere(self, number: int) -> Reference | None:
         """A message of another subqueue than the main one. (A number is in one subqueue; topics will put

@@ -30,7 +30,8 @@ from broker.partition.blocks import Blocks
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Counters, Enqueued, Mark, Relocated, UnreadableRecord
-from broker.partition.subqueue import DEFERRED, READY, Reference, StoredFrame, Subqueue
+from broker.partition.references import DEFERRED, READY, Reference, StoredFrame
+from broker.partition.subqueue import Subqueue
 from broker.partition.timers import TimerWheel
 from storage.log import Commit, Frame, Position
 

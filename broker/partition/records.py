@@ -34,7 +34,7 @@ each kind):
          …    4n  delivery counts
          …    4n  sizes of the changed properties
          …    2n  subqueues
-         …    2n  states (`subqueue.READY`, `subqueue.DEFERRED`)
+         …    2n  states (`references.READY`, `references.DEFERRED`)
          …     …  changed properties, one after the other
          …     …  the stored messages
 

@@ -25,8 +25,9 @@ from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Mark, Relocated, UnreadableRecord
+from broker.partition.references import Reference
 from broker.partition.snapshot import Snapshot
-from broker.partition.subqueue import Reference, Subqueue
+from broker.partition.subqueue import Subqueue
 from storage.log import Checkpoint, Frame, Position, Record
 from storage.survey import Gap
 

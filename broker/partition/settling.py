@@ -25,7 +25,8 @@ from broker.partition.dead_lettering import dead_letter
 from broker.partition.delivery_count import failed_delivery
 from broker.partition.quotas import check_changes
 from broker.partition.records import Mark
-from broker.partition.subqueue import Reference, Subqueue
+from broker.partition.references import Reference
+from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
 

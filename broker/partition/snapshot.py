@@ -43,7 +43,7 @@ from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
 from broker.partition.gradual_sort import sort_gradually
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table, table
-from broker.partition.subqueue import Reference, StoredFrame
+from broker.partition.references import Reference, StoredFrame
 from storage.log import Checkpoint, Position
 from storage.log import Section as StoredSection
 

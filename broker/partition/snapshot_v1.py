@@ -37,7 +37,8 @@ from broker.partition._untracked import untrack
 from broker.partition.gradual_sort import AT_ONCE
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table
-from broker.partition.subqueue import Reference, StoredFrame, Subqueue
+from broker.partition.references import Reference, StoredFrame
+from broker.partition.subqueue import Subqueue
 from storage.log import Position
 
 _MAGIC = b"PbS1"

@@ -1,25 +1,16 @@
 """A subqueue: references to stored messages, in order, and who holds them. Pure; knows no records, no
 clients, no time of its own.
 
-A *reference* is what a subqueue knows of a message; the bytes stand once in the log (`frame`, `offset`,
-`size`). Dead-lettering moves a reference from one subqueue to another. (With topics several subqueues will
-refer to one stored message: then `StoredFrame.live` counts references already, and a frame is given up when
-the last one goes.)
+Dead-lettering moves a reference (`references.py`) from one subqueue to another. (With topics several
+subqueues will refer to one stored message: `StoredFrame.live` counts references already, and a frame is given
+up when the last one goes.)
 
-The cyclic garbage collector does not look at references and frames, nor at the containers that hold all of
-them (`_untracked`): to look at a million of them takes up to 100 ms. A reference is part of a cycle only
-while a lease holds it, and whoever ends a lease or drops the state breaks it.
-
-A million waiting messages should fit in memory, so a reference is one object with slots and no container;
-numbers that many messages share (times, sizes, the frame) are one object for all; the order is an array of
-sequence numbers, 8 bytes each.
-
-Order. `_order` holds sequence numbers, ascending; numbers that left stay in it until tidied. `_next` is the
-place up to which messages were handed out. What becomes available behind that place (given back, or moved
-here out of order) stands in the heap `_returned`. So, always: an available message stands in `_order` from
-`_next` on, or in `_returned`; what is found in either may be stale or named twice, and is looked at before it
-is used. Numbers that came out of order stand in `_strays` (sorted), until the order is made anew: only
-peeking looks there.
+Order. `_order` holds sequence numbers, ascending, 8 bytes each; numbers that left stay in it until tidied.
+`_next` is the place up to which messages were handed out. What becomes available behind that place (given
+back, or moved here out of order) stands in the heap `_returned`. So, always: an available message stands in
+`_order` from `_next` on, or in `_returned`; what is found in either may be stale or named twice, and is
+looked at before it is used. Numbers that came out of order stand in `_strays` (sorted), until the order is
+made anew: only peeking looks there.
 """
 
 from __future__ import annotations
@@ -28,21 +19,14 @@ import heapq
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.changes import merge_changes
-from broker.partition._untracked import keep_untracked, untrack
+from broker.partition._untracked import untrack
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.order import Order
+from broker.partition.references import DEFERRED, READY, Lease, Reference
 from broker.partition.timers import TimerWheel
-from storage.log import Position
-
-if TYPE_CHECKING:
-    from broker.partition.demand import Holder
-
-READY, DEFERRED = 0, 1
-"""A reference's durable states. A lock on top of either is volatile: `Reference.lease`."""
 
 _SLACK = 1024
 """Below this many stale entries nothing is worth tidying."""
@@ -54,85 +38,6 @@ REBUILT_AT_ONCE = 1024
 """References that one step of `rebuild` takes in: less than a millisecond."""
 UPCOMING_MAX = 4096
 """Entries of the order that `upcoming` looks at."""
-
-
-@keep_untracked
-class StoredFrame:
-    """A frame of the log in which messages stand that are still referred to."""
-
-    __slots__ = ("live", "position")
-
-    def __init__(self, position: Position) -> None:
-        self.position = position
-        self.live = 0
-        """References to messages in this frame, over all subqueues."""
-
-
-class Lease:
-    """Messages locked for one client at one time: they share the end of the lock and the nonce of their
-    tokens."""
-
-    __slots__ = ("holder", "id", "left", "nonce", "references", "subqueue", "until_ms")
-
-    def __init__(self, id: int, nonce: int, subqueue: Subqueue, holder: Holder | None, until_ms: int) -> None:
-        self.id = id
-        self.nonce = nonce
-        """The second half of the lock tokens. A renewal makes another lease with the same nonce."""
-        self.subqueue = subqueue
-        self.holder = holder
-        """Whom the messages can be recalled from; None if the client asked for these very messages."""
-        self.until_ms = until_ms
-        self.references: list[Reference] = []
-        """What was locked; those whose `lease` is another one by now are not held by this one any more."""
-        self.left = 0
-        """How many it still holds."""
-
-
-@keep_untracked
-class Reference:
-    """What a subqueue knows of a message."""
-
-    __slots__ = (
-        "changed",
-        "delivery_count",
-        "enqueued_at_ms",
-        "expires_at_ms",
-        "frame",
-        "lease",
-        "lives_until_ms",
-        "offset",
-        "payload",
-        "sequence_number",
-        "size",
-        "state",
-    )
-
-    def __init__(
-        self,
-        sequence_number: int,
-        frame: StoredFrame,
-        offset: int,
-        size: int,
-        enqueued_at_ms: int,
-        expires_at_ms: int | None,
-        payload: bytes = b"",
-        lives_until_ms: int | None = None,
-    ) -> None:
-        self.sequence_number = sequence_number
-        self.frame = frame
-        self.offset = offset
-        self.size = size
-        self.enqueued_at_ms = enqueued_at_ms
-        self.expires_at_ms = expires_at_ms
-        """Enqueued time plus time to live, in wall time: stored and shown, but never used as a deadline."""
-        self.lives_until_ms = lives_until_ms
-        """When its time to live ends, in monotonic time; None for never, and while a replay goes on."""
-        self.payload = payload
-        """The stored message while it is in memory, else empty."""
-        self.delivery_count = 0
-        self.state = READY
-        self.lease: Lease | None = None
-        self.changed: bytes | None = None
 
 
 class Subqueue:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from broker.partition import records
 from broker.partition.dead_lettering import EXPIRED, dead_letter
 from broker.partition.records import Mark
-from broker.partition.subqueue import DEFERRED, Reference, Subqueue
+from broker.partition.references import DEFERRED, Reference
+from broker.partition.subqueue import Subqueue
 from broker.partition.timers import DueKeys
 from broker.partition.workspace import Workspace
 

@@ -39,7 +39,7 @@ from broker.operations import (
     Withdrawn,
 )
 from broker.partition.payloads import PayloadBudget
-from broker.partition.subqueue import DEFERRED, READY
+from broker.partition.references import DEFERRED, READY
 from broker.partition.task import Health, PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore

@@ -32,7 +32,8 @@ from broker.partition.clock_settings import ClockSettings
 from broker.partition.messages import DROPPED_AT_ONCE, RELOCATED_AT_ONCE, REPLAYED_AT_ONCE, Messages
 from broker.partition.order import CHUNK, Order
 from broker.partition.payloads import PayloadBudget
-from broker.partition.subqueue import REBUILT_AT_ONCE, Lease, Reference, StoredFrame, Subqueue
+from broker.partition.references import Lease, Reference, StoredFrame
+from broker.partition.subqueue import REBUILT_AT_ONCE, Subqueue
 from broker.partition.task import TaskLimits
 from storage.log import Position
 from tests.support.partition_harness import NUMBER, Harness, one
@@ -93,7 +94,7 @@ def test_a_browse_from_the_middle_does_not_visit_earlier_messages() -> None:
 
 def test_reading_ahead_does_not_visit_messages_that_were_handed_out() -> None:
     subqueue, references = filled(MANY)
-    lease = Lease(1, 1, subqueue, None, 1)
+    lease = Lease(1, 1, subqueue.number, None, 1)
     subqueue.take(15_000, 1 << 40, lease, 0)
     references.looks = 0
     assert next(iter(subqueue.upcoming())).sequence_number == 15_001
