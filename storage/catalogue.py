@@ -68,6 +68,9 @@ COPY_SUFFIX = ".copy"
 DELETED_SUFFIX = ".deleted"
 COPY_DELETED_SUFFIX = ".copy-deleted"
 NAME_BYTES_MAX = 65_535
+PLAIN_NAME_MAX = 96
+"""How many characters of a document's name its file name shows. Enough for a namespace (50) and an identifier
+(32)."""
 TIMEOUT_MS = 5_000
 """How long a change may take."""
 ATTEMPTS = 3
@@ -512,7 +515,7 @@ class Catalogue:
 def file_name_of(name: str) -> str:
     """The file that holds the document of this name."""
     digest = blake2b(name.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-    return f"{_PLAIN.sub('_', name)[:64]}-{digest}{DOCUMENT_SUFFIX}"
+    return f"{_PLAIN.sub('_', name)[:PLAIN_NAME_MAX]}-{digest}{DOCUMENT_SUFFIX}"
 
 
 def _stems(names: set[str], suffixes: tuple[str, str]) -> list[str]:

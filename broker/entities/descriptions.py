@@ -7,9 +7,15 @@ Durations are milliseconds; None means without limit. Nothing here knows how set
 from __future__ import annotations
 
 import enum
+import uuid
 from dataclasses import dataclass, field, replace
 
 PARTITIONS_DEFAULT = 16
+NAMESPACE = "sbemulatorns"
+"""The namespace as everything on disk names it. There is one, and this never changes.
+
+The setting `namespace` is only how clients see it, and may change at any start.
+"""
 MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER = "", "$deadletterqueue", "$transfer/$deadletterqueue"
 """Names of an entity's subqueues, as they stand (case folded) behind the entity in an address."""
 
@@ -85,8 +91,8 @@ class QueueDescription:
     name: str
     """As spelled at creation; compared without case."""
     generation: str
-    """32 hex digits, new for each creation: names the logs, and tells a client that the queue is another
-    one."""
+    """New for each creation (`new_generation`). It names everything that is stored for the queue, and tells a
+    client that the queue is another one."""
     partitions: int
     """How many partitions, fixed at creation (1 unless partitioned)."""
     settings: QueueSettings = field(default_factory=QueueSettings)
@@ -105,6 +111,21 @@ class QueueDescription:
         return replace(
             self, settings=settings, updated_at_ms=now_ms, file_settings=file_settings or self.file_settings
         )
+
+
+def new_generation(namespace: str = NAMESPACE) -> str:
+    """An identifier that no entity has had before: the namespace, an underscore, 32 random hex digits.
+
+    Log folders, headers of segments and extents, documents and the index of partitions carry it. A namespace
+    contains no underscore, so the identifier tells the namespace (`namespace_of`).
+    """
+    return f"{namespace}_{uuid.uuid4().hex}"
+
+
+def namespace_of(generation: str) -> str:
+    """The namespace of an entity. Identifiers of earlier builds do not contain it: then there was only
+    one."""
+    return generation.rpartition("_")[0] or NAMESPACE
 
 
 def key_of(name: str) -> str:

@@ -1,12 +1,12 @@
 """Entities as the catalogue keeps them: one document each, JSON, so that a person can read it. Pure.
 
-    {"version": 1, "kind": "queue", "name": …, "generation": …, "partitions": …, "settings": {…},
-    "created_at_ms": …, "updated_at_ms": …,
+    {"version": 1, "kind": "queue", "namespace": …, "name": …, "generation": …, "partitions": …,
+     "settings": {…}, "created_at_ms": …, "updated_at_ms": …,
      "file_settings": null, or {…} as the configuration file gave them when they were last applied,
-     "folders": over how many data folders its partitions are spread, 1 where it is missing}
+     "folders": the number of data folders over which its partitions are spread; 1 where it is missing}
 
-Fields of the settings that a later version added keep their defaults when an older document is read;
-`file_settings` is missing in the oldest ones.
+Older documents lack fields that were added later, such as `namespace`, `file_settings`, and some of the
+settings. They are read as if these had their defaults. The namespace is that of the generation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ import re
 from dataclasses import asdict, replace
 from typing import Any
 
-from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings
+from broker.entities.descriptions import (
+    AuthorizationRule,
+    EntityStatus,
+    QueueDescription,
+    QueueSettings,
+    namespace_of,
+)
 
 CATALOGUE_VERSION = 1
 
@@ -32,7 +38,13 @@ def encode_description(description: QueueDescription) -> bytes:
             settings["status"] = settings["status"].value
             for rule in settings["authorization_rules"]:
                 rule["rights"] = sorted(rule["rights"])
-    return json.dumps({"version": CATALOGUE_VERSION, "kind": "queue", **fields}, indent=1).encode()
+    document = {
+        "version": CATALOGUE_VERSION,
+        "kind": "queue",
+        "namespace": namespace_of(description.generation),
+        **fields,
+    }
+    return json.dumps(document, indent=1).encode()
 
 
 def decode_description(content: bytes) -> QueueDescription:
@@ -41,6 +53,8 @@ def decode_description(content: bytes) -> QueueDescription:
     assert fields.pop("version") == CATALOGUE_VERSION and fields.pop("kind") == "queue", (
         "a catalogue document of another version"
     )
+    namespace = namespace_of(fields["generation"])
+    assert fields.pop("namespace", namespace) == namespace, "the generation is another namespace's"
     of_file = fields.pop("file_settings", None)
     settings = _decode_settings(fields.pop("settings"))
     return QueueDescription(

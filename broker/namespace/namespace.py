@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -42,6 +41,7 @@ from broker.entities.descriptions import (
     QueueDescription,
     QueueSettings,
     key_of,
+    new_generation,
 )
 from broker.entities.documents import decode_description, encode_description, salvage_name
 from broker.entities.validation import check_effect, check_queue, check_update, without_effect
@@ -437,7 +437,7 @@ class Namespace:
             now_ms = self._clock.now_ms()
             count = (partitions or self._partitions_default) if settings.enable_partitioning else 1
             description = QueueDescription(
-                name, uuid.uuid4().hex, count, settings, now_ms, now_ms, file_settings, self._folders
+                name, new_generation(), count, settings, now_ms, now_ms, file_settings, self._folders
             )
             await self._keep(description)
             self._queues[key_of(name)] = self._make_queue(description)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings
+import pytest
+
+from broker.entities.descriptions import (
+    NAMESPACE,
+    AuthorizationRule,
+    EntityStatus,
+    QueueDescription,
+    QueueSettings,
+    namespace_of,
+    new_generation,
+)
 from broker.entities.documents import decode_description, encode_description
 
 RULE = AuthorizationRule("app", "primary", "secondary", frozenset({"Manage", "Send", "Listen"}), 1, 2)
@@ -29,3 +39,15 @@ def test_a_document_from_before_the_file_was_remembered_is_read() -> None:
     fields = json.loads(encode_description(description))
     del fields["file_settings"]
     assert decode_description(json.dumps(fields).encode()) == description
+
+
+def test_a_document_names_its_namespace_and_one_from_before_belongs_to_the_only_one() -> None:
+    description = QueueDescription("orders", new_generation("contoso"), 16, SETTINGS, 1, 2)
+    fields = json.loads(encode_description(description))
+    assert fields["namespace"] == namespace_of(description.generation) == "contoso"
+    with pytest.raises(AssertionError, match="another namespace"):
+        decode_description(json.dumps(fields | {"namespace": "fabrikam"}).encode())
+    before = QueueDescription("orders", "a" * 32, 16, SETTINGS, 1, 2)
+    fields = json.loads(encode_description(before))
+    assert fields.pop("namespace") == NAMESPACE
+    assert decode_description(json.dumps(fields).encode()) == before
