@@ -13,7 +13,6 @@ import contextlib
 import gc
 import signal
 import socket
-import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -24,13 +23,14 @@ import uvloop
 from broker.access.sas import Authorizer
 from broker.base.clock import Clock, ClockWatch, SystemClock
 from broker.base.metrics import Metrics
-from broker.base.slices import Slices
 from broker.base.sockets import addresses_text, listen
 from broker.descriptors import Shares, raise_limit
 from broker.entities.descriptions import QueueDescription
 from broker.frontend.handshakes import Handshakes
 from broker.frontend.listener import StreamProtocol, serve_websocket
 from broker.frontend.services import Services
+from broker.hosting.host import HostedPartition, HostFolder, HostSettings, PartitionHost
+from broker.hosting.local import LocalHost
 from broker.http.server import HttpServer
 from broker.message.stored import MessageIds
 from broker.namespace.apply_file import apply_file
@@ -38,9 +38,6 @@ from broker.namespace.closed_partitions import Resting
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
-from broker.partition.payloads import PayloadBudget
-from broker.partition.task import PartitionTask, TaskLimits
-from broker.partition.upkeep import UpkeepLimits
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
 from broker.settings.config_file import ConfigFile
 from broker.settings.settings import MIB, Settings
@@ -54,11 +51,9 @@ from broker.throttle.memory_mark import (
 )
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
-from storage.file_store import FileLogStore
 from storage.folders import CATALOGUE_DIRECTORY, Folder, arrange, check_identity, home_of
 from storage.index_witness import Witness
 from storage.partition_index import PartitionIndex
-from storage.spread_store import SpreadStore
 
 log = structlog.get_logger("server")
 
@@ -116,41 +111,40 @@ class Broker:
         self._failure: BaseException | None = None
         disk = disk or LocalDisk()
         folders = arrange(disk, settings.data_dirs)
-        unknown = Folder(settings.data_dir / "unknown", "unknown", is_missing=True)
-        stores = [self._make_store(folder, disk, shares, len(folders)) for folder in (*folders, unknown)]
-        self.store = SpreadStore(stores[:-1], stores[-1], timeout_ms=settings.disk_timeout_ms)
-        self._opening = Slices()
-        """The turns in which partitions are opened, recovered and forgotten."""
-        self._payloads = payloads = PayloadBudget(settings.payload_memory_bytes)
+        self.host: PartitionHost = LocalHost(
+            _host_settings(settings, folders, shares),
+            disk,
+            self.clock,
+            spawn=self._spawn_partition,
+            failed=self._part_failed,
+        )
+        host = self.host
         mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
         self.memory = Memory(
-            mark, resident_bytes, lambda: payloads.state_bytes + payloads.used, payloads.set_scarce
-        )
-        self._partition_limits = TaskLimits(
-            disk_timeout_ms=settings.disk_timeout_ms,
-            rest_ms=settings.log_idle_ms if settings.fsync == "always" else None,
-            upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes),
+            mark,
+            lambda: resident_bytes() + host.resident_bytes,
+            lambda: host.waiting_bytes,
+            host.set_scarce,
         )
         home = home_of(disk, folders)
         self.settings = settings.model_copy(update={"data_dir": home})
-        lanes = stores[0].lanes
         index = PartitionIndex(
             home / CATALOGUE_DIRECTORY,
             disk,
             close_within_ms=settings.disk_timeout_ms,
-            executor=lanes.index,
+            executor=host.index_lanes[0],
             witnesses=[
-                self._make_witness(folder, store, disk)
-                for folder, store in zip(folders, stores, strict=False)
+                self._make_witness(folder, lane, disk)
+                for folder, lane in zip(folders, host.index_lanes, strict=True)
             ],
             failed=self._part_failed,
         )
         self._resting = Resting(index, self.clock, failed=self._part_failed)
         self.namespace = Namespace(
             settings.namespace,
-            catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, lanes.catalogue),
+            catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, host.catalogue_lane),
             folders=len(folders),
-            store=self.store,
+            store=host,
             clock=self.clock,
             make_queue=self._make_queue,
             resting=self._resting,
@@ -162,8 +156,6 @@ class Broker:
         )
         rules = settings.authorization_rules() + (file.authorization_rules if file else ())
         self.authorizer = Authorizer(rules, self.namespace.rules_of)
-        self._partitions: weakref.WeakSet[PartitionTask] = weakref.WeakSet()
-        """All that were started and are still referred to."""
         self._tasks: asyncio.TaskGroup | None = None
 
     def stop(self) -> None:
@@ -190,7 +182,7 @@ class Broker:
                 await self._serve()
             finally:
                 await self.namespace.close()
-                await self.store.close()
+                await self.host.close()
         if self._failure is not None:
             raise PartFailed(f"{type(self._failure).__name__}: {self._failure}") from self._failure
         log.info("server.stopped")
@@ -287,8 +279,7 @@ class Broker:
                 log.warning("clock.stepped", step_ms=step_ms)
             if suspended_ms:
                 log.warning("clock.suspended", suspended_ms=suspended_ms)
-                for partition in list(self._partitions):
-                    partition.wake()
+                self.host.wake()
             if step_ms or suspended_ms:
                 for connection in list(services.connections):
                     connection.clock_was_set()
@@ -318,29 +309,13 @@ class Broker:
                 returned_at = loop.time()
             await asyncio.sleep(LOOK_S)
 
-    def _make_store(self, folder: Folder, disk: Disk, shares: Shares, folders: int) -> FileLogStore:
-        settings = self.settings
-        return FileLogStore(
-            folder.path,
-            disk,
-            open_files_max=max(1, shares.read // folders),
-            open_segments_max=max(1, shares.written // folders),
-            segment_idle_ms=settings.log_idle_ms,
-            fsync=settings.fsync,
-            fsync_interval_ms=settings.fsync_interval_ms,
-            segment_bytes_max=settings.segment_bytes,
-            committer_threads=settings.committer_threads,
-            identity=folder.id,
-            failed=self._part_failed,
-        )
-
     @staticmethod
-    def _make_witness(folder: Folder, store: FileLogStore, disk: Disk) -> Witness:
+    def _make_witness(folder: Folder, lane: Executor, disk: Disk) -> Witness:
         return Witness(
             folder.path,
             disk,
             admit=lambda: check_identity(disk, folder.path, folder.id),
-            executor=store.lanes.index,
+            executor=lane,
         )
 
     # --- parts that are made as they are needed -------------------------------------------------------------
@@ -350,22 +325,13 @@ class Broker:
             description, EntityMeter(self.metrics, description.name), self._start_partition, self._resting
         )
 
-    def _start_partition(self, queue: Queue, number: int) -> PartitionTask:
-        partition = PartitionTask(
-            number,
-            log=self.store.log(queue.description.generation, number, queue.description.folders),
-            clock=self.clock,
-            description=queue.description,
-            payloads=self._payloads,
-            limits=self._partition_limits,
-            meter=queue.meter,
-            slices=self._opening,
-            register=self._resting.register(queue.description.generation, number),
-        )
+    def _start_partition(self, queue: Queue, number: int) -> HostedPartition:
+        register = self._resting.register(queue.description.generation, number)
+        return self.host.start(queue.description, number, queue.meter, register)
+
+    def _spawn_partition(self, work: Coroutine[Any, Any, None], name: str) -> None:
         assert self._tasks is not None, "the broker runs"
-        self._partitions.add(partition)
-        self._tasks.create_task(partition.run(), name=f"partition {queue.name}/{number}")
-        return partition
+        self._tasks.create_task(work, name=name)
 
     def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         assert self._tasks is not None, "the broker runs"
@@ -374,6 +340,23 @@ class Broker:
             lambda _: work.close()
         )  # cancelled before its first step, it has not begun, and Python would complain
         return task
+
+
+def _host_settings(settings: Settings, folders: Sequence[Folder], shares: Shares) -> HostSettings:
+    return HostSettings(
+        folders=tuple(HostFolder(str(folder.path), folder.id, folder.is_missing) for folder in folders),
+        unknown=str(settings.data_dir / "unknown"),
+        open_files_max=shares.read,
+        open_segments_max=shares.written,
+        log_idle_ms=settings.log_idle_ms,
+        fsync=settings.fsync,
+        fsync_interval_ms=settings.fsync_interval_ms,
+        segment_bytes=settings.segment_bytes,
+        committer_threads=settings.committer_threads,
+        checkpoint_bytes=settings.checkpoint_bytes,
+        disk_timeout_ms=settings.disk_timeout_ms,
+        payload_memory_bytes=settings.payload_memory_bytes,
+    )
 
 
 def _catalogue(folders: Sequence[Folder], disk: Disk, timeout_ms: int, executor: Executor) -> Catalogue:

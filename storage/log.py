@@ -258,12 +258,8 @@ class Log(Protocol):
         where `fence` was called."""
 
 
-class LogStore(Protocol):
-    """All logs of a broker, and what they share: the disk, the committer's threads, the fsync policy."""
-
-    def log(self, entity: str, partition: int) -> Log:
-        """The log of one partition of an entity (`entity` is its generation identifier). Touches no file
-        until claimed."""
+class EntityLogs(Protocol):
+    """The logs of whole entities: which there are, and deleting them."""
 
     async def entities(self) -> list[str]:
         """The identifiers of all entities that have logs."""
@@ -285,3 +281,11 @@ class LogStore(Protocol):
 
     async def close(self) -> None:
         """Stop the threads; every log was closed before."""
+
+
+class LogStore(EntityLogs, Protocol):
+    """All logs of a broker, and what they share: the disk, the committer's threads, the fsync policy."""
+
+    def log(self, entity: str, partition: int) -> Log:
+        """The log of one partition of an entity (`entity` is its generation identifier). Touches no file
+        until claimed."""

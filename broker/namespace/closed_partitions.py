@@ -34,7 +34,7 @@ from broker.operations import SubqueueCounts
 from broker.partition.summary import Summary, decode, is_readable, survey, total_of, wake_at_ms
 from storage.errors import StorageError
 from storage.index_witness import Witness
-from storage.log import LogStore
+from storage.log import EntityLogs
 from storage.partition_index import PartitionIndex
 from storage.threads import OwnerFailed, report_to_loop, start_background, take_note
 
@@ -123,7 +123,7 @@ class Resting:
 
     # --- starting and stopping ------------------------------------------------------------------------------
 
-    async def load(self, generations: Mapping[str, int], store: LogStore) -> None:
+    async def load(self, generations: Mapping[str, int], store: EntityLogs) -> None:
         """Read the index; make it anew from the logs there are if it is missing or damaged. Raises
         StorageError.
 
@@ -160,7 +160,7 @@ class Resting:
             self._index.forget(generation)
 
     async def _doubt(
-        self, witnesses: Collection[Witness], generations: Mapping[str, int], store: LogStore
+        self, witnesses: Collection[Witness], generations: Mapping[str, int], store: EntityLogs
     ) -> Mapping[str, Collection[int]]:
         """What the index says of these folders is not to be believed: all their partitions count as open.
         Gives them."""
@@ -187,7 +187,7 @@ class Resting:
         await self._index.doubt(doubted)
         return doubted
 
-    async def _ask(self, witness: Witness, generations: Mapping[str, int], store: LogStore) -> None:
+    async def _ask(self, witness: Witness, generations: Mapping[str, int], store: EntityLogs) -> None:
         """Ask a folder that has not answered at the start, until it does."""
         while not witness.is_read:
             try:
@@ -409,7 +409,7 @@ class Resting:
         return None
 
 
-async def _listed(generations: Mapping[str, int], store: LogStore) -> dict[str, list[int]]:
+async def _listed(generations: Mapping[str, int], store: EntityLogs) -> dict[str, list[int]]:
     """The partitions of each entity that have a log; all of them where the disk does not say."""
     turns = asyncio.Semaphore(LISTING_MAX)
 

@@ -50,7 +50,7 @@ from broker.namespace.queue import Queue
 from broker.operations import SubqueueCounts
 from storage.catalogue import Catalogue, Damaged
 from storage.errors import DiskFull, DiskHangs, StorageError
-from storage.log import LogStore
+from storage.log import EntityLogs
 from storage.threads import OwnerFailed, report_to_loop, start_background, within
 
 log = structlog.get_logger("namespace")
@@ -93,7 +93,7 @@ class Namespace:
         name: str,
         *,
         catalogue: Catalogue,
-        store: LogStore,
+        store: EntityLogs,
         clock: Clock,
         make_queue: Callable[[QueueDescription], Queue],
         resting: Resting,

@@ -15,6 +15,7 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
+from broker.hosting.local import LocalHost
 from broker.operations import PARTITION_SHIFT
 from storage.disk import LocalDisk
 from tests.crash.test_broker_disk_faults import (
@@ -170,7 +171,8 @@ def test_a_read_that_hangs_holds_up_its_own_partition_alone(tmp_path: Path) -> N
         client.get_queue_receiver("orders") as receiver,
         client_of(broker.addresses) as sender,
     ):
-        broker.broker._payloads.reserve_bytes = 0
+        assert isinstance(broker.broker.host, LocalHost)
+        broker.broker.host.payloads.reserve_bytes = 0
         send_to_each(sender)
         disk.fail("read_cached", errno.EAGAIN, times=1 << 30)  # nothing is in the system's memory either
         disk.hang("read", VICTIM_FOLDER)

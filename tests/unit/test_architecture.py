@@ -20,7 +20,7 @@ LAYERS = (
     ("broker.operations",),
     ("broker.settings", "broker.access", "broker.message", "broker.wording", "broker.throttle"),
     ("broker.partition",),
-    ("broker.namespace",),
+    ("broker.namespace", "broker.hosting"),
     ("broker.frontend", "broker.maintenance"),
     ("broker.http",),
     ("broker.descriptors",),

@@ -1,0 +1,106 @@
+"""Partitions in the process that made this host: their logs, their tasks, and what they share."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from broker.base.clock import Clock
+from broker.base.slices import Slices
+from broker.entities.descriptions import QueueDescription
+from broker.hosting.host import HostFolder, HostSettings
+from broker.partition.idle import Register
+from broker.partition.payloads import PayloadBudget
+from broker.partition.task import PartitionMeter, PartitionTask, TaskLimits
+from broker.partition.upkeep import UpkeepLimits
+from storage.disk import Disk
+from storage.file_store import FileLogStore
+from storage.spread_store import SpreadStore
+from storage.threads import OwnerFailed
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], object]
+"""Runs a coroutine as a task of this name."""
+
+
+class LocalHost(SpreadStore):
+    """See `broker.hosting.host.PartitionHost`. Owned by the event loop."""
+
+    resident_bytes = 0
+
+    def __init__(
+        self, settings: HostSettings, disk: Disk, clock: Clock, *, spawn: Spawn, failed: OwnerFailed
+    ) -> None:
+        """`failed` is called if a background task of the storage has died."""
+        self._clock, self._spawn, self._failed = clock, spawn, failed
+        stores = [self._make_store(settings, folder, disk) for folder in settings.folders]
+        unknown = HostFolder(settings.unknown, "unknown", is_missing=True)
+        super().__init__(
+            stores, self._make_store(settings, unknown, disk), timeout_ms=settings.disk_timeout_ms
+        )
+        self.catalogue_lane: Executor = stores[0].lanes.catalogue
+        self.index_lanes: Sequence[Executor] = [store.lanes.index for store in stores]
+        self.payloads = PayloadBudget(settings.payload_memory_bytes)
+        self._opening = Slices()
+        """The turns in which partitions are opened, recovered and forgotten."""
+        self._limits = TaskLimits(
+            disk_timeout_ms=settings.disk_timeout_ms,
+            rest_ms=settings.log_idle_ms if settings.fsync == "always" else None,
+            upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes),
+        )
+        self._tasks: weakref.WeakSet[PartitionTask] = weakref.WeakSet()
+        """All partitions that were started and are still referred to."""
+
+    def _make_store(self, settings: HostSettings, folder: HostFolder, disk: Disk) -> FileLogStore:
+        folders = len(settings.folders)
+        return FileLogStore(
+            Path(folder.path),
+            disk,
+            open_files_max=max(1, settings.open_files_max // folders),
+            open_segments_max=max(1, settings.open_segments_max // folders),
+            segment_idle_ms=settings.log_idle_ms,
+            fsync=settings.fsync,
+            fsync_interval_ms=settings.fsync_interval_ms,
+            segment_bytes_max=settings.segment_bytes,
+            committer_threads=settings.committer_threads,
+            identity=folder.id,
+            failed=self._failed,
+        )
+
+    def start(
+        self,
+        description: QueueDescription,
+        number: int,
+        meter: PartitionMeter,
+        register: Register,
+        changed: Callable[[], None] | None = None,
+    ) -> PartitionTask:
+        """See `PartitionHost.start`. `changed` is called at each change of health, in the event loop."""
+        partition = PartitionTask(
+            number,
+            log=self.log(description.generation, number, description.folders),
+            clock=self._clock,
+            description=description,
+            payloads=self.payloads,
+            limits=self._limits,
+            on_health=None if changed is None else lambda *_: changed(),
+            meter=meter,
+            slices=self._opening,
+            register=register,
+        )
+        self._tasks.add(partition)
+        self._spawn(partition.run(), f"partition {description.name}/{number}")
+        return partition
+
+    def wake(self) -> None:
+        for partition in list(self._tasks):
+            partition.wake()
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self.payloads.state_bytes + self.payloads.used
+
+    def set_scarce(self, is_scarce: bool) -> None:
+        self.payloads.set_scarce(is_scarce)
