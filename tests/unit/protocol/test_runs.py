@@ -126,7 +126,7 @@ def test_a_link_that_we_close_in_the_middle_of_a_message_slows_nobody(peer: Engi
     link = peer.sender(0)
     peer.say(transfer(0, 0, b"first part", more=True))
     peer.engine.close_link(link, ErrorCondition("amqp:not-found", "gone"))
-    assert peer.engine._partial_bytes == 0
+    assert peer.engine.partial_bytes == 0
 
 
 def test_large_messages_of_one_read_come_as_one_event() -> None:

@@ -1,0 +1,180 @@
+"""Turns what proton says of deliveries into events: messages from the peer, and outcomes of what we sent.
+
+A run of plain deliveries comes as a whole (`runs.py`). The others come one by one: batches, messages in
+several frames, aborted or oversized ones, and outcomes other than `accepted`. Neighbours that belong together
+are merged, so that the engine's user sees one event for many deliveries.
+
+Invariants: no delivery is reported twice; what is held of unfinished messages is counted and bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from protocol import runs
+from protocol.events import (
+    DeliveriesUpdated,
+    Event,
+    MessagesReceived,
+    MessageTooLarge,
+    Outcome,
+    TransactionalMessage,
+    same_update,
+)
+from protocol.links import Delivery, Link
+from protocol.proton_values import ffi, lib, update_of
+
+# Plain numbers: comparing with an enum's members costs more than the calls around it.
+_ACCEPTED, _TRANSACTIONAL = int(Outcome.ACCEPTED), int(Outcome.TRANSACTIONAL)
+_NOT_TERMINAL = (int(Outcome.NONE), int(Outcome.RECEIVED))
+
+
+class Deliveries:
+    """The deliveries of one connection, in both directions."""
+
+    def __init__(
+        self, events: list[Event], refuse: Callable[[str, str], None], partial_bytes_max: int
+    ) -> None:
+        """`events` collects what is reported. `refuse` closes the connection with a condition and a
+        description."""
+        self._events = events
+        self._refuse = refuse
+        self._partial_bytes_max = partial_bytes_max
+        self.partial_bytes = 0
+        """Bytes held of unfinished messages, over all links."""
+
+    def take_run(self, link: Link, run: Any) -> None:
+        """Report the run of plain deliveries that was just taken."""
+        settled, deliveries = run.settled, runs.deliveries()
+        events = self._events
+        last = events[-1] if events else None
+        if not run.incoming:
+            if (
+                type(last) is DeliveriesUpdated
+                and last.link is link
+                and last.outcome == _ACCEPTED
+                and last.settled is settled
+            ):
+                last.deliveries += deliveries
+            else:
+                events.append(DeliveriesUpdated(link, deliveries, _ACCEPTED, settled))
+        elif (
+            type(last) is MessagesReceived
+            and last.link is link
+            and last.settled is settled
+            and not last.batch
+        ):
+            last.payloads += runs.payloads()
+            last.deliveries += deliveries
+        else:
+            events.append(MessagesReceived(link, deliveries, runs.payloads(), settled, False))
+
+    # --- from the peer --------------------------------------------------------------------------------------
+
+    def transfer(self, link: Link, delivery: Any, is_batch: bool) -> None:
+        """A transfer that is not plain: of a batch, in parts, aborted, too large, with a state, or on a link
+        without a maximum size."""
+        if not lib.pn_delivery_readable(delivery):
+            return  # the rest of a message that was refused
+        size = lib.pn_delivery_pending(delivery)
+        if size == 1 and lib.pn_delivery_aborted(delivery):  # proton shows it as one byte that is not there
+            self._drop_aborted(link, delivery)
+            return
+        too_large = link.max_message_bytes and size > link.max_message_bytes
+        if too_large or lib.pn_delivery_remote_state(delivery) == _TRANSACTIONAL:
+            # Every frame of a delivery names its transaction (§4.4.2); proton reads the first one's.
+            own = self._drop_rest(link, delivery)
+            self._events.append(
+                MessageTooLarge(link, own, size) if too_large else TransactionalMessage(link, own)
+            )
+        elif lib.pn_delivery_partial(delivery):
+            link.partial_is_batch |= is_batch
+            self._count_partial(link, size)
+        else:
+            self._take_message(link, delivery, size, is_batch)
+
+    def _drop_aborted(self, link: Link, delivery: Any) -> None:
+        """The sender has aborted a message (§2.7.5): give its credit back, since no event reports it."""
+        self.forget_partial(link)
+        lib.pn_delivery_settle(delivery)
+        lib.pn_link_flow(link.pn, 1)
+
+    def _drop_rest(self, link: Link, delivery: Any) -> list[Delivery]:
+        """Have proton throw away what it has of a message and what is still to come of it; gives the
+        delivery, unless it came settled."""
+        self.forget_partial(link)
+        settled = lib.pn_delivery_settled(delivery)
+        lib.pn_link_advance(link.pn)
+        if settled:
+            lib.pn_delivery_settle(delivery)
+        return [] if settled else [delivery]
+
+    def _take_message(self, link: Link, delivery: Any, size: int, is_batch: bool) -> None:
+        """Take a whole message off its link, and report it."""
+        settled = lib.pn_delivery_settled(delivery)
+        payload = b""
+        if size:
+            buffer = ffi.new("char[]", size)
+            count = lib.pn_link_recv(link.pn, buffer, size)
+            assert count == size, "proton has what it says is pending"
+            payload = ffi.unpack(buffer, size)
+        lib.pn_link_advance(link.pn)
+        if link.partial_bytes:
+            is_batch |= link.partial_is_batch
+            self.forget_partial(link)
+        if settled:
+            lib.pn_delivery_settle(delivery)
+        own = [] if settled else [delivery]
+        events = self._events
+        last = events[-1] if events else None
+        if (
+            type(last) is MessagesReceived
+            and last.link is link
+            and last.settled is settled
+            and not (is_batch or last.batch)
+        ):
+            last.payloads.append(payload)
+            last.deliveries += own
+        else:
+            events.append(MessagesReceived(link, own, [payload], settled, is_batch))
+
+    def _count_partial(self, link: Link, size: int) -> None:
+        """Bound the unfinished messages of all links together, which only the engine sees. A single one may
+        be as large as its link allows."""
+        size = max(size, 1)  # a first frame may be empty
+        self.partial_bytes += size - link.partial_bytes
+        link.partial_bytes = size
+        if self.partial_bytes > self._partial_bytes_max and self.partial_bytes > size:
+            self._refuse(
+                "amqp:resource-limit-exceeded",
+                f"Unfinished messages take {self.partial_bytes} bytes on this connection; "
+                f"{self._partial_bytes_max} are the maximum, unless it is a single one.",
+            )
+
+    def forget_partial(self, link: Link) -> None:
+        """Stop counting the link's unfinished message, if there is one."""
+        self.partial_bytes -= link.partial_bytes
+        link.partial_bytes = 0
+        link.partial_is_batch = False
+
+    # --- of what we sent ------------------------------------------------------------------------------------
+
+    def disposition(self, link: Link, delivery: Any) -> None:
+        """An outcome that is not plain, usually one other than `accepted`."""
+        if lib.pn_link_current(link.pn):
+            # What we send is never current any more: this is a transfer on a link on which we are the sender.
+            # Proton takes it, and would send our next message in its place.
+            self._refuse(
+                "amqp:not-allowed", f"transfer on link '{link.name}', on which the peer is the receiver"
+            )
+            return
+        outcome, settled = lib.pn_delivery_remote_state(delivery), lib.pn_delivery_settled(delivery)
+        if outcome in _NOT_TERMINAL and not settled:
+            return
+        update = update_of(link, delivery, outcome, settled)
+        last = self._events[-1] if self._events else None
+        if type(last) is DeliveriesUpdated and same_update(last, update):
+            last.deliveries.append(Delivery(delivery))
+        else:
+            self._events.append(update)

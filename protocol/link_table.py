@@ -1,0 +1,167 @@
+"""The links and sessions of one connection, from attach and begin to detach and end (AMQP 1.0 §2.5, §2.6).
+
+A link that the peer has detached stays until its `LinkDetached` was consumed (`release`): what the peer sent
+in one write with its detach is served first. A link that we have closed is gone at once, but it stays in the
+table until the peer confirms, so that its frames find it.
+
+Memory goes back only after the detach or end is written. Freeing a link settles its deliveries without an
+outcome, and some clients take that for success if they see it before the detach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from protocol.events import ErrorCondition, Event, LinkAttached, LinkDetached
+from protocol.links import Link, Session
+from protocol.proton_values import condition_of, free_if_settled, free_link, lib, link_of, set_condition
+
+FREED_AT_ONCE = 256
+"""Links freed after one write. Proton looks for each among all links of its session, which takes some 10 µs
+with thousands of them."""
+
+
+class LinkTable:
+    """The links and sessions of one connection."""
+
+    def __init__(
+        self,
+        events: list[Event],
+        refuse: Callable[[str, str], None],
+        forget_partial: Callable[[Link], None],
+    ) -> None:
+        """`events` collects what is reported. `refuse` closes the connection with a condition and a
+        description; `forget_partial` is told of each link that can finish no message any more."""
+        self._events = events
+        self._refuse = refuse
+        self._forget_partial = forget_partial
+        self.attached: dict[Any, Link] = {}
+        """By proton's link. Includes links that we have closed and the peer has not."""
+        self.leaving: dict[Link, None] = {}
+        """Detached by the peer, and waiting for `release`."""
+        self.sessions: dict[Any, Session] = {}
+        """By proton's session."""
+        self._unfreed: list[tuple[Callable[[Any], None], Any]] = []
+        """Functions that free links and sessions, with their arguments, to be called after the next write."""
+
+    def __len__(self) -> int:
+        return len(self.attached) + len(self.leaving)
+
+    def all(self) -> list[Link]:
+        """Every link that is attached, or whose `LinkDetached` was not consumed yet."""
+        return [*self.attached.values(), *self.leaving]
+
+    # --- what the peer does ---------------------------------------------------------------------------------
+
+    def attach(self, pn: Any) -> None:
+        """The peer attaches a link (§2.7.3)."""
+        if pn in self.attached:
+            self._refuse(
+                "amqp:session:handle-in-use", "a link of this name is attached in this session already"
+            )
+            return
+        link = self.attached[pn] = link_of(pn, self._session(lib.pn_link_session(pn)))
+        self._events.append(LinkAttached(link))
+
+    def detach(self, pn: Any, *, closed: bool) -> None:
+        """The peer detaches a link, or closes it (§2.7.7)."""
+        link = self.attached.pop(pn, None)
+        if link is None:
+            return
+        if link.gone:  # the peer's answer to our own detach
+            self._forget_partial(link)
+            free_link(link)
+            return
+        self._leave(link, closed, condition_of(lib.pn_link_remote_condition(pn)))
+
+    def end(self, pn: Any) -> None:
+        """The peer ends a session (§2.7.8), and with it all its links."""
+        error = condition_of(lib.pn_session_remote_condition(pn))
+        session = self._session(pn)
+        del self.sessions[pn]
+        session.ended = True
+        session.ended_links = [link for link in self.attached.values() if link.session is session]
+        for link in session.ended_links:
+            del self.attached[link.pn]
+            if link.gone:
+                self._forget_partial(link)
+            else:
+                self._leave(link, True, error)
+        if not session.leaving:
+            self._end_session(session)
+
+    def _session(self, pn: Any) -> Session:
+        session = self.sessions.get(pn)
+        if session is None:
+            session = self.sessions[pn] = Session(pn)
+        return session
+
+    def _leave(self, link: Link, closed: bool, error: ErrorCondition | None) -> None:
+        self._forget_partial(link)
+        link.peer_closed = closed
+        link.session.leaving += 1
+        self.leaving[link] = None
+        self._events.append(LinkDetached(link, closed, error))
+
+    # --- what we do -----------------------------------------------------------------------------------------
+
+    def close(self, link: Link, error: ErrorCondition) -> None:
+        """Close an attached link with an error (§2.6.6)."""
+        if link.gone:
+            return
+        set_condition(lib.pn_link_condition(link.pn), error)
+        lib.pn_link_close(link.pn)
+        self._forget_partial(link)
+        link.gone = True
+        # The peer may attach another link of this name before it confirms.
+        self._unfreed.append((free_if_settled, link))
+
+    def release(self, link: Link) -> None:
+        """Answer the peer's detach, or its end once this was the session's last link."""
+        if link not in self.leaving:
+            return
+        del self.leaving[link]
+        session = link.session
+        session.leaving -= 1
+        if session.ended:  # the end answers for its links
+            link.gone = True
+            if not session.leaving:
+                self._end_session(session)
+            return
+        if not link.gone:
+            link.gone = True
+            if link.peer_closed:
+                lib.pn_link_close(link.pn)
+            else:
+                lib.pn_link_detach(link.pn)
+        self._unfreed.append((free_link, link))
+
+    def _end_session(self, session: Session) -> None:
+        """Answer the peer's end, and free the session's links before the session: with thousands of links,
+        freeing it takes long."""
+        lib.pn_session_close(session.pn)
+        self._unfreed += [
+            *((free_link, link) for link in session.ended_links),
+            (lib.pn_session_free, session.pn),
+        ]
+
+    # --- memory ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_unfreed(self) -> bool:
+        """Something waits to be freed."""
+        return bool(self._unfreed)
+
+    def free_some(self) -> None:
+        """Free links and sessions whose detach or end has been written, up to a bound."""
+        for free, ended in self._unfreed[:FREED_AT_ONCE]:
+            free(ended)
+        del self._unfreed[:FREED_AT_ONCE]
+
+    def drop_all(self) -> None:
+        """The connection is freed: every link is gone."""
+        for link in self.all():
+            link.gone = True
+        self.attached.clear()
+        self.leaving.clear()
