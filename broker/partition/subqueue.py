@@ -15,7 +15,6 @@ made anew: only peeking looks there.
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -26,10 +25,9 @@ from broker.partition._untracked import untrack
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.order import Order
 from broker.partition.references import DEFERRED, READY, Lease, Reference
+from broker.partition.sifted_heap import SiftedHeap
 from broker.partition.timers import TimerWheel
 
-_SLACK = 1024
-"""Below this many stale entries nothing is worth tidying."""
 _FEW = 4096
 """So many references can be put into another table in less than a millisecond."""
 _TABLE_BYTES_MIN, _TABLE_BYTES_EACH = 64 * 1024, 512
@@ -65,7 +63,7 @@ class Subqueue:
         self._order: Order | None = None
         """Until `rebuild` there is none."""
         self._next = 0
-        self._returned: list[int] = []
+        self._returned = SiftedHeap()
 
     @property
     def size_bytes(self) -> int:
@@ -94,7 +92,7 @@ class Subqueue:
         if self._order is not None:
             self._order.insert(number)
             if number < self._next:
-                heapq.heappush(self._returned, number)
+                self._returned.push(number)
         if reference.state == READY:
             self.available += 1
         else:
@@ -197,8 +195,8 @@ class Subqueue:
             ahead = order.numbers(self._next)
             coming = next(ahead, None)
             while count > 0 and bytes_max > 0 and looks < looks_max:
-                if returned and (coming is None or returned[0] < coming):
-                    number = heapq.heappop(returned)
+                if returned and (coming is None or returned.first < coming):
+                    number = returned.pop()
                 elif coming is not None:
                     number = coming
                     self._next = number + 1
@@ -250,11 +248,11 @@ class Subqueue:
     def give_back(self, references: Iterable[Reference]) -> None:
         """Unlocked messages can be handed out again, each at its old place in the order."""
         returned = self._returned
+        before = len(returned)
         for reference in references:
             if not reference.state:
-                heapq.heappush(returned, reference.sequence_number)
-        if len(returned) > _SLACK + 2 * len(self.references):
-            self._returned = sorted({number for number in returned if number in self.references})
+                returned.push(reference.sequence_number)
+        returned.tidy(self.references, len(self.references), len(returned) - before)
 
     def defer(self, references: Iterable[Reference]) -> None:
         """Set unlocked messages aside: only by sequence number are they found."""

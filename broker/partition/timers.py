@@ -11,13 +11,15 @@ A key never comes out before its time, and at most one tick after.
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from broker.partition._untracked import keep_untracked, untrack
+from broker.partition.sifted_heap import SiftedHeap
 
+PASSED_OVER_MAX = 1024
+"""Ticks without a bucket that one look for the next time passes over: less than a millisecond."""
 DROPPED_AT_ONCE = 1024
 """Buckets that one step of `drop` forgets: less than a millisecond."""
 _SLACK = 64
@@ -45,7 +47,7 @@ class TimerWheel:
         self._tick_ms = tick_ms
         self._is_live = is_live
         self._buckets: dict[int, _Bucket] = {}
-        self._ticks: list[int] = []
+        self._ticks = SiftedHeap()
 
     def add(self, due_ms: int, key: int) -> None:
         """Have `key` come out once `due_ms` is reached."""
@@ -70,7 +72,7 @@ class TimerWheel:
         assert bucket.live >= 0, "more was cancelled than added"
         if not bucket.live:
             del self._buckets[tick]
-            self._tidy_ticks()
+            self._ticks.tidy(self._buckets, len(self._buckets))
         elif len(bucket.keys) > _SLACK + 2 * bucket.live:
             bucket.keys = array("Q", filter(self._is_live, bucket.keys))
 
@@ -87,19 +89,27 @@ class TimerWheel:
         others stay due.
         """
         due: list[array[int]] = []
+        if not self._buckets:
+            return due
         last = now_ms // self._tick_ms
-        while self._ticks and self._ticks[0] <= last and ticks_max > 0:
+        while self._ticks and self._ticks.first <= last and ticks_max > 0:
             ticks_max -= 1
-            bucket = self._buckets.pop(heapq.heappop(self._ticks), None)
+            bucket = self._buckets.pop(self._ticks.pop(), None)
             if bucket is not None:
                 due.append(bucket.keys)
         return due
 
     def next_due_ms(self) -> int | None:
-        """When the next key comes out; None when none waits."""
-        while self._ticks and self._ticks[0] not in self._buckets:
-            heapq.heappop(self._ticks)
-        return self._ticks[0] * self._tick_ms if self._ticks else None
+        """When the next key comes out; None when none waits. It may be earlier than that where a great many
+        were cancelled."""
+        if not self._buckets:
+            return None
+        ticks = self._ticks
+        for _ in range(PASSED_OVER_MAX):
+            if not ticks or ticks.first in self._buckets:
+                break
+            ticks.pop()
+        return ticks.first * self._tick_ms if ticks else None
 
     def drop(self) -> Iterator[int]:
         """Forget everything, in steps: messages that come one by one have a bucket each. Nobody uses this
@@ -110,7 +120,7 @@ class TimerWheel:
                 self._buckets.popitem()
             yield count
         while self._ticks:
-            del self._ticks[-DROPPED_AT_ONCE:]
+            self._ticks.shorten(DROPPED_AT_ONCE)
             yield 0
 
     def check(self, due_ms: Iterable[int]) -> None:
@@ -132,13 +142,8 @@ class TimerWheel:
         bucket = self._buckets.get(tick)
         if bucket is None:
             bucket = self._buckets[tick] = _Bucket()
-            heapq.heappush(self._ticks, tick)
+            self._ticks.push(tick)
         return bucket
-
-    def _tidy_ticks(self) -> None:
-        """Keep the heap in proportion: buckets that emptied early leave their ticks behind."""
-        if len(self._ticks) > _SLACK + 2 * len(self._buckets):
-            self._ticks = sorted(self._buckets)
 
 
 class DueKeys:

@@ -86,3 +86,20 @@ def test_many_ticks_that_are_due_come_out_a_few_at_a_time() -> None:
     assert [list(keys) for keys in timers.expire(1000, 4)] == [[0], [1], [2], [3]]
     assert timers.next_due_ms() == 4 * TICK_MS
     assert sum(len(timers.expire(1000, 4)) for _ in range(2)) == 6 and timers.next_due_ms() is None
+
+
+def test_cancelled_times_are_passed_over_a_bounded_number_at_a_time() -> None:
+    live = set(range(9_001))
+    timers = wheel(live)
+    for key in live:
+        timers.add(20 * (key + 1), key)
+    for key in range(1, 4_500):
+        live.discard(key)
+        timers.cancel(20 * (key + 1))
+    assert timers.next_due_ms() == 20
+    live.discard(0)
+    timers.cancel(20)
+    found = [timers.next_due_ms() for _ in range(6)]
+    assert found == sorted(found, key=lambda due_ms: due_ms or 0) and found[-1] == 20 * 4_501
+    assert 20 < (found[0] or 0) < 20 * 4_501, "a moment's work, not half a second"
+    assert not [keys for keys in timers.expire(20 * 4_500) if keys], "a timer that is early finds nothing"
