@@ -51,7 +51,7 @@ from storage.recovery import (
 from storage.reserve import Reserves
 from storage.scan import FrameScanner
 from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, ActiveSegment
-from storage.sizing import segment_bytes
+from storage.sizing import is_confined, segment_bytes
 from storage.threads import UnderWay, run_to_end
 
 Fsync = Literal["always", "interval", "never"]
@@ -151,6 +151,10 @@ class FileLog:
         return not self._shared.reserve.held
 
     @property
+    def is_confined(self) -> bool:
+        return self._opened is not None and self._opened.is_confined
+
+    @property
     def making_room(self) -> RoomTurns:
         return self._shared.making_room
 
@@ -240,9 +244,9 @@ class FileLog:
             free = shared.disk.space(shared.root).free
         except OSError:
             free = 0  # a disk that does not tell may be full
-        opened.segment_bytes_max = segment_bytes(
-            opened.tail.position - opened.segments[0].base, free, shared.segment_bytes_max
-        )
+        log_bytes = opened.tail.position - opened.segments[0].base
+        opened.segment_bytes_max = segment_bytes(log_bytes, free, shared.segment_bytes_max)
+        opened.is_confined = is_confined(log_bytes, free, shared.segment_bytes_max)
 
     def _claim_files(self, epoch: int | None, rewritten_bytes_max: int) -> OpenLog:
         shared, known = self._shared, None

@@ -205,6 +205,10 @@ class Log(Protocol):
         """Whether the disk is short of room, so that only urgent commits are written."""
 
     @property
+    def is_confined(self) -> bool:
+        """Whether the disk has so little room that segments are shorter than the log's length asks for."""
+
+    @property
     def making_room(self) -> RoomTurns:
         """Held by whoever makes room on a full disk. It belongs to all logs that share the disk: one makes
         room at a time."""

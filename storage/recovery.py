@@ -68,6 +68,8 @@ class OpenLog:
     checkpoints: Checkpoints
     segment_bytes_max: int = 0
     """The active segment is not filled beyond this, but for a single larger frame."""
+    is_confined: bool = False
+    """That is less than the log's length asks for, because the disk has little room."""
     strays: list[Path] = field(default_factory=list)
     """Files that no reader heeds, and that are not removed durably yet; in the order in which they may go."""
 

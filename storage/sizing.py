@@ -23,8 +23,16 @@ UPKEEP_RESERVES = 2
 def segment_bytes(log_bytes: int, free_bytes: int, bytes_max: int) -> int:
     """The bound for a segment that is begun now: the log's length, what the disk has free, and the
     setting."""
-    wanted = max(SEGMENT_BYTES_FIRST, log_bytes // SEGMENTS_PER_LOG)
-    return min(bytes_max, max(SEGMENT_BYTES_MIN, min(wanted, free_bytes // SEGMENTS_PER_FREE)))
+    return min(_wanted(log_bytes, bytes_max), max(SEGMENT_BYTES_MIN, free_bytes // SEGMENTS_PER_FREE))
+
+
+def is_confined(log_bytes: int, free_bytes: int, bytes_max: int) -> bool:
+    """Whether what the disk has free makes that bound smaller."""
+    return free_bytes // SEGMENTS_PER_FREE < _wanted(log_bytes, bytes_max)
+
+
+def _wanted(log_bytes: int, bytes_max: int) -> int:
+    return min(bytes_max, max(SEGMENT_BYTES_FIRST, log_bytes // SEGMENTS_PER_LOG))
 
 
 def reserve_bytes_of(disk_bytes: int) -> int:

@@ -165,6 +165,10 @@ class PatientLog:
         return self._log.is_full
 
     @property
+    def is_confined(self) -> bool:
+        return self._log.is_confined
+
+    @property
     def making_room(self) -> RoomTurns:
         return self._log.making_room
 

@@ -23,7 +23,12 @@ upkeep tolerates more garbage the more is written (`garbage.py`).
 compacts one segment after the other, until nothing more can be freed. The disk must have room for what a
 compaction writes, so a segment waits until enough of it was drained. A timer continues this when nothing
 comes in: each partition comes back at a time of its own (`RoomTurns`), for there may be thousands. Garbage of
-up to a quarter of the live bytes stays, so freeing a byte writes at most four.
+up to a quarter of the live bytes stays, so freeing a byte writes at most four. Segments in front
+of the older of two checkpoints cost next to nothing to give back, so these go at once.
+
+*A disk with little room* could be full before a log has two checkpoints. Then there would be no room for any:
+one of all messages takes from a fiftieth to half of the log, depending on the messages' size. So as soon as
+the room makes segments shorter, a checkpoint is due after every two of them.
 
 *Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of
 at most `relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read and do not
@@ -93,6 +98,10 @@ class UpkeepLimits:
     """Garbage that is tolerated on a full disk …"""
     live_per_garbage_on_full_disk: int = 4
     """… and the part of the live bytes that is, too."""
+    confined_segments: int = 2
+    """After so many segments a checkpoint is due on a disk with little room …"""
+    confined_look_bytes: int = 16 * 1024
+    """… and the log is looked at this often there."""
     pressed_ms: int = 5_000
     """So long a full disk that was met counts as full, if the log does not say so itself."""
     pause_ms: int = 1000
@@ -156,7 +165,7 @@ class Upkeep:
             if is_pressed:
                 return await self._make_room(now_ms)
             more = await self._compact()
-            self._look_at = log.end if more else log.end + self._look_bytes
+            self._look_at = log.end if more else log.end + self._bytes_to_next_look()
             await self._trim(now_ms)
             if self._is_checkpoint_due():
                 await self._save_another(now_ms)
@@ -179,7 +188,7 @@ class Upkeep:
     def press(self, now_ms: int) -> None:
         """The disk is full: make room, with the next batch or at this partition's turn."""
         self._pressed_until_ms = now_ms + self._limits.pressed_ms
-        if self._garbage_on_full_disk():
+        if self._garbage_on_full_disk() or self._cheap_place() is not None:
             self._come_back(now_ms)
 
     def _come_back(self, earliest_ms: int) -> None:
@@ -194,6 +203,10 @@ class Upkeep:
         garbage = self._log.end - self._log.start - live_bytes
         tolerated = max(limits.garbage_bytes_on_full_disk, live_bytes // limits.live_per_garbage_on_full_disk)
         return garbage if garbage > tolerated else 0
+
+    def _cheap_place(self) -> Position | None:
+        """Up to where the log can be trimmed without another checkpoint; None if nothing can go."""
+        return self._trim_place(self._checkpoints(2))
 
     async def save_checkpoint(self, now_ms: int) -> bool:
         """Save a checkpoint of the state as it is, unless the newest one is of this state; False if the disk
@@ -218,6 +231,13 @@ class Upkeep:
         self._snapshot.saved(checkpoint)
         return True
 
+    def _bytes_to_next_look(self) -> int:
+        return (
+            min(self._look_bytes, self._limits.confined_look_bytes)
+            if self._log.is_confined
+            else self._look_bytes
+        )
+
     def _checkpoints(self, count: int) -> Position:
         """Where the oldest of so many checkpoints stands that can be used; the log's start if there are
         fewer."""
@@ -230,19 +250,25 @@ class Upkeep:
             log.start > 0 and len(log.checkpoints) < 2
         ):  # one was damaged, or an earlier release has kept one only
             return True
-        return log.end - self._checkpoints(1) >= self._limits.checkpoint_bytes and self._is_checkpoint_paid()
+        newest, points = self._checkpoints(1), log.trim_points
+        is_due = log.end - newest >= self._limits.checkpoint_bytes
+        if log.is_confined and not is_due:
+            is_due = len(points) - bisect_right(points, newest) >= self._limits.confined_segments
+        return is_due and self._is_checkpoint_paid()
 
     def _is_checkpoint_paid(self, freed: int = 0) -> bool:
         """Whether what was appended since the checkpoint that another one replaces, and what it frees, make
         up for what it writes."""
         return self._log.end - self._checkpoints(2) + freed >= self._snapshot.cost(self._log.checkpoint_base)
 
-    def _trim_place(self) -> Position | None:
+    def _trim_place(self, limit: Position | None = None) -> Position | None:
         """The position up to which the log can be trimmed, because nothing below it is needed; None if there
-        is none."""
+        is none. It is not above `limit`."""
         needed_from = self._snapshot.needed_from()
         points = self._log.trim_points
-        place = bisect_right(points, self._log.end if needed_from is None else needed_from)
+        place = bisect_right(
+            points, min(each for each in (self._log.end, needed_from, limit) if each is not None)
+        )
         return points[place - 1] if place else None
 
     async def _trim(self, now_ms: int, is_urgent: bool = False) -> None:
@@ -251,8 +277,11 @@ class Upkeep:
         if place is None or not (is_urgent or place - log.start >= self._bound.bytes // 2):
             return
         saved = self._checkpoints(2) >= place
-        if not (saved or is_urgent or self._is_checkpoint_paid(freed=place - log.start)):
-            return
+        if saved or is_urgent or self._is_checkpoint_paid(freed=place - log.start):
+            await self._trim_to(place, now_ms)
+
+    async def _trim_to(self, place: Position, now_ms: int) -> None:
+        log = self._log
         if self._counters_at is None or self._counters_at < place:
             commit = log.begin()
             counters = Counters(self._messages.next_number, self._messages.latest_enqueued_ms)
@@ -269,28 +298,36 @@ class Upkeep:
         """On a full disk: trim, then compact the oldest segment, if there is room to do it in. True if
         something was freed."""
         log, limits = self._log, self._limits
-        garbage = self._garbage_on_full_disk()
-        if not garbage:
+        garbage, cheap = self._garbage_on_full_disk(), self._cheap_place()
+        if not garbage and cheap is None:
             return False
         if log.making_room.locked():
             self._come_back(now_ms + limits.turn_ms)
             return False
         async with log.making_room:
             start = log.start
-            await self._trim(now_ms, is_urgent=True)
-            if log.end - max(log.trim_points, default=log.start) > garbage // 2:
-                await log.roll()
-                await self._trim(now_ms, is_urgent=True)
-            if log.trim_points and log.start == start:
-                first = log.trim_points[0]
-                if min(first - start, self._messages.relocatable_bytes) <= await log.room():
-                    while await self._move(limits.relocation_bytes, limits.relocation_bytes, first):
-                        pass
-                    await self._trim(now_ms, is_urgent=True)
+            if cheap is not None:
+                await self._trim_to(cheap, now_ms)
+            else:
+                await self._free_oldest(now_ms, garbage)
         freed = log.start > start
         if not freed:
             self._come_back(now_ms + limits.pause_ms)
         return freed
+
+    async def _free_oldest(self, now_ms: int, garbage: int) -> None:
+        """On a full disk: trim; if that frees nothing, compact the oldest segment if there is room."""
+        log, limits, start = self._log, self._limits, self._log.start
+        await self._trim(now_ms, is_urgent=True)
+        if log.end - max(log.trim_points, default=log.start) > garbage // 2:
+            await log.roll()
+            await self._trim(now_ms, is_urgent=True)
+        if log.trim_points and log.start == start:
+            first = log.trim_points[0]
+            if min(first - start, self._messages.relocatable_bytes) <= await log.room():
+                while await self._move(limits.relocation_bytes, limits.relocation_bytes, first):
+                    pass
+                await self._trim(now_ms, is_urgent=True)
 
     async def _compact(self) -> bool:
         """Append the oldest live messages again, so that the log's beginning can be trimmed. True if

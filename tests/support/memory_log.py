@@ -60,6 +60,7 @@ class MemoryLog:
         """An append was fenced, and waits at the gate."""
         self.on_full: Callable[[], None] = lambda: None
         self.full = False
+        self.confined = False
         self.room_bytes = 1 << 40
         self._making_room = RoomTurns()
 
@@ -139,6 +140,10 @@ class MemoryLog:
     @property
     def is_full(self) -> bool:
         return self.full
+
+    @property
+    def is_confined(self) -> bool:
+        return self.confined
 
     @property
     def making_room(self) -> RoomTurns:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from storage import sizing
-from storage.sizing import SEGMENT_BYTES_FIRST, SEGMENT_BYTES_MIN, reserve_bytes_of, segment_bytes
+from storage.sizing import (
+    SEGMENT_BYTES_FIRST,
+    SEGMENT_BYTES_MIN,
+    is_confined,
+    reserve_bytes_of,
+    segment_bytes,
+)
 
 MIB = 1 << 20
 SETTING = 64 * MIB
@@ -27,6 +33,11 @@ def test_a_segment_suits_the_log_and_the_room_that_is_left(
 ) -> None:
     assert segment_bytes(log_bytes, free_bytes, SETTING) == expected
     assert segment_bytes(log_bytes, free_bytes, 400) == 400, "the setting is the bound in any case"
+
+
+def test_a_log_is_confined_where_the_room_that_is_left_makes_its_segments_shorter() -> None:
+    assert is_confined(0, 64 * MIB, SETTING) and is_confined(0, 0, 400)
+    assert not is_confined(0, 256 * MIB, SETTING) and not is_confined(0, 64 * MIB, MIB)
 
 
 def test_a_reserve_is_a_part_of_a_small_disk() -> None:

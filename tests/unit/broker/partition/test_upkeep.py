@@ -152,6 +152,38 @@ async def test_on_a_full_disk_each_partition_comes_back_at_a_time_of_its_own() -
         assert log_bytes(harness) < 1.25 * 30 * 1_100 + 2 * SEGMENT_BYTES
 
 
+@pytest.mark.parametrize("is_confined", [True, False])
+async def test_a_disk_with_little_room_has_two_checkpoints_of_a_log_before_it_is_full(
+    is_confined: bool,
+) -> None:
+    limits = UpkeepLimits(confined_look_bytes=1_000)
+    harness = Harness(limits=TaskLimits(upkeep=limits), segment_bytes=SEGMENT_BYTES)
+    harness.log.confined = is_confined
+    for _ in range(25):
+        await harness.send(b"x" * 1_000)
+    assert len(harness.log.checkpoints) == (2 if is_confined else 0)
+    if is_confined:
+        assert harness.log.trim_points[0] < harness.log.checkpoints[1], (
+            "so that a segment can go without more"
+        )
+
+
+async def test_on_a_full_disk_little_garbage_goes_too_where_no_checkpoint_has_to_be_written_first() -> None:
+    harness = Harness(segment_bytes=SEGMENT_BYTES)
+    harness.log.confined = True
+    for _ in range(100):
+        await harness.send(b"x" * 1_000)
+    harness.log.full = True
+    harness.log.on_checkpoint = lambda: DiskFull("no room")
+    before = log_bytes(harness)
+    for _ in range(8):
+        await harness.do(1, Complete((await harness.receive(1)).tokens))
+    await harness.settle()
+    assert log_bytes(harness) < before - SEGMENT_BYTES
+    await harness.restart()
+    assert len((await harness.peek()).messages) == 92
+
+
 async def test_partitions_make_room_one_at_a_time() -> None:
     harness = await half_drained()
     harness.log.full = True
