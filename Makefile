@@ -85,5 +85,5 @@ image-test: $(DEV) ## build the image with Docker, Podman or Buildah, run it, ki
 	$(BIN)/python -m pytest tests/image $(ARGS)
 
 clean: ## everything that was made; the data folder stays
-	rm -rf $(VENV) .cache build dist *.egg-info protocol/*.so broker/partition/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/js/node_modules
+	rm -rf $(VENV) .cache build dist *.egg-info protocol/*.so broker/*/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/js/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

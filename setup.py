@@ -5,5 +5,8 @@ from setuptools import Extension, setup
 
 setup(
     cffi_modules=["protocol/native/build.py:ffibuilder"],
-    ext_modules=[Extension("broker.partition._untracked", ["broker/native/untracked.c"])],
+    ext_modules=[
+        Extension("broker.partition._untracked", ["broker/native/untracked.c"]),
+        Extension("broker.message._stored", ["broker/native/stored.c"]),
+    ],
 )

@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
+from typing import TypeVar
 
 from broker.base.errors import Reason, Refused
+from broker.message._stored import store as native_store
 from protocol.codec import DecodeError, encode
 from protocol.sections import (
     APPLICATION_PROPERTIES,
@@ -43,7 +45,6 @@ from protocol.sections import (
     pairs,
     text_bytes,
 )
-from protocol.values import SPANS
 
 VERSION, VERSION_WITH_DELIVERY_ANNOTATIONS = 1, 2
 _DELIVERY_HEAD = struct.Struct(">HH")
@@ -72,39 +73,8 @@ _NULL = 0x40
 _U32, _I64 = struct.Struct(">I"), struct.Struct(">q")
 
 
-_LIST8 = 0xC0
-_SHORT_IDS = frozenset((0xA0, 0xA1))  # binary and string of up to 255 bytes
 PLAIN = HEAD.pack(VERSION, 0, 0, 0, 0, 0)
 """The head of a stored message without priority, time to live and annotations."""
-_PLAIN_HEAD = (PLAIN, 0)
-_HEADS_MAX = 1024
-_heads: dict[bytes, tuple[bytes, int]] = {}
-
-
-@dataclass(slots=True)
-class _Shape:
-    """What plain messages of one sender have in common: all but the text of the id, and the body."""
-
-    begin: bytes
-    """Header, begin of the properties, constructor and length of the id."""
-    id_end: int
-    tail: bytes
-    """From behind the id: the other properties, and the data section's begin."""
-    body_size_at: int
-    offset: int
-    """Where the bare message begins."""
-    packed: bytes
-    ttl_ms: int | None
-    misses: int = 0
-
-
-_SHAPE_KEY_BYTES, _SHAPES_MAX = (
-    8,
-    1024,
-)  # short enough to end before the id's text, which differs from message to message
-_MISSES_MAX = 32
-"""So many messages that begin like a shape and are of another one make room for theirs."""
-_shapes: dict[bytes, _Shape] = {}
 
 
 @dataclass(slots=True)
@@ -120,11 +90,64 @@ class StoredMessage:
     """Wall clock since the epoch at which the message becomes active, None for now."""
 
     def message_id(self) -> bytes:
-        """The message-id in its AMQP encoding, type included: for comparing and hashing. Walks the
-        message."""
-        begin = bare_message_offset(self.data)
-        places = fields(self.data, begin + 3, section_end(self.data, begin + 3), FIELDS_MAX[PROPERTIES])
-        return self.data[places[0] : places[1]]
+        """See `message_id`."""
+        return message_id(self.data)
+
+
+@dataclass(slots=True)
+class StoredRun:
+    """Messages that came together, by columns: each is as long as the run, or None when no message has a
+    value."""
+
+    data: list[bytes]
+    """As they go into the log; empty for a message that is refused."""
+    times_to_live_ms: list[int | None] | None
+    """As the senders set them."""
+    session_ids: list[str | None] | None
+    partition_keys: list[str | None] | None
+    scheduled_enqueue_times_ms: list[int | None] | None
+    refused: dict[int, Refused]
+    """Why, by the message's number in the run."""
+
+    def put(self, index: int, message: StoredMessage) -> None:
+        """Set one message's values."""
+        count = len(self.data)
+        self.data[index] = message.data
+        self.times_to_live_ms = _put(self.times_to_live_ms, count, index, message.time_to_live_ms)
+        self.session_ids = _put(self.session_ids, count, index, message.session_id)
+        self.partition_keys = _put(self.partition_keys, count, index, message.partition_key)
+        self.scheduled_enqueue_times_ms = _put(
+            self.scheduled_enqueue_times_ms, count, index, message.scheduled_enqueue_time_ms
+        )
+
+    def message(self, index: int) -> StoredMessage:
+        """One message by itself."""
+        return StoredMessage(
+            self.data[index],
+            _at(self.times_to_live_ms, index),
+            _at(self.session_ids, index),
+            _at(self.partition_keys, index),
+            _at(self.scheduled_enqueue_times_ms, index),
+        )
+
+
+_Value = TypeVar("_Value")
+
+
+def _at(column: list[_Value | None] | None, index: int) -> _Value | None:
+    return None if column is None else column[index]
+
+
+def _put(
+    column: list[_Value | None] | None, count: int, index: int, value: _Value | None
+) -> list[_Value | None] | None:
+    """Set one value of a column that may not be there yet."""
+    if value is None:
+        return column
+    if column is None:
+        column = [None] * count
+    column[index] = value
+    return column
 
 
 class MessageIds:
@@ -137,6 +160,16 @@ class MessageIds:
 
     def __call__(self) -> str:
         return f"{self._prefix}{next(self._numbers):016x}"
+
+
+def message_id(stored: bytes) -> bytes:
+    """The message-id of a stored message in its AMQP encoding, type included: for comparing and hashing.
+
+    Walks the message.
+    """
+    begin = bare_message_offset(stored)
+    places = fields(stored, begin + 3, section_end(stored, begin + 3), FIELDS_MAX[PROPERTIES])
+    return stored[places[0] : places[1]]
 
 
 def bare_message_offset(stored: bytes) -> int:
@@ -168,108 +201,42 @@ def section_end(buffer: bytes, value: int) -> int:
     return value + 5 + int(_U32.unpack_from(buffer, value + 1)[0])
 
 
-def store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
-    """The stored form of a message as its sender encoded it.
+def store_run(payloads: Sequence[bytes], fallback_message_id: Callable[[], str]) -> StoredRun:
+    """The stored form of messages as their senders encoded them.
 
-    `fallback_message_id` is asked for an id if the message has none. Raises Refused: DECODE for what is
-    malformed, ARGUMENT for a key over its limit or of a wrong type, NOT_ALLOWED for a session-id and a
-    partition-key that differ, MESSAGE_TOO_LARGE for too much metadata.
+    `fallback_message_id` is asked for an id for each message that has none. Refusals are part of the answer:
+    DECODE for what is malformed, ARGUMENT for a key over its limit or of a wrong type, NOT_ALLOWED for a
+    session-id and a partition-key that differ, MESSAGE_TOO_LARGE for too much metadata.
+
+    The native code takes whatever is in order, in one walk. What it leaves, which is everything that must be
+    refused and a few rare spellings, is stored by the Python code below, which knows all rules.
     """
+    data, times_to_live_ms, session_ids, partition_keys, scheduled_ms, left = native_store(
+        payloads, fallback_message_id
+    )
+    run = StoredRun(data, times_to_live_ms, session_ids, partition_keys, scheduled_ms, {})
+    for index in left:
+        try:
+            run.put(index, store_by_rules(payloads[index], fallback_message_id))
+        except Refused as why:
+            run.refused[index] = why
+    return run
+
+
+def store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
+    """The stored form of one message, as `store_run` makes it. Raises Refused."""
+    run = store_run((payload,), fallback_message_id)
+    for why in run.refused.values():
+        raise why
+    return run.message(0)
+
+
+def store_by_rules(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
+    """The stored form of any message, without native code: what counts if the two differ. Raises Refused."""
     try:
-        return _store_plain(payload) or _store(payload, fallback_message_id)
+        return _store(payload, fallback_message_id)
     except (DecodeError, IndexError, struct.error, UnicodeDecodeError) as error:
         raise Refused(Reason.DECODE, f"The message is malformed: {error}.") from error
-
-
-def _store_plain(payload: bytes) -> StoredMessage | None:
-    """The short way for the plainest messages, which are most under load; None for all others, malformed ones
-    among them.
-
-    Plain is: a header or none, an empty message-annotations map or none, properties of at most ten fields (so
-    without a session-id) that begin with a short message-id, and one data section. It checks what `_store`
-    checks of these; of a message in the shape of an earlier one, it compares what was checked before.
-    """
-    shape = _shapes.get(payload[:_SHAPE_KEY_BYTES])
-    if shape is not None and payload.startswith(shape.begin) and payload.startswith(shape.tail, shape.id_end):
-        at = shape.body_size_at
-        if at + 4 + _U32.unpack_from(payload, at)[0] == len(payload):
-            return StoredMessage(shape.packed + payload[shape.offset :], shape.ttl_ms, None, None, None)
-    offset = 0
-    packed, ttl_ms = _PLAIN_HEAD
-    if payload[:3] == b"\x00\x53\x70":
-        if payload[3] != _LIST8:
-            return None
-        offset = 5 + payload[4]
-        known = _heads.get(payload[:offset])
-        if known is None:
-            known = _remember_head(payload[:offset])
-        packed, ttl_ms = known
-    if payload[offset : offset + 6] == b"\x00\x53\x72\xc1\x01\x00":
-        offset += 6
-    if payload[offset : offset + 4] != b"\x00\x53\x73\xc0":
-        return None
-    end = offset + 5 + payload[offset + 4]
-    count, place = payload[offset + 5], offset + 6
-    id_at = place + 2
-    if (
-        not 0 < count <= _GROUP_ID
-        or payload[place] not in _SHORT_IDS
-        or payload[place + 1] > KEY_CHARACTERS_MAX
-    ):
-        return None
-    for _ in range(count):
-        span = SPANS[payload[place]]
-        if span > 0:
-            place += span
-        elif span == 0:
-            place += 2 + payload[place + 1]
-        else:
-            return None
-    if place != end or payload[end : end + 3] != b"\x00\x53\x75":
-        return None
-    data = payload[end + 3]
-    body_end = (
-        end + 5 + payload[end + 4]
-        if data == 0xA0
-        else end + 8 + _U32.unpack_from(payload, end + 4)[0]
-        if data == 0xB0
-        else 0
-    )
-    if body_end != len(payload):
-        return None
-    if data == 0xB0:
-        if shape is not None and shape.misses < _MISSES_MAX:
-            shape.misses += 1
-        else:
-            id_end = id_at + payload[id_at - 1]
-            _remember_shape(
-                payload,
-                _Shape(
-                    payload[:id_at],
-                    id_end,
-                    payload[id_end : end + 4],
-                    end + 4,
-                    offset,
-                    packed,
-                    ttl_ms or None,
-                ),
-            )
-    return StoredMessage(packed + payload[offset:], ttl_ms or None, None, None, None)
-
-
-def _remember_shape(payload: bytes, shape: _Shape) -> None:
-    if len(_shapes) >= _SHAPES_MAX:
-        _shapes.clear()
-    _shapes[payload[:_SHAPE_KEY_BYTES]] = shape
-
-
-def _remember_head(header: bytes) -> tuple[bytes, int]:
-    """The stored head for a header section without annotations behind it; senders repeat theirs."""
-    if len(_heads) >= _HEADS_MAX:
-        _heads.clear()
-    flags, priority, ttl_ms = _header(header, 3, len(header))
-    _heads[header] = known = (HEAD.pack(VERSION, flags, priority, ttl_ms, 0, 0), ttl_ms)
-    return known
 
 
 def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
@@ -426,9 +393,10 @@ def _check_message_id(payload: bytes, place: int, end: int) -> None:
     """Refuse an id that is too long, or of a type that an id cannot have (§3.2.11 to §3.2.14)."""
     if payload[place] not in (0xA1, 0xB1, 0xA0, 0xB0, 0x98, 0x80, 0x53, 0x44):
         raise Refused(Reason.ARGUMENT, "The message-id is neither string, binary, ulong nor uuid.")
-    if end - place > KEY_CHARACTERS_MAX:
+    head = 2 if payload[place] in (0xA0, 0xA1) else 5 if payload[place] in (0xB0, 0xB1) else 0
+    if end - place - head > KEY_CHARACTERS_MAX:
         text = text_bytes(payload, place)
-        length = end - place if text is None else len(text.decode())
+        length = end - place - head if text is None else len(text.decode())
         if length > KEY_CHARACTERS_MAX:
             raise Refused(
                 Reason.ARGUMENT,

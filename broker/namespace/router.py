@@ -63,7 +63,14 @@ class Router:
 
     def keyed(self, key: str) -> PartitionHandle:
         """The partition of a key. Raises Refused(PARTITION_UNAVAILABLE) while it is down."""
-        number = partition_of_key(key, len(self.handles))
+        return self.pinned(self.number_of(key))
+
+    def number_of(self, key: str) -> int:
+        """The partition that a key pins its messages to, by number."""
+        return partition_of_key(key, len(self.handles))
+
+    def pinned(self, number: int) -> PartitionHandle:
+        """A partition that messages are pinned to. Raises Refused(PARTITION_UNAVAILABLE) while it is down."""
         handle = self.handles[number]
         if not handle.available:
             raise Refused(

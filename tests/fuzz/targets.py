@@ -13,7 +13,7 @@ from random import Random
 from broker.base.errors import Refused
 from broker.message.annotations import deliverables, joined
 from broker.message.batch_envelope import split
-from broker.message.stored import store
+from broker.message.stored import store, store_by_rules, store_run
 from broker.operations import Locked
 from protocol import codec
 from protocol._runs import ffi, lib
@@ -211,11 +211,15 @@ def values(data: bytes, random: Random) -> None:
 
 
 def message(data: bytes, random: Random) -> None:
-    """A message is refused, or can be delivered; and what is delivered is a message."""
+    """A message is refused, or can be delivered; and what is delivered is a message. The native walk stores
+    what the rules say."""
     try:
-        stored = store(data, lambda: "given").data
-    except Refused:
+        by_rules = store_by_rules(data, lambda: "given")
+    except Refused as why:
+        assert [each.description for each in store_run((data,), str).refused.values()] == [why.description]
         return
+    assert store(data, lambda: "given") == by_rules
+    stored = by_rules.data
     payload = joined(deliverables(Locked(1, "", [b"t" * 16], [1], [2], [0], [None], [stored], [None], 3)))[0]
     find_sections(payload)
     assert store(payload, lambda: "given").data

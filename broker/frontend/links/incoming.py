@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat, zip_longest
 
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.frontend.host import Host
 from broker.message.batch_envelope import split
-from broker.message.stored import StoredMessage, store
+from broker.message.stored import StoredRun, store_run
+from broker.message.stored import message_id as stored_message_id
 from broker.namespace.queue import Queue, next_client
 from broker.namespace.router import PartitionHandle
 from broker.operations import Answer, Failed, Send, Sent
@@ -136,47 +138,70 @@ class IncomingLink:
 
     def _send_messages(self, payloads: Sequence[bytes], deliveries: Sequence[Delivery]) -> None:
         """Messages of their own, each with its outcome: those without a key go round in runs, the others
-        where they belong."""
-        message_id = self._connection.services.message_id
-        settings = self.queue.description.settings
-        may_be_plain = not (settings.requires_session or settings.requires_duplicate_detection)
-        unkeyed: list[StoredMessage] = []
-        unkeyed_deliveries: list[Delivery] = []
-        keyed: dict[str, tuple[PartitionHandle, list[StoredMessage], list[Delivery]]] = {}
-        for index, payload in enumerate(payloads):
-            try:
-                message = store(payload, message_id)
-                if may_be_plain and message.partition_key is None and message.session_id is None:
-                    key = None if message.scheduled_enqueue_time_ms is None else self._key(message)
-                else:
-                    key = self._key(message)
-                if key is None:
-                    unkeyed.append(message)
-                    if deliveries:
-                        unkeyed_deliveries.append(deliveries[index])
-                    continue
-                run = keyed.get(key)
-                if run is None:
-                    run = keyed[key] = (self.queue.router.keyed(key), [], [])
-                run[1].append(message)
-                run[2].extend(deliveries[index : index + 1])
-            except Refused as why:
-                self._refuse(deliveries[index : index + 1], why, 1)
+        where they belong, as one operation for each partition."""
+        run = store_run(payloads, self._connection.services.message_id)
+        self._check(run)
+        for index, why in run.refused.items():
+            self._refuse(deliveries[index : index + 1], why, 1)
+        keys = self._keys(run)
+        if keys is None and not run.refused:
+            self._post_unkeyed(run.data, run.times_to_live_ms, deliveries)
+            return
+        unkeyed: list[int] = []
+        pinned: dict[int, list[int]] = {}
+        router = self.queue.router
+        for index, key in enumerate(keys or repeat(None, len(payloads))):
+            if index in run.refused:
+                continue
+            group = unkeyed if key is None else pinned.setdefault(router.number_of(key), [])
+            group.append(index)
         if unkeyed:
-            self._post_unkeyed(unkeyed, unkeyed_deliveries)
-        for partition, messages, own in keyed.values():
-            self._post(partition, messages, own, len(messages))
+            self._post_unkeyed(*_chosen(run, deliveries, unkeyed))
+        for number, indexes in pinned.items():
+            data, times_to_live_ms, own = _chosen(run, deliveries, indexes)
+            try:
+                handle = router.pinned(number)
+            except Refused as why:
+                self._refuse(own, why, len(indexes))
+                continue
+            self._post(handle, data, times_to_live_ms, own, len(indexes))
 
-    def _post_unkeyed(self, messages: Sequence[StoredMessage], deliveries: Sequence[Delivery]) -> None:
+    def _keys(self, run: StoredRun) -> Sequence[str | None] | None:
+        """What pins the messages to partitions (AMQP contract 10.7): the session-id, else the partition-key,
+        else, with duplicate detection, the message-id. None if nothing pins any of them."""
+        sessions, keys = run.session_ids, run.partition_keys
+        if sessions is not None and keys is not None:
+            keys = [session or key for session, key in zip(sessions, keys, strict=True)]
+        elif sessions is not None:
+            keys = [session or None for session in sessions]
+        if self.queue.description.settings.requires_duplicate_detection:
+            keys = [
+                key or (stored_message_id(data).hex() if data else None)
+                for key, data in zip(keys or [None] * len(run.data), run.data, strict=True)
+            ]
+        return keys
+
+    def _post_unkeyed(
+        self,
+        data: Sequence[bytes],
+        times_to_live_ms: Sequence[int | None] | None,
+        deliveries: Sequence[Delivery],
+    ) -> None:
         router = self.queue.router
         try:
-            runs = router.spread(len(messages), self._loop.time())
+            runs = router.spread(len(data), self._loop.time())
         except Refused as why:
-            self._refuse(deliveries, why, len(messages))
+            self._refuse(deliveries, why, len(data))
             return
         for number, start, stop in runs:
+            here = slice(start, stop)
             self._post(
-                router.handles[number], messages[start:stop], deliveries[start:stop], stop - start, number
+                router.handles[number],
+                data[here],
+                times_to_live_ms and times_to_live_ms[here],
+                deliveries[here],
+                stop - start,
+                number,
             )
 
     def _send_batch(self, payload: bytes, deliveries: Sequence[Delivery]) -> Iterator[None]:
@@ -191,16 +216,20 @@ class IncomingLink:
         message_id = self._connection.services.message_id
         if not inner:
             raise Refused(Reason.ARGUMENT, "The batch holds no message.")
-        messages: list[StoredMessage] = []
+        data: list[bytes] = []
+        times_to_live_ms: list[int | None] = []
         keys: set[str] = set()
         for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
             yield
-            for each in inner[start : start + TAKEN_APART_AT_ONCE]:
-                message = store(each, message_id)
-                self._check(message)
-                if key := message.session_id or message.partition_key:
-                    keys.add(key)
-                messages.append(message)
+            run = store_run(inner[start : start + TAKEN_APART_AT_ONCE], message_id)
+            self._check(run)
+            for first in sorted(run.refused):
+                raise run.refused[first]
+            for session, key in zip_longest(run.session_ids or (), run.partition_keys or ()):
+                if either := session or key:
+                    keys.add(either)
+            data += run.data
+            times_to_live_ms += run.times_to_live_ms or [None] * len(run.data)
         if len(keys) > 1 and self.queue.description.partitions > 1:
             one, other, *_ = sorted(keys)
             raise Refused(
@@ -211,56 +240,46 @@ class IncomingLink:
             )
         key = next(iter(keys), "") or hint.session_id or hint.partition_key
         if not key and self.queue.description.settings.requires_duplicate_detection:
-            key = messages[0].message_id().hex()  # the id that the official clients put on the envelope
+            key = stored_message_id(data[0]).hex()  # the id that the official clients put on the envelope
         router = self.queue.router
         if key:
-            self._post(router.keyed(key), messages, deliveries, 1)
+            self._post(router.keyed(key), data, times_to_live_ms, deliveries, 1)
         else:
             number = router.spread(1, self._loop.time())[0][0]
-            self._post(router.handles[number], messages, deliveries, 1, number)
+            self._post(router.handles[number], data, times_to_live_ms, deliveries, 1, number)
 
-    def _key(self, message: StoredMessage) -> str | None:
-        """What pins a message to a partition (AMQP contract 10.7). Raises Refused for what this queue does
-        not take."""
-        self._check(message)
-        key = message.session_id or message.partition_key
-        if not key and self.queue.description.settings.requires_duplicate_detection:
-            return message.message_id().hex()
-        return key
-
-    def _check(self, message: StoredMessage) -> None:
-        """Raises Refused for what this queue does not take."""
-        if (
-            message.scheduled_enqueue_time_ms is not None
-            and message.scheduled_enqueue_time_ms > self._connection.services.clock.now_ms()
-        ):
-            raise Refused(Reason.NOT_IMPLEMENTED, "Scheduled messages are not supported by this version.")
-        if self.queue.description.settings.requires_session and message.session_id is None:
-            raise Refused(
-                Reason.NOT_ALLOWED,
-                (
-                    "The SessionId was not set on a message, and it cannot be sent to the entity, which "
-                    "requires sessions."
-                ),
-            )
+    def _check(self, run: StoredRun) -> None:
+        """Add the refusals of what this queue does not take."""
+        if run.scheduled_enqueue_times_ms is not None:
+            now_ms = self._connection.services.clock.now_ms()
+            for index, scheduled_ms in enumerate(run.scheduled_enqueue_times_ms):
+                if scheduled_ms is not None and scheduled_ms > now_ms:
+                    run.refused[index] = Refused(
+                        Reason.NOT_IMPLEMENTED, "Scheduled messages are not supported by this version."
+                    )
+        if self.queue.description.settings.requires_session:
+            for index, session_id in enumerate(run.session_ids or repeat(None, len(run.data))):
+                if session_id is None:
+                    run.refused.setdefault(index, _without_session())
 
     def _post(
         self,
         partition: PartitionHandle,
-        messages: Sequence[StoredMessage],
+        data: Sequence[bytes],
+        times_to_live_ms: Sequence[int | None] | None,
         deliveries: Sequence[Delivery],
         count: int,
         number: int | None = None,
     ) -> None:
         """Ask a partition to store messages; `number` is its own if another one may take them in its
         place."""
-        data = [message.data for message in messages]
         size = sum(map(len, data))
-        times_to_live_ms = [message.time_to_live_ms for message in messages]
         self._sends += 1
-        send = Send(data, times_to_live_ms if any(times_to_live_ms) else None, self._sends)
+        if times_to_live_ms is not None and not any(times_to_live_ms):
+            times_to_live_ms = None
+        send = Send(data, times_to_live_ms, self._sends)
         self._waiting[self._sends] = _Underway(send, deliveries, count, size, number, self._loop.time())
-        self._connection.took(size, len(messages))
+        self._connection.took(size, len(data))
         partition.post(send, self._client, self._answered)
 
     # --- outcomes back --------------------------------------------------------------------------------------
@@ -376,6 +395,26 @@ class IncomingLink:
     def queue_ended(self, why: Refused) -> None:
         """The queue was deleted."""
         self._connection.close_link(self.link, why)
+
+
+def _chosen(
+    run: StoredRun, deliveries: Sequence[Delivery], indexes: Sequence[int]
+) -> tuple[list[bytes], list[int | None] | None, list[Delivery]]:
+    """The data, times to live and deliveries, if there are any, of some messages of a run."""
+    times_to_live_ms = run.times_to_live_ms
+    return (
+        [run.data[index] for index in indexes],
+        times_to_live_ms and [times_to_live_ms[index] for index in indexes],
+        [deliveries[index] for index in indexes] if deliveries else [],
+    )
+
+
+def _without_session() -> Refused:
+    return Refused(
+        Reason.NOT_ALLOWED,
+        "The SessionId was not set on a message, and it cannot be sent to the entity, which requires "
+        "sessions.",
+    )
 
 
 def check_can_send(queue: Queue) -> None:

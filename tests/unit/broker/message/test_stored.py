@@ -12,6 +12,7 @@ from broker.message.stored import (
     bare_message_offset,
     delivery_annotations,
     store,
+    store_run,
 )
 from protocol.codec import Symbol, Timestamp, UByte, UInt, ULong, encode
 from tests.support.amqp_messages import (
@@ -94,10 +95,32 @@ def test_every_spelling_of_an_empty_properties_list_takes_an_id(empty: str) -> N
 
 
 @pytest.mark.parametrize(
-    "message_id", ["id", b"id", ULong(0), ULong(7), ULong(2**60), "", "x" * 128, "é" * 128]
+    "message_id", ["id", b"id", ULong(0), ULong(7), ULong(2**60), "", "x" * 128, "é" * 128, b"x" * 128]
 )
 def test_an_id_of_any_type_that_an_id_may_have_is_kept(message_id: Any) -> None:
     assert stored(message(properties=[message_id])).message_id() == encode(message_id)
+
+
+def test_a_run_has_a_column_for_what_any_message_has_and_says_what_is_refused() -> None:
+    payloads = [
+        message(),
+        message(header=[None, None, UInt(5)], annotations={"x-opt-partition-key": "k"}),
+        b"\x00\x53\x75\xa0\xff",
+        message(properties=["id"]) + section(DELIVERY_ANNOTATIONS, symbols({"d": 1})),
+    ]
+    run = store_run(payloads, lambda: FALLBACK)
+    assert run.times_to_live_ms == [None, 5, None, None]
+    assert run.partition_keys == [None, "k", None, None]
+    assert run.session_ids is None and run.scheduled_enqueue_times_ms is None
+    assert {index: why.reason for index, why in run.refused.items()} == {2: Reason.DECODE}
+    assert [run.message(index) for index in (0, 1, 3)] == [stored(payloads[index]) for index in (0, 1, 3)]
+    assert run.data[2] == b""
+
+
+def test_an_id_that_cannot_be_given_is_an_error_of_the_broker_and_leaves_nothing_behind() -> None:
+    for answer, error in ((lambda: "x" * 256, ValueError), (lambda: 1 // 0, ZeroDivisionError)):
+        with pytest.raises(error):
+            store_run([message(properties=["id"]), message()], answer)  # type: ignore[arg-type]
 
 
 def test_the_id_given_to_a_message_is_found_like_any_other() -> None:

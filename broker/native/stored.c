@@ -1,0 +1,508 @@
+/* Brings a run of messages into the form in which they rest: the native side of broker/message/stored.py, which describes that form.
+ *
+ * One call walks all sections of all messages of a run, whatever their shape, and copies each message once. It takes what is in order and
+ * refuses nothing: a message that it does not understand, or that breaks any rule, is left to the Python form, which decides and words the
+ * refusal. So everything that is taken here must be taken there, with the same bytes as the result; tests/property and tests/fuzz compare
+ * the two.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { /* sections (AMQP 1.0, 3.2), by descriptor from 0x70 on */
+    HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES, DATA, SEQUENCE, VALUE, FOOTER, SECTIONS
+};
+enum {
+    HEAD_BYTES = 12, VERSION = 1, HAS_PRIORITY = 1, HAS_TIME_TO_LIVE = 2,
+    KEY_CHARACTERS_MAX = 128,
+    METADATA_BYTES_MAX = 32768, /* PROPERTY_BYTES_MAX in Python: no property of so little can be too large */
+    HEADER_FIELDS_MAX = 5, PROPERTIES_FIELDS_MAX = 13, GROUP_ID = 10,
+    REPEATED_MAX = 1024, /* data and sequence sections of one message; Python bounds them higher */
+    STEPS_MAX = 64, /* to step over one described value */
+    PIECES_MAX = 16, /* what is left of a sender's annotations when those of the broker are cut out */
+    NULL_VALUE = 0x40
+};
+
+typedef struct {
+    const uint8_t *bytes;
+    size_t begin, end;
+} text_t;
+
+typedef struct {
+    const uint8_t *bytes;
+    size_t size;
+    size_t begins[SECTIONS], values[SECTIONS], ends[SECTIONS]; /* as in protocol/sections.py */
+    uint8_t flags, priority;
+    uint32_t ttl_ms;
+    size_t annotation_pairs, annotation_bytes, pieces;
+    size_t piece_begins[PIECES_MAX], piece_ends[PIECES_MAX];
+    bool is_scheduled, has_id;
+    int64_t scheduled_ms;
+    size_t fields, rest_begin, rest_end; /* of the properties: how many, and where those behind the message-id lie */
+    PyObject *session_id, *partition_key; /* str, or null */
+} message_t;
+
+/* --- values ------------------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t u32(const uint8_t *at)
+{
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+/* Where the value at `at` ends; 0 if it is cut off by `end`, or of no type. */
+static size_t skip(const uint8_t *bytes, size_t at, size_t end)
+{
+    static const uint8_t widths[16] = {[4] = 1, [5] = 2, [6] = 3, [7] = 5, [8] = 9, [9] = 17};
+    unsigned pending = 1;
+    for (unsigned step = 0; step < STEPS_MAX && at < end; step++) {
+        uint8_t constructor = bytes[at], high = constructor >> 4;
+        size_t left = end - at, span;
+        if (high >= 0xA) {
+            if (high & 1) {
+                if (left < 5) return 0;
+                span = 5 + (size_t)u32(bytes + at + 1);
+            } else {
+                if (left < 2) return 0;
+                span = 2 + (size_t)bytes[at + 1];
+            }
+        } else if (high >= 4) {
+            span = widths[high];
+        } else if (constructor == 0) {
+            span = 1;
+            pending += 2;
+        } else {
+            return 0;
+        }
+        if (span > left) return 0;
+        at += span;
+        if (!--pending) return at;
+    }
+    return 0;
+}
+
+/* How many elements the list or map has that lies from `value` to `end`; `at` becomes the first one's place. False if it is cut off. */
+static bool elements(const uint8_t *bytes, size_t value, size_t end, size_t *count, size_t *at)
+{
+    if (bytes[value] == 0x45) {
+        *count = 0;
+        *at = value + 1;
+    } else if (bytes[value] < 0xD0) {
+        if (end - value < 3) return false;
+        *count = bytes[value + 2];
+        *at = value + 3;
+    } else {
+        if (end - value < 9) return false;
+        *count = u32(bytes + value + 5);
+        *at = value + 9;
+    }
+    return true;
+}
+
+/* The bytes of the string or symbol at `at`, which ends at `end`; false for a value of any other type. */
+static bool text(const uint8_t *bytes, size_t at, size_t end, text_t *found)
+{
+    uint8_t constructor = bytes[at];
+    if (constructor == 0xA1 || constructor == 0xA3)
+        found->begin = at + 2;
+    else if (constructor == 0xB1 || constructor == 0xB3)
+        found->begin = at + 5;
+    else
+        return false;
+    found->bytes = bytes;
+    found->end = end;
+    return true;
+}
+
+static bool is_string(uint8_t constructor)
+{
+    return constructor == 0xA1 || constructor == 0xB1;
+}
+
+/* The string at `at` as a key; null, without an exception, if it is none. */
+static PyObject *key_at(const uint8_t *bytes, size_t at, size_t end)
+{
+    text_t key;
+    if (!is_string(bytes[at]) || !text(bytes, at, end, &key)) return NULL;
+    PyObject *decoded = PyUnicode_DecodeUTF8((const char *)bytes + key.begin, (Py_ssize_t)(key.end - key.begin), "strict");
+    if (!decoded) {
+        if (PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
+        return NULL;
+    }
+    if (PyUnicode_GET_LENGTH(decoded) > KEY_CHARACTERS_MAX) {
+        Py_DECREF(decoded);
+        return NULL;
+    }
+    return decoded;
+}
+
+/* --- sections ----------------------------------------------------------------------------------------------------------------------- */
+
+static bool is_legal(int section, uint8_t constructor)
+{
+    switch (section) {
+    case HEADER: case PROPERTIES: case SEQUENCE:
+        return constructor == 0x45 || constructor == 0xC0 || constructor == 0xD0;
+    case DATA:
+        return constructor == 0xA0 || constructor == 0xB0;
+    case VALUE:
+        return constructor == 0x00 || constructor >= 0x40;
+    default:
+        return constructor == 0xC1 || constructor == 0xD1;
+    }
+}
+
+static bool find_sections(message_t *message)
+{
+    const uint8_t *bytes = message->bytes;
+    size_t at = 0, size = message->size;
+    unsigned repeated = 0;
+    while (at < size) {
+        if (size - at < 4 || bytes[at] != 0x00 || bytes[at + 1] != 0x53) return false;
+        int section = bytes[at + 2] - 0x70;
+        if (section < HEADER || section > FOOTER || !is_legal(section, bytes[at + 3])) return false;
+        size_t end = skip(bytes, at + 3, size);
+        if (!end) return false;
+        if (!message->ends[section]) {
+            message->begins[section] = at;
+            message->values[section] = at + 3;
+        } else if (message->ends[section] != at || (section != DATA && section != SEQUENCE) || ++repeated > REPEATED_MAX) {
+            return false;
+        }
+        message->ends[section] = at = end;
+    }
+    const size_t *ends = message->ends;
+    return !ends[DATA] + !ends[SEQUENCE] + !ends[VALUE] >= 2; /* a body of one kind */
+}
+
+static size_t extent(const message_t *message, int section)
+{
+    return message->ends[section] - message->begins[section];
+}
+
+static size_t value_bytes(const message_t *message, int section)
+{
+    return message->ends[section] - message->values[section];
+}
+
+static bool read_header(message_t *message)
+{
+    const uint8_t *bytes = message->bytes;
+    size_t count, at, end = message->ends[HEADER];
+    if (!elements(bytes, message->values[HEADER], end, &count, &at) || count > HEADER_FIELDS_MAX) return false;
+    for (size_t number = 0; number < count; number++) {
+        size_t behind = skip(bytes, at, end);
+        if (!behind) return false;
+        if (number == 1 && bytes[at] != NULL_VALUE) {
+            if (bytes[at] != 0x50) return false;
+            message->flags |= HAS_PRIORITY;
+            message->priority = bytes[at + 1];
+        }
+        if (number == 2 && bytes[at] != NULL_VALUE) {
+            switch (bytes[at]) {
+            case 0x70: message->ttl_ms = u32(bytes + at + 1); break;
+            case 0x52: message->ttl_ms = bytes[at + 1]; break;
+            case 0x43: break;
+            default: return false;
+            }
+            if (message->ttl_ms) message->flags |= HAS_TIME_TO_LIVE;
+        }
+        at = behind;
+    }
+    return at == end;
+}
+
+static bool equals(const text_t *key, const char *name)
+{
+    size_t size = strlen(name);
+    return key->end - key->begin == size && !memcmp(key->bytes + key->begin, name, size);
+}
+
+static bool is_brokers(const text_t *key)
+{
+    static const char *const names[] = {
+        "x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until", "x-opt-enqueue-sequence-number",
+        "x-opt-partition-id", "x-opt-message-state", "x-opt-deadletter-source", "x-opt-lock-token", NULL,
+    };
+    for (const char *const *name = names; *name; name++)
+        if (equals(key, *name)) return true;
+    return false;
+}
+
+static bool add_piece(message_t *message, size_t begin, size_t end)
+{
+    if (begin == end) return true;
+    if (message->pieces == PIECES_MAX) return false;
+    message->piece_begins[message->pieces] = begin;
+    message->piece_ends[message->pieces++] = end;
+    message->annotation_bytes += end - begin;
+    return true;
+}
+
+static bool read_annotations(message_t *message)
+{
+    const uint8_t *bytes = message->bytes;
+    size_t count, at, end = message->ends[MESSAGE_ANNOTATIONS];
+    if (!elements(bytes, message->values[MESSAGE_ANNOTATIONS], end, &count, &at) || count % 2) return false;
+    size_t kept_from = at, pairs = count / 2;
+    message->annotation_pairs = pairs;
+    for (; pairs; pairs--) {
+        size_t value = skip(bytes, at, end), behind = value ? skip(bytes, value, end) : 0;
+        if (!behind) return false;
+        text_t key;
+        if (text(bytes, at, value, &key) && key.end - key.begin >= 6 && !memcmp(bytes + key.begin, "x-opt-", 6)) {
+            if (is_brokers(&key)) {
+                if (!add_piece(message, kept_from, at)) return false;
+                kept_from = behind;
+                message->annotation_pairs--;
+            } else if (bytes[value] == NULL_VALUE) {
+                /* says nothing, and is kept */
+            } else if (equals(&key, "x-opt-partition-key")) {
+                PyObject *decoded = key_at(bytes, value, behind);
+                if (!decoded) return false;
+                Py_XSETREF(message->partition_key, decoded);
+            } else if (equals(&key, "x-opt-via-partition-key")) {
+                PyObject *decoded = key_at(bytes, value, behind);
+                if (!decoded) return false;
+                Py_DECREF(decoded);
+            } else if (equals(&key, "x-opt-scheduled-enqueue-time")) {
+                if (bytes[value] != 0x83) return false;
+                message->is_scheduled = true;
+                message->scheduled_ms = (int64_t)((uint64_t)u32(bytes + value + 1) << 32 | u32(bytes + value + 5));
+            }
+        }
+        at = behind;
+    }
+    return at == end && add_piece(message, kept_from, end);
+}
+
+static bool check_message_id(const uint8_t *bytes, size_t at, size_t end)
+{
+    switch (bytes[at]) {
+    case 0xA0: return end - at - 2 <= KEY_CHARACTERS_MAX;
+    case 0xB0: return end - at - 5 <= KEY_CHARACTERS_MAX;
+    case 0x98: case 0x80: case 0x53: case 0x44: return true;
+    case 0xA1: case 0xB1: break;
+    default: return false;
+    }
+    if (end - at - (bytes[at] == 0xA1 ? 2 : 5) <= KEY_CHARACTERS_MAX) return true;
+    PyObject *decoded = key_at(bytes, at, end);
+    if (!decoded) return false;
+    Py_DECREF(decoded);
+    return true;
+}
+
+static bool read_properties(message_t *message)
+{
+    const uint8_t *bytes = message->bytes;
+    size_t count, at, end = message->ends[PROPERTIES];
+    if (!elements(bytes, message->values[PROPERTIES], end, &count, &at) || count > PROPERTIES_FIELDS_MAX) return false;
+    message->fields = count;
+    message->rest_begin = at;
+    for (size_t number = 0; number < count; number++) {
+        size_t behind = skip(bytes, at, end);
+        if (!behind) return false;
+        if (number == 0) {
+            message->rest_begin = behind;
+            if (bytes[at] != NULL_VALUE) {
+                if (!check_message_id(bytes, at, behind)) return false;
+                message->has_id = true;
+            }
+        }
+        if (number == GROUP_ID && bytes[at] != NULL_VALUE && !(message->session_id = key_at(bytes, at, behind))) return false;
+        at = behind;
+    }
+    message->rest_end = at;
+    return at == end;
+}
+
+static bool check_application_properties(const message_t *message)
+{
+    const uint8_t *bytes = message->bytes;
+    size_t count, at, end = message->ends[APPLICATION_PROPERTIES];
+    if (!elements(bytes, message->values[APPLICATION_PROPERTIES], end, &count, &at) || count % 2) return false;
+    for (; count; count -= 2) {
+        size_t value = skip(bytes, at, end), behind = value ? skip(bytes, value, end) : 0;
+        if (!behind || !is_string(bytes[at])) return false;
+        at = behind;
+    }
+    return at == end;
+}
+
+/* Whether the message is in order. False with an exception only if memory is exhausted. */
+static bool walk(message_t *message)
+{
+    if (!find_sections(message)) return false;
+    size_t metadata = extent(message, DELIVERY_ANNOTATIONS) + extent(message, MESSAGE_ANNOTATIONS) + extent(message, PROPERTIES) +
+                      extent(message, APPLICATION_PROPERTIES);
+    if (metadata > METADATA_BYTES_MAX || value_bytes(message, DELIVERY_ANNOTATIONS) > 3) return false;
+    if (value_bytes(message, HEADER) > 1 && !read_header(message)) return false;
+    if (value_bytes(message, MESSAGE_ANNOTATIONS) > 3 && !read_annotations(message)) return false;
+    if (message->ends[APPLICATION_PROPERTIES] && !check_application_properties(message)) return false;
+    if (message->ends[PROPERTIES] && !read_properties(message)) return false;
+    return !message->session_id || !message->partition_key || PyUnicode_Compare(message->session_id, message->partition_key) == 0;
+}
+
+/* --- the stored form ---------------------------------------------------------------------------------------------------------------- */
+
+static uint8_t *put(uint8_t *to, const uint8_t *from, size_t size)
+{
+    memcpy(to, from, size);
+    return to + size;
+}
+
+static uint8_t *put_u32(uint8_t *to, size_t number)
+{
+    uint8_t bytes[4] = {(uint8_t)(number >> 24), (uint8_t)(number >> 16), (uint8_t)(number >> 8), (uint8_t)number};
+    return put(to, bytes, 4);
+}
+
+/* The head, the sender's annotations, then the bare message from its properties on; `id`, if there is one, becomes the message-id.
+   Null with an exception. */
+static PyObject *stored_form(const message_t *message, const char *id, size_t id_bytes)
+{
+    const uint8_t *bytes = message->bytes;
+    size_t rest = message->rest_end - message->rest_begin, list = 2 + id_bytes + rest;
+    size_t properties = !id ? extent(message, PROPERTIES) : list < 255 ? 6 + list : 12 + list;
+    size_t size = HEAD_BYTES + message->annotation_bytes + properties;
+    for (int section = APPLICATION_PROPERTIES; section < SECTIONS; section++) size += extent(message, section);
+    PyObject *stored = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (!stored) return NULL;
+    uint8_t *to = (uint8_t *)PyBytes_AS_STRING(stored);
+    const uint8_t head[4] = {VERSION, message->flags, message->priority, 0};
+    to = put_u32(put(to, head, sizeof head), message->ttl_ms);
+    to = put_u32(to, message->annotation_pairs << 16 | message->annotation_bytes);
+    for (size_t piece = 0; piece < message->pieces; piece++)
+        to = put(to, bytes + message->piece_begins[piece], message->piece_ends[piece] - message->piece_begins[piece]);
+    if (id) {
+        size_t count = message->fields ? message->fields : 1;
+        if (list < 255) {
+            const uint8_t begin[6] = {0x00, 0x53, 0x73, 0xC0, (uint8_t)(list + 1), (uint8_t)count};
+            to = put(to, begin, sizeof begin);
+        } else {
+            to = put_u32(put_u32(put(to, (const uint8_t *)"\x00\x53\x73\xD0", 4), list + 4), count);
+        }
+        const uint8_t constructor[2] = {0xA1, (uint8_t)id_bytes};
+        to = put(put(to, constructor, sizeof constructor), (const uint8_t *)id, id_bytes);
+        to = put(to, bytes + message->rest_begin, rest);
+    } else {
+        to = put(to, bytes + message->begins[PROPERTIES], properties);
+    }
+    for (int section = APPLICATION_PROPERTIES; section < SECTIONS;) {
+        size_t begin = message->begins[section], end = message->ends[section];
+        while (++section < SECTIONS && (!message->ends[section] || message->begins[section] == end))
+            if (message->ends[section]) end = message->ends[section]; /* most sections follow one another */
+        to = put(to, bytes + begin, end - begin);
+    }
+    return stored;
+}
+
+/* The same; a message without an id is given that of a call to `new_id`. */
+static PyObject *with_id(const message_t *message, PyObject *new_id)
+{
+    if (message->has_id) return stored_form(message, NULL, 0);
+    PyObject *id = PyObject_CallNoArgs(new_id), *stored = NULL;
+    if (!id) return NULL;
+    Py_ssize_t size;
+    const char *encoded = PyUnicode_AsUTF8AndSize(id, &size);
+    if (encoded && size > 255)
+        PyErr_SetString(PyExc_ValueError, "the id given to a message has at most 255 bytes");
+    else if (encoded)
+        stored = stored_form(message, encoded, (size_t)size);
+    Py_DECREF(id);
+    return stored;
+}
+
+/* --- a run of messages -------------------------------------------------------------------------------------------------------------- */
+
+enum { DATA_COLUMN, TTL_COLUMN, SESSION_COLUMN, KEY_COLUMN, SCHEDULED_COLUMN, COLUMNS };
+
+/* Put `value`, which is taken over, into a column, which is made when its first value comes. False with an exception. */
+static bool put_into(PyObject **column, Py_ssize_t count, Py_ssize_t index, PyObject *value)
+{
+    if (value && !*column && (*column = PyList_New(count)))
+        for (Py_ssize_t each = 0; each < count; each++) PyList_SET_ITEM(*column, each, Py_NewRef(Py_None));
+    if (!value || !*column) {
+        Py_XDECREF(value);
+        return false;
+    }
+    return PyList_SetItem(*column, index, value) == 0;
+}
+
+static bool put_message(PyObject **columns, Py_ssize_t count, Py_ssize_t index, message_t *message, PyObject *new_id)
+{
+    PyObject *stored = with_id(message, new_id);
+    return stored && PyList_SetItem(columns[DATA_COLUMN], index, stored) == 0 &&
+           (!message->ttl_ms || put_into(columns + TTL_COLUMN, count, index, PyLong_FromUnsignedLong(message->ttl_ms))) &&
+           (!message->session_id || put_into(columns + SESSION_COLUMN, count, index, Py_NewRef(message->session_id))) &&
+           (!message->partition_key || put_into(columns + KEY_COLUMN, count, index, Py_NewRef(message->partition_key))) &&
+           (!message->is_scheduled || put_into(columns + SCHEDULED_COLUMN, count, index, PyLong_FromLongLong(message->scheduled_ms)));
+}
+
+static bool store_each(PyObject *payloads, PyObject *new_id, PyObject **columns, PyObject *left)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(payloads);
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *payload = PyTuple_GET_ITEM(payloads, index);
+        if (!PyBytes_Check(payload)) {
+            PyErr_SetString(PyExc_TypeError, "messages are bytes");
+            return false;
+        }
+        message_t message = {.bytes = (const uint8_t *)PyBytes_AS_STRING(payload), .size = (size_t)PyBytes_GET_SIZE(payload)};
+        bool done;
+        if (walk(&message)) {
+            done = put_message(columns, count, index, &message, new_id);
+        } else {
+            PyObject *number = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(index);
+            done = number && PyList_Append(left, number) == 0;
+            Py_XDECREF(number);
+        }
+        Py_XDECREF(message.session_id);
+        Py_XDECREF(message.partition_key);
+        if (!done) return false;
+    }
+    return true;
+}
+
+static PyObject *store(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    if (given != 2) {
+        PyErr_SetString(PyExc_TypeError, "store takes messages and what gives an id");
+        return NULL;
+    }
+    PyObject *payloads = PySequence_Tuple(arguments[0]); /* ours, whatever the call for an id does */
+    if (!payloads) return NULL;
+    PyObject *columns[COLUMNS] = {NULL}, *left = PyList_New(0), *result = NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(payloads);
+    if (left && (columns[DATA_COLUMN] = PyList_New(count))) {
+        for (Py_ssize_t index = 0; index < count; index++)
+            PyList_SET_ITEM(columns[DATA_COLUMN], index, PyBytes_FromStringAndSize(NULL, 0)); /* the one empty object */
+        if (store_each(payloads, arguments[1], columns, left)) {
+            result = PyTuple_New(COLUMNS + 1);
+            for (int column = 0; result && column < COLUMNS; column++)
+                PyTuple_SET_ITEM(result, column, Py_NewRef(columns[column] ? columns[column] : Py_None));
+            if (result) PyTuple_SET_ITEM(result, COLUMNS, Py_NewRef(left));
+        }
+    }
+    for (int column = 0; column < COLUMNS; column++) Py_XDECREF(columns[column]);
+    Py_XDECREF(left);
+    Py_DECREF(payloads);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"store", (PyCFunction)(void (*)(void))store, METH_FASTCALL,
+     "store(messages, new_id): the columns of `StoredRun`, and the numbers of the messages that are left to Python."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_stored", NULL, -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__stored(void)
+{
+    return PyModule_Create(&definition);
+}
