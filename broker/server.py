@@ -15,6 +15,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import structlog
@@ -51,6 +52,7 @@ from broker.throttle.memory_mark import (
 )
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
+from storage.file_store import FolderState
 from storage.folders import CATALOGUE_DIRECTORY, Folder, arrange, check_identity, home_of
 from storage.index_witness import Witness
 from storage.partition_index import PartitionIndex
@@ -213,6 +215,7 @@ class Broker:
             certificate_names(files),
             lambda: self._serving,
             self.memory,
+            self.host.folder_states,
             lambda websocket, request, heard: serve_websocket(services, websocket, request, heard),
         )
         loop = asyncio.get_running_loop()
@@ -284,12 +287,17 @@ class Broker:
                 for connection in list(services.connections):
                     connection.clock_was_set()
 
+    def _count_folders(self, state: FolderState) -> int:
+        return self.host.folder_states().count(state)
+
     async def _watch_memory(self) -> None:
         """Compare the memory in use with the mark, now and then."""
         memory = self.memory
         self.metrics.memory_used_bytes.set_function(lambda: memory.used)
         self.metrics.memory_mark_bytes.set_function(lambda: memory.mark)
         self.metrics.memory_limited.set_function(lambda: memory.limited)
+        for state in FolderState:
+            self.metrics.data_folders.labels(state).set_function(partial(self._count_folders, state))
         log.info("memory.mark", mark_mib=memory.mark // MIB)
         memory.look()
         if memory.limited:  # no message has been read yet, so receivers cannot make room

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -55,11 +56,22 @@ CLOSE_WITHIN_S = 5.0
 TOLD_AT_ONCE = 256
 """Logs whose owners hear of a full disk in one turn of the event loop."""
 FULL_DISK_TOLD_S = 1.0
+FULL_DISK_SHOWN_S = 60.0
 """How often the owners of the logs are told that the disk is full, at most."""
 NAME_BYTES_MAX = 240
 """Of an entity's percent-encoded name; file systems allow 255, and the suffix wants room."""
 
 _log = structlog.get_logger()
+
+
+class FolderState(enum.StrEnum):
+    """How a data folder is, as far as is known without asking its disk."""
+
+    OK = "ok"
+    FULL = "full"
+    """Messages were refused for lack of room within the last minute, or the reserve is in use."""
+    MISSING = "missing"
+    """It was not there, or could not be used, when the broker started, nor since."""
 
 
 class FolderInUse(DiskFailed):
@@ -148,12 +160,20 @@ class FileLogStore:
         self._unsynced: set[FileLog] = set()
         self._syncing: asyncio.Task[None] | None = None
         self._holding: asyncio.Task[None] | None = None
-        self._told_of_full_until = 0.0
+        self._told_of_full_until = self._full_until = 0.0
         self._telling: asyncio.Task[None] | None = None
         self._untidy: set[FileLog] = set()
         self._tidying: asyncio.Task[None] | None = None
         self._closing_idle: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> FolderState:
+        """How the folder is. Asks no disk."""
+        if self._lock_fd < 0:
+            return FolderState.MISSING
+        is_full = not self._shared.reserve.held or asyncio.get_running_loop().time() < self._full_until
+        return FolderState.FULL if is_full else FolderState.OK
 
     def log(self, entity: str, partition: int) -> FileLog:
         """See `LogStore.log`; the same object each time. Raises ValueError if the name is empty or too long
@@ -376,9 +396,10 @@ class FileLogStore:
 
     def _tell_of_full_disk(self) -> None:
         """Ask every log's owner to give back what it can, once in a while."""
-        loop = asyncio.get_running_loop()
-        if loop.time() >= self._told_of_full_until:
-            self._told_of_full_until = loop.time() + FULL_DISK_TOLD_S
+        now = asyncio.get_running_loop().time()
+        self._full_until = now + FULL_DISK_SHOWN_S
+        if now >= self._told_of_full_until:
+            self._told_of_full_until = now + FULL_DISK_TOLD_S
             if self._telling is None or self._telling.done():
                 self._telling = start_background(self._tell_all(), "storage-full", self._failed)
 

@@ -20,7 +20,7 @@ import structlog
 
 from storage.errors import DiskHangs, StorageError
 from storage.file_log import FileLog
-from storage.file_store import FileLogStore, FolderInUse
+from storage.file_store import FileLogStore, FolderInUse, FolderState
 from storage.threads import within
 
 T = TypeVar("T")
@@ -52,6 +52,10 @@ class SpreadStore:
         self._unknown = unknown
         self._reported: set[int] = set()
         """Folders whose failure was reported."""
+
+    def folder_states(self) -> list[FolderState]:
+        """How each folder is, by number. Asks no disk."""
+        return [store.state for store in self._stores]
 
     def log(self, entity: str, partition: int, folders: int = 1) -> FileLog:
         """See `LogStore.log`. The log of a folder that is missing raises DiskFailed when it is claimed."""

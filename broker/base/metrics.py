@@ -88,6 +88,7 @@ class Metrics:
         self.memory_limited = gauge(
             "memory_limited", "1 while messages are refused for lack of memory, 0 otherwise."
         )
+        self.data_folders = gauge("data_folders", "Data folders by their state.", ("state",))
         self.http_requests = counter(
             "http_requests", "HTTP requests answered, by status.", ("method", "status")
         )

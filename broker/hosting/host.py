@@ -92,6 +92,9 @@ class PartitionHost(EntityLogs, Protocol):
     def wake(self) -> None:
         """Have all partitions look at the clock again after a suspend."""
 
+    def folder_states(self) -> Sequence[str]:
+        """How each data folder is, by number: one of `storage.file_store.FolderState`."""
+
     @property
     def waiting_bytes(self) -> int:
         """What waiting messages take of the memory, by the partitions' own count."""

@@ -9,7 +9,7 @@ nobody. 503 before it serves and while it stops. No authentication: tests and or
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from aiohttp import web
 
@@ -23,12 +23,19 @@ _QUEUES_PER_STEP = 16
 
 
 class HealthHandler:
-    """Reports on the namespace; `serving` says whether the broker takes messages now."""
+    """Reports on the namespace; `serving` says whether the broker takes messages now, and `folders` how each
+    data folder is, by number."""
 
     def __init__(
-        self, namespace: Namespace, serving: Callable[[], bool], slices: Slices, memory: Memory
+        self,
+        namespace: Namespace,
+        serving: Callable[[], bool],
+        slices: Slices,
+        memory: Memory,
+        folders: Callable[[], Sequence[str]],
     ) -> None:
         self._namespace, self._serving, self._slices, self._memory = namespace, serving, slices, memory
+        self._folders = folders
 
     async def handle(self, request: web.Request) -> web.Response:
         if not self._serving():
@@ -40,7 +47,11 @@ class HealthHandler:
             "used_bytes": self._memory.used,
             "mark_bytes": self._memory.mark,
         }
-        summary = {"partitions": states, "damaged_entities": sorted(self._namespace.damaged)}
+        summary = {
+            "data_folders": self._folders(),
+            "partitions": states,
+            "damaged_entities": sorted(self._namespace.damaged),
+        }
         about = json.dumps({**HEALTHY, "namespace": self._namespace.name, "memory": memory, **summary})
         return web.Response(
             text=f'{about[:-1]}, "entities": {{{", ".join(entities)}}}}}', content_type="application/json"

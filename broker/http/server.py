@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,6 +79,7 @@ class HttpServer:
         certificate_names: Collection[str],
         serving: Callable[[], bool],
         memory: Memory,
+        folders: Callable[[], Sequence[str]],
         serve_websocket: ServeWebSocket,
     ) -> None:
         self._settings, self._namespace, self._metrics, self._clock = settings, namespace, metrics, clock
@@ -88,7 +89,8 @@ class HttpServer:
         slices = Slices()
         self._administration = Administration(settings, namespace, tokens, clock, slices)
         self._runner = self._make_runner(
-            HealthHandler(namespace, serving, slices, memory), MetricsHandler(metrics, namespace, slices)
+            HealthHandler(namespace, serving, slices, memory, folders),
+            MetricsHandler(metrics, namespace, slices),
         )
         self._portions = Portions()
         self._listeners: list[socket.socket] = []

@@ -3,7 +3,9 @@ alone."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,17 @@ def numbers_in(broker: BrokerThread, folder: int) -> set[int]:
         for number in range(PARTITIONS)
         if place(found.description.generation, number, len(BOTH)) == folder
     }
+
+
+def folder_states(broker: BrokerThread) -> list[str]:
+    """As `/health` shows them; the metrics must agree."""
+    with urllib.request.urlopen(f"{broker.addresses.http_url}/health", timeout=BACK_WITHIN_S) as answer:
+        shown: list[str] = json.load(answer)["data_folders"]
+    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=BACK_WITHIN_S) as answer:
+        lines = answer.read().decode().splitlines()
+    for state in set(shown):
+        assert f'partibus_data_folders{{state="{state}"}} {float(shown.count(state))}' in lines
+    return shown
 
 
 def send_to_each(client: Client) -> list[str | None]:
@@ -142,10 +155,12 @@ def test_a_folder_that_comes_back_while_the_broker_runs_serves_again(tmp_path: P
     with broker_on(tmp_path) as broker, client_of(broker.addresses) as meanwhile:
         meanwhile._number = 1_000
         gone = numbers_in(broker, 1)
+        assert folder_states(broker) == ["ok", "missing"], "before anybody has used the folder"
         assert meanwhile.send(min(gone)) == SERVER_BUSY
         (tmp_path / "away").rename(tmp_path / "second")
         wait_until(lambda: meanwhile.send(min(gone)) is None, "the folder is back", BACK_WITHIN_S)
         assert send_to_each(meanwhile) == [None] * PARTITIONS
+        assert folder_states(broker) == ["ok", "ok"]
         client.ledger.sending(list(meanwhile.ledger.attempted))
         client.ledger.sent(list(meanwhile.ledger.acknowledged))
         check_nothing_lost(broker.addresses, client.ledger)
@@ -163,6 +178,7 @@ def test_a_full_disk_refuses_what_belongs_to_it_and_takes_nothing_from_the_other
             "the disk is full for each of its partitions",
             BACK_WITHIN_S,
         )
+        assert folder_states(broker) == ["ok", "full"]
         for _ in range(2 * PARTITIONS):
             assert client.send() is None, "without a key the other disk takes it"
         for number in set(range(PARTITIONS)) - full:

@@ -174,6 +174,7 @@ async def http_stack(
         certificate_names(files),
         lambda: serving[0],
         memory,
+        lambda: ["ok"],
         _echo,
     )
     (listener,) = await server.start()

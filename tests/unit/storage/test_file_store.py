@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from storage.errors import DiskFailed, DiskFull
-from storage.file_store import FileLogStore
+from storage.file_store import FileLogStore, FolderState
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import append, contents, flat, save_twice, small_store
 from tests.support.recording_disk import RecordingDisk
@@ -207,8 +207,11 @@ async def test_never_means_that_commits_are_synced_only_when_the_log_is_closed()
 async def test_a_store_that_starts_on_a_full_disk_refuses_sends_until_its_reserve_is_there() -> None:
     disk = RecordingDisk(capacity_bytes=2_000)
     store = small_store(ROOT, disk, reserve_bytes=10_000, reserve_retry_ms=1)
+    states = [store.state]
     log = store.log("orders", 0)
     await log.claim()
+    states.append(store.state)
+    assert states == [FolderState.MISSING, FolderState.FULL]
     with pytest.raises(DiskFull):
         await append(log, b"a send")
     await append(log, b"a settlement", urgent=True)

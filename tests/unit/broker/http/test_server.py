@@ -166,6 +166,7 @@ async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: H
         "message": "Service is healthy.",
         "namespace": "sbemulatorns",
         "memory": {"state": "ok", "used_bytes": 0, "mark_bytes": 1 << 30},
+        "data_folders": ["ok"],
         "partitions": {"closed": 0, "recovering": 1, "serving": 2},
         "damaged_entities": [],
         "entities": {
