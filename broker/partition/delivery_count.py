@@ -1,8 +1,9 @@
 """A delivery has failed: the message is available again, or goes to the dead-letter subqueue at the maximum
 delivery count. Pure.
 
-A delivery fails by abandoning the message, or when its lock ends (AMQP contract 10.3). Releasing a message
-that no client has seen counts nothing, and a dead-letter subqueue counts no deliveries at all.
+A delivery fails by abandoning the message, or when its lock ends (`lock_expiry.py`; AMQP contract 10.3).
+Releasing a message that no client has seen counts nothing, and a dead-letter subqueue counts no deliveries at
+all.
 """
 
 from __future__ import annotations
@@ -15,16 +16,6 @@ from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
-
-
-def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> None:
-    """The locks that have ended by then are deliveries that failed."""
-    batch, ended_max = space.batch, space.bounds.ended_locks_max
-    ended = space.locks.run_out(until_ms)
-    while batch.expired_locks < ended_max and (lease := next(ended, None)) is not None:
-        subqueue, references = lease
-        batch.expired_locks += len(references)
-        failed_delivery(space, time_to_live, subqueue, references, None)
 
 
 def failed_delivery(

@@ -1,7 +1,7 @@
 """The partition's state machine: checks, decides, applies. Pure: no I/O, no clock, no asyncio.
 
-The parts of it have files of their own: `sending.py`, `delivering.py`, `settling.py`, `delivery_count.py`,
-`dead_lettering.py`, `time_to_live.py` and `browsing.py`. They share a `Workspace`.
+The parts of it have files of their own: `sending.py`, `delivering.py`, `settling.py`, `lock_expiry.py`,
+`delivery_count.py`, `dead_lettering.py`, `time_to_live.py` and `browsing.py`. They share a `Workspace`.
 
 The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. What
 an operation changes is appended to the commit as records and applied at once, by the same methods that replay
@@ -71,7 +71,7 @@ from broker.partition.batch import Batch
 from broker.partition.batch_bounds import Bounds
 from broker.partition.browsing import Browsing
 from broker.partition.delivering import Delivering
-from broker.partition.delivery_count import run_out_locks
+from broker.partition.lock_expiry import run_out_locks
 from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import Messages
 from broker.partition.sending import Sending

@@ -35,45 +35,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 
-from broker.base.clock import Clock, wall_ahead_ms
+from broker.base.clock import Clock
 from broker.base.errors import Reason
 from broker.base.slices import Slices
 from broker.entities.descriptions import QueueDescription
 from broker.operations import (
     ClientId,
-    Demand,
-    Detach,
-    Failed,
     Operation,
-    Recalled,
-    Release,
-    Send,
     Sink,
     SubqueueCounts,
-    Unavailable,
     Update,
-    Updated,
-    Watch,
-    Withdraw,
-    Withdrawn,
 )
 from broker.partition.batch import Batch
 from broker.partition.batch_bounds import MIB, Bounds
-from broker.partition.clock_settings import ClockSettings
+from broker.partition.coming_back import ComingBack
 from broker.partition.disk_timeout import Hung, Patience, PatientLog
 from broker.partition.full_disk import FullDisk
+from broker.partition.going_down import GoingDown
 from broker.partition.idle import Register, Rest
-from broker.partition.messages import SUBQUEUES, Messages
+from broker.partition.mailbox import Mailbox
+from broker.partition.messages import SUBQUEUES
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
-from broker.partition.recovering import replay_log
 from broker.partition.signals import Once, Signal
 from broker.partition.state import Partition
 from broker.partition.summary import summary_of
@@ -128,10 +117,6 @@ class TaskLimits:
     upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
 
 
-Waiting = tuple[ClientId, Operation, Sink, int]
-"""An operation in the mailbox, and the monotonic time of its arrival."""
-
-
 class PartitionMeter(Protocol):
     """Who counts what a partition does; told once per batch."""
 
@@ -171,37 +156,37 @@ class PartitionTask:
         own unless given.
         """
         self.number = number
-        self._log, self._clock, self._description, self._payloads = log, clock, description, payloads
+        self._log, self._clock, self._description = log, clock, description
         self._limits = limits or TaskLimits()
         self._on_health, self._meter = on_health, meter
         self._rest = Rest(register, clock, self._limits.rest_ms)
         self._slices = slices or Slices()
-        self._dropped: list[Messages] = []
-        """State that nobody uses any more, and that takes time to be freed."""
         self._health = Health.CLOSED
         self.available = True
         """It takes operations now, or will as soon as it is open. An attribute: routers ask often."""
-        self._mailbox: deque[Waiting] = deque()
-        self._attached: dict[ClientId, Sink] = {}
-        """Clients that have asked for messages: until they detach, answers may come at any time."""
-        self._undecided: list[Waiting] = []
-        """A batch on its way to the log. If its commit fails: refused once the log was reopened, or could not
-        be."""
+        self._mailbox = Mailbox()
+        self._going_down = GoingDown(number, description.name, self._mailbox)
         self._partition: Partition | None = None
         at_rest = register.summary() if register is not None else None
         self._last_counts = _NOTHING | dict(at_rest.counts if at_rest is not None else ())
         """What it held before its state was given up. A partition that stays down counts nothing: nobody can
         have it."""
-        self._clock_settings = ClockSettings()
-        """Outlives the state: a recovery goes on with the deadlines that counted before it."""
         self._upkeep: Upkeep | None = None
-        self._epoch = 0
         self._wake = Signal()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
-        self._retry_at_ms = 0
-        self._retry_delay_ms = 0
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
+        self._coming_back = ComingBack(
+            number,
+            log,
+            clock,
+            self._patience,
+            payloads,
+            self._slices,
+            bounds=self._limits.bounds,
+            delay_ms=self._limits.recovery_delay_ms,
+            delay_ms_max=self._limits.recovery_delay_ms_max,
+        )
         self._is_opening = False
         self._is_late = False
         """The log was to be opened, or opened again, and the disk does not answer: whoever asks is refused at
@@ -229,15 +214,14 @@ class PartitionTask:
         if isinstance(operation, Update):
             self._description = operation.description
         if self._health in _FOR_GOOD:
-            asyncio.get_running_loop().call_soon(self._refuse_for_good, (client, operation, sink, 0))
+            entry = (client, operation, sink, 0)
+            asyncio.get_running_loop().call_soon(self._going_down.refuse_for_good, entry)
             return
         if self._is_late:
             entry = (client, operation, sink, 0)
-            asyncio.get_running_loop().call_soon(
-                self._refuse, entry, Reason.PARTITION_UNAVAILABLE, self._down()
-            )
+            asyncio.get_running_loop().call_soon(self._going_down.refuse, entry)
             return
-        self._mailbox.append((client, operation, sink, self._clock.monotonic_ms()))
+        self._mailbox.waiting.append((client, operation, sink, self._clock.monotonic_ms()))
         self._wake.set()
 
     def counts(self) -> dict[str, SubqueueCounts]:
@@ -300,7 +284,7 @@ class PartitionTask:
         except Exception as error:  # a bug: this partition ends loudly, its siblings go on
             self._output.exception("partition.bug")
             self._fail(error)
-            await self._free_dropped()
+            await self._coming_back.free_dropped()
         finally:
             self._running = False
             self._cancel_timer()
@@ -311,13 +295,13 @@ class PartitionTask:
     async def step(self) -> bool:
         """Do once what is to be done now: open, recover, or serve one batch. True if there is more."""
         if self._health is Health.CLOSED:
-            self._answer_while_closed()
+            self._going_down.answer_while_closed()
             if self._mailbox or self._open_wanted:
                 self._become(Health.OPENING)
                 await self._open()
         elif self._health is Health.RECOVERING:
-            self._refuse_waiting()
-            if self._clock.monotonic_ms() >= self._retry_at_ms:
+            self._going_down.refuse_waiting()
+            if self._clock.monotonic_ms() >= self._coming_back.retry_at_ms:
                 await self._open()
         if self._health is not Health.HEALTHY:
             return False
@@ -328,7 +312,7 @@ class PartitionTask:
         """One batch, and the log's upkeep; True if the upkeep has more to do."""
         partition = self._partition
         assert partition is not None
-        waiting = self._undecided = self._gather()
+        waiting = self._mailbox.gather(self._limits.batch_operations_max, self._limits.batch_bytes_max)
         try:
             commit = self._log.begin()
         except StorageError as error:  # it was fenced at the moment when the commit before ended
@@ -338,17 +322,14 @@ class PartitionTask:
             commit, self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None
         )
         for place, (client, operation, sink, arrived_ms) in enumerate(waiting):
-            if isinstance(operation, Demand | Watch):
-                self._attached[client] = sink
-            elif isinstance(operation, Detach):
-                self._attached.pop(client, None)
+            self._mailbox.note(client, operation, sink)
             is_done = partition.handle(client, operation, arrived_ms)
             if not is_done or partition.is_full:  # the rest of the loop's turn is for others
-                self._put_back(waiting, place + is_done)
+                self._mailbox.put_back(waiting, place + is_done)
                 for _ in partition.go_on():
                     await asyncio.sleep(0)
                 break
-        batch = partition.finish(self._mailbox[0][3] if self._mailbox else None)
+        batch = partition.finish(self._mailbox.since_ms)
         try:
             if batch.commit:
                 await self._commit(partition, batch)
@@ -356,40 +337,23 @@ class PartitionTask:
         except StorageError as error:
             await self._recover(error)
             return False
-        self._undecided = []
+        self._mailbox.undecided = []
         try:
             await self._fill(partition, batch)
         except StorageError as error:
             # The batch is durable: it is not refused, but for what could not be read.
-            batch.give_up_holes(Reason.PARTITION_UNAVAILABLE, self._down())
-            self._release(batch, waiting)
+            batch.give_up_holes(Reason.PARTITION_UNAVAILABLE, self._going_down.why)
+            self._mailbox.deliver(batch.answers, waiting)
             await self._recover(error)
             return False
-        self._release(batch, waiting)
+        # The commit is durable: the answers may leave (durability rules 1 and 2).
+        self._mailbox.deliver(batch.answers, waiting)
         partition.let_go()
         if partition.has_more or (
             self._mailbox and not batch.commit
         ):  # the next batch follows at once, and this one may have awaited nothing
             await asyncio.sleep(0)
         return await self._keep_up()
-
-    def _gather(self) -> list[Waiting]:
-        """The next batch from the mailbox."""
-        mailbox, limits = self._mailbox, self._limits
-        waiting: list[Waiting] = []
-        room = limits.batch_bytes_max
-        while mailbox and len(waiting) < limits.batch_operations_max and room > 0:
-            entry = mailbox.popleft()
-            operation = entry[1]
-            waiting.append(entry)
-            if isinstance(operation, Send):
-                room -= sum(map(len, operation.messages))
-        return waiting
-
-    def _put_back(self, waiting: list[Waiting], place: int) -> None:
-        """The batch ends with the operation before `place`: the others wait for the next one."""
-        self._mailbox.extendleft(reversed(waiting[place:]))
-        del waiting[place:]
 
     async def _commit(self, partition: Partition, batch: Batch) -> None:
         loop = asyncio.get_running_loop()
@@ -442,14 +406,6 @@ class PartitionTask:
             batch.fill(frames)
             partition.read_ahead(frames)
 
-    def _release(self, batch: Batch, waiting: Sequence[Waiting]) -> None:
-        """The commit is durable: the answers may leave (durability rules 1 and 2)."""
-        sinks = {client: sink for client, _, sink, _ in waiting}
-        for client, answer in batch.answers:
-            sink = sinks.get(client) or self._attached.get(client)
-            if sink is not None:
-                sink(answer)
-
     async def _keep_up(self) -> bool:
         assert self._upkeep is not None
         try:
@@ -468,62 +424,43 @@ class PartitionTask:
             with self._patience:
                 await self._rest.end()
                 self._rest.changed(self._clock.monotonic_ms())
-                self._epoch = await self._log.claim()
+                await self._coming_back.acquire()
                 self._log.on_full = self._press
-                self._patience.again()
-                await self._load(first_nonce=0)
+                await self._load()
         except (CorruptRecord, Fenced, UnreadableRecord) as error:
             self._fail(error)
         except StorageError as error:
-            limits = self._limits
-            self._retry_delay_ms = min(
-                max(2 * self._retry_delay_ms, limits.recovery_delay_ms), limits.recovery_delay_ms_max
-            )
-            self._retry_at_ms = self._clock.monotonic_ms() + self._retry_delay_ms
-            self._output.warning("partition.unavailable", error=str(error), retry_ms=self._retry_delay_ms)
+            retry_ms = self._coming_back.try_later()
+            self._output.warning("partition.unavailable", error=str(error), retry_ms=retry_ms)
             self._become(Health.RECOVERING)
-            self._refuse_waiting()
+            self._going_down.refuse_waiting()
         else:
-            self._retry_delay_ms = 0
+            self._coming_back.succeeded()
             recovering = self._health is Health.RECOVERING
             self._become(Health.HEALTHY)
             if recovering:
-                self._start_anew()
+                self._going_down.start_anew()
                 if self._meter is not None:
                     self._meter.restarted()
         finally:
             self._is_opening = self._is_late = False
         self._settled.set()
 
-    async def _load(self, first_nonce: int) -> None:
-        """Checkpoint, replay, order."""
+    async def _load(self, first_nonce: int = 0) -> None:
+        """Make the state anew from the log."""
         self._discard()
-        await self._free_dropped()
-        bounds, log = self._limits.bounds, self._log
-        messages = Messages(self.number, self._payloads, bounds.tick_ms, self._clock_settings)
-        try:
-            replay = await replay_log(log, messages, self._slices, self._patience, wall_ahead_ms(self._clock))
-        except BaseException:
-            self._dropped.append(messages)
-            raise
-        self._partition = Partition(
-            self.number,
-            self._description,
-            messages,
-            epoch=self._epoch,
-            first_nonce=first_nonce,
-            bounds=bounds,
-        )
-        watched = PatientLog(log, self._patience)
+        partition, replay = await self._coming_back.load(self._description, first_nonce)
+        self._partition = partition
+        watched = PatientLog(self._log, self._patience)
         self._upkeep = Upkeep(
-            watched, messages, replay.snapshot, self._slices, self._limits.upkeep, self._output
+            watched, partition.messages, replay.snapshot, self._slices, self._limits.upkeep, self._output
         )
         self._output.debug(
             "partition.opened",
-            epoch=self._epoch,
+            epoch=self._coming_back.epoch,
             since=replay.since,
             replayed_bytes=replay.bytes,
-            messages=messages.count,
+            messages=partition.messages.count,
         )
 
     async def _recover(self, error: StorageError) -> None:
@@ -543,7 +480,7 @@ class PartitionTask:
             error, Hung
         ):  # the log is fenced, and can be claimed only when the disk has answered: that may take long
             self._is_late = True
-            self._start_anew()
+            self._going_down.start_anew()
             if self._stopping:
                 return
         await self._open()
@@ -554,7 +491,7 @@ class PartitionTask:
             self._output.warning("partition.opens_late", waited_ms=self._limits.disk_timeout_ms)
             self._is_late = True
             self._become(Health.RECOVERING)
-            self._refuse_waiting()
+            self._going_down.refuse_waiting()
             self._settled.set()
         else:
             self._give_up()
@@ -578,70 +515,9 @@ class PartitionTask:
         else:
             self._become(Health.HEALTHY)  # it may have been late
             self._press()
-            self._start_anew(Reason.DISK_FULL, f"Partition {self.number}: {full}")
+            self._going_down.start_anew(Reason.DISK_FULL, f"Partition {self.number}: {full}")
         finally:
             self._is_opening = self._is_late = False
-
-    def _start_anew(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
-        """What waits is refused, all demand and all locks are void. The clients hear of it once, and may ask
-        again."""
-        self._refuse_waiting(reason, why)
-        for sink in list(self._attached.values()):
-            sink(self._unavailable())
-
-    def _refuse_waiting(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
-        waiting = [*self._undecided, *self._mailbox]
-        self._undecided = []
-        self._mailbox.clear()
-        for entry in waiting:
-            self._refuse(entry, reason, why or self._down())
-
-    def _refuse(self, entry: Waiting, reason: Reason, why: str) -> None:
-        client, operation, sink, _ = entry
-        match operation:
-            case Demand():
-                self._attached[client] = sink  # and so hears when the partition is back
-            case Watch():
-                sink(self._unavailable())
-            case Withdraw():
-                sink(Withdrawn(self.number, operation.subqueue))
-            case Detach():
-                self._attached.pop(client, None)
-            case Release() | Recalled():
-                pass
-            case _:
-                sink(Failed(reason, why, operation.cookie))
-
-    def _refuse_for_good(self, entry: Waiting) -> None:
-        """The partition does not come back."""
-        _, operation, sink, _ = entry
-        if isinstance(operation, Demand):
-            sink(self._unavailable())
-        else:
-            self._refuse(entry, Reason.PARTITION_UNAVAILABLE, self._down())
-
-    def _answer_while_closed(self) -> None:
-        """What needs no log does not open one: nobody holds or waits for anything here."""
-        if all(
-            isinstance(operation, Withdraw | Detach | Release | Recalled | Update)
-            for _, operation, _, _ in self._mailbox
-        ):
-            for entry in self._mailbox:
-                operation = entry[1]
-                if isinstance(operation, Update):
-                    entry[2](Updated(operation.cookie))
-                else:
-                    self._refuse(entry, Reason.PARTITION_UNAVAILABLE, self._down())
-            self._mailbox.clear()
-
-    def _unavailable(self) -> Unavailable:
-        return Unavailable(self.number, for_good=self._health in _FOR_GOOD)
-
-    def _down(self) -> str:
-        return (
-            f"Partition {self.number} of '{self._description.name}' is not available at the moment. Please "
-            "try again."
-        )
 
     # --- the end --------------------------------------------------------------------------------------------
 
@@ -650,8 +526,8 @@ class PartitionTask:
         advice = {"advice": DAMAGED_ADVICE} if isinstance(error, CorruptRecord) else {}
         self._output.error("partition.failed", error=str(error) or repr(error), **advice)
         self._become(Health.DAMAGED if isinstance(error, CorruptRecord) else Health.FAILED)
-        self._start_anew()
-        self._attached.clear()
+        self._going_down.start_anew()
+        self._mailbox.attached.clear()
         self._discard()
         self._last_counts = _NOTHING
         self._settled.set()
@@ -669,8 +545,8 @@ class PartitionTask:
             summary = summary_of(self._partition, self._clock, self._upkeep.has_garbage)
         if self._health not in _FOR_GOOD:
             self._become(Health.STOPPED)
-        self._start_anew()
-        self._attached.clear()
+        self._going_down.start_anew()
+        self._mailbox.attached.clear()
         self._discard()
         if opened:
             try:
@@ -682,24 +558,20 @@ class PartitionTask:
         if summary is not None:
             self._rest.closed(summary)
         self._settled.set()
-        await self._free_dropped()
+        await self._coming_back.free_dropped()
 
     def _discard(self) -> None:
         """Forget the state; its message bodies leave the memory."""
         if self._partition is not None:
             self._last_counts = self._partition.counts()
             self._partition.messages.payloads.close()
-            self._dropped.append(self._partition.messages)
+            self._coming_back.dropped.append(self._partition.messages)
         self._partition = self._upkeep = None
-
-    async def _free_dropped(self) -> None:
-        """Free what was discarded, in slices."""
-        while self._dropped:
-            await self._slices.run(self._dropped.pop().drop())
 
     def _become(self, health: Health) -> None:
         if health is not self._health:
             self._health = health
+            self._going_down.for_good = health in _FOR_GOOD
             self.available = health in (Health.CLOSED, Health.OPENING, Health.HEALTHY)
             if self._on_health is not None:
                 self._on_health(self.number, health)
@@ -711,7 +583,7 @@ class PartitionTask:
         then."""
         due_ms: int | None = None
         if self._health is Health.RECOVERING:
-            due_ms = self._retry_at_ms
+            due_ms = self._coming_back.retry_at_ms
         elif self._partition is not None and self._upkeep is not None:
             dues = (self._partition.next_due_ms(), self._upkeep.due_ms, self._rest.due_ms)
             due_ms = min((each for each in dues if each is not None), default=None)

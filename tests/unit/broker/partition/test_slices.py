@@ -324,7 +324,7 @@ async def test_what_a_stopped_partition_held_is_forgotten() -> None:
     assert harness.task._partition is not None
     messages = harness.task._partition.messages
     await harness.task.stop()
-    assert messages.count == 0 and not harness.task._dropped and harness.budget.used == 0
+    assert messages.count == 0 and not harness.task._coming_back.dropped and harness.budget.used == 0
 
 
 def _tracked(objects: Iterable[object]) -> set[int]:
@@ -358,7 +358,7 @@ async def test_a_partition_that_is_deleted_writes_no_checkpoint_and_forgets_expi
         assert harness.task._partition is not None
         wheel = harness.task._partition.messages.main.expiry
         await harness.task.stop(is_deleted=is_deleted)
-        assert wheel is not None and wheel.next_due_ms() is None and not harness.task._dropped
+        assert wheel is not None and wheel.next_due_ms() is None and not harness.task._coming_back.dropped
         assert len(harness.log.checkpoints) == (0 if is_deleted else 1)
 
 

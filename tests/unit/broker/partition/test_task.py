@@ -468,9 +468,9 @@ async def test_clients_of_single_requests_are_not_remembered() -> None:
     for client in range(100, 200):
         await harness.do(client, Peek(MAIN, 0, 1))
     await harness.do(1, Demand(MAIN, 1))
-    assert list(harness.task._attached) == [1]
+    assert list(harness.task._mailbox.attached) == [1]
     await harness.do(1, Detach())
-    assert not harness.task._attached
+    assert not harness.task._mailbox.attached
 
 
 async def test_a_failed_write_of_one_disk_full_batch_recovers() -> None:

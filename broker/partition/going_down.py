@@ -1,0 +1,97 @@
+"""A partition goes down, or is down: what its clients are told.
+
+Operations that wait are refused, each with the answer that its kind calls for. Clients that are attached hear
+once that their demand and their locks are void (`Unavailable`), and may ask again: whoever asks for messages
+of a partition that will come back hears when it has.
+"""
+
+from __future__ import annotations
+
+from broker.base.errors import Reason
+from broker.operations import (
+    Demand,
+    Detach,
+    Failed,
+    Recalled,
+    Release,
+    Unavailable,
+    Update,
+    Updated,
+    Watch,
+    Withdraw,
+    Withdrawn,
+)
+from broker.partition.mailbox import Mailbox, Waiting
+
+_NEEDS_NO_LOG = (Withdraw, Detach, Release, Recalled, Update)
+"""Operations that do not open a closed partition: nobody holds or waits for anything in it."""
+
+
+class GoingDown:
+    """Refuses what is in a partition's mailbox. Owned by the partition's task."""
+
+    __slots__ = ("_entity", "_mailbox", "_number", "for_good")
+
+    def __init__(self, number: int, entity: str, mailbox: Mailbox) -> None:
+        """`number`: the partition's."""
+        self._number, self._entity, self._mailbox = number, entity, mailbox
+        self.for_good = False
+        """The partition does not come back. Set by the task."""
+
+    @property
+    def why(self) -> str:
+        """What a refused client reads."""
+        return (
+            f"Partition {self._number} of '{self._entity}' is not available at the moment. Please try again."
+        )
+
+    def start_anew(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
+        """Refuse what waits; all demand and all locks are void. Tell each attached client so, once."""
+        self.refuse_waiting(reason, why)
+        for sink in list(self._mailbox.attached.values()):
+            sink(self._unavailable())
+
+    def refuse_waiting(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
+        """Refuse what waits, and a batch whose commit has failed."""
+        for entry in self._mailbox.take_all():
+            self.refuse(entry, reason, why)
+
+    def refuse(
+        self, entry: Waiting, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None
+    ) -> None:
+        """Refuse one operation."""
+        client, operation, sink, _ = entry
+        match operation:
+            case Demand():
+                self._mailbox.attached[client] = sink  # and so hears when the partition is back
+            case Watch():
+                sink(self._unavailable())
+            case Withdraw():
+                sink(Withdrawn(self._number, operation.subqueue))
+            case Detach():
+                self._mailbox.attached.pop(client, None)
+            case Release() | Recalled():
+                pass
+            case _:
+                sink(Failed(reason, why or self.why, operation.cookie))
+
+    def refuse_for_good(self, entry: Waiting) -> None:
+        """Refuse one operation of a partition that does not come back."""
+        _, operation, sink, _ = entry
+        if isinstance(operation, Demand):
+            sink(self._unavailable())
+        else:
+            self.refuse(entry)
+
+    def answer_while_closed(self) -> None:
+        """Answer what waits if all of it needs no log: it does not open one."""
+        if all(isinstance(operation, _NEEDS_NO_LOG) for _, operation, _, _ in self._mailbox.waiting):
+            for entry in self._mailbox.take_all():
+                operation = entry[1]
+                if isinstance(operation, Update):
+                    entry[2](Updated(operation.cookie))
+                else:
+                    self.refuse(entry)
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable(self._number, for_good=self.for_good)

@@ -1,0 +1,21 @@
+"""Locks that end: the delivery has failed, so it is counted, and the message is available again. Pure.
+
+AMQP contract 10.3. `locks.py` knows when each lock ends; a lock that is renewed or settled first does not end
+here. At the maximum delivery count, the message goes to the dead-letter subqueue (`delivery_count.py`).
+"""
+
+from __future__ import annotations
+
+from broker.partition.delivery_count import failed_delivery
+from broker.partition.time_to_live import TimeToLive
+from broker.partition.workspace import Workspace
+
+
+def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> None:
+    """End the locks whose time has come by then, as many as one batch may."""
+    batch, ended_max = space.batch, space.bounds.ended_locks_max
+    ended = space.locks.run_out(until_ms)
+    while batch.expired_locks < ended_max and (lease := next(ended, None)) is not None:
+        subqueue, references = lease
+        batch.expired_locks += len(references)
+        failed_delivery(space, time_to_live, subqueue, references, None)

@@ -1,0 +1,74 @@
+"""What the clients of a partition are told when it goes down."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base.errors import Reason
+from broker.operations import (
+    Answer,
+    ClientId,
+    Complete,
+    Demand,
+    Detach,
+    Failed,
+    Operation,
+    Release,
+    Send,
+    Unavailable,
+    Watch,
+    Withdraw,
+    Withdrawn,
+)
+from broker.partition.going_down import GoingDown
+from broker.partition.mailbox import Mailbox
+
+NUMBER = 3
+CLIENT = ClientId(1)
+WHY = "Partition 3 of 'orders' is not available at the moment. Please try again."
+
+
+def going_down(*operations: Operation) -> tuple[GoingDown, Mailbox, list[Answer]]:
+    mailbox, told = Mailbox(), list[Answer]()
+    mailbox.waiting += [(CLIENT, operation, told.append, 0) for operation in operations]
+    return GoingDown(NUMBER, "orders", mailbox), mailbox, told
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        (Send([b"m"], None, 7), Failed(Reason.PARTITION_UNAVAILABLE, WHY, 7)),
+        (Complete([], 8), Failed(Reason.PARTITION_UNAVAILABLE, WHY, 8)),
+        (Withdraw(""), Withdrawn(NUMBER, "")),
+        (Watch("", 0), Unavailable(NUMBER)),
+        (Demand("", 1), None),
+        (Release([]), None),
+        (Detach(), None),
+    ],
+)
+def test_each_operation_that_waits_is_answered_in_its_own_way(
+    operation: Operation, expected: Answer | None
+) -> None:
+    down, mailbox, told = going_down(operation)
+    down.refuse_waiting()
+    assert told == ([] if expected is None else [expected]) and not mailbox
+
+
+def test_a_client_that_asks_while_the_partition_is_down_hears_once_when_its_demand_is_void() -> None:
+    down, mailbox, told = going_down(Demand("", 1), Demand("", 1))
+    down.start_anew()
+    assert told == [Unavailable(NUMBER)] and list(mailbox.attached) == [CLIENT]
+
+
+def test_a_batch_whose_commit_failed_is_refused_before_what_came_after_it() -> None:
+    down, mailbox, told = going_down(Send([b"m"], None, 1), Send([b"m"], None, 2))
+    assert len(mailbox.gather(1, 1)) == 1
+    down.refuse_waiting(Reason.DISK_FULL, "full")
+    assert told == [Failed(Reason.DISK_FULL, "full", 1), Failed(Reason.DISK_FULL, "full", 2)]
+
+
+def test_a_partition_that_is_down_for_good_says_so_to_whoever_asks() -> None:
+    down, mailbox, told = going_down()
+    down.for_good = True
+    down.refuse_for_good((CLIENT, Demand("", 1), told.append, 0))
+    assert told == [Unavailable(NUMBER, for_good=True)] and not mailbox.attached
