@@ -23,7 +23,9 @@ that a step of the clock or a suspend makes little difference.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
@@ -41,8 +43,10 @@ from storage.threads import OwnerFailed, report_to_loop, start_background, take_
 log = structlog.get_logger("resting")
 
 OPENING_MAX = 4
-"""Partitions that are opened at a time because something is due or unknown: clients' own demand must not wait
-behind them."""
+"""Partitions that are opened at a time in one data folder because something is due or unknown: clients' own
+demand must not wait behind them. Those of other folders do not wait for a folder that hangs."""
+LOOKED_AT_ONCE = 256
+"""Partitions that are due or unknown and have their turn in one turn of the event loop."""
 LOOK_S = 1.0
 """How often the clock is looked at while something is to fall due."""
 ASKED_WITHIN_S = 5.0
@@ -115,7 +119,11 @@ class Resting:
         """What is unknown and has not had its turn, the most urgent last."""
         self._changed = asyncio.Event()
         self._all_known = asyncio.Event()
-        self._turns = asyncio.Semaphore(OPENING_MAX)
+        self._folders = max(1, len(index.witnesses))
+        self._busy: Counter[int] = Counter()
+        """By data folder: how many partitions are being opened."""
+        self._held: dict[int, deque[_Key]] = {}
+        """By data folder: what had its turn while as many were being opened as may be."""
         self._opening: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._asking: list[asyncio.Task[None]] = []
@@ -340,33 +348,59 @@ class Resting:
         """Open the unknown ones in order of urgency, then, and meanwhile, what falls due."""
         self._waiting.sort(key=lambda key: (self._urgency(*key), key), reverse=True)
         while True:
-            key = self._next_due() or (self._waiting.pop() if self._waiting else None)
-            if key is not None:
-                await self._turns.acquire()
-                task = asyncio.create_task(self._wake(key), name=f"wake {key[0]}/{key[1]}")
-                self._opening.add(task)
-                task.add_done_callback(self._opening.discard)
-                continue
             self._changed.clear()
-            wait_s = (
-                min(self._look_s, max(0, self._heap[0][0] - self._clock.now_ms()) / 1_000)
-                if self._heap
-                else None
-            )
-            try:
+            looked_at = self._start_some()
+            if looked_at == LOOKED_AT_ONCE:
+                await asyncio.sleep(0)
+                continue
+            wait_s = None
+            if self._heap and not self._all_folders_busy:
+                wait_s = min(self._look_s, max(0, self._heap[0][0] - self._clock.now_ms()) / 1_000)
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
 
-    async def _wake(self, key: _Key) -> None:
+    def _start_some(self) -> int:
+        """Begin to open what can be opened now; gives how many partitions were looked at."""
+        for folder, held in self._held.items():
+            while held and self._busy[folder] < OPENING_MAX:
+                self._start_one(held.popleft(), folder)
+        for looked_at in range(LOOKED_AT_ONCE):
+            if self._all_folders_busy:
+                return looked_at
+            key = self._next_due() or (self._waiting.pop() if self._waiting else None)
+            if key is None:
+                return looked_at
+            folder = self._folder_of(key)
+            if self._busy[folder] < OPENING_MAX:
+                self._start_one(key, folder)
+            else:
+                self._held.setdefault(folder, deque()).append(key)
+        return LOOKED_AT_ONCE
+
+    def _start_one(self, key: _Key, folder: int) -> None:
+        self._busy[folder] += 1
+        task = asyncio.create_task(self._wake(key, folder), name=f"wake {key[0]}/{key[1]}")
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    @property
+    def _all_folders_busy(self) -> bool:
+        return all(self._busy[folder] >= OPENING_MAX for folder in range(self._folders))
+
+    def _folder_of(self, key: _Key) -> int:
+        sleeper = self._sleepers.get(key[0])
+        return 0 if sleeper is None or self._folders == 1 else sleeper.folder_of(key[1])
+
+    async def _wake(self, key: _Key, folder: int) -> None:
         generation, number = key
         try:
             sleeper = self._sleepers.get(generation)
             if sleeper is not None:
                 await sleeper.wake(number)
         finally:
-            self._turns.release()
+            self._busy[folder] -= 1
+            self._changed.set()
             numbers = self._unknown.get(generation)
             if numbers is not None:
                 numbers.discard(number)

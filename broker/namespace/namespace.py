@@ -362,9 +362,10 @@ class Namespace:
     async def counted(self, within_s: float = COUNTED_WITHIN_S) -> None:
         """Return once `runtime_now` is exact for all queues, or the time is over: then it is not for those
         with `Queue.unknown`."""
+        until_s = asyncio.get_running_loop().time() + within_s
         if self._checking is not None and not self._checking.done():
             await asyncio.wait([self._checking], timeout=within_s)
-        await self._resting.all_known(within_s)
+        await self._resting.all_known(max(0.0, until_s - asyncio.get_running_loop().time()))
 
     @property
     def unknown_count(self) -> int:

@@ -243,6 +243,25 @@ async def test_a_lost_index_is_made_anew_from_the_logs_counting_what_the_disk_do
     await world.stop()
 
 
+async def test_a_folder_that_hangs_keeps_no_partition_of_another_folder_from_being_opened() -> None:
+    folders = Folders()
+    world = await World(folders.disk, folders.witnesses()).start({"hangs": 40, "a": 40})
+    world.queues["a"].go_on.set()
+    now_ms = world.clock.now_ms()
+    for number in range(1, 40, 2):  # in the second folder, and due before all others
+        await world.resting.opening("hangs", number)
+        world.resting.closed("hangs", number, holding(1, now_ms + 1_000))
+    for number in range(0, 40, 2):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, holding(1, now_ms + 2_000))
+    world.clock.advance(2_000)
+    await world.until(lambda: sorted(world.queues["a"].woken) == list(range(0, 40, 2)))
+    assert len(world.queues["hangs"].woken) == OPENING_MAX
+    world.queues["hangs"].go_on.set()
+    await world.until(lambda: sorted(world.queues["hangs"].woken) == list(range(1, 40, 2)))
+    await world.stop()
+
+
 async def test_an_entity_that_is_deleted_is_waited_for_no_more_and_forgotten() -> None:
     world = World()
     await world.start({"a": 2, "b": 1}, Store(a=[0, 1], b=[0]))

@@ -639,6 +639,21 @@ async def test_where_the_disk_does_not_say_which_logs_there_are_all_partitions_a
     assert {number for _, number in world.parts} == {0, 1, 2}
 
 
+async def test_who_counts_all_queues_waits_once_for_the_check_and_for_what_is_unknown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = list[float]()
+
+    async def all_known(within_s: float) -> bool:
+        waited.append(within_s)
+        return False
+
+    monkeypatch.setattr(world.resting, "all_known", all_known)
+    world.namespace._checking = asyncio.create_task(asyncio.sleep(3_600))  # a disk that hangs
+    await world.namespace.counted(0.02)
+    assert waited == [0.0], "Prometheus gives up after 10 s, and this took twice the 8 s that it may"
+
+
 async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
