@@ -181,9 +181,23 @@ def messages() -> dict[str, bytes]:
         ],
         application={"a": 1, "b": "text", "c": None},
     )
+    forwarded = message(
+        header=[True, UByte(4), UInt(60_000), True, UInt(2)],
+        annotations={
+            "x-opt-sequence-number": 7,
+            "x-opt-partition-key": "key",
+            "own": "kept",
+            "x-opt-locked-until": Timestamp(8),
+            "x-opt-scheduled-enqueue-time": Timestamp(9),
+        },
+        properties=["id", *[None] * 9, "key"],
+        application={"a": 1, "b": "text"},
+        body=[b"x" * 300],
+    )
     return {
         "bare": message(),
         "keyed": keyed,
+        "forwarded": forwarded,
         "empty_body": section(0x75, b""),
         "value": section(0x77, {"map": [1, 2.5, None, b"x"]}),
         "sequence": section(0x76, [1]) + section(0x76, [2]),

@@ -1,7 +1,7 @@
 """`make fuzz`: mutated inputs for everything that reads a client's bytes, until the time is up or something
 breaks.
 
-    python -m tests.fuzz.run [--seconds 60] [--target engine …] [--seed N] [--case N]
+    python -m tests.fuzz.run [--seconds 60] [--target engine …] [--seed N] [--case N] [--sanitize]
 
 Home-made and seeded rather than coverage-guided: the part most worth breaking is proton's C core, whose wheel
 carries no instrumentation, and what leads deep into it is a change of frames and fields, not of bytes. A
@@ -20,6 +20,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fuzz import sanitized
 from tests.fuzz.targets import TARGETS, describe
 from tests.fuzz.worker import CASE_TIMEOUT_S, PROGRESS, case, corpus_of
 
@@ -43,16 +44,25 @@ class Outcome:
 
 
 def fuzz(
-    target: str, seed: int, *, first: int = 0, count: int = CASES_UNBOUNDED, seconds: float = 3_600.0
+    target: str,
+    seed: int,
+    *,
+    first: int = 0,
+    count: int = CASES_UNBOUNDED,
+    seconds: float = 3_600.0,
+    native: Path | None = None,
 ) -> Outcome:
-    """Run cases of one target in a process of its own. Raises FuzzFailure."""
+    """Run cases of one target in a process of its own. Raises FuzzFailure.
+
+    `native`: a folder of C modules that `sanitized.build` has made, to be used instead of the installed ones.
+    """
     with tempfile.NamedTemporaryFile() as progress:
         progress.write(bytes(PROGRESS.size))
         progress.flush()
         command = [
             sys.executable,
             "-m",
-            "tests.fuzz.worker",
+            *(["tests.fuzz.sanitized", str(native)] if native else ["tests.fuzz.worker"]),
             target,
             *(str(each) for each in (seed, first, count, seconds)),
             progress.name,
@@ -64,7 +74,7 @@ def fuzz(
                 capture_output=True,
                 text=True,
                 timeout=seconds + 3 * CASE_TIMEOUT_S,
-                env=os.environ.copy(),
+                env=sanitized.environment() if native else os.environ.copy(),
             )
         except subprocess.TimeoutExpired as error:
             raise FuzzFailure(f"{target}: the worker did not end: {error.stderr!r:.2000}") from error
@@ -97,16 +107,28 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=None, help="repeat a run (default: a new seed)")
     parser.add_argument("--case", type=int, default=None, help="run this one case only")
+    parser.add_argument(
+        "--sanitize", action="store_true", help="with the C modules built for sanitizers (needs gcc)"
+    )
     options = parser.parse_args()
+    if not options.sanitize:
+        return run(options, None)
+    with tempfile.TemporaryDirectory() as folder:
+        sanitized.build(REPOSITORY, Path(folder))
+        return run(options, Path(folder))
+
+
+def run(options: argparse.Namespace, native: Path | None) -> int:
+    """Fuzz what the options ask for. Exit status 1 if anything broke."""
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
     targets = options.target or list(TARGETS)
     failures = 0
     for target in targets:
         try:
             if options.case is not None:
-                outcome = fuzz(target, seed, first=options.case, count=1)
+                outcome = fuzz(target, seed, first=options.case, count=1, native=native)
             else:
-                outcome = fuzz(target, seed, seconds=options.seconds / len(targets))
+                outcome = fuzz(target, seed, seconds=options.seconds / len(targets), native=native)
         except FuzzFailure as failure:
             failures += 1
             print(failure, file=sys.stderr)
