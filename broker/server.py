@@ -45,6 +45,7 @@ from broker.settings.settings import MIB, Settings
 from broker.throttle.memory_mark import (
     LOOK_S,
     RETURN_S,
+    SAFE_SHARE,
     Memory,
     memory_of_the_machine,
     resident_bytes,
@@ -299,6 +300,18 @@ class Broker:
         for state in FolderState:
             self.metrics.data_folders.labels(state).set_function(partial(self._count_folders, state))
         log.info("memory.mark", mark_mib=memory.mark // MIB)
+        available = memory_of_the_machine()
+        if memory.mark > available * SAFE_SHARE:
+            advice = (
+                "The process may grow to one and a half times the mark. With this mark, the system may end "
+                "it for lack of memory before it refuses messages. Choose at most two thirds of the memory."
+            )
+            log.warning(
+                "memory.mark_too_high",
+                memory_mib=available // MIB,
+                mark_mib=memory.mark // MIB,
+                advice=advice,
+            )
         memory.look()
         if memory.limited:  # no message has been read yet, so receivers cannot make room
             advice = (

@@ -166,7 +166,12 @@ def _arrange(disk: Disk, found: dict[Path, _Identity | None]) -> list[Folder]:
     missing = [(id_, path) for id_, path in known if id_ not in places]
     if missing:
         for id_, path in missing:
-            log.error("folder.missing", path=str(path), number=[each for each, _ in known].index(id_))
+            number = [each for each, _ in known].index(id_)
+            if _is_there(disk, path, id_):
+                advice = "It belongs to this broker, which uses it where it was. Name it again."
+                log.warning("folder.not_named", path=str(path), number=number, advice=advice)
+            else:
+                log.error("folder.missing", path=str(path), number=number)
         for path in blank:
             log.warning(
                 "folder.not_added",
@@ -190,6 +195,14 @@ def _arrange(disk: Disk, found: dict[Path, _Identity | None]) -> list[Folder]:
     for path in new:
         log.info("folder.added", path=str(path), number=len(known) + new.index(path))
     return [Folder(path, id_) for id_, path in entries]
+
+
+def _is_there(disk: Disk, path: Path, id_: str) -> bool:
+    try:
+        check_identity(disk, path, id_)
+    except StorageError:
+        return False
+    return True
 
 
 def _has_data(disk: Disk, path: Path) -> bool:

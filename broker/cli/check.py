@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,9 +70,17 @@ def check(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fa
 
 def named_folders(context: typer.Context, given: list[Path] | None) -> list[Path] | None:
     """The data folders that the command line names. Those in variables are left to the settings, which pass
-    over empty names."""
+    over empty names. Raises WrongSettings if an option seems to name several."""
     source = context.get_parameter_source("data_dir")
-    return given if given and source is not None and source.name == "COMMANDLINE" else None
+    if not given or source is None or source.name != "COMMANDLINE":
+        return None
+    for folder in given:
+        if os.pathsep in str(folder) and not folder.exists():
+            raise WrongSettings(
+                f"--data-dir {folder}: there is no such folder. Give the option once for each folder; only "
+                f"the variable {variable_of('data_dir')} takes several, separated by '{os.pathsep}'."
+            )
+    return given
 
 
 def data_folders(context: typer.Context, given: list[Path] | None) -> tuple[Path, ...]:

@@ -167,7 +167,6 @@ def serve(
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C; open requests are finished first."""
     options = {
-        "data_dir": named_folders(context, data_dir),
         "host": host,
         "amqp_port": amqp_port,
         "http_port": http_port,
@@ -177,6 +176,8 @@ def serve(
     if amqps_port is not None:
         given["amqps_port"] = None if amqps_port == "none" else amqps_port
     try:
+        if (folders := named_folders(context, data_dir)) is not None:
+            given["data_dir"] = folders
         settings = load_settings(**given)
         file = load_config_file(config, settings) if config is not None else None
     except (WrongSettings, WrongConfigFile) as wrong:

@@ -31,6 +31,8 @@ import structlog
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 
+SAFE_SHARE = 2 / 3
+"""Of all memory: with a higher mark the process may outgrow what there is, see above."""
 LOOK_S = 0.25
 """How often resident memory is read: some 20 microseconds each time. Near the mark it is read for each
 admission, too."""
@@ -103,9 +105,8 @@ class Memory:
             if self.limited:
                 raise Refused(
                     Reason.SERVER_BUSY,
-                    f"The broker uses {self.used // MIB} MiB of memory, and accepts no messages above "
-                    f"{self.mark // MIB} MiB until some "
-                    "were received or deleted. Please wait 2 seconds and try again.",
+                    f"The broker has reached its memory mark of {self.mark // MIB} MiB, and accepts no "
+                    "messages until some were received or deleted. Please wait 2 seconds and try again.",
                 )
 
     def expect(self, size: int) -> None:

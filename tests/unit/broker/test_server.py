@@ -160,8 +160,13 @@ async def test_a_partition_without_its_folder_or_last_segment_fails_at_start_alo
 
 
 @pytest.mark.usefixtures("collector")
-async def test_a_memory_mark_below_what_the_broker_itself_needs_is_reported_at_the_start(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("mark", "event"),
+    [(1 << 20, "memory.mark_too_low"), (1 << 50, "memory.mark_too_high")],
+    ids=["below what the broker needs", "above what there is"],
+)
+async def test_a_memory_mark_that_cannot_work_is_reported_at_the_start(
+    tmp_path: Path, mark: int, event: str
 ) -> None:
     settings = Settings(
         data_dir=tmp_path,
@@ -169,14 +174,14 @@ async def test_a_memory_mark_below_what_the_broker_itself_needs_is_reported_at_t
         amqp_port=0,
         amqps_port=None,
         http_port=0,
-        memory_bytes_max=1 << 20,
+        memory_bytes_max=mark,
     )
     broker = Broker(settings)
     with capture_logs() as lines:
         running = asyncio.create_task(broker.run())
         await asyncio.wait_for(broker.ready.wait(), 30)
         async with asyncio.timeout(30):
-            while not any(line["event"] == "memory.mark_too_low" for line in lines):  # noqa: ASYNC110 - it has no event of its own
+            while not any(line["event"] == event for line in lines):  # noqa: ASYNC110 - it has no event of its own
                 await asyncio.sleep(0.01)
         broker.stop()
         await asyncio.wait_for(running, 30)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from storage.disk import close_quietly, publish
 from storage.errors import DiskFailed
@@ -69,7 +70,14 @@ def test_an_empty_folder_is_not_taken_for_a_new_one_while_one_is_missing() -> No
 def test_a_folder_that_is_not_named_any_more_counts_as_missing() -> None:
     disk = RecordingDisk()
     known = arrange(disk, [A, B])
-    assert arrange(disk, [B]) == [Folder(A, known[0].id, is_missing=True), known[1]]
+    with capture_logs() as lines:
+        assert arrange(disk, [B]) == [Folder(A, known[0].id, is_missing=True), known[1]]
+        disk.remove_tree(A)
+        arrange(disk, [B])
+    assert [(line["event"], line["path"]) for line in lines] == [
+        ("folder.not_named", "/a"),
+        ("folder.missing", "/a"),
+    ], "it is used while it is there"
 
 
 def test_without_both_folders_of_the_catalogue_the_broker_does_not_start() -> None:

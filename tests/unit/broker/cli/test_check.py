@@ -65,6 +65,12 @@ def test_the_commands_take_the_folders_of_the_settings_and_pass_over_empty_names
     (tmp_path / "file").touch()
     done = check("check", "--data-dir", str(tmp_path / "file"))
     assert done.exit_code == 2 and "not a data folder" in done.stderr
+    for command in ("serve", "check", "repair"):
+        done = check(command, "--data-dir", f"{a}:{b}")
+        assert done.exit_code == 2 and "once for each folder" in done.stderr.replace("\n", " "), done.stderr
+    assert not (tmp_path / "a:").exists()
+    (tmp_path / "with:colon" / "logs").mkdir(parents=True)
+    assert check("check", "--data-dir", str(tmp_path / "with:colon")).exit_code == 0
 
 
 def test_a_damaged_folder_file_is_named_and_repair_does_not_offer_what_it_cannot_do(tmp_path: Path) -> None:
