@@ -350,6 +350,14 @@ class Repair:
             counters = Counters(messages.next_number, messages.latest_enqueued_ms)
             commit.add(records.COUNTERS, [records.encode_counters(counters)], records.VERSION)
             await log.append(commit)
+            commit = log.begin()
+            for record in messages.states.as_records():
+                commit.add(record.kind, [record.body], record.version)
+                if commit.bytes >= COMMIT_BYTES_MAX:
+                    await log.append(commit)
+                    commit = log.begin()
+            if commit:
+                await log.append(commit)
             copied = 0
             for frame in frames(self._disk, survey_files(self._disk, folder)):
                 candidates = deque(messages.living_in(frame) if isinstance(frame, Frame) else ())

@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from broker.base.errors import Reason
 from broker.operations import Answer, ClientId, Failed, Locked, MessageState, Peeked
+from broker.partition.durable_state import NewRecord
 from broker.partition.references import DEFERRED, Lease, Reference
 from storage.log import Commit, Frame, Position
 
@@ -40,7 +41,8 @@ class Batch:
     __slots__ = (
         "answers", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent", "granted",
         "granted_bytes", "grants",
-        "has_sent", "holes", "marks", "now_ms", "open_grants", "passing", "to_tell", "wall_ms", "work",
+        "has_sent", "holes", "marks", "now_ms", "open_grants", "passing", "sent_with", "to_tell",
+        "wall_ms", "work",
     )  # fmt: skip
 
     def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
@@ -56,8 +58,10 @@ class Batch:
         """There are new messages in the commit: it is not urgent."""
         self.first_sent = first_sent
         """The sequence number of the first of them."""
-        self.marks: list[tuple[int, bytes]] = []
-        """Kinds and bodies of all other records."""
+        self.marks: list[tuple[int, bytes, int]] = []
+        """Kind, body and version of each record but those of new messages."""
+        self.sent_with: list[NewRecord] = []
+        """What else is recorded because of the new messages."""
         self.grants: list[Grant] = []
         self.open_grants: dict[tuple[ClientId, int], Grant] = {}
         """By client and subqueue."""

@@ -1,9 +1,10 @@
-"""Blocks: the messages of a partition by runs of sequence numbers, and since when each run is as it is. Pure.
+"""Which blocks of a section have changed since a checkpoint. Pure.
 
-A checkpoint is written in blocks (`snapshot.py`), and only those that have changed. A block is what one
-subqueue holds of BLOCK_MESSAGES consecutive sequence numbers. For each block this file keeps the position of
-the latest frame that changed it. A checkpoint that builds on an earlier one writes the blocks that were
-changed from that one's position on, whatever was saved, or failed to be saved, in between.
+A checkpoint is written in blocks (`snapshot.py`), and only those that have changed. `ChangedBlocks` keeps,
+for each block, the position of the latest frame that changed it. A checkpoint that builds on an earlier one
+writes the blocks that were changed from that one's position on, whatever was saved, or failed to be saved, in
+between. `Blocks` says which block a message is in: a block is what one subqueue holds of BLOCK_MESSAGES
+consecutive sequence numbers.
 
 The dictionary is kept in the order of these positions: the changed blocks are at its end, and finding them
 does not look at the others.
@@ -11,7 +12,7 @@ does not look at the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 from broker.operations import PARTITION_SHIFT
 from broker.partition.gradual_sort import sort_gradually
@@ -38,30 +39,22 @@ def place_of(block: int) -> tuple[int, int]:
     return block >> SUBQUEUE_SHIFT, (block & _PLACE_MASK) << BLOCK_SHIFT
 
 
-class Blocks:
-    """When each block of one partition has changed."""
+class ChangedBlocks:
+    """When each block of one section has changed. The owner chooses the blocks' numbers."""
 
     __slots__ = ("_changed_at",)
 
     def __init__(self) -> None:
         self._changed_at: dict[int, Position] = {}
-        """Ascending in the positions. Every block with a message is here; some without one are, until a
-        checkpoint has said so."""
+        """In ascending order of positions. Every block that is not empty is here, and an empty one until a
+        checkpoint has recorded that."""
 
     def __len__(self) -> int:
         return len(self._changed_at)
 
-    def touch(self, subqueue: int, sequence_numbers: Collection[int], position: Position) -> None:
-        """The frame at `position`, or one to be written there, changes these messages. Called before they
+    def touch_blocks(self, blocks: Iterable[int], position: Position) -> None:
+        """The frame at `position`, or one to be written there, changes these blocks. Called before they
         change."""
-        above = subqueue << SUBQUEUE_SHIFT
-        self._touch({number >> BLOCK_SHIFT & _PLACE_MASK | above for number in sequence_numbers}, position)
-
-    def touch_run(self, subqueue: int, first: int, count: int, position: Position) -> None:
-        """The same for consecutive sequence numbers."""
-        self._touch(range(block_of(subqueue, first), block_of(subqueue, first + count - 1) + 1), position)
-
-    def _touch(self, blocks: Iterable[int], position: Position) -> None:
         changed_at = self._changed_at
         for block in blocks:
             if changed_at.get(block) != position:
@@ -98,8 +91,31 @@ class Blocks:
         for block in blocks:
             del self._changed_at[block]
 
-    def check(self, subqueue: int, sequence_numbers: Iterable[int]) -> None:
-        """Assert that every message stands in a known block, and that the order is right."""
-        assert {block_of(subqueue, number) for number in sequence_numbers} <= self._changed_at.keys()
+    def check_blocks(self, blocks: Set[int]) -> None:
+        """Assert that all blocks that are not empty are known, and that the order is right."""
+        assert blocks <= self._changed_at.keys()
         positions = list(self._changed_at.values())
         assert positions == sorted(positions)
+
+
+class Blocks(ChangedBlocks):
+    """When each block of messages of one partition has changed."""
+
+    __slots__ = ()
+
+    def touch(self, subqueue: int, sequence_numbers: Collection[int], position: Position) -> None:
+        """`touch_blocks` for the blocks of these messages."""
+        above = subqueue << SUBQUEUE_SHIFT
+        self.touch_blocks(
+            {number >> BLOCK_SHIFT & _PLACE_MASK | above for number in sequence_numbers}, position
+        )
+
+    def touch_run(self, subqueue: int, first: int, count: int, position: Position) -> None:
+        """`touch_blocks` for consecutive sequence numbers."""
+        self.touch_blocks(
+            range(block_of(subqueue, first), block_of(subqueue, first + count - 1) + 1), position
+        )
+
+    def check(self, subqueue: int, sequence_numbers: Iterable[int]) -> None:
+        """Assert that every message stands in a known block, and that the order is right."""
+        self.check_blocks({block_of(subqueue, number) for number in sequence_numbers})

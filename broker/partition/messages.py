@@ -28,6 +28,7 @@ from broker.partition import records
 from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks
 from broker.partition.clock_settings import ClockSettings
+from broker.partition.durable_state import DurableStates
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Counters, Enqueued, Mark, Relocated, UnreadableRecord
 from broker.partition.references import DEFERRED, READY, Reference, StoredFrame
@@ -70,6 +71,8 @@ class Messages:
         """Where the frame stands whose records are being applied. Whoever applies some sets it before."""
         self.blocks = Blocks()
         """Which messages' durable state has changed in which frame."""
+        self.states = DurableStates()
+        """What the partition keeps durably beside the messages."""
         self.latest_enqueued_ms = 0
         self.payloads = payloads.share(self.evict)
         self._evicted_to = (0, 0)
@@ -97,8 +100,8 @@ class Messages:
 
     @property
     def state_bytes(self) -> int:
-        """What all messages take of the memory beside their bodies."""
-        total = 0
+        """What everything but the messages' bodies takes of the memory."""
+        total = self.states.bytes
         for subqueue in self.subqueues:
             total += subqueue.changed_bytes + MESSAGE_OVERHEAD_BYTES * len(subqueue.references)
         return total
@@ -377,7 +380,8 @@ class Messages:
                             self.apply_relocated(frame.position, moved)
                             yield len(moved.sizes)
                     case _:
-                        raise UnreadableRecord(f"record kind {record.kind} is unknown to this release")
+                        self.states.apply(record, frame.position)
+                        yield 1
             yield 0
 
     def finish_replay(self, wall_ahead_ms: int) -> None:
@@ -428,6 +432,8 @@ class Messages:
                 yield count
             if subqueue.expiry is not None:
                 yield from subqueue.expiry.drop()
+        for _ in self.states.drop():
+            yield 0
         frames = self._frames
         while frames:
             count = min(len(frames), DROPPED_AT_ONCE)
@@ -503,6 +509,7 @@ class Messages:
 
     def check(self) -> None:
         """Assert that frames and memory agree with the references."""
+        self.states.check()
         live: dict[int, int] = {}
         in_memory = 0
         for subqueue in self.subqueues:

@@ -2,7 +2,8 @@
 
 Each partition may hold the entity's whole `max_size_mb`, so a partitioned one holds a multiple (HTTP contract
 3.2). A message counts with its bytes as it was sent, its changed properties and MESSAGE_OVERHEAD_BYTES for
-its state, so a quota bounds memory too.
+its state, so a quota bounds memory too. What a partition keeps beside its messages (`durable_state.py`)
+counts as well.
 
 Changed properties rest in memory, up to 64 KiB for a message. They are refused where they alone would take
 the whole quota: so a full queue still dead-letters with a reason, and what abandoning and deferring add has
@@ -25,11 +26,13 @@ SCARCE_CHANGE_BYTES_MAX = 1024
 sentence."""
 
 
-def check_size(description: QueueDescription, number: int, subqueues: Iterable[Subqueue], added: int) -> None:
-    """Messages that count `added` bytes are to be stored. Raises Refused(QUOTA_EXCEEDED) if there is no room
-    for them."""
+def check_size(
+    description: QueueDescription, number: int, subqueues: Iterable[Subqueue], state_bytes: int, added: int
+) -> None:
+    """`added` bytes are to be stored: messages, or state, which takes `state_bytes` now. Raises
+    Refused(QUOTA_EXCEEDED) if there is no room for them."""
     limit = description.settings.max_size_mb * MIB
-    used = sum([subqueue.size_bytes for subqueue in subqueues])
+    used = sum([subqueue.size_bytes for subqueue in subqueues]) + state_bytes
     if used + added > limit:
         raise Refused(
             Reason.QUOTA_EXCEEDED,

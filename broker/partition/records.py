@@ -6,20 +6,25 @@ numbers are the full 64 bits. A subqueue is its number: 0 main, 1 dead-letter, 2
 are milliseconds since the Unix epoch; 0 as expiry means never. Every body begins as drawn here (version 1 of
 each kind):
 
-    1 ENQUEUED: messages that were sent, in the main subqueue     5 MOVED: from a subqueue to another one 2
-    REMOVED: a reference is gone                                6 COUNTERS: what must survive when all before
-    is trimmed 3 RETURNED: a delivery failed, the message stays              7 RELOCATED: whole messages,
-    stored here from now on 4 DEFERRED: set aside                                         8 CHANGED:
-    properties were changed, and nothing else
+    1 ENQUEUED    messages that were sent, in the main subqueue
+    2 REMOVED     references that are gone
+    3 RETURNED    a delivery failed, the messages stay
+    4 DEFERRED    set aside
+    5 MOVED       from one subqueue to another
+    6 COUNTERS    what must survive when everything before is trimmed
+    7 RELOCATED   whole messages, stored here from now on
+    8 CHANGED     properties were changed, and nothing else
+    16 and above  state beside the messages (`durable_state.py`)
 
     ENQUEUED                                     REMOVED, RETURNED, DEFERRED, MOVED, CHANGED
     offset  size  field                          offset  size  field
          0     8  first sequence number               0     2  subqueue
          8     8  enqueued at                         2     2  subqueue it moves to (MOVED; else 0)
         16     4  messages n                          4     2  flags: 1 = a delivery is counted (MOVED,
-        DEFERRED) 20     2  flags: 1 = expiries follow          6     2  zero 22     2  zero
-        8     4  messages n 24    4n  sizes                              12     4  size c of the changed
-        properties, 0 for none
+                                                               DEFERRED)
+        20     2  flags: 1 = expiries follow          6     2  zero
+        22     2  zero                                8     4  messages n
+        24    4n  sizes                              12     4  size c of the changed properties, 0 for none
       (then   8n  expiries)                          16    8n  sequence numbers
          …     …  the stored messages                 …     c  changed properties, an encoded AMQP map
 
@@ -34,7 +39,7 @@ each kind):
          …    4n  delivery counts
          …    4n  sizes of the changed properties
          …    2n  subqueues
-         …    2n  states (`references.READY`, `references.DEFERRED`)
+         …    2n  states (READY, DEFERRED)
          …     …  changed properties, one after the other
          …     …  the stored messages
 

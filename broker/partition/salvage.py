@@ -6,6 +6,8 @@ replay does. Unlike a replay it goes on where records contradict each other beca
 gone:
 - a message that a later record mentions in another subqueue was moved there by a record that is gone;
 - a record about an unknown message is passed over.
+What a partition keeps beside its messages makes no difference: its records do not depend on each other
+(`durable_state.py`).
 
 What is gone. Sequence numbers rise without a gap, so the numbers between those before a gap in the log and
 those behind it were in the gap. Those that a later record removes were settled, and those that a later record
@@ -124,7 +126,7 @@ class Salvage:
             case records.RELOCATED:
                 self._relocated(position, records.read_relocated(record))
             case _:
-                raise UnreadableRecord(f"record kind {record.kind} is unknown to this release")
+                self.messages.states.apply(record, position)
 
     def _expect(self, number: int) -> None:
         """The next sequence number at this place of the log: behind a gap it says which numbers were in

@@ -43,6 +43,7 @@ class Sending:
             description,
             self._number,
             self._messages.subqueues,
+            self._messages.states.bytes,
             sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes),
         )
         if min(sizes) == max(sizes):

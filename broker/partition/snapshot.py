@@ -1,32 +1,39 @@
 """What a partition puts into its checkpoints: sections, each in blocks of its own. Encodes and decodes; pure.
 
-A *section* is one kind of durable state. It knows which of its blocks have changed since a position in the
-log (`changed_since`), brings blocks into bytes and back, and says from which position on it needs the log in
-any case (`needed_from`). The log is trimmed up to the lowest of these positions, and never above the older of
-two checkpoints. So the records of what a section keeps in its blocks may leave the log once two checkpoints
-hold it. To add durable state, add a section to `Snapshot`; nothing in `storage/` or `upkeep.py` changes.
+A *section* is one kind of durable state: the counters, the messages, and whatever `durable_state.py` lists.
+It knows which of its blocks have changed since a position in the log (`changed_since`), brings blocks into
+bytes and back, and says from which position on it needs the log in any case (`needed_from`). The log is
+trimmed up to the lowest of these positions, and never above the older of two checkpoints. So the records of
+what a section keeps in its blocks may leave the log once two checkpoints hold it.
 
-    section      blocks                                               needs the log from "counters"   one:
-    next sequence number, latest enqueued time      nowhere "messages"   the messages of each subqueue, by
-    runs of 1,024      the oldest frame that holds a message: bodies are in the log
-                 sequence numbers (`blocks.py`)
+    section      blocks                                               needs the log from
+    "counters"   one: next sequence number, latest enqueued time      nowhere
+    "messages"   the messages of each subqueue, by runs of 1,024      the oldest frame that holds a message:
+                 sequence numbers (`blocks.py`)                       bodies are in the log
 
 Tables as in `records.py`, little endian.
 
     counters, version 1                          messages, version 1
     offset  size  field                          offset  size  field
-         0     8  next sequence number                0     2  messages n 8     8  latest enqueued time
-         2     2  flags: 1 = expiries, 2 = delivery counts, 4 = states follow
-                                                      4     2  frames f 6     2  messages with changed
-                                                      properties c 8    8f  positions of the frames that hold
-                                                      the messages …    8n  enqueued at …    8n  expiries, 0
-                                                      for never …    4n  offsets in the frame …    4n  sizes …
-                                                      4n  delivery counts …    4c  sizes of the changed
-                                                      properties …    2n  sequence numbers, as places in the
-                                                      block, ascending …    2n  frames, by their place in the
-                                                      table above …    2n  states …    2c  which messages have
-                                                      changed properties, by their place in these tables …
-                                                      …  changed properties, one after the other
+         0     8  next sequence number                0     2  messages n
+         8     8  latest enqueued time                2     2  flags: 1 = expiries, 2 = delivery counts,
+                                                               4 = states follow
+                                                      4     2  frames f
+                                                      6     2  messages with changed properties c
+                                                      8    8f  positions of the frames that hold the messages
+                                                      …    8n  enqueued at
+                                                      …    8n  expiries, 0 for never
+                                                      …    4n  offsets in the frame
+                                                      …    4n  sizes
+                                                      …    4n  delivery counts
+                                                      …    4c  sizes of the changed properties
+                                                      …    2n  sequence numbers, as places in the block,
+                                                               ascending
+                                                      …    2n  frames, by their place in the table above
+                                                      …    2n  states
+                                                      …    2c  which messages have changed properties, by
+                                                               their place in these tables
+                                                      …     …  changed properties, one after the other
 """
 
 from __future__ import annotations
@@ -35,11 +42,11 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from operator import attrgetter
-from typing import Protocol
 
 from broker.partition import snapshot_v1
 from broker.partition._untracked import untrack
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
+from broker.partition.durable_state import Section
 from broker.partition.gradual_sort import sort_gradually
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table, table
@@ -54,41 +61,6 @@ _ROW_BYTES_MAX = 3 * 8 + 3 * 4 + 3 * 2
 """What a message takes at most: a row of each table, and a frame of its own."""
 _TABLE_ROW_BYTES = 40
 """What a block takes in the table of all blocks."""
-
-
-class Section(Protocol):
-    """One kind of durable state in the checkpoint."""
-
-    name: str
-    version: int
-    """Of the blocks' format. A release reads the versions that it knows, and writes one."""
-
-    def changed_since(self, base: Position | None) -> Sequence[int]:
-        """The numbers of the blocks that frames from `base` on have changed or removed; of all blocks for
-        None."""
-
-    def encode(self, block: int) -> bytes:
-        """A block as it is now; empty if there is nothing in it any more."""
-
-    def decode(self, block: int, data: bytes) -> None:
-        """Bring a block back. Raises UnreadableRecord."""
-
-    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
-        """All blocks are back; each was written for a checkpoint at this position, and had not changed when
-        this one was taken.
-
-        Done in steps of a millisecond at most.
-        """
-
-    def saved(self, gone: Sequence[int]) -> None:
-        """A checkpoint is durable in which these blocks are no more."""
-
-    def cost(self, base: Position | None) -> int:
-        """About how many bytes a checkpoint takes that builds on `base`; not less than it does."""
-
-    def needed_from(self) -> Position | None:
-        """The lowest position in the log that this section needs, whatever the checkpoints hold; None if it
-        needs none."""
 
 
 class Taking:
@@ -120,7 +92,11 @@ class Snapshot:
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
-        self._sections: tuple[Section, ...] = (_CountersSection(messages), _MessagesSection(messages))
+        self._sections: tuple[Section, ...] = (
+            _CountersSection(messages),
+            _MessagesSection(messages),
+            *messages.states.all,
+        )
 
     def take(self, base: Position | None) -> Taking:
         """Begin to take what has changed since `base`, or everything."""

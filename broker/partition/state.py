@@ -66,11 +66,11 @@ from broker.operations import (
     Watch,
     Withdraw,
 )
-from broker.partition import records
 from broker.partition.batch import Batch
 from broker.partition.batch_bounds import Bounds
 from broker.partition.browsing import Browsing
 from broker.partition.delivering import Delivering
+from broker.partition.durable_state import read_back
 from broker.partition.lock_expiry import run_out_locks
 from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import Messages
@@ -104,6 +104,8 @@ class Partition:
         self._delivering = Delivering(self._space, self._time_to_live)
         self._settling = Settling(self._space, self._time_to_live)
         self._browsing = Browsing(self._space, self._time_to_live)
+        self._wall_ahead_ms = 0
+        """How far wall time was ahead of monotonic time when the latest batch began."""
         self._parts: Parts | None = None
         """A long settlement or renewal: the first operation of the next batch goes on with it."""
 
@@ -122,6 +124,8 @@ class Partition:
         """
         self._space.batch = Batch(commit, now_ms, wall_ms, self.messages.next_number)
         self.messages.position = commit.start
+        self._wall_ahead_ms = wall_ms - now_ms
+        self.messages.states.expire(wall_ms, commit.start)
         run_out_locks(self._space, self._time_to_live, now_ms if since_ms is None else since_ms)
         self._time_to_live.expire_overdue()
 
@@ -193,6 +197,9 @@ class Partition:
         if batch.has_sent:
             for grant in batch.grants:
                 self._delivering.ungrant(grant)
+            for record in reversed(batch.sent_with):
+                self.messages.states.undo(read_back(record), batch.commit.start)
+            batch.sent_with.clear()
             self.messages.cut(batch.first_sent)
             batch.has_sent = False
         batch.answers = [
@@ -200,8 +207,8 @@ class Partition:
             for each in batch.answers
             if not isinstance(each[1], Locked) or each[1].tokens or each[1].deferred
         ]
-        for kind, body in batch.marks:
-            commit.add(kind, [body], records.VERSION)
+        for kind, body, version in batch.marks:
+            commit.add(kind, [body], version)
         batch.commit = commit
         return undone
 
@@ -225,10 +232,14 @@ class Partition:
     def next_due_ms(self) -> int | None:
         """When a batch is due although nobody asks for one."""
         lock_ends_ms = self._space.locks.next_due_ms()
-        expires_ms = self._time_to_live.next_due_ms()
-        if lock_ends_ms is None or expires_ms is None:
-            return expires_ms if lock_ends_ms is None else lock_ends_ms
-        return min(lock_ends_ms, expires_ms)
+        due_ms = self._time_to_live.next_due_ms()
+        if due_ms is None or (lock_ends_ms is not None and lock_ends_ms < due_ms):
+            due_ms = lock_ends_ms
+        state_ends_ms = self.messages.states.next_expiry_ms()
+        if state_ends_ms is not None:
+            state_ends_ms -= self._wall_ahead_ms
+            due_ms = state_ends_ms if due_ms is None else min(due_ms, state_ends_ms)
+        return due_ms
 
     def next_expiry_ms(self) -> int | None:
         """When a message expires. Locks are no reason to come back to a partition that is closed: they end

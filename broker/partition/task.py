@@ -377,7 +377,8 @@ class PartitionTask:
                 self._full.end()
                 self._full = None
         if self._meter is not None:
-            self._meter.committed(len(batch.marks) + batch.has_sent, batch.commit.bytes, loop.time() - began)
+            count = len(batch.marks) + len(batch.sent_with) + batch.has_sent
+            self._meter.committed(count, batch.commit.bytes, loop.time() - began)
             if batch.dead_lettered or batch.expired_messages or batch.expired_locks:
                 self._meter.lapsed(batch.dead_lettered, batch.expired_messages, batch.expired_locks)
 

@@ -13,6 +13,7 @@ from broker.partition import records
 from broker.partition.batch import Batch
 from broker.partition.batch_bounds import Bounds
 from broker.partition.demand import DemandBook
+from broker.partition.durable_state import NewRecord, read_back
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages
 from broker.partition.records import Mark
@@ -71,9 +72,20 @@ class Workspace:
         """To be released once the batch's commit is durable."""
         self.batch.answers.append((client, answer))
 
+    def record(self, record: NewRecord, *, with_send: bool = False) -> None:
+        """Write a record of a `DurableState`, and have it applied.
+
+        `with_send`: it belongs to messages that this batch enqueues, and is undone with them if the disk is
+        full.
+        """
+        batch = self.batch
+        batch.commit.add(record.kind, [record.body], record.version)
+        (batch.sent_with if with_send else batch.marks).append(record)
+        self.messages.states.apply(read_back(record), batch.commit.start)
+
     def mark(self, mark: Mark) -> None:
         """Record what happens to messages, and do it."""
         body = records.encode_mark(mark)
         self.batch.commit.add(mark.kind, [body], records.VERSION)
-        self.batch.marks.append((mark.kind, body))
+        self.batch.marks.append((mark.kind, body, records.VERSION))
         self.messages.apply_mark(mark)
