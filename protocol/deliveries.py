@@ -19,11 +19,11 @@ from protocol.events import (
     MessagesReceived,
     MessageTooLarge,
     Outcome,
-    TransactionalMessage,
+    TransactionalState,
     same_update,
 )
 from protocol.links import Delivery, Link
-from protocol.proton_values import ffi, lib, update_of
+from protocol.proton_values import ffi, lib, transaction_of, update_of
 
 # Plain numbers: comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _TRANSACTIONAL = int(Outcome.ACCEPTED), int(Outcome.TRANSACTIONAL)
@@ -43,6 +43,8 @@ class Deliveries:
         self._partial_bytes_max = partial_bytes_max
         self.partial_bytes = 0
         """Bytes held of unfinished messages, over all links."""
+        self._partial_transactions: dict[Link, TransactionalState] = {}
+        """What the first frames of unfinished messages said of a transaction."""
 
     def take_run(self, link: Link, run: Any) -> None:
         """Report the run of plain deliveries that was just taken."""
@@ -64,6 +66,7 @@ class Deliveries:
             and last.link is link
             and last.settled is settled
             and not last.batch
+            and last.transaction is None
         ):
             last.payloads += runs.payloads()
             last.deliveries += deliveries
@@ -81,18 +84,20 @@ class Deliveries:
         if size == 1 and lib.pn_delivery_aborted(delivery):  # proton shows it as one byte that is not there
             self._drop_aborted(link, delivery)
             return
-        too_large = link.max_message_bytes and size > link.max_message_bytes
-        if too_large or lib.pn_delivery_remote_state(delivery) == _TRANSACTIONAL:
+        if link.max_message_bytes and size > link.max_message_bytes:
+            self._events.append(MessageTooLarge(link, self._drop_rest(link, delivery), size))
+            return
+        transaction = self._partial_transactions.get(link)
+        if transaction is None and lib.pn_delivery_remote_state(delivery) == _TRANSACTIONAL:
             # Every frame of a delivery names its transaction (§4.4.2); proton reads the first one's.
-            own = self._drop_rest(link, delivery)
-            self._events.append(
-                MessageTooLarge(link, own, size) if too_large else TransactionalMessage(link, own)
-            )
-        elif lib.pn_delivery_partial(delivery):
+            transaction = transaction_of(delivery)
+        if lib.pn_delivery_partial(delivery):
             link.partial_is_batch |= is_batch
+            if transaction is not None:
+                self._partial_transactions[link] = transaction
             self._count_partial(link, size)
         else:
-            self._take_message(link, delivery, size, is_batch)
+            self._take_message(link, delivery, size, is_batch or link.partial_is_batch, transaction)
 
     def _drop_aborted(self, link: Link, delivery: Any) -> None:
         """The sender has aborted a message (§2.7.5): give its credit back, since no event reports it."""
@@ -110,7 +115,9 @@ class Deliveries:
             lib.pn_delivery_settle(delivery)
         return [] if settled else [delivery]
 
-    def _take_message(self, link: Link, delivery: Any, size: int, is_batch: bool) -> None:
+    def _take_message(
+        self, link: Link, delivery: Any, size: int, is_batch: bool, transaction: TransactionalState | None
+    ) -> None:
         """Take a whole message off its link, and report it."""
         settled = lib.pn_delivery_settled(delivery)
         payload = b""
@@ -121,7 +128,6 @@ class Deliveries:
             payload = ffi.unpack(buffer, size)
         lib.pn_link_advance(link.pn)
         if link.partial_bytes:
-            is_batch |= link.partial_is_batch
             self.forget_partial(link)
         if settled:
             lib.pn_delivery_settle(delivery)
@@ -133,11 +139,12 @@ class Deliveries:
             and last.link is link
             and last.settled is settled
             and not (is_batch or last.batch)
+            and last.transaction == transaction
         ):
             last.payloads.append(payload)
             last.deliveries += own
         else:
-            events.append(MessagesReceived(link, own, [payload], settled, is_batch))
+            events.append(MessagesReceived(link, own, [payload], settled, is_batch, transaction))
 
     def _count_partial(self, link: Link, size: int) -> None:
         """Bound the unfinished messages of all links together, which only the engine sees. A single one may
@@ -157,6 +164,7 @@ class Deliveries:
         self.partial_bytes -= link.partial_bytes
         link.partial_bytes = 0
         link.partial_is_batch = False
+        self._partial_transactions.pop(link, None)
 
     # --- of what we sent ------------------------------------------------------------------------------------
 

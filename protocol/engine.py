@@ -40,16 +40,19 @@ from protocol.links import Delivery, Link
 from protocol.proton_values import (
     condition_of,
     echo_terminus,
+    encoded_error,
     ffi,
     fields_of,
     lib,
     map_of,
     put,
     set_condition,
+    set_state,
     symbols_of,
     text_of,
     written_by,
 )
+from protocol.transactional_state import declared, transactional_state
 
 PARTIAL_BYTES_MAX = 64 * 1024 * 1024
 PUSH_BYTES_MAX = 32 * 1024
@@ -71,6 +74,7 @@ _event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
 _unsent = lib.pn_session_outgoing_bytes
 # Plain numbers: comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _REJECTED, _MODIFIED = int(Outcome.ACCEPTED), int(Outcome.REJECTED), int(Outcome.MODIFIED)
+_DECLARED, _TRANSACTIONAL = int(Outcome.DECLARED), int(Outcome.TRANSACTIONAL)
 
 
 class Engine:
@@ -391,6 +395,12 @@ class Engine:
                 set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
         runs.settle(deliveries, _REJECTED)
 
+    def declare(self, deliveries: Sequence[Delivery], txn_id: bytes) -> None:
+        """Settle the delivery that holds a declare, with the id of the new transaction (§4.5.5)."""
+        for delivery in deliveries:
+            set_state(delivery, declared(txn_id))
+        runs.settle(deliveries, _DECLARED)
+
     # --- outgoing links -------------------------------------------------------------------------------------
 
     def credit(self, link: Link) -> int:
@@ -452,6 +462,31 @@ class Engine:
                 lib.pn_disposition_set_failed(local, failed)
                 lib.pn_disposition_set_undeliverable(local, undeliverable_here)
         runs.settle(deliveries, int(outcome))
+
+    # --- both directions ------------------------------------------------------------------------------------
+
+    def settle_in_transaction(
+        self,
+        deliveries: Sequence[Delivery],
+        txn_id: bytes,
+        outcome: int,
+        *,
+        error: ErrorCondition | None = None,
+        failed: bool = False,
+        undeliverable_here: bool = False,
+    ) -> None:
+        """Settle deliveries with an outcome that takes effect with a transaction (§4.5.6), as the answer to a
+        transfer or to the peer's own outcome (AMQP contract 8.2)."""
+        state = transactional_state(
+            txn_id,
+            outcome,
+            error=b"" if error is None else encoded_error(error),
+            failed=failed,
+            undeliverable_here=undeliverable_here,
+        )
+        for delivery in deliveries:
+            set_state(delivery, state)
+        runs.settle(deliveries, _TRANSACTIONAL)
 
     # --- events ---------------------------------------------------------------------------------------------
 

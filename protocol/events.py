@@ -15,7 +15,7 @@ from protocol.links import Delivery, Link
 
 
 class Outcome(enum.IntEnum):
-    """Delivery states by descriptor (AMQP 1.0 §3.4, §4.5.8)."""
+    """Delivery states by descriptor (AMQP 1.0 §3.4, §4.5)."""
 
     NONE = 0
     RECEIVED = 0x23
@@ -23,6 +23,7 @@ class Outcome(enum.IntEnum):
     REJECTED = 0x25
     RELEASED = 0x26
     MODIFIED = 0x27
+    DECLARED = 0x33
     TRANSACTIONAL = 0x34
 
 
@@ -34,6 +35,34 @@ class ErrorCondition:
     description: str = ""
     info: bytes = b""
     """An encoded AMQP map, or empty."""
+
+    @property
+    def bytes(self) -> int:
+        """The size of `description` and `info`."""
+        return len(self.description) + len(self.info)
+
+
+@dataclass(slots=True)
+class TransactionalState:
+    """What a peer says of deliveries within a transaction (§4.5.6)."""
+
+    txn_id: bytes
+    """Names the transaction. Empty if the state cannot be read; no transaction has an empty id."""
+    outcome: int = Outcome.NONE
+    """Takes effect when the transaction is committed. NONE on a transfer, as a rule."""
+    error: ErrorCondition | None = None
+    """With REJECTED."""
+    failed: bool = False
+    """With MODIFIED: delivery-failed."""
+    undeliverable_here: bool = False
+    """With MODIFIED."""
+    annotations: bytes = b""
+    """With MODIFIED: message-annotations, an encoded AMQP map, or empty."""
+
+    @property
+    def bytes(self) -> int:
+        """The size of `txn_id`, `error` and `annotations`."""
+        return len(self.txn_id) + len(self.annotations) + (self.error.bytes if self.error is not None else 0)
 
 
 @dataclass(slots=True)
@@ -89,6 +118,8 @@ class MessagesReceived:
     """All of them were sent settled: nobody waits for an outcome."""
     batch: bool
     """The message format is Service Bus's batch (0x80013700); such a delivery always comes alone."""
+    transaction: TransactionalState | None = None
+    """All of them were sent as work of this transaction (§4.4.2), and must not be enqueued outside it."""
 
 
 @dataclass(slots=True)
@@ -102,22 +133,13 @@ class MessageTooLarge:
 
 
 @dataclass(slots=True)
-class TransactionalMessage:
-    """A delivery that the peer sent as work of a transaction (§4.4.2); what it carries is thrown away, all of
-    it."""
-
-    link: Link
-    deliveries: list[Delivery]
-    """The one delivery, to be rejected; none if it was sent settled."""
-
-
-@dataclass(slots=True)
 class DeliveriesUpdated:
     """A receiving peer gave outgoing deliveries a state (§2.7.6): the same for all of them."""
 
     link: Link
     deliveries: list[Delivery]
     outcome: int
+    """One of `Outcome`, as a number, or any other state that the peer made up."""
     settled: bool
     """The peer has settled already; no answer is wanted."""
     error: ErrorCondition | None = None
@@ -129,18 +151,23 @@ class DeliveriesUpdated:
     """With MODIFIED."""
     annotations: bytes = b""
     """With MODIFIED: message-annotations, an encoded AMQP map, or empty."""
+    transaction: TransactionalState | None = None
+    """With TRANSACTIONAL: the transaction, and the outcome that takes effect with it (§4.4.3)."""
 
     @property
     def bytes(self) -> int:
-        """What `error` and `annotations` take."""
-        error = self.error
-        return len(self.annotations) + (len(error.description) + len(error.info) if error is not None else 0)
+        """The size of `error`, `annotations` and `transaction`."""
+        found = len(self.annotations)
+        if self.error is not None:
+            found += self.error.bytes
+        if self.transaction is not None:
+            found += self.transaction.bytes
+        return found
 
 
 Event = (
     ConnectionOpened | ConnectionClosed | LinkAttached | LinkDetached | CreditGranted | MessagesReceived
-    | MessageTooLarge
-    | TransactionalMessage | DeliveriesUpdated
+    | MessageTooLarge | DeliveriesUpdated
 )  # fmt: skip
 
 
@@ -154,4 +181,5 @@ def same_update(one: DeliveriesUpdated, other: DeliveriesUpdated) -> bool:
         and one.undeliverable_here is other.undeliverable_here
         and one.annotations == other.annotations
         and one.error == other.error
+        and one.transaction == other.transaction
     )

@@ -34,8 +34,8 @@ LINKS_BEFORE_TOKEN = 32
 it tries a token."""
 
 TRANSFER_HEAD_BYTES_MAX = 1024
-"""Of a transfer without its payload. A delivery-tag has at most 32 bytes, and senders send no delivery
-state."""
+"""Of a transfer without its payload. A delivery-tag has at most 32 bytes, and so has the only delivery state
+that senders send, the id of a transaction."""
 PERFORMATIVE_BYTES_MAX = 16 * 1024
 """Of an open, begin, attach, flow, detach, end or close."""
 DISPOSITION_BYTES_MAX = 256 * 1024

@@ -11,13 +11,15 @@ from typing import Any
 from cproton_ffi import ffi, lib
 
 from protocol import codec, runs
-from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
+from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome, TransactionalState
 from protocol.links import Link, Session
+from protocol.transactional_state import read_transactional_state
 from protocol.values import decode_bounded
 
 __all__ = [
     "condition_of",
     "echo_terminus",
+    "encoded_error",
     "encoded_of",
     "ffi",
     "fields_of",
@@ -28,8 +30,10 @@ __all__ = [
     "map_of",
     "put",
     "set_condition",
+    "set_state",
     "symbols_of",
     "text_of",
+    "transaction_of",
     "update_of",
     "written_by",
 ]
@@ -37,6 +41,7 @@ __all__ = [
 PRODUCT = "partibus"
 # Plain numbers: comparing with an enum's members costs more than the calls around it.
 _REJECTED, _MODIFIED = int(Outcome.REJECTED), int(Outcome.MODIFIED)
+_TRANSACTIONAL = int(Outcome.TRANSACTIONAL)
 
 
 def link_of(pn: Any, session: Session) -> Link:
@@ -81,7 +86,19 @@ def update_of(link: Link, delivery: Any, outcome: int, settled: bool) -> Deliver
         update.failed = bool(lib.pn_disposition_is_failed(remote))
         update.undeliverable_here = bool(lib.pn_disposition_is_undeliverable(remote))
         update.annotations = encoded_of(lib.pn_disposition_annotations(remote))
+    elif outcome == _TRANSACTIONAL:
+        update.transaction = transaction_of(delivery)
     return update
+
+
+def transaction_of(delivery: Any) -> TransactionalState:
+    """The peer's transactional state of a delivery; to be read before `runs.forget`."""
+    return read_transactional_state(encoded_of(lib.pn_disposition_data(lib.pn_delivery_remote(delivery))))
+
+
+def set_state(delivery: Any, fields: bytes) -> None:
+    """Set the fields of our state of a delivery that proton does not know, as an encoded list."""
+    put(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), fields)
 
 
 def written_by(transport: Any) -> tuple[list[bytes], bool]:
@@ -186,3 +203,9 @@ def set_condition(pn: Any, error: ErrorCondition) -> None:
     lib.pn_condition_set_name(pn, error.condition.encode())
     lib.pn_condition_set_description(pn, error.description.encode() or b" ")
     put(lib.pn_condition_info(pn), error.info or _DEFAULT_INFO)
+
+
+def encoded_error(error: ErrorCondition) -> bytes:
+    """The error as proton would write it after `set_condition`."""
+    fields = [codec.encode(codec.Symbol(error.condition)), codec.encode(error.description or " ")]
+    return b"\x00\x53\x1d" + codec.encode_list([*fields, error.info or _DEFAULT_INFO])

@@ -40,7 +40,6 @@ from protocol.events import (
     LinkDetached,
     MessagesReceived,
     MessageTooLarge,
-    TransactionalMessage,
 )
 from protocol.frames import needs_padding, pad_performatives
 from protocol.links import Link
@@ -521,11 +520,13 @@ class Connection:
                 self._undone = events[number:]
                 return
             match event:
-                case MessagesReceived(link=link) if link.context is not None and not link.gone:
+                case MessagesReceived(link=link, transaction=None) if (
+                    link.context is not None and not link.gone
+                ):
                     if link.context.received(event) is False:
                         self._undone = events[number:]
                         return
-                case MessageTooLarge(link=link) | TransactionalMessage(link=link) if (
+                case MessageTooLarge(link=link) | MessagesReceived(link=link) if (
                     link.context is not None and not link.gone
                 ):
                     link.context.refused(event)

@@ -38,6 +38,8 @@ CORPUS = Path(__file__).parent / "corpus"
 
 NULLS = b"\xf0" + struct.pack(">II", 5, 2**31 - 1) + b"\x40"
 """An array of two thousand million nulls, in ten bytes: proton can read it, and not write it again."""
+DECLARE = section(0x77, Described(ULong(0x31), []))
+"""A message that begins a transaction."""
 NOTHINGS = b"\xd0" + struct.pack(">II", 4, 2**32 - 1)
 DEEP = b"\x00\x53\x01" * 300 + b"\x40"
 
@@ -114,6 +116,20 @@ def streams() -> dict[str, bytes]:
         ULong(raw.SOURCE),
         ["queue", None, None, None, None, None, None, {Symbol("f"): Described(Symbol("f"), "x")}],
     )
+    within = [raw.outcome(raw.TRANSACTIONAL, [b"t"])] + [
+        raw.outcome(raw.TRANSACTIONAL, [b"t", state]) for state in states
+    ]
+    transactions = (
+        raw.frame(raw.ATTACH, coordinator)
+        + raw.frame(raw.TRANSFER, raw.transfer_fields(3, 0), DECLARE)
+        + raw.frame(raw.TRANSFER, raw.transfer_fields(0, 1, state=within[0], more=True), text[:5])
+        + raw.frame(raw.TRANSFER, raw.transfer_fields(0, 1, state=within[0]), text[5:])
+        + credit
+        + b"".join(
+            raw.frame(raw.DISPOSITION, raw.disposition_fields(True, number, number, False, state))
+            for number, state in enumerate(within)
+        )
+    )
     numbers = b"".join(
         raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), text) for number in (1, 1, 0, 7, 300, 5)
     )
@@ -141,6 +157,7 @@ def streams() -> dict[str, bytes]:
         "other_nodes": start
         + b"".join(raw.frame(raw.ATTACH, each) for each in (coordinator, dynamic, filtered))
         + end,
+        "transactions": start + sender + receiver + transactions + end,
         "attaches_again": start + receiver + credit + suspend + receiver + credit + end,
         "bombs": start + bombs + end,
         "keeps_alive": start + raw.raw_frame(b"") * 3 + end,
@@ -236,6 +253,19 @@ def values() -> dict[str, bytes]:
         "arrays": encode([array, Array(0x56, [True, False]), Array(0xA1, ["a", ""]), Array(0x71, [])]),
         "described": encode(described),
         "nested": encode([[[[{"a": [{"b": [1, [2, [3]]]}]}]]]]),
+        "accepted_in_transaction": encode([b"transaction", raw.outcome(raw.ACCEPTED)]),
+        "rejected_in_transaction": encode(
+            [
+                b"t",
+                raw.outcome(
+                    raw.REJECTED,
+                    [Described(ULong(raw.ERROR), [Symbol("a:b"), "why", {Symbol("k"): "v"}])],
+                ),
+            ]
+        ),
+        "modified_in_transaction": encode(
+            [b"t", raw.outcome(raw.MODIFIED, [True, False, {Symbol("k"): "v"}])]
+        ),
         "performative": raw.performative(raw.ATTACH, raw.sender_attach(0, "queue")),
     }
 

@@ -30,13 +30,14 @@ from protocol.events import (
     MessagesReceived,
     MessageTooLarge,
     Outcome,
-    TransactionalMessage,
+    TransactionalState,
 )
 from protocol.frames import BatchFrameFinder, pad_performatives
 from protocol.lenience import Lenience
 from protocol.links import Delivery, Link
 from protocol.sasl import SaslServer
 from protocol.sections import find_sections
+from protocol.transactional_state import read_transactional_state, transactional_state
 from tests.fuzz.mutate import cuts
 from tests.fuzz.whole_broker import broker
 from tests.support import plain_frames
@@ -116,6 +117,14 @@ class Peer:
                     engine.release_link(link)
                     assert link.gone
                     self._forget(link)
+                case MessagesReceived(link=link) if not link.gone and link.target_is_coordinator:
+                    engine.declare(event.deliveries, b"transaction")
+                    engine.grant(link, len(event.payloads))
+                case MessagesReceived(link=link, transaction=TransactionalState(txn_id=txn_id)) if (
+                    not link.gone
+                ):
+                    engine.settle_in_transaction(event.deliveries, txn_id[:32], Outcome.ACCEPTED)
+                    engine.grant(link, len(event.payloads))
                 case MessagesReceived(link=link) if not link.gone:
                     assert link not in self._ended and len(event.deliveries) in (0, len(event.payloads))
                     if random.random() < 0.7:
@@ -129,12 +138,16 @@ class Peer:
                         event.deliveries, ErrorCondition("amqp:link:message-size-exceeded", "too large")
                     )
                     engine.grant(link, 1)
-                case TransactionalMessage(link=link) if not link.gone:
-                    engine.reject(event.deliveries, ErrorCondition("amqp:not-implemented", "no transactions"))
-                    engine.grant(link, 1)
                 case DeliveriesUpdated(link=link) if not link.gone:
                     known = [delivery for delivery in event.deliveries if delivery in self._sent[link]]
                     self._sent[link].difference_update(known)
+                    state = event.transaction
+                    assert (state is not None) == (event.outcome == Outcome.TRANSACTIONAL)
+                    if state is not None and not event.settled:
+                        engine.settle_in_transaction(
+                            known, state.txn_id[:32], state.outcome, error=state.error, failed=state.failed
+                        )
+                        continue
                     engine.settle(
                         known,
                         0 if event.settled else min(event.outcome, Outcome.MODIFIED),
@@ -208,6 +221,20 @@ def values(data: bytes, random: Random) -> None:
     assert end <= len(data)
     written = encode(value)
     assert encode(decode_all(written)) == written
+
+
+def transactional(data: bytes, random: Random) -> None:
+    """A transactional state can be written as it was read, or cannot be read at all."""
+    state = read_transactional_state(data)
+    if not state.txn_id:
+        return
+    assert state.bytes <= 2 * len(data), "what is kept is no larger than what came"
+    written = transactional_state(
+        state.txn_id, state.outcome, failed=state.failed, undeliverable_here=state.undeliverable_here
+    )
+    again = read_transactional_state(written)
+    state.error, state.annotations = None, b""
+    assert again == state
 
 
 def message(data: bytes, random: Random) -> None:
@@ -285,6 +312,7 @@ TARGETS: dict[str, Target] = {
     "engine": Target(engine, frames=True),
     "broker": Target(broker, frames=True),
     "values": Target(values, frames=False),
+    "transactional": Target(transactional, frames=False),
     "message": Target(message, frames=False),
     "batch": Target(batch, frames=False),
     "finder": Target(finder, frames=True),

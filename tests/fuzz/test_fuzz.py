@@ -14,6 +14,7 @@ CASES = {
     "engine": 2_500,
     "broker": 600,
     "values": 10_000,
+    "transactional": 2_000,
     "message": 10_000,
     "batch": 8_000,
     "finder": 3_000,

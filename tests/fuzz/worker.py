@@ -29,9 +29,10 @@ PROGRESS = struct.Struct("<Q")
 def corpus_of(target: str) -> list[bytes]:
     """The inputs that are kept for a target, in a fixed order. Streams of clients serve all targets that read
     streams."""
-    folder = CORPUS / (
-        "streams" if TARGETS[target].frames else "values" if target == "values" else "messages"
-    )
+    if TARGETS[target].frames:
+        folder = CORPUS / "streams"
+    else:
+        folder = CORPUS / ("values" if target in ("values", "transactional") else "messages")
     own = CORPUS / target
     files = sorted(folder.glob("*.bin")) + (sorted(own.glob("*.bin")) if own != folder else [])
     assert files, f"no corpus for {target}"

@@ -24,7 +24,7 @@ from broker.namespace.router import PartitionHandle
 from broker.operations import Answer, Failed, Send, Sent
 from broker.wording import error_of, no_transactions
 from protocol.codec import Symbol, ULong
-from protocol.events import MessagesReceived, MessageTooLarge, TransactionalMessage
+from protocol.events import MessagesReceived, MessageTooLarge
 from protocol.links import Delivery, Link
 
 TAKEN_APART_AT_ONCE = 64
@@ -128,13 +128,12 @@ class IncomingLink:
                 return False
         return True
 
-    def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
-        """A transfer that the engine has not kept."""
-        self._refuse(
-            event.deliveries,
-            too_large(self.queue, event.size) if isinstance(event, MessageTooLarge) else no_transactions(),
-            1,
-        )
+    def refused(self, event: MessageTooLarge | MessagesReceived) -> None:
+        """Refuse a message that is too large, or messages sent in a transaction."""
+        if isinstance(event, MessageTooLarge):
+            self._refuse(event.deliveries, too_large(self.queue, event.size), 1)
+        else:
+            self._refuse(event.deliveries, no_transactions(), len(event.payloads))
 
     def _send_messages(self, payloads: Sequence[bytes], deliveries: Sequence[Delivery]) -> None:
         """Messages of their own, each with its outcome: those without a key go round in runs, the others

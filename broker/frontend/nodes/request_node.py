@@ -25,7 +25,6 @@ from protocol.events import (
     MessagesReceived,
     MessageTooLarge,
     Outcome,
-    TransactionalMessage,
 )
 from protocol.links import SETTLED, Delivery, Link
 from protocol.values import VALUES_MAX, count_values
@@ -216,13 +215,13 @@ class RequestLink:
             )
         self._connection.flush_soon()
 
-    def refused(self, event: MessageTooLarge | TransactionalMessage) -> None:
-        """A request that the engine has not kept."""
+    def refused(self, event: MessageTooLarge | MessagesReceived) -> None:
+        """Refuse a request that is too large, or requests sent in a transaction."""
         if isinstance(event, MessageTooLarge):
             text = f"The request has {event.size} bytes; {self._node.request_bytes_max} are the maximum."
             self._refuse(event.deliveries, Refused(Reason.MESSAGE_TOO_LARGE, text))
         else:
-            self._refuse(event.deliveries, no_transactions())
+            self._refuse(event.deliveries, no_transactions(), len(event.payloads))
 
     async def _serve(self, request: Request, is_page: bool) -> None:
         try:
@@ -236,9 +235,11 @@ class RequestLink:
                 self._connection.engine.grant(self.link, 1)
                 self._connection.flush_soon()
 
-    def _refuse(self, deliveries: list[Delivery], why: Refused) -> None:
+    def _refuse(self, deliveries: list[Delivery], why: Refused, count: int = 1) -> None:
+        """Reject `count` deliveries, of which `deliveries` did not come settled, and give their credit
+        back."""
         self._connection.engine.reject(deliveries, error_of(why))
-        self._connection.engine.grant(self.link, 1)
+        self._connection.engine.grant(self.link, count)
         self._connection.flush_soon()
 
     def credit_granted(self) -> None:

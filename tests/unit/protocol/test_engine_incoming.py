@@ -1,4 +1,4 @@
-"""Messages that the engine receives: whole, in parts, too large, of a transaction, in batches. Rules: AMQP
+"""Messages that the engine receives: whole, in parts, too large, in batches. Rules: AMQP
 contract 0.4."""
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ from protocol.events import (
     ErrorCondition,
     MessagesReceived,
     MessageTooLarge,
-    TransactionalMessage,
 )
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import REFUSAL, detach, payloads, transfer
 from tests.support.engine_peer import EnginePeer, of, only
-
-TRANSACTION = raw.outcome(raw.TRANSACTIONAL, [b"transaction-1"])
 
 
 def test_messages_of_one_read_come_as_one_event_and_are_accepted_by_one_disposition(peer: EnginePeer) -> None:
@@ -180,35 +177,7 @@ def test_the_largest_size_of_a_link_can_be_changed_for_what_comes(peer: EnginePe
     assert only(peer.say(transfer(0, 4, b"x" * 2001)), MessageTooLarge).size == 2001
 
 
-# --- transactions -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("settled", [False, True])
-@pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize(
-    "parts", [(TRANSACTION,), (TRANSACTION, TRANSACTION), (TRANSACTION, None, None)], ids=len
-)
-@pytest.mark.parametrize("at_once", [False, True])
-def test_work_of_a_transaction_is_told_from_messages_and_none_of_it_stays(
-    peer: EnginePeer, settled: bool, batch: bool, parts: tuple[Any, ...], at_once: bool
-) -> None:
-    link = peer.sender()
-    last = len(parts) - 1
-    frames = [
-        transfer(0, 0, b"before"),
-        *(
-            transfer(0, 1, b"part", more=at < last, settled=settled, batch=batch, state=state)
-            for at, state in enumerate(parts)
-        ),
-        transfer(0, 2, b"behind"),
-    ]
-    events = peer.say(*frames) if at_once else [event for frame in frames for event in peer.say(frame)]
-    assert payloads(events) == [b"before", b"behind"]
-    (refused,) = of(events, TransactionalMessage)
-    assert refused.link is link and len(refused.deliveries) == (0 if settled else 1)
-    peer.engine.reject(refused.deliveries, ErrorCondition("amqp:not-implemented", "no transactions"))
-    outcomes = [(frame.field(1), frame.field(4).descriptor) for frame in peer.heard(raw.DISPOSITION)]
-    assert outcomes == ([] if settled else [(1, raw.REJECTED)])
+# --- states -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
