@@ -36,6 +36,8 @@ from broker.partition.subqueue import Subqueue
 from broker.partition.timers import TimerWheel
 from storage.log import Commit, Frame, Position
 
+NO_NUMBER = 1 << 64
+"""Above all sequence numbers."""
 EVICTED_AT_ONCE = 1024
 """Messages whose bodies leave the memory in one go: some 100 microseconds."""
 SUBQUEUES = (MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER)
@@ -75,6 +77,9 @@ class Messages:
         """What the partition keeps durably beside the messages."""
         self.latest_enqueued_ms = 0
         self.payloads = payloads.share(self.evict)
+        self.evicted_below = NO_NUMBER
+        """Bodies from this sequence number on stay: a batch has sent them, and not all of them are counted as
+        being in memory until it has ended. Another partition may ask for room meanwhile."""
         self._evicted_to = (0, 0)
         """Up to which subqueue and sequence number bodies were evicted last."""
         self._by_name = {subqueue.name: subqueue for subqueue in self.subqueues}
@@ -325,6 +330,9 @@ class Messages:
         for looked_at, reference in enumerate(self.subqueues[place].browse(from_number)):
             if looked_at == EVICTED_AT_ONCE:
                 self._evicted_to = place, reference.sequence_number
+                break
+            if reference.sequence_number >= self.evicted_below:
+                self._evicted_to = (place + 1) % len(self.subqueues), 0
                 break
             freed += len(reference.payload)
             reference.payload = b""

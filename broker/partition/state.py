@@ -73,7 +73,7 @@ from broker.partition.delivering import Delivering
 from broker.partition.durable_state import read_back
 from broker.partition.lock_expiry import run_out_locks
 from broker.partition.long_operations import Divisible, Parts
-from broker.partition.messages import Messages
+from broker.partition.messages import NO_NUMBER, Messages
 from broker.partition.sending import Sending
 from broker.partition.settling import Settling
 from broker.partition.time_to_live import TimeToLive
@@ -126,6 +126,7 @@ class Partition:
         self.messages.position = commit.start
         self._wall_ahead_ms = wall_ms - now_ms
         self.messages.states.expire(wall_ms, commit.start)
+        self.messages.evicted_below = self.messages.next_number
         run_out_locks(self._space, self._time_to_live, now_ms if since_ms is None else since_ms)
         self._time_to_live.expire_overdue()
 
@@ -166,6 +167,7 @@ class Partition:
         self._delivering.write_answers()
         for reference in batch.passing:
             reference.payload = b""
+        self.messages.evicted_below = NO_NUMBER
         payloads = self.messages.payloads
         payloads.count_state(self.messages.state_bytes)
         if batch.grants:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
-from broker.operations import Complete
+from broker.operations import Complete, Send, Sent
+from broker.partition.batch_bounds import Bounds
 from broker.partition.payloads import COLD_MS, PayloadBudget
-from tests.support.partition_harness import Harness
+from broker.partition.task import TaskLimits
+from tests.support.partition_harness import Harness, one
 
 BUDGET, RESERVE = 200_000, 10_000
 
@@ -99,3 +102,31 @@ def test_the_partition_that_was_read_last_is_the_last_to_make_room() -> None:
     assert shares["reader"].take(100)
     shares["reader"].read(COLD_MS + 5)
     assert not shares["reader"].take(100) and evicted == ["old", "newer"]
+
+
+async def test_a_batch_that_is_being_sent_gives_up_nothing_that_it_has_not_counted() -> None:
+    limits = TaskLimits(bounds=Bounds(work_max=100))
+    idle, busy = (
+        Harness(number=number, limits=limits, payload_bytes=300_000, reserve_bytes=RESERVE)
+        for number in (1, 2)
+    )
+    busy.share_with(idle)
+    for _ in range(20):
+        await idle.send(*[b"x" * 100] * 100)
+    await busy.send(*[b"y" * 1_000] * 100)
+    await busy.advance(10 * COLD_MS)
+    await busy.receive(1)
+    await busy.send(*[b"y" * 1_000] * 102)  # half of the idle one's bodies make room, and the budget is full
+    assert RESERVE < in_memory(idle) < 100_000
+    idle.post(1, Send([b"z" * 100] * 2_000, None))
+    sending = asyncio.create_task(idle.task.step())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for _ in range(3):  # between two steps of that batch, it takes more
+        await busy.send(*[b"y" * 1_000] * 30)
+    await sending
+    await idle.settle()
+    assert one(idle.take(1), Sent)
+    assert idle.task._partition is not None
+    assert in_memory(idle) == idle.task._partition.messages.payloads.used
+    assert idle.budget.used == in_memory(idle) + in_memory(busy)
