@@ -8,5 +8,6 @@ setup(
     ext_modules=[
         Extension("broker.partition._untracked", ["broker/native/untracked.c"]),
         Extension("broker.message._stored", ["broker/native/stored.c"]),
+        Extension("broker.message._annotations", ["broker/native/annotations.c"]),
     ],
 )

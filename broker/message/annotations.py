@@ -11,19 +11,20 @@ Python client reads them at a fixed place. The ttl is the one in force, so that 
 the message expires: the client computes it so. A delivery always has a delivery-annotations section, with or
 without a lock (AMQP contract 5.5); a message that is only shown has the section if its sender set it.
 
-One call per batch: what is the same for all its messages is prepared once. Nothing here knows links or
-partitions.
+One call per batch: what is the same for all its messages is prepared once, and native code
+(`broker/native/annotations.c`) makes what differs, for all but the few messages that cannot follow as they
+rest. Nothing here knows links or partitions.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import repeat
 
+from broker.message._annotations import fronts
 from broker.message.changes import with_changes
-from broker.message.stored import HAS_PRIORITY, HEAD, PLAIN, delivery_annotations
+from broker.message.stored import HAS_PRIORITY, HEAD, delivery_annotations
 from broker.operations import Locked, MessageState, Peeked, partition_of
 from protocol.codec import Short, Symbol, Timestamp, encode
 
@@ -57,29 +58,11 @@ _NUMBERS_ELEMENTS = 6
 _LOCKED_UNTIL, _PARTITION_ID = _key("x-opt-locked-until"), _key("x-opt-partition-id")
 _STATE, _DEAD_LETTER_SOURCE = _key("x-opt-message-state"), _key("x-opt-deadletter-source")
 _TOKEN_KEY = _key("x-opt-lock-token") + b"\x98"
-_TOKEN_BYTES = 16
-_LOCK_TOKEN = b"\x00\x53\x71\xc1" + bytes((1 + len(_TOKEN_KEY) + _TOKEN_BYTES, 2)) + _TOKEN_KEY
-"""The delivery-annotations section of a plain message with a lock, up to the token …"""
+_LOCK_TOKEN = b"\x00\x53\x71\xc1" + bytes((1 + len(_TOKEN_KEY) + 16, 2)) + _TOKEN_KEY
+"""The delivery-annotations section of a message with a lock, up to the token …"""
 _NO_TOKEN = b"\x00\x53\x71\xc1\x01\x00"
 """… and the empty section of a message without a lock."""
-_NO_LOCK = (b"",)
 _SIZE_AND_COUNT = struct.Struct(">II")
-_SWAPS = [
-    (slice(to, None, _TOKEN_BYTES), slice(source, None, _TOKEN_BYTES))
-    for to, source in enumerate((3, 2, 1, 0, 5, 4, 7, 6))
-]
-"""The bytes whose order differs between a delivery tag and a uuid: for all tokens, where the byte goes and
-where it comes from (AMQP contract 5.3)."""
-_FEW = 8
-"""From this many tokens on, swapping the bytes of all tokens at once is faster than one token after the
-other."""
-_SPLIT_TOKENS = struct.Struct(f"{_TOKEN_BYTES}s").iter_unpack
-
-_MAP_HEAD = struct.Struct(f">{len(_SECTION)}sII")
-_FIRST_DELIVERY = b"\x00\x53\x70\xc0\x06\x05\x41\x40\x40\x41\x43"
-"""The header of a message without priority and ttl, not delivered before: durable, first acquirer, count
-0."""
-
 
 Deliverables = tuple[list[bytes], list[bytes]]
 """Messages as a receiver is to see them, in two parts, which the engine joins for all of them at once: what
@@ -101,16 +84,45 @@ def deliverables(
     entity that messages forwarded out of a dead-letter queue died in. `wall_ahead_ms` converts the end of the
     locks to wall time (`broker/base/clock.py`).
     """
-    constants = _constants(
+    constants = constants_of(
         locked_until_ms=locked.locked_until_ms + wall_ahead_ms if peek_lock else None,
         partition_id=locked.partition if partitioned else None,
         state=MessageState.DEFERRED if locked.deferred else None,
         dead_letter_source=dead_letter_source,
     )
-    tokens = _uuids(locked.tokens) if peek_lock else repeat(_NO_LOCK, len(locked.tokens))
-    if locked.deferred or dead_letter_source is not None:
-        return _build_locked(locked, constants, tokens), [b""] * len(locked.messages)
-    return _build_plain(locked, constants, tokens)
+    shared, shared_elements = constants
+    made, left = fronts(
+        locked.messages,
+        locked.tokens if peek_lock else None,
+        locked.sequence_numbers,
+        locked.enqueued_at_ms,
+        locked.expires_at_ms,
+        locked.delivery_counts,
+        locked.changed,
+        shared,
+        shared_elements,
+    )
+    if not left:
+        return made, locked.messages
+    rests = list(locked.messages)
+    for index in left:
+        made[index], rests[index] = built(locked, index, constants, peek_lock), b""
+    return made, rests
+
+
+def built(locked: Locked, index: int, constants: Constants, peek_lock: bool) -> bytes:
+    """One message of a batch, whole, without native code: what counts if the two differ."""
+    (whole,) = _build(
+        [constants],
+        [locked.messages[index]],
+        [locked.sequence_numbers[index]],
+        [locked.enqueued_at_ms[index]],
+        [locked.delivery_counts[index]],
+        [locked.expires_at_ms[index]],
+        [locked.changed[index]],
+        [_uuid(locked.tokens[index]) if peek_lock else b""],
+    )
+    return whole
 
 
 def joined(deliverables: Deliverables) -> list[bytes]:
@@ -118,94 +130,14 @@ def joined(deliverables: Deliverables) -> list[bytes]:
     return [front + rest[HEAD.size :] for front, rest in zip(*deliverables, strict=True)]
 
 
-def _build_plain(locked: Locked, constants: _Constants, tokens: Iterable[tuple[bytes]]) -> Deliverables:
-    """The short way: most messages of a batch differ in their numbers and bytes alone. The others take the
-    long one."""
-    shared, shared_elements = constants
-    middle = (
-        _MAP_HEAD.pack(_SECTION, _NUMBERS_BYTES + len(shared), _NUMBERS_ELEMENTS + shared_elements)
-        + _SEQUENCE_NUMBER
-    )
-    layouts: dict[tuple[int | None, int], tuple[Callable[..., bytes], bytes]] = {}
-    fronts: list[bytes] = []
-    rests = list(locked.messages)
-    for index, (stored, sequence_number, enqueued_ms, expires_ms, delivery_count, change,
-    (token,)) in enumerate(zip(
-        locked.messages,
-        locked.sequence_numbers,
-        locked.enqueued_at_ms,
-        locked.expires_at_ms,
-        locked.delivery_counts,
-        locked.changed,
-        tokens,
-        strict=True,
-    )):  # fmt: skip
-        if change is not None or not stored.startswith(PLAIN):
-            whole = _build(
-                [constants],
-                [stored],
-                [sequence_number],
-                [enqueued_ms],
-                [delivery_count],
-                [expires_ms],
-                [change],
-                [(token,)],
-            )
-            fronts += whole
-            rests[index] = b""
-            continue
-        kind = (expires_ms and expires_ms - enqueued_ms, delivery_count)
-        layout = layouts.get(kind)
-        if layout is None:
-            ttl_ms = 0 if expires_ms is None else min(max(expires_ms - enqueued_ms, 1), TIME_TO_LIVE_MS_MAX)
-            begin = _header(None, ttl_ms, delivery_count) if ttl_ms or delivery_count else _FIRST_DELIVERY
-            begin += _LOCK_TOKEN if token else _NO_TOKEN
-            layout = layouts[kind] = (_layout_from(len(begin), len(token) + len(middle), len(shared)), begin)
-        pack, begin = layout
-        fronts.append(
-            pack(
-                begin,
-                token + middle,
-                sequence_number,
-                _ENQUEUED_TIME,
-                enqueued_ms,
-                _ENQUEUE_SEQUENCE_NUMBER,
-                sequence_number,
-                shared,
-            )
-        )
-    return fronts, rests
-
-
-@lru_cache(maxsize=64)
-def _layout_from(begin_bytes: int, middle_bytes: int, shared_bytes: int) -> Callable[..., bytes]:
-    """Packs the front of a plain message: its header, its token, its numbers, and what the batch shares."""
-    return struct.Struct(
-        f">{begin_bytes}s{middle_bytes}sq{len(_ENQUEUED_TIME)}sq{len(_ENQUEUE_SEQUENCE_NUMBER)}sq{shared_bytes}s"
-    ).pack
-
-
-def _build_locked(locked: Locked, constants: _Constants, tokens: Iterable[tuple[bytes]]) -> list[bytes]:
-    return _build(
-        [constants] * len(locked.messages),
-        locked.messages,
-        locked.sequence_numbers,
-        locked.enqueued_at_ms,
-        locked.delivery_counts,
-        locked.expires_at_ms,
-        locked.changed,
-        list(tokens),
-    )
-
-
 def peeked_messages(peeked: Peeked, *, partitioned: bool = True) -> list[bytes]:
     """Messages as a browser is to see them: with their state, without a lock."""
-    by_state: dict[tuple[int, int], _Constants] = {}
+    by_state: dict[tuple[int, int], Constants] = {}
     constants = []
     for state, sequence_number in zip(peeked.states, peeked.sequence_numbers, strict=True):
         kind = state, partition_of(sequence_number)
         if kind not in by_state:
-            by_state[kind] = _constants(partition_id=kind[1] if partitioned else None, state=state)
+            by_state[kind] = constants_of(partition_id=kind[1] if partitioned else None, state=state)
         constants.append(by_state[kind])
     return _build(
         constants,
@@ -219,17 +151,17 @@ def peeked_messages(peeked: Peeked, *, partitioned: bool = True) -> list[bytes]:
     )
 
 
-_Constants = tuple[bytes, int]
+Constants = tuple[bytes, int]
 """Encoded annotation pairs that many messages share, and the number of their elements."""
 
 
-def _constants(
+def constants_of(
     *,
     locked_until_ms: int | None = None,
     partition_id: int | None = None,
     state: int | None = None,
     dead_letter_source: str | None = None,
-) -> _Constants:
+) -> Constants:
     parts: list[bytes] = []
     if locked_until_ms is not None:
         parts += _LOCKED_UNTIL, encode(Timestamp(locked_until_ms))
@@ -243,17 +175,17 @@ def _constants(
 
 
 def _build(
-    constants: Sequence[_Constants],
+    constants: Sequence[Constants],
     messages: Sequence[bytes],
     sequence_numbers: Sequence[int],
     enqueued_at_ms: Sequence[int],
     delivery_counts: Sequence[int],
     expires_at_ms: Sequence[int | None],
     changed: Sequence[bytes | None],
-    tokens: Sequence[tuple[bytes]] | None,
+    tokens: Sequence[bytes] | None,
 ) -> list[bytes]:
-    """The long way, for any message. `tokens` is None for messages that are only shown; a token is empty
-    without a lock."""
+    """Any messages, whole. `tokens` is None for messages that are only shown; a token is empty without a
+    lock."""
     join, pack, unpack, head_bytes = b"".join, _NUMBERS.pack, HEAD.unpack_from, HEAD.size
     built = []
     for index, stored in enumerate(messages):
@@ -268,13 +200,10 @@ def _build(
         shared, shared_elements = constants[index]
         if expires_ms is not None:
             ttl_ms = min(max(expires_ms - enqueued_ms, 1), TIME_TO_LIVE_MS_MAX)  # 0 would read as none
-        if delivery_counts[index] or flags & HAS_PRIORITY or ttl_ms:
-            header = _header(priority if flags & HAS_PRIORITY else None, ttl_ms, delivery_counts[index])
-        else:
-            header = _FIRST_DELIVERY
+        header = _header(priority if flags & HAS_PRIORITY else None, ttl_ms, delivery_counts[index])
         if tokens is not None or delivery_pairs:
             header += _delivery_section(
-                tokens[index][0] if tokens is not None else b"", delivery_pairs, delivery_own
+                tokens[index] if tokens is not None else b"", delivery_pairs, delivery_own
             )
         numbers = pack(
             _SECTION,
@@ -326,13 +255,7 @@ def _delivery_section(token: bytes, pairs: int, own: bytes) -> bytes:
     return b"\x00\x53\x71\xd1" + _SIZE_AND_COUNT.pack(4 + len(body), elements) + body
 
 
-def _uuids(tokens: Sequence[bytes]) -> Iterable[tuple[bytes]]:
-    """Lock tokens in the byte order of AMQP's uuid: a delivery tag has them as a .NET GUID (AMQP contract
+def _uuid(token: bytes) -> bytes:
+    """A lock token in the byte order of AMQP's uuid: a delivery tag has it as a .NET GUID (AMQP contract
     5.3)."""
-    if len(tokens) < _FEW:
-        return [(token[3::-1] + token[5:3:-1] + token[7:5:-1] + token[8:],) for token in tokens]
-    tags = b"".join(tokens)
-    uuids = bytearray(tags)
-    for to, source in _SWAPS:
-        uuids[to] = tags[source]
-    return _SPLIT_TOKENS(uuids)
+    return token[3::-1] + token[5:3:-1] + token[7:5:-1] + token[8:]

@@ -73,10 +73,6 @@ _NULL = 0x40
 _U32, _I64 = struct.Struct(">I"), struct.Struct(">q")
 
 
-PLAIN = HEAD.pack(VERSION, 0, 0, 0, 0, 0)
-"""The head of a stored message without priority, time to live and annotations."""
-
-
 @dataclass(slots=True)
 class StoredMessage:
     """A message as it goes into the log, and what routing and time want to know of it."""

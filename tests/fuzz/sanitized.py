@@ -17,7 +17,10 @@ from pathlib import Path
 
 COMPILER = os.environ.get("CC", "gcc")
 FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1"]
-MODULES = {"broker.message._stored": "broker/native/stored.c"}
+MODULES = {
+    "broker.message._stored": "broker/native/stored.c",
+    "broker.message._annotations": "broker/native/annotations.c",
+}
 """What walks a client's bytes, but for what is linked against proton, which carries no instrumentation."""
 
 

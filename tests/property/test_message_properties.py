@@ -8,11 +8,18 @@ from hypothesis import strategies as st
 
 from broker.base.errors import Reason, Refused
 from broker.message._stored import store as native_store
-from broker.message.annotations import deliverables, joined
+from broker.message.annotations import built, constants_of, deliverables, joined
 from broker.message.batch_envelope import split
 from broker.message.changes import encode_changes, merge_changes, with_changes
-from broker.message.stored import StoredMessage, bare_message_offset, store, store_by_rules, store_run
-from broker.operations import Locked
+from broker.message.stored import (
+    VERSION,
+    StoredMessage,
+    bare_message_offset,
+    store,
+    store_by_rules,
+    store_run,
+)
+from broker.operations import Locked, MessageState
 from protocol.codec import DecodeError, Symbol, Timestamp, UByte, UInt, ULong, encode
 from protocol.sections import find_sections
 from tests.support.amqp_messages import (
@@ -36,6 +43,7 @@ maybe = st.none()
 annotation_maps = st.dictionaries(
     texts.filter(lambda key: not key.startswith("x-opt-") and key.isascii()), values, max_size=4
 ).map(symbols)
+changes_maps = st.dictionaries(texts, scalars | st.none(), max_size=3).map(encode_changes)
 bodies = st.one_of(
     st.lists(st.binary(max_size=400), max_size=3).map(lambda parts: [section(DATA, part) for part in parts]),
     st.lists(st.lists(scalars, max_size=3), max_size=3).map(
@@ -187,6 +195,51 @@ def test_python_is_asked_only_for_what_must_be_refused(payloads: list[bytes]) ->
     """The native walk leaves nothing that applications send to Python: there is one path for all of it."""
     *_, left = native_store(payloads, lambda: "given")
     assert not [index for index in left if isinstance(by_rules(payloads[index]), StoredMessage)]
+
+
+times = st.integers(0, 2**33)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            application_messages() | messages(), times, maybe | times, st.integers(0, 3), maybe | changes_maps
+        ),
+        max_size=3,
+    ),
+    st.booleans(),
+    st.booleans(),
+    maybe | st.just("dead" * 80),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_run_is_handed_out_as_the_rules_say_for_each_of_its_messages(
+    rows: list[tuple[bytes, int, int | None, int, bytes | None]],
+    peek_lock: bool,
+    deferred: bool,
+    source: str | None,
+) -> None:
+    rows = [row for row in rows if isinstance(by_rules(row[0]), StoredMessage)]
+    stored = [store_by_rules(row[0], lambda: "given").data for row in rows]
+    count = range(len(rows))
+    enqueued, expires = [row[1] for row in rows], [row[2] for row in rows]
+    counts, changed = [row[3] for row in rows], [row[4] for row in rows]
+    tokens = [bytes(range(number, number + 16)) for number in count]
+    numbers = [2**47 + number for number in count]
+    locked = Locked(1, "", tokens, numbers, enqueued, counts, expires, stored, changed, 3, deferred)
+    constants = constants_of(
+        locked_until_ms=3 if peek_lock else None,
+        partition_id=1,
+        state=MessageState.DEFERRED if deferred else None,
+        dead_letter_source=source,
+    )
+    expected = [built(locked, index, constants, peek_lock) for index in count]
+    made = deliverables(locked, peek_lock=peek_lock, dead_letter_source=source)
+    assert joined(made) == expected
+    as_they_rest = [
+        data if change is None and data[0] == VERSION else b""
+        for data, change in zip(stored, changed, strict=True)
+    ]
+    assert made[1] == as_they_rest, "the native code serves all others"
 
 
 @given(messages(), st.data())
