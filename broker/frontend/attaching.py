@@ -23,6 +23,8 @@ from protocol.links import Link
 class Attaching:
     """The attaches of one connection. Owned by it."""
 
+    __slots__ = ("_engine", "_host", "nodes")
+
     def __init__(self, host: Host) -> None:
         self._host, self._engine = host, host.engine
         self.nodes: dict[tuple[int, str], RequestNode] = {}

@@ -21,12 +21,12 @@ from broker.access.sas import Claim
 from broker.base.errors import Reason, Refused
 from broker.frontend.attaching import Attaching
 from broker.frontend.host import Waiting
-from broker.frontend.links.receive_cache import ReceiveCache
 from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import Room
 from broker.frontend.token_expiry import Tokens
 from broker.frontend.wire import Wire
+from broker.messaging.receive_cache import ReceiveCache
 from broker.wording import error_of
 from protocol.engine import PARTIAL_BYTES_MAX, Engine
 from protocol.events import (

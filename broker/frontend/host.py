@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from broker.access.sas import Claim
 from broker.base.errors import Refused
-from broker.frontend.links.receive_cache import ReceiveCache
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import Output
+from broker.messaging.receive_cache import ReceiveCache
 from protocol.engine import Engine
 from protocol.links import Link
 

@@ -34,6 +34,8 @@ TIMER_MS_MAX = 86_400_000
 class Tokens:
     """The claims of one connection. Owned by it."""
 
+    __slots__ = ("_expiry_timer", "_host", "_loop", "_services", "_unclaimed_timer", "claims")
+
     def __init__(self, host: Host) -> None:
         self.claims: dict[str, Claim] = {}
         """By the audience they were put for; "" is who logged in with SASL PLAIN."""

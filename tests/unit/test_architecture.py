@@ -21,6 +21,7 @@ LAYERS = (
     ("broker.settings", "broker.access", "broker.message", "broker.wording", "broker.throttle"),
     ("broker.partition",),
     ("broker.namespace", "broker.hosting"),
+    ("broker.messaging",),
     ("broker.frontend", "broker.maintenance"),
     ("broker.http",),
     ("broker.descriptors",),
@@ -38,6 +39,7 @@ FORBIDDEN = {
     "broker.partition": ("protocol", "aiohttp"),
     "broker.namespace": ("protocol", "aiohttp"),
     "broker.namespace.router": ("broker.partition", "storage"),
+    "broker.messaging": ("protocol", "storage", "aiohttp", "broker.partition"),
     "broker.frontend": ("storage", "broker.partition"),
     "broker.http": ("storage", "protocol", "broker.partition"),
 }
@@ -54,6 +56,7 @@ FREE_OF_IMPORT_CIRCLES = (
     "broker.wording",
     "broker.throttle",
     "broker.namespace",
+    "broker.messaging",
     "broker.frontend",
     "broker.http",
     "broker.maintenance",

@@ -22,9 +22,10 @@ import structlog
 from broker.access.addresses import Address
 from broker.base.errors import Refused
 from broker.frontend.host import Host
-from broker.frontend.links.outgoing import accept_receiver, check_can_receive
+from broker.frontend.links.outgoing import accept_receiver
 from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
 from broker.message.annotations import peeked_messages
+from broker.messaging.receiver import check_can_receive
 from broker.namespace.queue import Queue, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
 from broker.wording import error_of, no_transactions

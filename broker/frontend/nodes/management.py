@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Set
 from typing import Any
 
 import structlog
@@ -21,31 +21,26 @@ from broker.access.addresses import Address
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
 from broker.frontend.host import Host
-from broker.frontend.links.outgoing import OutgoingLink, check_can_receive, lock_lost, not_settled
-from broker.frontend.links.receive_cache import without
+from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
 from broker.message.annotations import deliverables, joined
-from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
+from broker.messaging.asking import answer_of, ask_about, lock_lost
+from broker.messaging.receive_and_delete import remove
+from broker.messaging.receiver import check_can_receive
+from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
 from broker.namespace.namespace import not_found_text
 from broker.namespace.queue import Queue, ask, next_client
-from broker.namespace.router import PartitionHandle
 from broker.operations import (
-    Abandon,
     Answer,
-    Complete,
-    DeadLetter,
-    Defer,
     Delete,
     Deleted,
     Locked,
     LockToken,
-    Operation,
     ReceiveDeferred,
     Release,
     Renewed,
     RenewLocks,
-    Settled,
     partition_of,
 )
 from broker.wording import status_of
@@ -158,7 +153,7 @@ class ManagementNode:
         tokens = _tokens(body)
         until_ms = [0] * len(tokens)
         refusals: list[Refused] = []
-        for places, answer in await self._ask_partitions(tokens, RenewLocks):
+        for places, answer in await ask_about(self._queue, tokens, RenewLocks):
             if isinstance(answer, Refused):
                 refusals.append(answer)
                 continue
@@ -197,7 +192,7 @@ class ManagementNode:
         locked = await ask(handle, ReceiveDeferred(self._subqueue, numbers))
         assert isinstance(locked, Locked), f"{locked} is no answer to ReceiveDeferred"
         if mode == RECEIVE_AND_DELETE:
-            locked = await _removed(handle, locked)
+            locked = await remove(handle, locked)
         partitioned = self._queue.description.partitions > 1
         ahead_ms = wall_ahead_ms(self._connection.services.clock)
         payloads = joined(
@@ -219,46 +214,7 @@ class ManagementNode:
         return response
 
     async def _update_disposition(self, body: dict[str, Any]) -> Response:
-        tokens = _tokens(body)
-        status = body.get("disposition-status")
-        changed = body.get("properties-to-modify")
-        changes = encode_changes(changed) if isinstance(changed, dict) else None
-        meter = self._queue.meter
-        make: Callable[[list[LockToken]], Operation]
-        counter: str
-        match status:
-            case "completed":
-                make, counter = (lambda group: Complete(group)), "completed_messages"
-            case "abandoned":
-                make, counter = (lambda group: Abandon(group, changes)), "abandoned_messages"
-            case "defered":  # the protocol's own spelling
-                make, counter = (lambda group: Defer(group, changes)), "deferred_messages"
-            case "suspended":
-                reason = {
-                    DEAD_LETTER_REASON: body.get("deadletter-reason"),
-                    DEAD_LETTER_DESCRIPTION: body.get("deadletter-description"),
-                }
-                info = (changed if isinstance(changed, dict) else {}) | {
-                    key: value for key, value in reason.items() if value
-                }
-                changes = encode_changes(info, drop_nulls=True)
-                make, counter = (lambda group: DeadLetter(group, changes)), ""  # the partition counts these
-            case _:
-                raise Refused(
-                    Reason.ARGUMENT,
-                    f"'{status}' is no disposition-status: completed, abandoned, defered and suspended are.",
-                )
-        settled: list[LockToken] = []
-        refusals: list[Refused] = []
-        for places, answer in await self._ask_partitions(tokens, make):
-            if isinstance(answer, Refused):
-                refusals.append(answer)
-                continue
-            assert isinstance(answer, Settled), f"{answer} is no answer to a settlement"
-            refusals += map(not_settled, answer.failures.values())
-            settled += [tokens[place] for index, place in enumerate(places) if index not in answer.failures]
-        if counter:
-            meter.add(counter, len(settled))
+        settled, refusals = await settle(self._queue, _tokens(body), _settlement(body))
         self._forget(frozenset(settled))
         if refusals:
             raise refusals[0]
@@ -312,7 +268,7 @@ class ManagementNode:
         handles = self._queue.router.handles
         answers = await asyncio.gather(
             *(
-                _answer(handles[number], Delete(self._subqueue, part, before_ms, starts[number]))
+                answer_of(handles[number], Delete(self._subqueue, part, before_ms, starts[number]))
                 for number, part in asked
             )
         )
@@ -324,47 +280,25 @@ class ManagementNode:
             if isinstance(link.context, OutgoingLink) and link.context.queue is self._queue:
                 link.context.forget(tokens)
 
-    async def _ask_partitions(
-        self, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]
-    ) -> list[tuple[list[int], Answer | Refused]]:
-        """Ask each partition concerned, all at once: what each says, in the order of the tokens, with its
-        tokens' places."""
-        groups: dict[bytes, list[int]] = {}
-        for place, token in enumerate(tokens):
-            groups.setdefault(token[:2], []).append(place)
-        find = self._queue.router.of_token
-        asked = [
-            _answer(find(tokens[places[0]]), make([tokens[place] for place in places]))
-            for places in groups.values()
-        ]
-        return list(zip(groups.values(), await asyncio.gather(*asked), strict=True))
 
-
-async def _answer(handle: PartitionHandle | None, operation: Operation) -> Answer | Refused:
-    """Ask one partition; its refusal is an answer, too. A token that nobody gave has no partition, and no
-    lock."""
-    if handle is None:
-        return lock_lost()
-    try:
-        return await ask(handle, operation)
-    except Refused as why:
-        return why
-
-
-async def _removed(handle: PartitionHandle, locked: Locked) -> Locked:
-    """Remove messages that were locked a moment ago; gives those that were removed, for nobody else will ever
-    have them.
-
-    What is not removed is released. Raises Refused if that is all.
-    """
-    settled = await _answer(handle, Complete(locked.tokens))
-    if isinstance(settled, Refused):
-        handle.post(Release(locked.tokens), next_client(), _ignore)
-        raise settled
-    assert isinstance(settled, Settled), f"{settled} is no answer to Complete"
-    if len(settled.failures) == len(locked.tokens):
-        raise lock_lost()
-    return without(locked, settled.failures) if settled.failures else locked
+def _settlement(body: dict[str, Any]) -> Settlement:
+    """What a request decides about its messages (AMQP contract 7.3). Raises Refused."""
+    changed = body.get("properties-to-modify")
+    properties = changed if isinstance(changed, dict) else {}
+    match status := body.get("disposition-status"):
+        case "completed":
+            return COMPLETE
+        case "abandoned":
+            return abandon(properties)
+        case "defered":  # the protocol's own spelling
+            return defer(properties)
+        case "suspended":
+            return dead_letter(properties, body.get("deadletter-reason"), body.get("deadletter-description"))
+        case _:
+            raise Refused(
+                Reason.ARGUMENT,
+                f"'{status}' is no disposition-status: completed, abandoned, defered and suspended are.",
+            )
 
 
 def _ignore(answer: Answer) -> None:

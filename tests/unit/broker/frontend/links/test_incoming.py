@@ -9,8 +9,8 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityStatus, QueueSettings
-from broker.frontend.links.incoming import TAKEN_APART_AT_ONCE
 from broker.message.stored import bare_message_offset
+from broker.messaging.sending import TAKEN_APART_AT_ONCE
 from broker.namespace.router import partition_of_key
 from broker.operations import Failed, Send, Sent
 from protocol.codec import Symbol, Timestamp, UInt

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.frontend.links import outgoing as outgoing_link
+from broker.messaging import receiver as receiver_module
 from broker.operations import (
     Complete,
     Demand,
@@ -155,7 +155,7 @@ async def test_messages_that_come_after_the_link_has_ended_go_back() -> None:
 async def test_a_partition_that_went_down_is_asked_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outgoing_link, "RETRY_UNAVAILABLE_S", 0.01)
+    monkeypatch.setattr(receiver_module, "RETRY_UNAVAILABLE_S", 0.01)
     stack, _ = await receiving(4)
     _, sink = stack.parts[1].take(Demand)
     sink(Unavailable(1))
@@ -166,7 +166,7 @@ async def test_a_partition_that_went_down_is_asked_again_after_a_while(
 async def test_a_partition_that_is_down_for_good_is_asked_no_more_and_the_others_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outgoing_link, "RETRY_UNAVAILABLE_S", 0.01)
+    monkeypatch.setattr(receiver_module, "RETRY_UNAVAILABLE_S", 0.01)
     stack, client = await receiving(4)
     _, gone = stack.parts[1].take(Demand)
     _, back = stack.parts[2].take(Demand)

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from broker.entities.descriptions import QueueSettings
-from broker.frontend.links import outgoing as outgoing_link
+from broker.messaging import receiver as receiver_module
 from broker.operations import (
     Complete,
     Demand,
@@ -144,7 +144,7 @@ async def test_demand_stays_when_the_client_asks_again_at_once() -> None:
     give(stack, 0, 1)
     await client.hear()
     client.flow(0, 1, 1)
-    await asyncio.sleep(3 * outgoing_link.WITHDRAW_AFTER_S)
+    await asyncio.sleep(3 * receiver_module.WITHDRAW_AFTER_S)
     assert not any(part.has(Withdraw) for part in stack.parts)
 
 

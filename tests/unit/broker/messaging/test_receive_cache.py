@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.frontend.links.receive_cache import ReceiveCache, Shelf, split, without
+from broker.messaging.receive_cache import ReceiveCache, Shelf, split, without
 from broker.operations import Locked, LockToken
 from tests.support.locked import locked
 

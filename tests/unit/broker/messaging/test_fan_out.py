@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.frontend.links.fan_out import RUN_MESSAGES, RUN_MESSAGES_MAX, DemandPlan
+from broker.messaging.fan_out import RUN_MESSAGES, RUN_MESSAGES_MAX, DemandPlan
 
 ANY_RUN = 10_000
 

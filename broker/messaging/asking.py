@@ -1,0 +1,59 @@
+"""One question to all partitions that messages lie in. One that is down takes nothing from the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from broker.base.errors import Reason, Refused
+from broker.namespace.queue import Queue, ask
+from broker.namespace.router import PartitionHandle
+from broker.operations import Answer, LockToken, Operation, partition_of_token
+
+
+def lock_lost() -> Refused:
+    """The refusal of a settlement that came too late."""
+    return Refused(
+        Reason.LOCK_LOST,
+        (
+            "The lock supplied is invalid. Either the lock expired, or the message has already been "
+            "removed from the queue."
+        ),
+    )
+
+
+def by_partition(tokens: Sequence[LockToken]) -> dict[int, list[LockToken]]:
+    """Lock tokens by the partition that gave them out."""
+    groups: dict[int, list[LockToken]] = {}
+    for token in tokens:
+        groups.setdefault(partition_of_token(token), []).append(token)
+    return groups
+
+
+async def answer_of(handle: PartitionHandle | None, operation: Operation) -> Answer | Refused:
+    """Ask one partition; its refusal is an answer, too. Without a partition the lock is lost: nobody gave the
+    token."""
+    if handle is None:
+        return lock_lost()
+    try:
+        return await ask(handle, operation)
+    except Refused as why:
+        return why
+
+
+async def ask_about(
+    queue: Queue, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]
+) -> list[tuple[list[int], Answer | Refused]]:
+    """Ask the partitions of these lock tokens, all at once; `make` gives the operation about some of them.
+
+    Gives each partition's answer, in the order of the tokens, with the places of its tokens among `tokens`.
+    """
+    groups: dict[bytes, list[int]] = {}
+    for place, token in enumerate(tokens):
+        groups.setdefault(token[:2], []).append(place)
+    find = queue.router.of_token
+    asked = [
+        answer_of(find(tokens[places[0]]), make([tokens[place] for place in places]))
+        for places in groups.values()
+    ]
+    return list(zip(groups.values(), await asyncio.gather(*asked), strict=True))

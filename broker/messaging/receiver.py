@@ -1,0 +1,443 @@
+"""Receiving from a subqueue: demand at every partition, messages that wait for credit, recall, settlements.
+
+Credit becomes demand at every partition (`fan_out.py`), so that a message anywhere is found at once. What
+comes back beyond the credit waits on the shelf (`receive_cache.py`) until the client wants it, its lock is
+about to run out, or its partition recalls it. Locked messages leave the shelf with their locks renewed. With
+receive-and-delete, the removal comes first (`receive_and_delete.py`).
+
+A drain asks every partition once, takes the demand back, and is answered when all have confirmed that nothing
+more is on its way. The end of a receiver is not a settlement: what the client has seen stays locked until its
+lock runs out; what it has not seen goes back at once.
+
+Knows nothing of AMQP: whoever takes the messages is a `Taker`. Runs in the event loop; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from broker.base.clock import Clock
+from broker.base.errors import Reason, Refused
+from broker.messaging.asking import by_partition
+from broker.messaging.fan_out import DemandPlan
+from broker.messaging.receive_and_delete import Removals, removed
+from broker.messaging.receive_cache import ReceiveCache, Shelf, split
+from broker.messaging.settlement import Settlement
+from broker.namespace.queue import Queue, next_client
+from broker.operations import (
+    Answer,
+    Demand,
+    Detach,
+    Failed,
+    Locked,
+    LockToken,
+    Recall,
+    Recalled,
+    Release,
+    RenewLocks,
+    Settled,
+    Unavailable,
+    Unmet,
+    Withdraw,
+    Withdrawn,
+)
+
+WITHDRAW_AFTER_S = 0.02
+"""How long demand outlives the client's credit: one who receives in a loop asks again at once."""
+RETRY_UNAVAILABLE_S = 0.25
+"""How long to wait before asking a partition again that went down."""
+
+R = TypeVar("R")
+"""What a taker notes about a settlement, for when it is answered."""
+R_contra = TypeVar("R_contra", contravariant=True)
+
+
+class Taker(Protocol[R_contra]):
+    """The client's side of a receiver."""
+
+    @property
+    def room(self) -> int:
+        """How many bytes may wait for the client."""
+
+    def wanted(self) -> int:
+        """How many messages the client may be given now; 0 or less while it cannot be given any."""
+
+    def has_credit(self) -> bool:
+        """Whether it waits for messages, even if it cannot be given any now."""
+
+    def is_draining(self) -> bool:
+        """It wants what there is now, and then to be told that there is no more (§2.6.7)."""
+
+    def is_blocked(self) -> bool:
+        """It does not read as fast as it grants credit. Once it does, `Receiver.credit_granted` is to be
+        called."""
+
+    def drained(self) -> None:
+        """No partition has more for now."""
+
+    def take(self, locked: Locked) -> None:
+        """Messages for the client: locked for it, or removed for it."""
+
+    def shelf_bytes(self) -> int:
+        """How many bytes may be held ready for it beyond its credit."""
+
+    def shelved(self, size: int) -> None:
+        """So many bytes more are held ready."""
+
+    def settled(self, note: R_contra, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
+        """A settlement is durable, but for the failures (by place among its tokens)."""
+
+    def not_settled(self, note: R_contra, why: Refused) -> None:
+        """A settlement failed as a whole."""
+
+    def fail(self) -> None:
+        """Something unforeseen went wrong (the exception is being handled): end the client, and no other."""
+
+
+class Receiver(Generic[R]):
+    """One client of a subqueue. Owned by the event loop."""
+
+    __slots__ = (
+        "_cache",
+        "_client",
+        "_clock",
+        "_cookies",
+        "_drain_asked",
+        "_handles",
+        "_has_ended",
+        "_message_bytes",
+        "_meter",
+        "_plan",
+        "_queue",
+        "_removals",
+        "_removes",
+        "_retry_timer",
+        "_settling",
+        "_shelf",
+        "_shelf_timer",
+        "_subqueue",
+        "_taker",
+        "_withdraw_timer",
+        "_withdrawals",
+    )
+
+    def __init__(
+        self,
+        queue: Queue,
+        subqueue: str,
+        taker: Taker[R],
+        *,
+        cache: ReceiveCache,
+        clock: Clock,
+        removes: bool,
+    ) -> None:
+        """`removes`: receive and delete, instead of lock and wait for a settlement."""
+        self._queue, self._subqueue, self._taker = queue, subqueue, taker
+        self._cache, self._clock, self._removes = cache, clock, removes
+        self._client = next_client()
+        self._handles = queue.router.handles
+        self._plan = DemandPlan(len(self._handles))
+        self._withdrawals = [0] * len(self._handles)
+        """By partition: answers `Withdrawn` that are still to come."""
+        self._drain_asked = False
+        self._shelf = Shelf(cache)
+        self._settling: dict[int, tuple[Settlement, int, R]] = {}
+        """By cookie: settlements on their way to the log, of how many messages, and the taker's notes."""
+        self._removals = Removals()
+        self._cookies = 0
+        self._message_bytes = 1024
+        """A running estimate: how large one message is, to ask for no more than the shelf can hold."""
+        self._has_ended = False
+        self._shelf_timer: asyncio.TimerHandle | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._withdraw_timer: asyncio.TimerHandle | None = None
+        self._meter = queue.meter
+
+    # --- credit in, demand out ------------------------------------------------------------------------------
+
+    def credit_granted(self) -> None:
+        """The client wants another number of messages, or can be given messages again."""
+        if self._has_ended:
+            return
+        taker = self._taker
+        if self._shelf:
+            self._serve_from_shelf()
+        if not (taker.is_draining() and taker.has_credit()):
+            self._ask()
+        elif not self._drain_asked and not taker.is_blocked():
+            self._drain_asked = True
+            self._drain_round(everywhere=True)
+        if self._drain_asked:
+            self._finish_drain()
+
+    def _wanted(self) -> int:
+        """How many messages may be handed over now."""
+        wanted = self._taker.wanted()
+        if wanted <= 0:
+            return 0
+        return min(wanted - self._removals.count, max(self._taker.room // self._message_bytes, 1))
+
+    def _ask(self) -> None:
+        """Ask for what is wanted; take the demand back if nothing has been wanted for a while."""
+        wanted = self._wanted()
+        if wanted <= 0:
+            if self._withdraw_timer is None and any(self._plan.asked):
+                self._withdraw_timer = asyncio.get_running_loop().call_later(
+                    WITHDRAW_AFTER_S, self._withdraw_is_due
+                )
+            return
+        for number, count, tell_unmet in self._plan.ask(wanted, self._run_max()):
+            self._handles[number].post(
+                Demand(self._subqueue, count, tell_unmet, self._bytes_max()), self._client, self._answered
+            )
+
+    def _run_max(self) -> int:
+        """How many messages may come from one partition at once."""
+        return max(
+            min(self._taker.room // (4 * self._message_bytes), self._cache.messages_max // 2),
+            1,
+        )
+
+    def _bytes_max(self) -> int:
+        """The same in bytes, which only the partition knows exactly."""
+        return self._taker.room // 4
+
+    def _withdraw_is_due(self) -> None:
+        self._withdraw_timer = None
+        if not self._has_ended and self._wanted() <= 0:
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        """The client wants nothing now: no partition shall lock anything more for it."""
+        for number in self._plan.withdraw():
+            self._withdrawals[number] += 1
+            self._handles[number].post(Withdraw(self._subqueue), self._client, self._answered)
+
+    def _drain_round(self, *, everywhere: bool) -> None:
+        """Ask for what there is now, in all partitions or in those that gave something in the round
+        before."""
+        for number, count in self._plan.ask_once(self._wanted(), self._run_max(), everywhere):
+            self._handles[number].post(
+                Demand(self._subqueue, count, bytes_max=self._bytes_max()), self._client, self._answered
+            )
+        self._withdraw()
+
+    def _finish_drain(self) -> None:
+        """Answer the drain when nothing is on its way any more, and no partition has more."""
+        if not self._drain_asked or any(self._withdrawals) or self._removals.count:
+            return
+        taker = self._taker
+        is_draining = taker.is_draining()
+        if is_draining and taker.has_credit():
+            if taker.is_blocked():
+                return
+            if self._wanted() > 0:
+                self._drain_round(everywhere=False)
+                if any(self._withdrawals):
+                    return
+        self._drain_asked = False
+        if is_draining:
+            taker.drained()
+        else:  # the client has thought better of it
+            self._ask()
+
+    # --- answers of the partitions --------------------------------------------------------------------------
+
+    def _answered(self, answer: Answer) -> None:
+        """Called by the partitions' tasks: what goes wrong here ends this client, and no partition."""
+        try:
+            self._take(answer)
+        except Exception:
+            self._taker.fail()
+
+    def _take(self, answer: Answer) -> None:
+        match answer:
+            case Locked():
+                self._locked(answer)
+            case Settled():
+                self._settled(answer)
+            case Unmet():
+                self._plan.unmet(answer.partition)
+                if not self._has_ended and not self._drain_asked:
+                    self._ask()
+            case Withdrawn():
+                if self._withdrawals[answer.partition]:
+                    self._withdrawals[answer.partition] -= 1
+                if not self._has_ended:
+                    self._finish_drain()
+            case Recall():
+                tokens = self._shelf.recall(answer.partition, answer.subqueue)
+                self._meter.receive_cache_recalls += len(tokens)
+                self._handles[answer.partition].post(
+                    Recalled(answer.subqueue, tokens), self._client, self._answered
+                )
+            case Failed():
+                self._failed(answer)
+            case Unavailable():
+                self._unavailable(answer.partition, answer.for_good)
+            case _:  # Renewed: the lock was extended when it was handed over
+                pass
+
+    def _locked(self, locked: Locked) -> None:
+        count = len(locked.tokens)
+        self._plan.answered(locked.partition, count, voids_demand=locked.voids_demand)
+        if self._has_ended:
+            self._handles[locked.partition].post(Release(locked.tokens), self._client, self._answered)
+            return
+        self._message_bytes = max(64, (self._message_bytes + sum(map(len, locked.messages)) // count) // 2)
+        rest: Locked | None = locked
+        if not self._shelf:
+            wanted = self._wanted()
+            if wanted > 0:
+                now, rest = split(locked, wanted)
+                assert now is not None
+                self._meter.receive_cache_misses += len(now.tokens)
+                self._hand_over(now)
+        if rest is not None:
+            self._keep(rest)
+            self._serve_from_shelf()
+        if not self._drain_asked:
+            self._ask()
+
+    # --- the shelf ------------------------------------------------------------------------------------------
+
+    def _keep(self, locked: Locked) -> None:
+        cache, taker = self._cache, self._taker
+        cache.bytes_max = taker.shelf_bytes()
+        before = cache.bytes
+        over = self._shelf.put(locked)
+        taker.shelved(cache.bytes - before)
+        if over is not None:
+            self._handles[over.partition].post(Release(over.tokens), self._client, self._answered)
+        self._watch_shelf()
+
+    def _serve_from_shelf(self) -> None:
+        if self._shelf:
+            self._expire_shelf()
+        while self._shelf and (wanted := self._wanted()) > 0:
+            locked = self._shelf.take(wanted)
+            if locked is None:
+                return
+            self._meter.receive_cache_hits += len(locked.tokens)
+            duration_ms = self._queue.description.settings.lock_duration_ms
+            now_ms = self._clock.monotonic_ms()
+            # A lock that is nearly new is left as it is: messages pass over the shelf in passing, too.
+            if locked.locked_until_ms < now_ms + duration_ms - duration_ms // 20 and not self._removes:
+                self._handles[locked.partition].post(RenewLocks(locked.tokens), self._client, self._answered)
+                locked.locked_until_ms = now_ms + duration_ms
+            self._hand_over(locked)
+
+    def _margin_ms(self) -> int:
+        """A lock that runs out this soon is not handed over: its renewal might come too late."""
+        return min(self._queue.description.settings.lock_duration_ms // 4, 5_000)
+
+    def _expire_shelf(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        tokens = self._shelf.expire(now_ms + self._margin_ms())
+        for number, group in by_partition(tokens).items():
+            self._handles[number].post(Release(group), self._client, self._answered)
+
+    def _watch_shelf(self) -> None:
+        """Give back, in good time, what nobody came for."""
+        until_ms = self._shelf.locked_until_ms()
+        if self._shelf_timer is None and until_ms is not None and not self._has_ended:
+            delay_ms = max(until_ms - self._margin_ms() - self._clock.monotonic_ms(), 10)
+            self._shelf_timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._shelf_is_due)
+
+    def _shelf_is_due(self) -> None:
+        self._shelf_timer = None
+        self._expire_shelf()
+        self._watch_shelf()
+
+    # --- messages out ---------------------------------------------------------------------------------------
+
+    def _hand_over(self, locked: Locked) -> None:
+        if self._removes:
+            self._cookies += 1
+            self._handles[locked.partition].post(
+                self._removals.begin(locked, self._cookies), self._client, self._answered
+            )
+        else:
+            self._taker.take(locked)
+
+    def _removed(self, locked: Locked, settled: Settled) -> None:
+        """The removal is durable, so the messages may leave (durability rule 2)."""
+        if self._has_ended:
+            return
+        locked = removed(locked, settled.failures)
+        if locked.tokens:
+            self._taker.take(locked)
+        self.credit_granted()
+
+    # --- settlement back ------------------------------------------------------------------------------------
+
+    def settle(self, number: int, tokens: Sequence[LockToken], settlement: Settlement, note: R) -> None:
+        """Ask a partition to settle messages that it has locked. When it has answered, the taker hears of it
+        with its `note`, also after the end; a release is not answered."""
+        self._cookies += 1
+        if settlement.is_answered:
+            self._settling[self._cookies] = settlement, len(tokens), note
+        self._handles[number].post(settlement.operation(tokens, self._cookies), self._client, self._answered)
+
+    def _settled(self, settled: Settled) -> None:
+        assert isinstance(settled.cookie, int), "cookies of a receiver are numbers"
+        locked = self._removals.end(settled.cookie)
+        if locked is not None:
+            self._removed(locked, settled)
+            return
+        settlement, count, note = self._settling.pop(settled.cookie)
+        settlement.count(self._meter, count - len(settled.failures))
+        self._taker.settled(note, settlement, settled.failures)
+
+    def _failed(self, failed: Failed) -> None:
+        if not isinstance(failed.cookie, int):
+            return
+        if self._removals.end(failed.cookie) is not None:
+            self.credit_granted()
+            return
+        _, _, note = self._settling.pop(failed.cookie)
+        self._taker.not_settled(note, Refused(failed.reason, failed.description))
+
+    # --- partitions that go down ----------------------------------------------------------------------------
+
+    def _unavailable(self, number: int, for_good: bool) -> None:
+        """Locks and demand in the partition are void. Ask again in a while, but not a partition that does not
+        come back."""
+        if for_good:
+            self._plan.give_up(number)
+        else:
+            self._plan.forget(number)
+        self._withdrawals[number] = 0  # one that waited for messages to come back is forgotten there
+        self._shelf.recall(number, self._subqueue)
+        if self._retry_timer is None and not self._has_ended:
+            self._retry_timer = asyncio.get_running_loop().call_later(RETRY_UNAVAILABLE_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self.credit_granted()
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """The client is gone: unseen messages go back at once, the others when their locks run out."""
+        self._has_ended = True
+        for timer in (self._shelf_timer, self._retry_timer, self._withdraw_timer):
+            if timer is not None:
+                timer.cancel()
+        self._shelf_timer = self._retry_timer = self._withdraw_timer = None
+        unseen = by_partition([token for chunk in self._shelf.clear() for token in chunk.tokens])
+        self._meter.receive_cache_returns += sum(map(len, unseen.values()))
+        for number, handle in enumerate(self._handles):
+            handle.post(Detach(unseen.get(number, ())), self._client, self._answered)
+
+
+def check_can_receive(queue: Queue) -> None:
+    """Raises Refused(ENTITY_DISABLED) when the queue's status does not let messages out."""
+    status = queue.description.settings.status
+    if not status.can_receive:
+        raise Refused(
+            Reason.ENTITY_DISABLED,
+            f"Entity '{queue.name}' is disabled for receiving: its status is {status.value}.",
+        )

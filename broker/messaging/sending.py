@@ -1,0 +1,382 @@
+"""Sending to a queue: admits, checks and places messages, and follows them until they are stored or refused.
+
+Messages that come together go to their partitions as one `Send` each, and are acknowledged when the partition
+says that they are durable (durability rule 1). A message that is refused is refused alone; a batch (AMQP
+contract 4.5) goes to one partition as a whole, or is refused as a whole. What a partition cannot take and
+nothing pins to it goes to another one.
+
+Knows nothing of AMQP. Runs in the event loop; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat, zip_longest
+from typing import Generic, Protocol, TypeVar
+
+from broker.base.clock import Clock
+from broker.base.errors import Reason, Refused
+from broker.message.batch_envelope import split
+from broker.message.stored import StoredRun, store_run
+from broker.message.stored import message_id as stored_message_id
+from broker.namespace.queue import Queue, next_client
+from broker.namespace.router import PartitionHandle
+from broker.operations import Answer, Failed, Send, Sent
+from broker.throttle.memory_mark import Memory
+
+TAKEN_APART_AT_ONCE = 64
+"""Messages of a batch: less than a millisecond."""
+ONE_DISK = frozenset((Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED))
+SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}
+"""Why a partition refuses what another one may take, if the queue is in one data folder or in several."""
+ELSEWHERE_WITHIN_S = 7.0
+"""Messages that have been under way for longer are posted to no further partition (clients wait 15 s and more
+for an outcome)."""
+
+R = TypeVar("R")
+"""What the sender knows a message by, to be told of its outcome."""
+
+
+class UnderWay(Protocol):
+    """What counts the messages that wait for their outcome: the sender's connection."""
+
+    def took(self, size: int, messages: int) -> None:
+        """Messages of `size` bytes wait for their outcome from now on."""
+
+    def finished_with(self, size: int, messages: int) -> None:
+        """They have it."""
+
+    def fail(self) -> None:
+        """Something unforeseen went wrong (the exception is being handled): end the client, and no other."""
+
+
+@dataclass(slots=True)
+class _Underway(Generic[R]):
+    """Messages that one partition was asked to store."""
+
+    send: Send
+    receipts: Sequence[R]
+    count: int
+    """How many outcomes there are to tell: one for a whole batch."""
+    size: int
+    """The messages' bytes."""
+    number: int | None
+    """The partition; None if their key pins them to it."""
+    began: float
+    """When, by the loop's clock."""
+    refused_by: dict[int, Reason] = field(default_factory=dict)
+    """Partitions that did not take them."""
+
+
+class Sending(Generic[R]):
+    """What one client sends to a queue."""
+
+    __slots__ = (
+        "_client",
+        "_clock",
+        "_loop",
+        "_memory",
+        "_message_id",
+        "_queue",
+        "_refused",
+        "_sends",
+        "_stored",
+        "_under_way",
+        "_waiting",
+    )
+
+    def __init__(
+        self,
+        queue: Queue,
+        under_way: UnderWay,
+        *,
+        stored: Callable[[Sequence[R], int], None],
+        refused: Callable[[Sequence[R], Refused, int], None],
+        memory: Memory,
+        clock: Clock,
+        message_id: Callable[[], str],
+    ) -> None:
+        """`stored` and `refused` are told what became of messages: their receipts, and how many outcomes that
+        is. A batch has one outcome. There are no receipts if nobody waits for the outcome.
+
+        `message_id` makes ids for messages that have none.
+        """
+        self._queue, self._under_way = queue, under_way
+        self._stored, self._refused = stored, refused
+        self._memory, self._clock, self._message_id = memory, clock, message_id
+        self._client = next_client()
+        self._loop = asyncio.get_running_loop()
+        self._sends = 0
+        self._waiting: dict[int, _Underway[R]] = {}
+        """By cookie."""
+
+    # --- messages in ----------------------------------------------------------------------------------------
+
+    def send(self, payloads: Sequence[bytes], receipts: Sequence[R]) -> None:
+        """Messages of their own, each with its outcome: those without a key go round in runs, the others
+        where they belong, as one operation for each partition.
+
+        Raises Refused if the broker takes none of them for now.
+        """
+        self._memory.admit(len(payloads))
+        run = store_run(payloads, self._message_id)
+        self._check(run)
+        for index, why in run.refused.items():
+            self._refused(receipts[index : index + 1], why, 1)
+        keys = self._keys(run)
+        if keys is None and not run.refused:
+            self._post_unkeyed(run.data, run.times_to_live_ms, receipts)
+            return
+        unkeyed: list[int] = []
+        pinned: dict[int, list[int]] = {}
+        router = self._queue.router
+        for index, key in enumerate(keys or repeat(None, len(payloads))):
+            if index in run.refused:
+                continue
+            group = unkeyed if key is None else pinned.setdefault(router.number_of(key), [])
+            group.append(index)
+        if unkeyed:
+            self._post_unkeyed(*_chosen(run, receipts, unkeyed))
+        for number, indexes in pinned.items():
+            data, times_to_live_ms, own = _chosen(run, receipts, indexes)
+            try:
+                handle = router.pinned(number)
+            except Refused as why:
+                self._refused(own, why, len(indexes))
+                continue
+            self._post(handle, data, times_to_live_ms, own, len(indexes))
+
+    def _keys(self, run: StoredRun) -> Sequence[str | None] | None:
+        """What pins the messages to partitions (AMQP contract 10.7): the session-id, else the partition-key,
+        else, with duplicate detection, the message-id. None if nothing pins any of them."""
+        sessions, keys = run.session_ids, run.partition_keys
+        if sessions is not None and keys is not None:
+            keys = [session or key for session, key in zip(sessions, keys, strict=True)]
+        elif sessions is not None:
+            keys = [session or None for session in sessions]
+        if self._queue.description.settings.requires_duplicate_detection:
+            keys = [
+                key or (stored_message_id(data).hex() if data else None)
+                for key, data in zip(keys or [None] * len(run.data), run.data, strict=True)
+            ]
+        return keys
+
+    def _post_unkeyed(
+        self,
+        data: Sequence[bytes],
+        times_to_live_ms: Sequence[int | None] | None,
+        receipts: Sequence[R],
+    ) -> None:
+        router = self._queue.router
+        try:
+            runs = router.spread(len(data), self._loop.time())
+        except Refused as why:
+            self._refused(receipts, why, len(data))
+            return
+        for number, start, stop in runs:
+            here = slice(start, stop)
+            self._post(
+                router.handles[number],
+                data[here],
+                times_to_live_ms and times_to_live_ms[here],
+                receipts[here],
+                stop - start,
+                number,
+            )
+
+    def send_batch(self, payload: bytes, receipts: Sequence[R]) -> Iterator[None]:
+        """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn
+        (AMQP contract 4.5). Raises Refused.
+
+        It may hold thousands of messages, so it is taken apart in steps, and posted with the last one.
+        """
+        self._memory.admit(0)  # above the mark, not even the batch is taken apart
+        inner, hint = split(payload)
+        self._memory.admit(len(inner))
+        message_id = self._message_id
+        if not inner:
+            raise Refused(Reason.ARGUMENT, "The batch holds no message.")
+        data: list[bytes] = []
+        times_to_live_ms: list[int | None] = []
+        keys: set[str] = set()
+        for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
+            yield
+            run = store_run(inner[start : start + TAKEN_APART_AT_ONCE], message_id)
+            self._check(run)
+            for first in sorted(run.refused):
+                raise run.refused[first]
+            for session, key in zip_longest(run.session_ids or (), run.partition_keys or ()):
+                if either := session or key:
+                    keys.add(either)
+            data += run.data
+            times_to_live_ms += run.times_to_live_ms or [None] * len(run.data)
+        if len(keys) > 1 and self._queue.description.partitions > 1:
+            one, other, *_ = sorted(keys)
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                f"The batch carries different partition keys ('{one}' and '{other}'): a batch goes to "
+                "one partition of the entity as a "
+                "whole. Send one batch for each key.",
+            )
+        key = next(iter(keys), "") or hint.session_id or hint.partition_key
+        if not key and self._queue.description.settings.requires_duplicate_detection:
+            key = stored_message_id(data[0]).hex()  # the id that the official clients put on the envelope
+        router = self._queue.router
+        if key:
+            self._post(router.keyed(key), data, times_to_live_ms, receipts, 1)
+        else:
+            number = router.spread(1, self._loop.time())[0][0]
+            self._post(router.handles[number], data, times_to_live_ms, receipts, 1, number)
+
+    def _check(self, run: StoredRun) -> None:
+        """Add the refusals of what this queue does not take."""
+        if run.scheduled_enqueue_times_ms is not None:
+            now_ms = self._clock.now_ms()
+            for index, scheduled_ms in enumerate(run.scheduled_enqueue_times_ms):
+                if scheduled_ms is not None and scheduled_ms > now_ms:
+                    run.refused[index] = Refused(
+                        Reason.NOT_IMPLEMENTED, "Scheduled messages are not supported by this version."
+                    )
+        if self._queue.description.settings.requires_session:
+            for index, session_id in enumerate(run.session_ids or repeat(None, len(run.data))):
+                if session_id is None:
+                    run.refused.setdefault(index, _without_session())
+
+    def _post(
+        self,
+        partition: PartitionHandle,
+        data: Sequence[bytes],
+        times_to_live_ms: Sequence[int | None] | None,
+        receipts: Sequence[R],
+        count: int,
+        number: int | None = None,
+    ) -> None:
+        """Ask a partition to store messages; `number` is its own if another one may take them in its
+        place."""
+        size = sum(map(len, data))
+        self._sends += 1
+        if times_to_live_ms is not None and not any(times_to_live_ms):
+            times_to_live_ms = None
+        send = Send(data, times_to_live_ms, self._sends)
+        self._waiting[self._sends] = _Underway(send, receipts, count, size, number, self._loop.time())
+        self._under_way.took(size, len(data))
+        partition.post(send, self._client, self._answered)
+
+    # --- outcomes back --------------------------------------------------------------------------------------
+
+    def _answered(self, answer: Answer) -> None:
+        """Called by the partitions' tasks: what goes wrong here ends this client, and no partition."""
+        try:
+            self._take(answer)
+        except Exception:
+            self._under_way.fail()
+
+    def _take(self, answer: Answer) -> None:
+        if not isinstance(answer, Sent | Failed):  # Unavailable: what was under way is answered on its own
+            return
+        assert isinstance(answer.cookie, int), "cookies of a sender are numbers"
+        sent = self._waiting.pop(answer.cookie)
+        if isinstance(answer, Failed):
+            if self._sent_elsewhere(sent, answer):
+                return
+            answer = self._of_all(sent, answer)
+        self._under_way.finished_with(sent.size, len(sent.send.messages))
+        if isinstance(answer, Sent):
+            meter = self._queue.meter
+            meter.incoming_messages += len(sent.send.messages)
+            meter.incoming_bytes += sent.size
+            meter.successful_requests += sent.count
+            meter.send_seconds.observe(self._loop.time() - sent.began)
+            self._stored(sent.receipts, sent.count)
+        else:
+            self._refused(sent.receipts, Refused(answer.reason, answer.description), sent.count)
+
+    def _sent_elsewhere(self, sent: _Underway[R], failed: Failed) -> bool:
+        """Messages without a key do not depend on a partition: what one went down with, or has no room for,
+        another one takes.
+
+        Whoever answers `Failed` has said that nothing of them will ever be read there, so they cannot come
+        twice (but for a process that ends while that disk still refuses, see `partition/task.py`). Every
+        partition is asked once, for ELSEWHERE_WITHIN_S at most: a partition whose disk hangs takes seconds to
+        say so, and the client must hear in time that it can try again. A full disk is another matter if it is
+        the same one for all partitions: they would all write to it in vain.
+        """
+        elsewhere = ONE_DISK if self._queue.description.folders == 1 else SEVERAL_DISKS
+        if sent.number is None or failed.reason not in elsewhere:
+            return False
+        router, now = self._queue.router, self._loop.time()
+        if now - sent.began > ELSEWHERE_WITHIN_S:
+            return False
+        if failed.reason is not Reason.PARTITION_UNAVAILABLE:
+            router.full(sent.number, now)
+        sent.refused_by[sent.number] = failed.reason
+        number = router.another(sent.refused_by, len(sent.send.messages), now)
+        if number is None:
+            return False
+        sent.number = number
+        assert isinstance(sent.send.cookie, int), "cookies of a sender are numbers"
+        self._waiting[sent.send.cookie] = sent
+        router.handles[number].post(sent.send, self._client, self._answered)
+        return True
+
+    def _of_all(self, sent: _Underway[R], last: Failed) -> Failed:
+        """The answer of all partitions together: full for good only if each of them is, for one that is down
+        may come back with room."""
+        full, partitions = (
+            list(sent.refused_by.values()).count(Reason.QUOTA_EXCEEDED),
+            self._queue.description.partitions,
+        )
+        if last.reason is not Reason.QUOTA_EXCEEDED or sent.number is None or full == partitions:
+            return last
+        text = (
+            f"{full} of the {partitions} partitions of '{self._queue.name}' are full, the others are not "
+            "available. Please try again."
+        )
+        return Failed(Reason.PARTITION_UNAVAILABLE, text, last.cookie)
+
+
+def _chosen(
+    run: StoredRun, receipts: Sequence[R], indexes: Sequence[int]
+) -> tuple[list[bytes], list[int | None] | None, list[R]]:
+    """The data, times to live and receipts, if there are any, of some messages of a run."""
+    times_to_live_ms = run.times_to_live_ms
+    return (
+        [run.data[index] for index in indexes],
+        times_to_live_ms and [times_to_live_ms[index] for index in indexes],
+        [receipts[index] for index in indexes] if receipts else [],
+    )
+
+
+def _without_session() -> Refused:
+    return Refused(
+        Reason.NOT_ALLOWED,
+        "The SessionId was not set on a message, and it cannot be sent to the entity, which requires "
+        "sessions.",
+    )
+
+
+def check_can_send(queue: Queue) -> None:
+    """Raises Refused(ENTITY_DISABLED) when the queue's status does not let messages in."""
+    status = queue.description.settings.status
+    if not status.can_send:
+        raise Refused(
+            Reason.ENTITY_DISABLED,
+            f"Entity '{queue.name}' is disabled for sending: its status is {status.value}.",
+        )
+
+
+def message_bytes_max(queue: Queue) -> int:
+    """The largest message that the queue takes, a batch as a whole counting as one."""
+    return queue.description.settings.max_message_size_kb * 1024
+
+
+def too_large(queue: Queue, size: int) -> Refused:
+    """The refusal of a message over the queue's limit."""
+    return Refused(
+        Reason.MESSAGE_TOO_LARGE,
+        f"The received message (delivery-size: {size} bytes) exceeds the limit "
+        f"({message_bytes_max(queue)} bytes) of the entity "
+        f"'{queue.name}'.",
+    )

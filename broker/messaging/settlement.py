@@ -1,0 +1,124 @@
+"""What a client decides about messages that it has locked, and the operation that this asks of a partition.
+
+AMQP dispositions, `$management` and every other protocol come down to these five settlements (AMQP contract
+6.1). Settlements that change nothing but the state are shared constants, so that the hot path makes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from broker.base.errors import Reason, Refused
+from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
+from broker.messaging.asking import ask_about, lock_lost
+from broker.namespace.meter import EntityMeter
+from broker.namespace.queue import Queue
+from broker.operations import Abandon, Complete, DeadLetter, Defer, LockToken, Release, Settled
+
+
+class Kind(Enum):
+    """The settlements that there are."""
+
+    COMPLETE, ABANDON, DEFER, DEAD_LETTER, RELEASE = range(5)
+
+
+@dataclass(slots=True)
+class Settlement:
+    """One decision, for any number of messages."""
+
+    kind: Kind
+    changed: bytes | None = None
+    """Application properties to set with it, an encoded AMQP map, or None."""
+
+    @property
+    def is_answered(self) -> bool:
+        """The partition says when it is durable. A release is never answered."""
+        return self.kind is not Kind.RELEASE
+
+    def operation(
+        self, tokens: Sequence[LockToken], cookie: object = None
+    ) -> Complete | Abandon | Defer | DeadLetter | Release:
+        """What to ask of the partition of these tokens."""
+        match self.kind:
+            case Kind.COMPLETE:
+                return Complete(tokens, cookie)
+            case Kind.ABANDON:
+                return Abandon(tokens, self.changed, cookie)
+            case Kind.DEFER:
+                return Defer(tokens, self.changed, cookie)
+            case Kind.DEAD_LETTER:
+                return DeadLetter(tokens, self.changed, cookie)
+            case Kind.RELEASE:
+                return Release(tokens)
+
+    def count(self, meter: EntityMeter, messages: int) -> None:
+        """Count the messages that were settled. Partitions count what they dead-letter, for they do so on
+        their own account, too."""
+        match self.kind:
+            case Kind.COMPLETE:
+                meter.completed_messages += messages
+            case Kind.ABANDON:
+                meter.abandoned_messages += messages
+            case Kind.DEFER:
+                meter.deferred_messages += messages
+            case _:
+                pass
+
+
+COMPLETE = Settlement(Kind.COMPLETE)
+RELEASE = Settlement(Kind.RELEASE)
+_ABANDON, _DEFER, _DEAD_LETTER = map(Settlement, (Kind.ABANDON, Kind.DEFER, Kind.DEAD_LETTER))
+
+
+def abandon(properties: Mapping[Any, Any]) -> Settlement:
+    """Give messages back with a delivery counted. Raises Refused for properties that cannot be set."""
+    return Settlement(Kind.ABANDON, encode_changes(properties)) if properties else _ABANDON
+
+
+def defer(properties: Mapping[Any, Any]) -> Settlement:
+    """Set messages aside, to be received by sequence number. Raises Refused for properties that cannot be
+    set."""
+    return Settlement(Kind.DEFER, encode_changes(properties)) if properties else _DEFER
+
+
+def dead_letter(properties: Mapping[Any, Any], reason: Any = None, description: Any = None) -> Settlement:
+    """Move messages to the dead-letter queue. Raises Refused for properties that cannot be set.
+
+    `reason` and `description` replace properties of these names. A property that is null is left as it is
+    (AMQP contract 6.1).
+    """
+    given = {DEAD_LETTER_REASON: reason, DEAD_LETTER_DESCRIPTION: description}
+    changed = {**properties, **{name: value for name, value in given.items() if value}}
+    return Settlement(Kind.DEAD_LETTER, encode_changes(changed, drop_nulls=True)) if changed else _DEAD_LETTER
+
+
+def not_settled(reason: Reason) -> Refused:
+    """The refusal of a settlement that did not reach a message, for a reason that its partition gave."""
+    if reason is Reason.LOCK_LOST:
+        return lock_lost()
+    assert reason is Reason.NOT_ALLOWED, "partitions refuse a settlement for these reasons alone"
+    return Refused(
+        reason,
+        "A message in a dead-letter queue cannot be dead-lettered again. It stays as it is, and locked.",
+    )
+
+
+async def settle(
+    queue: Queue, tokens: Sequence[LockToken], settlement: Settlement
+) -> tuple[list[LockToken], list[Refused]]:
+    """Settle messages by their lock tokens, in any partitions; gives those that were settled, durably, and
+    why the others were not."""
+    settled: list[LockToken] = []
+    refusals: list[Refused] = []
+    for places, answer in await ask_about(queue, tokens, settlement.operation):
+        if isinstance(answer, Refused):
+            refusals.append(answer)
+            continue
+        assert isinstance(answer, Settled), f"{answer} is no answer to a settlement"
+        refusals += map(not_settled, answer.failures.values())
+        settled += [tokens[place] for index, place in enumerate(places) if index not in answer.failures]
+    settlement.count(queue.meter, len(settled))
+    return settled, refusals

@@ -1,0 +1,136 @@
+"""Receiving without a link: a caller that wants messages gets them, and settles them with its own notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker.base.errors import Reason, Refused
+from broker.messaging.receive_cache import ReceiveCache
+from broker.messaging.receiver import Receiver
+from broker.messaging.settlement import COMPLETE, RELEASE, Settlement
+from broker.operations import (
+    Complete,
+    Demand,
+    Detach,
+    Failed,
+    Locked,
+    LockToken,
+    Recall,
+    Recalled,
+    Release,
+    Settled,
+)
+from tests.support.link_stack import LinkStack
+from tests.support.receiving import confirm, give
+
+
+class Caller:
+    """Receives over anything but AMQP; its notes are words."""
+
+    room = 100_000
+
+    def __init__(self, stack: LinkStack, *, removes: bool = False) -> None:
+        self.credit, self.drains, self.is_told_of_end = 0, False, False
+        self.taken: list[LockToken] = []
+        self.heard: list[tuple[str, object]] = []
+        self.receiver: Receiver[str] = Receiver(
+            stack.queue, "", self, cache=ReceiveCache(100, 100_000), clock=stack.clock, removes=removes
+        )
+
+    def want(self, count: int, *, drains: bool = False) -> None:
+        self.credit, self.drains = count, drains
+        self.receiver.credit_granted()
+
+    def wanted(self) -> int:
+        return self.credit
+
+    def has_credit(self) -> bool:
+        return self.credit > 0
+
+    def is_draining(self) -> bool:
+        return self.drains
+
+    def is_blocked(self) -> bool:
+        return False
+
+    def drained(self) -> None:
+        self.credit, self.is_told_of_end = 0, True
+
+    def take(self, locked: Locked) -> None:
+        self.credit -= len(locked.tokens)
+        self.taken += locked.tokens
+
+    def shelf_bytes(self) -> int:
+        return 100_000
+
+    def shelved(self, size: int) -> None:
+        """It has room for everything."""
+
+    def settled(self, note: str, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
+        self.heard.append((note, dict(failures)))
+
+    def not_settled(self, note: str, why: Refused) -> None:
+        self.heard.append((note, why.reason))
+
+    def fail(self) -> None:
+        raise AssertionError("nothing unforeseen happens here")
+
+
+async def test_what_is_wanted_is_asked_everywhere_and_what_is_beyond_it_waits_for_the_next_request() -> None:
+    stack = LinkStack(4)
+    caller = Caller(stack)
+    caller.want(1)
+    assert all(part.has(Demand) for part in stack.parts)
+    messages = give(stack, 2, 3)
+    assert caller.taken == messages.tokens[:1]
+    caller.want(2)
+    assert caller.taken == messages.tokens
+    assert (stack.queue.meter.receive_cache_misses, stack.queue.meter.receive_cache_hits) == (1, 2)
+
+
+async def test_a_partition_gets_back_what_it_recalls_and_all_get_back_the_rest_at_the_end() -> None:
+    stack = LinkStack(2)
+    caller = Caller(stack)
+    caller.want(1)
+    ((_, _, sink),) = stack.parts[0].posted
+    first, second = give(stack, 0, 3), give(stack, 1, 2)
+    sink(Recall(0, ""))
+    assert [each.tokens for each in stack.parts[0].take_all(Recalled)] == [first.tokens[1:]]
+    caller.receiver.end()
+    assert [list(each.unseen) for each in stack.parts[1].take_all(Detach)] == [second.tokens]
+
+
+async def test_receive_and_delete_hands_over_what_is_durably_removed_and_nothing_else() -> None:
+    stack = LinkStack(1)
+    caller = Caller(stack, removes=True)
+    caller.want(2)
+    messages = give(stack, 0, 2)
+    assert caller.taken == []
+    stack.parts[0].answer(Complete, lambda each: Settled(each.cookie, {0: Reason.LOCK_LOST}))
+    assert caller.taken == messages.tokens[1:]
+
+
+async def test_a_settlement_is_told_with_its_note_once_it_is_durable_also_after_the_end() -> None:
+    stack = LinkStack(1)
+    caller = Caller(stack)
+    caller.want(3)
+    tokens = give(stack, 0, 3).tokens
+    for place, note in enumerate(("first", "second")):
+        caller.receiver.settle(0, tokens[place : place + 1], COMPLETE, note)
+    caller.receiver.settle(0, tokens[2:], RELEASE, "never told")
+    assert stack.parts[0].take(Release)[0].tokens == tokens[2:] and caller.heard == []
+    stack.parts[0].answer(Complete, lambda each: Failed(Reason.DISK_FULL, "full", each.cookie))
+    caller.receiver.end()
+    stack.parts[0].answer(Complete, lambda each: Settled(each.cookie))
+    assert caller.heard == [("first", Reason.DISK_FULL), ("second", {})]
+    assert stack.queue.meter.completed_messages == 1
+
+
+async def test_a_drain_ends_when_every_partition_has_said_that_nothing_is_on_its_way() -> None:
+    stack = LinkStack(2)
+    caller = Caller(stack)
+    caller.want(5, drains=True)
+    confirm(stack.parts[0])
+    assert not caller.is_told_of_end
+    confirm(stack.parts[1])
+    assert caller.is_told_of_end

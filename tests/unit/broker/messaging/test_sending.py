@@ -1,0 +1,75 @@
+"""Sending without a link: a caller's own receipts come back with the outcome of their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.messaging.sending import Sending
+from broker.operations import Failed, Send, Sent
+from tests.support.amqp_messages import message
+from tests.support.link_stack import LinkStack
+
+
+class Caller:
+    """Sends to a queue over anything but AMQP; its receipts are numbers."""
+
+    def __init__(self, stack: LinkStack) -> None:
+        self.heard: list[tuple[list[int], Reason | None]] = []
+        self.messages = self.bytes = 0
+        services = stack.services
+        self.sending: Sending[int] = Sending(
+            stack.queue,
+            self,
+            stored=lambda receipts, count: self.hear(receipts, None),
+            refused=lambda receipts, why, count: self.hear(receipts, why.reason),
+            memory=services.memory,
+            clock=services.clock,
+            message_id=services.message_id,
+        )
+
+    def hear(self, receipts: Sequence[int], reason: Reason | None) -> None:
+        self.heard.append((list(receipts), reason))
+
+    def took(self, size: int, messages: int) -> None:
+        self.messages, self.bytes = self.messages + messages, self.bytes + size
+
+    def finished_with(self, size: int, messages: int) -> None:
+        self.took(-size, -messages)
+
+    def fail(self) -> None:
+        raise AssertionError("nothing unforeseen happens here")
+
+
+async def test_receipts_come_back_with_the_outcome_of_their_own_messages() -> None:
+    stack = LinkStack(2)
+    caller = Caller(stack)
+    caller.sending.send([message(body=[b"a"]), b"no message", message(body=[b"b"])], [1, 2, 3])
+    assert caller.heard == [([2], Reason.DECODE)] and caller.messages == 2
+    for part in stack.parts:
+        part.answer(Send, lambda send: Sent(1, send.cookie))
+    assert sorted(caller.heard[1:]) == [([1], None), ([3], None)]
+    assert caller.messages == caller.bytes == 0
+    assert stack.queue.meter.incoming_messages == 2
+
+
+async def test_what_one_partition_cannot_take_another_one_does() -> None:
+    stack = LinkStack(2)
+    caller = Caller(stack)
+    caller.sending.send([message(body=[b"a"])], [1])
+    first = stack.part_of(Send)
+    first.answer(Send, lambda send: Failed(Reason.PARTITION_UNAVAILABLE, "down", send.cookie))
+    second = stack.part_of(Send)
+    assert caller.heard == [] and second is not first
+    second.answer(Send, lambda send: Sent(1, send.cookie))
+    assert caller.heard == [([1], None)] and caller.messages == 0
+
+
+async def test_a_batch_that_is_no_batch_is_refused_before_anything_is_posted() -> None:
+    stack = LinkStack(2)
+    caller = Caller(stack)
+    with pytest.raises(Refused):
+        list(caller.sending.send_batch(b"no batch", [1]))
+    assert not any(part.has(Send) for part in stack.parts) and caller.heard == []

@@ -1,0 +1,59 @@
+"""Settlements as any protocol may ask for them: the operation that each becomes, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.message.changes import encode_changes
+from broker.messaging.settlement import COMPLETE, RELEASE, Settlement, abandon, dead_letter, defer, settle
+from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, Release, Settled
+from tests.support.link_stack import LinkStack, turn
+
+TOKENS = [bytes(16)]
+REASON = {"DeadLetterReason": "late"}
+
+
+@pytest.mark.parametrize(
+    ("settlement", "operation"),
+    [
+        (COMPLETE, Complete(TOKENS, 7)),
+        (abandon({}), Abandon(TOKENS, None, 7)),
+        (abandon({"a": None}), Abandon(TOKENS, encode_changes({"a": None}), 7)),
+        (defer({"a": 1}), Defer(TOKENS, encode_changes({"a": 1}), 7)),
+        (dead_letter({}), DeadLetter(TOKENS, None, 7)),
+        (dead_letter({"a": None}, "late"), DeadLetter(TOKENS, encode_changes(REASON), 7)),
+        (
+            dead_letter({"DeadLetterReason": "mine"}, "late", ""),
+            DeadLetter(TOKENS, encode_changes(REASON), 7),
+        ),
+        (RELEASE, Release(TOKENS)),
+    ],
+    ids=str,
+)
+def test_each_settlement_asks_one_thing_of_the_partition(settlement: Settlement, operation: object) -> None:
+    assert settlement.operation(TOKENS, 7) == operation
+    assert settlement.is_answered is not isinstance(operation, Release)
+
+
+@pytest.mark.parametrize("make", [abandon, defer, dead_letter])
+def test_properties_that_cannot_be_set_are_refused(make: Any) -> None:
+    with pytest.raises(Refused):
+        make({1: "no text"})
+
+
+async def test_messages_of_several_partitions_are_settled_and_what_fails_is_said() -> None:
+    stack = LinkStack(4)
+    tokens = [bytes([0, number]) + bytes(14) for number in (0, 1, 1, 2)] + [b"\xff" * 16]
+    asked = asyncio.ensure_future(settle(stack.queue, tokens, COMPLETE))
+    await turn()
+    stack.parts[0].answer(Complete, lambda each: Settled(each.cookie))
+    stack.parts[1].answer(Complete, lambda each: Settled(each.cookie, {1: Reason.LOCK_LOST}))
+    stack.parts[2].answer(Complete, lambda each: Failed(Reason.DISK_FULL, "full", each.cookie))
+    settled, refusals = await asked
+    assert settled == tokens[:2]
+    assert [why.reason for why in refusals] == [Reason.LOCK_LOST, Reason.DISK_FULL, Reason.LOCK_LOST]
+    assert stack.queue.meter.completed_messages == 2
