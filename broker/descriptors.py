@@ -58,7 +58,12 @@ class Shares(NamedTuple):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
             limit = sys.maxsize
-        files = settings.log_files_max or max(LOG_FILES_MIN, min(LOG_FILES_MAX, limit // 3))
+        wanted = settings.log_files_max
+        files = max(
+            LOG_FILES_MIN, min(LOG_FILES_MAX, limit // 3) if wanted is None else min(wanted, limit // 2)
+        )
+        if wanted is not None and files < wanted:
+            log.warning("descriptors.log_files_reduced", limit=limit, wanted=wanted, log_files_max=files)
         read = min(READ_MAX, files // 4)
         room = limit - files - OTHERS - BEING_REFUSED_MAX - SPARE_CONNECTIONS
         http = max(1, min(settings.http_connections_max, room // 4))

@@ -17,7 +17,7 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
 from broker.maintenance.check import NoDataFolder, Report, check_folders
-from broker.settings.settings import WrongSettings, load_settings, variable_of
+from broker.settings.settings import WrongSettings, load_settings, unknown_variables, variable_of
 from storage.check import Progress
 from storage.survey import Severity
 
@@ -86,6 +86,8 @@ def named_folders(context: typer.Context, given: list[Path] | None) -> list[Path
 def data_folders(context: typer.Context, given: list[Path] | None) -> tuple[Path, ...]:
     """The folders that `partibus serve` would use with the same options and variables. Raises
     WrongSettings."""
+    for name in unknown_variables():
+        typer.echo(f"partibus: {name}: no setting has this name; `partibus settings` lists them", err=True)
     named = named_folders(context, given)
     return (load_settings(data_dir=named) if named else load_settings()).data_dirs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.descriptors import OTHERS, Shares
 from broker.frontend.listener import BEING_REFUSED_MAX
@@ -29,6 +30,15 @@ def test_with_room_enough_the_settings_count() -> None:
     settings = Settings(connections_max=100, http_connections_max=50, log_files_max=40)
     for limit in (4_096, resource.RLIM_INFINITY):
         assert Shares.of(settings, limit) == (30, 10, 100, 50)
+
+
+def test_log_files_leave_half_of_the_limit_to_clients_whatever_was_asked_for() -> None:
+    settings = Settings(connections_max=1_000, http_connections_max=100, log_files_max=2_000)
+    with capture_logs() as lines:
+        shares = Shares.of(settings, 1_024)
+    assert shares.written + shares.read == 512 and shares.amqp > 250 and shares.http > 50
+    line = next(line for line in lines if line["event"] == "descriptors.log_files_reduced")
+    assert line["log_level"] == "warning" and line["wanted"] == 2_000 and line["log_files_max"] == 512
 
 
 def test_even_under_a_limit_that_is_too_small_there_is_something_of_everything() -> None:

@@ -69,6 +69,8 @@ def test_the_commands_take_the_folders_of_the_settings_and_pass_over_empty_names
         done = check(command, "--data-dir", f"{a}:{b}")
         assert done.exit_code == 2 and "once for each folder" in done.stderr.replace("\n", " "), done.stderr
     assert not (tmp_path / "a:").exists()
+    done = check("check", "--data-dir", a, PARTIBUS_DATADIR=b)
+    assert done.exit_code == 0 and "PARTIBUS_DATADIR" in done.stderr
     (tmp_path / "with:colon" / "logs").mkdir(parents=True)
     assert check("check", "--data-dir", str(tmp_path / "with:colon")).exit_code == 0
 
