@@ -28,17 +28,19 @@ from typing import Literal
 import structlog
 
 from storage.checkpoints import Origin
-from storage.committer import ENDED, NEEDS_THREAD, Committer
+from storage.commit_jobs import Append, Roll, SyncUnsynced
+from storage.committer import Committer
 from storage.disk import Disk, disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
 from storage.fetch import bounded, fetch_frames
+from storage.full_disk import Reserves
 from storage.lanes import Lanes
 from storage.log import Checkpoint, Commit, Frame, Position, RoomTurns
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.recent import RecentPlaces
-from storage.record import Chain, after
+from storage.record import Chain
 from storage.recovery import (
     REWRITTEN_BYTES_MAX,
     OpenLog,
@@ -48,9 +50,8 @@ from storage.recovery import (
     reclaim_log,
     remove_strays,
 )
-from storage.reserve import Reserves
 from storage.scan import FrameScanner
-from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, ActiveSegment
+from storage.segment import SEGMENT_SUFFIX
 from storage.sizing import is_confined, segment_bytes
 from storage.threads import UnderWay, run_to_end
 
@@ -111,13 +112,15 @@ class FileLog:
         self._directory = directory
         self._entity = entity
         self._partition = partition
-        self._extent = ExtentFile(shared.disk, shared.extents, directory.parent.name, entity, partition)
+        self.disk, self.reserves = shared.disk, shared.reserve
+        self.syncs_each_commit = shared.fsync == "always"
+        self.extent = ExtentFile(shared.disk, shared.extents, directory.parent.name, entity, partition)
         self._state = _State.UNCLAIMED
         self._opened: OpenLog | None = None
         self._recent = RecentPlaces()
         self._turn = asyncio.Lock()
         self._housekeeping = asyncio.Lock()
-        self._under_way = UnderWay()
+        self.under_way = UnderWay()
         """Work on the log's files that cannot be called back, but for reading."""
         self._is_untidy = False
         """The disk would not remove a trimmed file, and that was reported."""
@@ -186,13 +189,13 @@ class FileLog:
     async def claim(self, epoch: int | None = None) -> int:
         await self._shared.prepare()
         async with self._housekeeping, self._turn:
-            await self._under_way.ended()
+            await self.under_way.ended()
             try:
                 if self._state is _State.OPEN:
                     # who waits for its place waits for our turn: we must not wait for them
                     await self._close_files(keeps_place=True)
                 await self._shared.open_segments.take(self)
-                await run_to_end(self._shared.executor, lambda: self._claim(epoch), self._under_way)
+                await run_to_end(self._shared.executor, lambda: self._claim(epoch), self.under_way)
             finally:
                 self._mind_the_descriptor()
                 self._mind_the_reserve()
@@ -233,11 +236,11 @@ class FileLog:
                     raise
                 self._opened = opened
             clear_up(shared.disk, opened)
-            self._size_segment(opened)
+            self.size_segment(opened)
         except OSError as error:
             raise disk_error(error, self._directory) from error
 
-    def _size_segment(self, opened: OpenLog) -> None:
+    def size_segment(self, opened: OpenLog) -> None:
         """Set the bound for the segment that was just begun. In a thread."""
         shared = self._shared
         try:
@@ -251,7 +254,7 @@ class FileLog:
     def _claim_files(self, epoch: int | None, rewritten_bytes_max: int) -> OpenLog:
         shared, known = self._shared, None
         try:
-            known = self._extent.read()
+            known = self.extent.read()
         except CorruptRecord as error:
             # That the file exists says that there was a log. Only the log's own files can say now which one,
             # and how much it held.
@@ -268,14 +271,14 @@ class FileLog:
     def _keep_extent(self, opened: OpenLog) -> None:
         bases, extent = [segment.base for segment in opened.segments], extent_of(opened)
         try:
-            self._extent.claimed(bases, extent)
+            self.extent.claimed(bases, extent)
         except DiskFull:
             self._shared.reserve.release()
-            self._extent.claimed(bases, extent)
+            self.extent.claimed(bases, extent)
 
     async def close(self) -> None:
         async with self._housekeeping, self._turn:
-            if self._under_way.is_let_go:
+            if self.under_way.is_let_go:
                 raise DiskFailed(f"{self._directory}: the disk has not answered yet, so the files stay open")
             if self._opened is not None:
                 await self._close_files()
@@ -285,14 +288,14 @@ class FileLog:
         opened = self._known()
         try:
             if self._state is _State.OPEN and opened.durable < opened.tail.position:
-                await self._shared.committer.run(_Sync(self, opened))
+                await self._shared.committer.run(SyncUnsynced(self, opened))
         finally:
             failed = self._state is _State.FAILED
             if not failed:
                 self._state, self._opened = _State.UNCLAIMED, None
             try:
                 await run_to_end(
-                    self._shared.executor, lambda: self._release_files(opened, failed), self._under_way
+                    self._shared.executor, lambda: self._release_files(opened, failed), self.under_way
                 )
             finally:
                 if not keeps_place:
@@ -307,7 +310,7 @@ class FileLog:
             self._shared.files.forget(segment.path)
 
     def fence(self) -> None:
-        if self._under_way.let_go() and self._state is _State.OPEN:
+        if self.under_way.let_go() and self._state is _State.OPEN:
             self._state = _State.FAILED
             _log.error("log.fenced", directory=str(self._directory), position=self._known().tail.position)
 
@@ -322,19 +325,13 @@ class FileLog:
             assert commit.start == opened.tail.position and commit.parts, (
                 "one commit at a time, and not an empty one"
             )
-            reserve = self._shared.reserve
-            if not (frees or reserve.held):
+            if not (frees or self.reserves.held):
                 self._shared.reserve_released()
-                if not urgent:
-                    raise DiskFull(f"{self._directory}: what room there is serves settlements")
-                if reserve.upkeep.given_up and not await asyncio.get_running_loop().run_in_executor(
-                    self._shared.executor, reserve.upkeep.hold
-                ):
-                    raise DiskFull(f"{self._directory}: what room there is serves to make more")
+                await self.reserves.admit(self._directory, self._shared.executor, urgent=urgent)
             await self._use_descriptor(opened)
-            spare = reserve.release if frees else reserve.settlements.release if urgent else None
+            spare = self.reserves.spare_for(urgent=urgent, frees=frees)
             try:
-                await self._shared.committer.run(_Append(self, opened, commit, spare))
+                await self._shared.committer.run(Append(self, opened, commit, spare))
             finally:
                 self._mind_the_descriptor()
 
@@ -345,7 +342,7 @@ class FileLog:
             opened = self._opened
             if self._state is _State.OPEN and opened is not None and opened.durable < opened.tail.position:
                 try:
-                    await self._shared.committer.run(_Sync(self, opened))
+                    await self._shared.committer.run(SyncUnsynced(self, opened))
                 except CommitFailed as error:
                     _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
 
@@ -367,14 +364,14 @@ class FileLog:
                 if opened is None or not opened.active.is_open:
                     return
                 if (
-                    self._under_way.is_let_go
+                    self.under_way.is_let_go
                 ):  # the file is in use: its descriptor is lent without a place until that ends
                     self._shared.open_segments.give(self)
                     return
                 active = opened.active
                 if self._state is _State.OPEN and opened.durable < opened.tail.position:
                     try:
-                        await self._shared.committer.run(_Sync(self, opened))
+                        await self._shared.committer.run(SyncUnsynced(self, opened))
                     except CommitFailed as error:
                         _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
                 # durability rule 4: a file that failed is never written to again, so it need not be found
@@ -387,7 +384,7 @@ class FileLog:
                     for path in paths:
                         self._shared.files.forget(path)
 
-                await run_to_end(self._shared.executor, close, self._under_way)
+                await run_to_end(self._shared.executor, close, self.under_way)
                 self._recent.keep_only(opened.tail)
                 self._shared.put_away(self)
             finally:
@@ -396,7 +393,7 @@ class FileLog:
     @property
     def is_end_recorded(self) -> bool:
         """Whether the extent knows all that is durable; True for a log that is not open."""
-        return self._state is not _State.OPEN or self._known().durable <= self._extent.durable
+        return self._state is not _State.OPEN or self._known().durable <= self.extent.durable
 
     async def record_end(self) -> None:
         """Have the extent know what is durable. A disk that refuses is tried again later, or fails what needs
@@ -406,7 +403,7 @@ class FileLog:
                 durable = self._known().durable
                 with contextlib.suppress(StorageError):
                     await run_to_end(
-                        self._shared.executor, lambda: self._extent.reached(durable), self._under_way
+                        self._shared.executor, lambda: self.extent.reached(durable), self.under_way
                     )
 
     async def _use_descriptor(self, opened: OpenLog) -> None:
@@ -423,17 +420,19 @@ class FileLog:
 
     # --- how jobs end ---
 
-    def _committed(self, opened: OpenLog, tail: Chain, durable: bool) -> None:
-        """A frame was written. Called by its job, in the event loop."""
+    def committed(self, opened: OpenLog, tail: Chain) -> None:
+        """See `JobLog`. A commit that ends after `fence` has failed."""
+        if self._state is not _State.OPEN:
+            return
         opened.tail = tail
         self._recent.add(tail)
-        if durable:
+        if self.syncs_each_commit:
             opened.durable = tail.position
         else:
             self._shared.unsynced(self)
 
-    def _ended(self, error: Exception | None) -> None:
-        """A job has ended. Called by it, in the event loop."""
+    def ended(self, error: Exception | None) -> None:
+        """See `JobLog`."""
         if isinstance(error, DiskFull):
             self._shared.found_full()
         elif error is not None:
@@ -506,7 +505,7 @@ class FileLog:
             checkpoints, start = opened.checkpoints, opened.segments[0].base
             try:
                 return await run_to_end(
-                    shared.executor, lambda: checkpoints.load(shared.disk, start), self._under_way
+                    shared.executor, lambda: checkpoints.load(shared.disk, start), self.under_way
                 )
             except OSError as error:
                 raise disk_error(error, self._directory) from error
@@ -531,10 +530,10 @@ class FileLog:
                     # without a checkpoint no segment is ever given back (durability rule 6)
                     shared.reserve.release()
                     checkpoints.save(shared.disk, checkpoint, origin)
-                self._extent.checkpointed(checkpoint.position, opened.durable)
+                self.extent.checkpointed(checkpoint.position, opened.durable)
 
             try:
-                await run_to_end(shared.lanes.upkeep, save, self._under_way)
+                await run_to_end(shared.lanes.upkeep, save, self.under_way)
             finally:
                 self._mind_the_reserve()
 
@@ -568,7 +567,7 @@ class FileLog:
                 shared.files.forget(trimmed.path)
                 opened.strays.append(trimmed.path)
             try:
-                await run_to_end(shared.lanes.upkeep, lambda: self._give_back(opened), self._under_way)
+                await run_to_end(shared.lanes.upkeep, lambda: self._give_back(opened), self.under_way)
             except (OSError, StorageError) as error:
                 # Nothing reads these files any more. They only take room, so the log goes on.
                 if not self._is_untidy:
@@ -588,7 +587,7 @@ class FileLog:
                 self._is_untidy = False
                 return True  # the next claim looks for such files
             try:
-                await run_to_end(self._shared.lanes.upkeep, lambda: self._give_back(opened), self._under_way)
+                await run_to_end(self._shared.lanes.upkeep, lambda: self._give_back(opened), self.under_way)
             except (OSError, StorageError):
                 return False
             self._is_untidy = False
@@ -597,7 +596,7 @@ class FileLog:
 
     def _give_back(self, opened: OpenLog) -> None:
         """Remove trimmed files. Runs in a thread."""
-        self._extent.trimmed(
+        self.extent.trimmed(
             opened.segments[0].base
         )  # first, so that the removed files do not count as missing
         remove_strays(self._shared.disk, opened)
@@ -612,7 +611,7 @@ class FileLog:
             if opened.active.segment.base < opened.tail.position <= limit:
                 await self._use_descriptor(opened)
                 try:
-                    await self._shared.committer.run(_Roll(self, opened))
+                    await self._shared.committer.run(Roll(self, opened))
                 finally:
                     self._mind_the_descriptor()
 
@@ -625,154 +624,3 @@ def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:
     """The next frames. Runs in a thread. Between two calls the replay holds no descriptor."""
     with files.reading(path) as scanner.fd:
         return scanner.frames()
-
-
-class _Job:
-    """What the committer does for a log; until `finish` was called the log's turn is held, or the log is
-    fenced."""
-
-    __slots__ = ("_log", "_opened", "_rolled")
-
-    def __init__(self, log: FileLog, opened: OpenLog) -> None:
-        self._log = log
-        self._opened = opened
-        self._rolled: ActiveSegment | None = None
-        log._under_way.begin()
-
-    @property
-    def is_let_go(self) -> bool:
-        return self._log._under_way.is_let_go
-
-    @property
-    def _active(self) -> ActiveSegment:
-        return self._rolled or self._opened.active
-
-    def _roll(self) -> None:
-        """Begin a new segment at the end. In a thread."""
-        opened = self._opened
-        if opened.durable < opened.tail.position:
-            opened.active.sync()  # all but the active segment are durable
-        header = opened.active.segment.header._replace(epoch=opened.epoch, chain=opened.tail)
-        self._rolled = ActiveSegment.begin(self._log._shared.disk, opened.directory, header)
-        opened.active.close()
-        self._log._size_segment(opened)
-        try:
-            self._log._extent.rolled(
-                self._rolled.segment.base
-            )  # before anything in the segment is acknowledged
-        except DiskFull as error:
-            raise CommitFailed(
-                f"{opened.directory}: the new segment could not be recorded in the extent: {error}"
-            ) from error
-
-    def sync_error(self, error: OSError) -> Exception:
-        return self._active.sync_error(error)
-
-    def finish(self, error: Exception | None) -> None:
-        if self._rolled is not None:
-            opened = self._opened
-            opened.active = self._rolled
-            opened.segments.append(self._rolled.segment)
-            opened.durable = self._rolled.segment.base
-        self._log._ended(error)
-        self._log._under_way.end()
-
-
-class _Append(_Job):
-    """Write one frame, and sync it if it is to be durable before it is acknowledged."""
-
-    __slots__ = ("_after", "_frame", "_size", "_spare", "_written")
-
-    def __init__(
-        self, log: FileLog, opened: OpenLog, commit: Commit, spare: Callable[[], None] | None
-    ) -> None:
-        """`spare` gives up the reserve that the commit may use, if there is one."""
-        super().__init__(log, opened)
-        self._spare = spare
-        self._written = False
-        body = b"".join(commit.parts)
-        header = opened.codec.header(body, opened.tail, opened.durable, opened.epoch)
-        self._frame = [header, body]
-        self._size = len(header) + len(body)
-        self._after = after(opened.tail.position, opened.tail.sequence, header, len(body))
-
-    def begin(self) -> int:
-        active = self._active
-        if (
-            not active.is_open
-            or not active.has_room(self._size)
-            or active.used + self._size > self._opened.segment_bytes_max
-        ):
-            return NEEDS_THREAD
-        try:
-            active.write(self._frame, fill_until=0)
-        except DiskFull:
-            return NEEDS_THREAD  # a file system that copies on write: `run` finds a way, or says so
-        self._written = True
-        return active.fd if self._log._shared.fsync == "always" else ENDED
-
-    def run(self) -> None:
-        if not self._active.is_open:
-            self._active.take_up()
-        if not self._written:
-            try:
-                self._write()
-            except DiskFull:
-                if self._spare is None:
-                    raise
-                self._spare()  # durability rule 6
-                self._write()
-        if self._log._shared.fsync == "always":
-            self._active.sync()  # durability rule 1
-
-    def _write(self) -> None:
-        used = self._active.used
-        if (
-            used > SEGMENT_HEADER_BYTES
-            and used + self._size > self._opened.segment_bytes_max
-            and self._rolled is None
-        ):
-            self._roll()
-        # On a full disk only what is needed is taken.
-        self._active.write(
-            self._frame, fill_until=self._opened.segment_bytes_max if self._log._shared.reserve.held else 0
-        )
-
-    def finish(self, error: Exception | None) -> None:
-        super().finish(error)
-        if error is None and self._log._state is _State.OPEN:
-            self._log._committed(self._opened, self._after, durable=self._log._shared.fsync == "always")
-
-
-class _Sync(_Job):
-    """Sync what was acknowledged unsynced."""
-
-    __slots__ = ()
-
-    def begin(self) -> int:
-        return self._active.fd
-
-    def run(self) -> None:
-        self._active.sync()
-
-    def finish(self, error: Exception | None) -> None:
-        super().finish(error)
-        if error is None:
-            self._opened.durable = self._opened.tail.position
-
-
-class _Roll(_Job):
-    """Begin a new segment, so that what is in the active one can be trimmed."""
-
-    __slots__ = ()
-
-    def begin(self) -> int:
-        return NEEDS_THREAD
-
-    def run(self) -> None:
-        try:
-            self._roll()
-        except DiskFull:
-            # a new segment is small, and the old one may be all garbage (durability rule 6)
-            self._log._shared.reserve.release()
-            self._roll()

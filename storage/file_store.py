@@ -1,7 +1,7 @@
 """FileLogStore: all logs of a broker below one folder, and what they share.
 
     <root>/lock                           held by the process that uses the folder <root>/reserve,
-    <root>/reserve-upkeep room for settlements and upkeep on a full disk (`reserve.py`)
+    <root>/reserve-upkeep room for settlements and upkeep on a full disk (`full_disk.py`)
     <root>/logs/<entity>/<partition>/     segments and checkpoints of one log; the entity's name is
     percent-encoded <root>/catalogue/logs/<entity>/<partition>.extent    what that log is known to hold
     (`extent.py`) <root>/logs/<entity>#deleted/         an entity whose deletion was cut short: removed at the
@@ -31,11 +31,11 @@ from storage.errors import DiskFailed
 from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
 from storage.folders import LOCK_NAME, check_identity
+from storage.full_disk import Reserves
 from storage.lanes import Lanes
 from storage.log import RoomTurns
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
-from storage.reserve import Reserves
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.sizing import RESERVE_BYTES_MAX, reserve_bytes_of
 from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background

@@ -1,20 +1,15 @@
-"""Claiming a log that is on disk: which files it consists of, where it ends, what a crash or a failed commit
-left behind.
+"""Claiming a log that is on disk: which files it consists of, and what a crash or a failed commit has left.
 
 Invariants (durability rules 4 and 5):
-- a segment makes void whatever segments of lower epochs hold from its base on: it is never read. So a segment
-  ends where the next one begins, and one whose base is not below that of a later epoch is nothing;
-- in the last segment the end is behind the last whole frame. Zeros behind it are room not used yet. Anything
-  else is the torn tail of a commit that nobody was told of: it is given up and reported;
-- unless something whole (a later frame, a checkpoint) says that this place was durable once. Then it is
-  damage, and nothing is changed: CorruptRecord;
-- every claim begins a new segment, and never writes to one that another owner wrote. The frames of which it
-  is not known that they are durable are written again into the new segment: a sync that failed may have left
-  them in memory alone, where they read well until the power goes, and syncing that file again would write
-  nothing;
-- anything that the log's extent (`extent.py`) records and that is missing is damage, whatever the log's own
-  files look like;
-- nothing is changed before it is known that the claim's epoch is good.
+- A segment makes void whatever segments of lower epochs hold from its base on: that is never read. So a
+  segment ends where the next one begins, and one whose base is not below the base of a later epoch holds
+  nothing.
+- Where the last segment ends, and whether what follows is a torn tail or damage, is for `torn_tail.py`.
+- Every claim begins a new segment and never writes to one that another owner wrote. Frames that nothing
+  proves durable are copied into the new segment: after a failed sync they may exist only in memory, where
+  they can be read until the power goes, and another sync of that file would write nothing.
+- Whatever the log's extent (`extent.py`) records and the log's own files lack is damage.
+- Nothing is changed before the claim's epoch has been checked.
 """
 
 from __future__ import annotations
@@ -26,14 +21,14 @@ from pathlib import Path
 
 import structlog
 
-from storage.checkpoint import StoredCheckpoint, checkpoint_paths
+from storage.checkpoint import checkpoint_paths
 from storage.checkpoints import Checkpoints
 from storage.disk import TEMPORARY_SUFFIX, Disk
 from storage.errors import CorruptRecord, Fenced, RecordsMissing
 from storage.extent import Extent
 from storage.log import FRAME_HEADER_BYTES, Position
 from storage.record import CHAIN_START, Chain, FrameCodec
-from storage.scan import FrameScanner, durable_witness, is_zero
+from storage.scan import FrameScanner
 from storage.segment import (
     SEGMENT_HEADER_BYTES,
     SEGMENT_SUFFIX,
@@ -43,6 +38,7 @@ from storage.segment import (
     decode_segment_header,
     segment_name,
 )
+from storage.torn_tail import cut_void, find_tail
 
 _log = structlog.get_logger()
 
@@ -72,16 +68,6 @@ class OpenLog:
     """That is less than the log's length asks for, because the disk has little room."""
     strays: list[Path] = field(default_factory=list)
     """Files that no reader heeds, and that are not removed durably yet; in the order in which they may go."""
-
-
-@dataclass(slots=True, frozen=True)
-class _Tail:
-    """What is at the end of the last segment."""
-
-    chain: Chain
-    epoch: int
-    durable: Position
-    """From here to the end nothing proves that the bytes are more than pages in memory."""
 
 
 def claim_log(
@@ -117,7 +103,7 @@ def claim_log(
         ):
             found = checkpoint.position if checkpoint else None
             _log.error("checkpoint.missing", directory=str(directory), expected=known.checkpoint, found=found)
-        tail = _find_tail(disk, segments[-1], codec, checkpoint, known.durable if known else Position(0))
+        tail = find_tail(disk, segments[-1], codec, checkpoint, known.durable if known else Position(0))
         epoch = _next_epoch(directory, tail.epoch, epoch)
         active, end = _begin_segment(
             disk, directory, segments, codec, tail.chain, tail.durable, epoch, rewritten_bytes_max
@@ -168,7 +154,7 @@ def clear_up(disk: Disk, log: OpenLog) -> None:
     """Remove what nothing reads: unpublished files, trimmed and void segments, and the void end of the last
     segment but one."""
     if len(log.segments) > 1:
-        _cut_void(disk, log.segments[-2], log.active.segment.base)
+        cut_void(disk, log.segments[-2], log.active.segment.base)
     with contextlib.suppress(OSError):
         live = {segment.path.name for segment in log.segments}
         names = [
@@ -274,52 +260,6 @@ def _check_extent(directory: Path, live: list[Segment], known: Extent) -> None:
         raise RecordsMissing(str(directory), 0, why, expected=known.durable, found=live[0].base)
 
 
-def _find_tail(
-    disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredCheckpoint | None, known: Position
-) -> _Tail:
-    """Read the last segment to its end, from the checkpoint on if that is possible. Everything below `known`
-    was durable."""
-    start, epoch, witness = last.header.chain, last.header.epoch, known
-    fd = disk.open_read(last.path)
-    try:
-        size = disk.size(fd)
-        if checkpoint is not None:
-            taken_at = checkpoint.position
-            witness = max(witness, taken_at)
-            epoch = max(epoch, checkpoint.epoch)
-            if checkpoint.chain.before is not None and last.base <= taken_at <= last.position_at(size):
-                start = checkpoint.chain
-        scanner = FrameScanner(disk, fd, last, codec, start, last.position_at(size))
-        while scanner.frames():
-            pass
-        end = scanner.chain.position
-        offset = last.offset_of(end)
-        clean = is_zero(disk, fd, offset)
-        if not clean:
-            witness = max(witness, durable_witness(disk, fd, last, codec, offset))
-    finally:
-        disk.close(fd)
-    if witness > end:
-        raise RecordsMissing(
-            str(last.path),
-            offset,
-            scanner.why or "the end of the log is missing",
-            expected=witness,
-            found=end,
-        )
-    if not clean:
-        _log.warning(
-            "log.tail_cut",
-            path=str(last.path),
-            offset=offset,
-            position=end,
-            bytes=size - offset,
-            why=scanner.why,
-        )
-    durable = max(scanner.last.durable, start.position) if scanner.last else end
-    return _Tail(scanner.chain, epoch, Position(durable))
-
-
 def _begin_segment(
     disk: Disk,
     directory: Path,
@@ -374,14 +314,3 @@ def _chain_at(disk: Disk, fd: int, segment: Segment, codec: FrameCodec, position
     if header is None or header.position != position:
         raise CorruptRecord(str(segment.path), offset, "no frame header")
     return Chain(position, header.sequence, header.before)
-
-
-def _cut_void(disk: Disk, segment: Segment, end: Position) -> None:
-    """Give back the room behind a segment's end; if the disk does not let us, it is void all the same."""
-    with contextlib.suppress(OSError):
-        fd = disk.open_write(segment.path)
-        try:
-            if disk.size(fd) > segment.offset_of(end):
-                disk.truncate(fd, segment.offset_of(end))
-        finally:
-            disk.close(fd)

@@ -1,25 +1,28 @@
-"""Files of zeros that are given up when the disk is full, so that settlements and upkeep still find room
-(durability rule 6).
+"""A full disk: what may still be written, and the files of zeros that are given up then (durability rule 6).
 
-Held: sends and settlements are written as the disk lets them. A settlement that finds the disk full releases
-the reserve and takes what it needs. From then on sends are refused unseen, so that what was released, and
-what draining gives back, serves settlements alone, until the reserve could be made anew: then there is room
-again.
+Two *reserves* hold room back. While both are held, commits are written as long as the disk takes them. A
+settlement that finds the disk full releases the reserve for settlements and uses its room. From then on sends
+are refused without being tried, so that this room, and what draining gives back, is left to settlements. Once
+there is enough room to make the reserve anew, sends are accepted again.
 
-A second, smaller reserve is for what gives room back: trimming and compaction must write a little before they
-free much. It comes back first, and as long as it has been given up, settlements wait for it too: they must
-not use up what would help them.
+The second, smaller reserve is for what makes room: trimming, compaction, checkpoints and claims write a
+little before they free much. It is made anew first. While it is released, settlements are refused too, so
+that they do not use up what would help them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 
 import structlog
 
 from storage.disk import Disk, close_quietly, write_all
+from storage.errors import DiskFull
 from storage.sizing import UPKEEP_RESERVES
 
 _log = structlog.get_logger()
@@ -34,12 +37,12 @@ class Reserve:
         self._size_bytes = size_bytes
         self._mutex = threading.Lock()
         self.held = size_bytes == 0
-        """Whether there is room for what this reserve is not for, as far as is known."""
+        """Whether there is room for everything else, as far as is known."""
         self.given_up = False
-        """It was held and released, and is not held again."""
+        """It was released and has not been taken again."""
 
     def hold(self) -> bool:
-        """Take the room, if there is as much; gives whether it is held."""
+        """Take the room if there is enough; gives whether it is held."""
         with self._mutex:
             if not self.held:
                 self.held = self._create()
@@ -59,10 +62,10 @@ class Reserve:
                 fd = -1
                 self._disk.remove(self._path)
             if self._disk.space(self._path.parent).free < self._size_bytes:
-                return False  # trying would take what little there is from settlements, for a moment
+                return False  # to try would take the little room there is from settlements for a moment
             fd = self._disk.create(self._path)
             write_all(self._disk, fd, [bytes(self._size_bytes)], 0)
-            self._disk.sync(fd)  # only now has the file system given it room
+            self._disk.sync(fd)  # some file systems allocate the room only now
         except OSError:
             self._remove()
             return False
@@ -71,7 +74,7 @@ class Reserve:
         return True
 
     def release(self) -> None:
-        """Give the room to whoever writes next."""
+        """Free the room for the next write."""
         with self._mutex:
             if self.held and self._size_bytes:
                 self.held = False
@@ -84,7 +87,7 @@ class Reserve:
         return self._size_bytes
 
     def resize(self, size_bytes: int) -> None:
-        """Another size, before it is first held."""
+        """Change the size, before the reserve is first taken."""
         self._size_bytes = size_bytes
         self.held = size_bytes == 0
 
@@ -97,7 +100,7 @@ class Reserves:
     """Both reserves of a store, in its root folder."""
 
     def __init__(self, disk: Disk, root: Path, size_bytes: int) -> None:
-        """`size_bytes` is for settlements; a part of it comes on top for upkeep."""
+        """`size_bytes`: for settlements; a fraction of it is added for upkeep."""
         self.settlements = Reserve(disk, root / "reserve", size_bytes)
         self.upkeep = Reserve(disk, root / "reserve-upkeep", size_bytes // UPKEEP_RESERVES)
 
@@ -107,20 +110,37 @@ class Reserves:
         return self.settlements.held and self.upkeep.held
 
     def hold(self) -> bool:
-        """Take the room, if there is as much. Blocks."""
+        """Take the room if there is enough. Blocks."""
         return self.upkeep.hold() and self.settlements.hold()
 
+    async def admit(self, log: Path, executor: Executor, *, urgent: bool) -> None:
+        """Decide whether a commit may be written while the reserves are not held.
+
+        Raises DiskFull for a send, and for a settlement (`urgent`) while upkeep needs what room there is.
+        """
+        if not urgent:
+            raise DiskFull(f"{log}: the remaining room is kept for settlements")
+        if self.upkeep.given_up and not await asyncio.get_running_loop().run_in_executor(
+            executor, self.upkeep.hold
+        ):
+            raise DiskFull(f"{log}: the remaining room is needed to make more")
+
+    def spare_for(self, *, urgent: bool, frees: bool) -> Callable[[], None] | None:
+        """What gives up the room that a commit may use when it finds the disk full; None for a send, which
+        may use none."""
+        return self.release if frees else self.settlements.release if urgent else None
+
     def resize(self, size_bytes: int) -> None:
-        """Another size, before they are first held."""
+        """Change the sizes, before the reserves are first taken."""
         self.settlements.resize(size_bytes)
         self.upkeep.resize(size_bytes // UPKEEP_RESERVES)
 
     def release(self) -> None:
-        """Give the room to whatever must be written before anything is freed. Blocks."""
+        """Free both for something that must be written before anything can be freed. Blocks."""
         self.upkeep.release()
         self.settlements.release()
 
     @property
     def held_bytes(self) -> int:
-        """What `release` would give."""
+        """How much room `release` would free."""
         return sum(each.size_bytes for each in (self.settlements, self.upkeep) if each.held)

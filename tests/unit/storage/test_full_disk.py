@@ -1,10 +1,10 @@
-"""storage/reserve.py: room that is given up when the disk is full."""
+"""storage/full_disk.py: room that is given up when the disk is full."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from storage.reserve import Reserve, Reserves
+from storage.full_disk import Reserve, Reserves
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
 

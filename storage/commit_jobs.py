@@ -1,0 +1,193 @@
+"""What the committer does for a log: write and sync a commit, sync earlier ones, begin a new segment.
+
+A job's `begin` runs in the event loop and does what cannot block; `run` does the rest in a thread; `finish`
+runs in the event loop (`committer.py`). A job changes what its log knows only in `finish`, and reports how it
+ended, because its caller may have been cancelled by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from storage.committer import ENDED, NEEDS_THREAD
+from storage.disk import Disk
+from storage.errors import CommitFailed, DiskFull
+from storage.extent import ExtentFile
+from storage.full_disk import Reserves
+from storage.log import Commit
+from storage.record import Chain, after
+from storage.recovery import OpenLog
+from storage.segment import SEGMENT_HEADER_BYTES, ActiveSegment
+from storage.threads import UnderWay
+
+
+class JobLog(Protocol):
+    """The log that a job works for."""
+
+    disk: Disk
+    reserves: Reserves
+    extent: ExtentFile
+    under_way: UnderWay
+    """Counts jobs, and other work on the log's files that cannot be called back."""
+    syncs_each_commit: bool
+    """A commit is synced before it is acknowledged (`fsync: always`)."""
+
+    def size_segment(self, opened: OpenLog) -> None:
+        """Set the bound of a segment that has just begun. In a thread."""
+
+    def committed(self, opened: OpenLog, tail: Chain) -> None:
+        """A frame was written; the log ends here now, unless it was fenced meanwhile."""
+
+    def ended(self, error: Exception | None) -> None:
+        """The job has ended, with this error."""
+
+
+class Job:
+    """Work that the committer does for a log. Until `finish` is called, the log's turn is held, or the log is
+    fenced."""
+
+    __slots__ = ("_log", "_opened", "_rolled")
+
+    def __init__(self, log: JobLog, opened: OpenLog) -> None:
+        self._log = log
+        self._opened = opened
+        self._rolled: ActiveSegment | None = None
+        log.under_way.begin()
+
+    @property
+    def is_let_go(self) -> bool:
+        return self._log.under_way.is_let_go
+
+    @property
+    def _active(self) -> ActiveSegment:
+        return self._rolled or self._opened.active
+
+    def _roll(self) -> None:
+        """Begin a new segment at the end. In a thread."""
+        opened = self._opened
+        if opened.durable < opened.tail.position:
+            opened.active.sync()  # all but the active segment are durable
+        header = opened.active.segment.header._replace(epoch=opened.epoch, chain=opened.tail)
+        self._rolled = ActiveSegment.begin(self._log.disk, opened.directory, header)
+        opened.active.close()
+        self._log.size_segment(opened)
+        try:
+            # Before anything in the segment is acknowledged.
+            self._log.extent.rolled(self._rolled.segment.base)
+        except DiskFull as error:
+            raise CommitFailed(
+                f"{opened.directory}: the new segment could not be recorded in the extent: {error}"
+            ) from error
+
+    def sync_error(self, error: OSError) -> Exception:
+        return self._active.sync_error(error)
+
+    def finish(self, error: Exception | None) -> None:
+        if self._rolled is not None:
+            opened = self._opened
+            opened.active = self._rolled
+            opened.segments.append(self._rolled.segment)
+            opened.durable = self._rolled.segment.base
+        self._log.ended(error)
+        self._log.under_way.end()
+
+
+class Append(Job):
+    """Writes one frame, and syncs it if every commit is synced before it is acknowledged."""
+
+    __slots__ = ("_after", "_frame", "_size", "_spare", "_written")
+
+    def __init__(
+        self, log: JobLog, opened: OpenLog, commit: Commit, spare: Callable[[], None] | None
+    ) -> None:
+        """`spare` gives up the reserve that this commit may use; None if it may use none."""
+        super().__init__(log, opened)
+        self._spare = spare
+        self._written = False
+        body = b"".join(commit.parts)
+        header = opened.codec.header(body, opened.tail, opened.durable, opened.epoch)
+        self._frame = [header, body]
+        self._size = len(header) + len(body)
+        self._after = after(opened.tail.position, opened.tail.sequence, header, len(body))
+
+    def begin(self) -> int:
+        active = self._active
+        if (
+            not active.is_open
+            or not active.has_room(self._size)
+            or active.used + self._size > self._opened.segment_bytes_max
+        ):
+            return NEEDS_THREAD
+        try:
+            active.write(self._frame, fill_until=0)
+        except DiskFull:
+            return NEEDS_THREAD  # a file system that copies on write: `run` finds room, or fails
+        self._written = True
+        return active.fd if self._log.syncs_each_commit else ENDED
+
+    def run(self) -> None:
+        if not self._active.is_open:
+            self._active.take_up()
+        if not self._written:
+            try:
+                self._write()
+            except DiskFull:
+                if self._spare is None:
+                    raise
+                self._spare()  # durability rule 6
+                self._write()
+        if self._log.syncs_each_commit:
+            self._active.sync()  # durability rule 1
+
+    def _write(self) -> None:
+        used = self._active.used
+        if (
+            used > SEGMENT_HEADER_BYTES
+            and used + self._size > self._opened.segment_bytes_max
+            and self._rolled is None
+        ):
+            self._roll()
+        # On a full disk, take no more than the frame needs.
+        self._active.write(
+            self._frame, fill_until=self._opened.segment_bytes_max if self._log.reserves.held else 0
+        )
+
+    def finish(self, error: Exception | None) -> None:
+        super().finish(error)
+        if error is None:
+            self._log.committed(self._opened, self._after)
+
+
+class SyncUnsynced(Job):
+    """Syncs commits that were acknowledged before they were synced."""
+
+    __slots__ = ()
+
+    def begin(self) -> int:
+        return self._active.fd
+
+    def run(self) -> None:
+        self._active.sync()
+
+    def finish(self, error: Exception | None) -> None:
+        super().finish(error)
+        if error is None:
+            self._opened.durable = self._opened.tail.position
+
+
+class Roll(Job):
+    """Begins a new segment, so that the active one can be trimmed."""
+
+    __slots__ = ()
+
+    def begin(self) -> int:
+        return NEEDS_THREAD
+
+    def run(self) -> None:
+        try:
+            self._roll()
+        except DiskFull:
+            # A new segment is small, and the old one may be all garbage (durability rule 6).
+            self._log.reserves.release()
+            self._roll()
