@@ -155,7 +155,7 @@ def test_a_value_is_found_at_an_offset_and_tells_where_it_ends() -> None:
 
 
 def test_bytes_behind_the_value_are_refused_where_one_value_is_wanted() -> None:
-    with pytest.raises(DecodeError, match="1 bytes behind"):
+    with pytest.raises(DecodeError, match="1 bytes after"):
         decode_all(b"\x40\x40")
 
 
