@@ -217,6 +217,14 @@ class Resting:
         for generation in self._sleepers:
             self._due.update(self._take_up(generation))
         self._make_heap()
+        now_ms = self._clock.now_ms()
+        if due := sum(at_ms <= now_ms for at_ms in self._due.values()):
+            log.info(
+                "partitions.due",
+                partitions=due,
+                reason="Messages have expired in them, or their logs have room to give back: they are opened "
+                "now.",
+            )
         if self._waiting:
             log.info(
                 "partitions.unknown",

@@ -11,6 +11,7 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import MonkeyPatch
+from structlog.testing import capture_logs
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import DEAD_LETTER, MAIN
@@ -204,6 +205,17 @@ async def test_an_appointment_outlives_a_restart_whatever_its_reason() -> None:
     world.clock.advance(1_000)
     await world.until(lambda: world.queues["a"].woken == [1])
     await world.stop()
+
+
+async def test_a_start_that_opens_partitions_because_something_is_due_says_so() -> None:
+    world = await World().start({"a": 3})
+    for number, due_ms in enumerate((world.clock.now_ms(), world.clock.now_ms() + 1_000, None)):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, holding(1, due_ms))
+    with capture_logs() as lines:
+        again = await World(await world.stop()).start({"a": 3})
+    assert [line["partitions"] for line in lines if line["event"] == "partitions.due"] == [1]
+    await again.stop()
 
 
 async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and_only_then_all_is_known() -> (
