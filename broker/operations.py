@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Final, NewType
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import QueueDescription
@@ -45,6 +45,48 @@ def sequence_of_token(token: LockToken) -> int:
 BYTES_UNBOUNDED = 1 << 62
 
 
+# --- columns ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class Column:
+    """One thing that is known of each message. In operations and answers it is a list, in parallel with the
+    messages."""
+
+    name: str
+    """In `columns` of operations and answers, and of a partition's reference."""
+    number: int
+    """In records and checkpoints. It stands for this column for ever: a number is never given again."""
+    code: str
+    """How a value is stored: the array type of a number (Q 8 bytes, I 4, H 2), or "" for bytes, of which None
+    means that there are none."""
+    default: int | bytes | None
+    """Of messages that came without a value. A column in which all values are the default is not stored."""
+
+
+COLUMNS: Final[tuple[Column, ...]] = ()
+"""The columns that a sender may give to its messages, and that travel with them from then on.
+
+*To add one, add it here.* A `Send` whose `columns` hold it has it stored with the message. Recovery,
+compaction, checkpoints and repair keep it (`broker/partition/columns.py`), the shelves of receivers cut it
+like all other lists, and `Locked` and `Peeked` have it in their `columns`.
+"""
+
+ColumnLists = dict[str, list[int | bytes | None]]
+"""Columns of some messages, by name."""
+
+KNOWN_COLUMNS: Final = {
+    "sequence_numbers": "sequence_number",
+    "enqueued_at_ms": "enqueued_at_ms",
+    "delivery_counts": "delivery_count",
+    "expires_at_ms": "expires_at_ms",
+    "messages": "payload",
+    "changed": "changed",
+}
+"""The lists of `Locked` and `Peeked` that all messages have: where in a partition's reference each comes
+from."""
+
+
 # --- operations ---------------------------------------------------------------------------------------------
 
 
@@ -57,6 +99,8 @@ class Send:
     time_to_live_ms: Sequence[int | None] | None
     """Per message, as the sender set it; None for all when no message has one."""
     cookie: object = None
+    columns: ColumnLists = field(default_factory=dict)
+    """Those of `COLUMNS` in which some message has a value of its own."""
 
 
 @dataclass(slots=True)
@@ -290,6 +334,8 @@ class Locked:
     cookie: object = None
     voids_demand: bool = False
     """The demand's bytes are used up, so the partition has dropped the rest of the demand."""
+    columns: ColumnLists = field(default_factory=dict)
+    """All of `COLUMNS`."""
 
 
 @dataclass(slots=True)
@@ -348,6 +394,8 @@ class Peeked:
     cookie: object
     more: bool = False
     """The answer is as large as one may be, and others follow what it shows."""
+    columns: ColumnLists = field(default_factory=dict)
+    """All of `COLUMNS`."""
 
 
 @dataclass(slots=True)

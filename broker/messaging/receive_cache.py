@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterator
-from dataclasses import replace
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
 
-from broker.operations import Locked, LockToken
+from broker.operations import KNOWN_COLUMNS, Locked, LockToken
 
 
 class ReceiveCache:
@@ -117,31 +119,31 @@ def split(locked: Locked, count: int) -> tuple[Locked | None, Locked | None]:
 def without(locked: Locked, places: Container[int]) -> Locked:
     """The messages but for those at `places`."""
     kept = [index for index in range(len(locked.tokens)) if index not in places]
-    return replace(
-        locked,
-        tokens=[locked.tokens[index] for index in kept],
-        sequence_numbers=[locked.sequence_numbers[index] for index in kept],
-        enqueued_at_ms=[locked.enqueued_at_ms[index] for index in kept],
-        delivery_counts=[locked.delivery_counts[index] for index in kept],
-        expires_at_ms=[locked.expires_at_ms[index] for index in kept],
-        messages=[locked.messages[index] for index in kept],
-        changed=[locked.changed[index] for index in kept],
-    )
+    lists = [[values[index] for index in kept] for values in _lists_of(locked)]
+    columns = {name: [values[index] for index in kept] for name, values in locked.columns.items()}
+    values: list[Any] = [*_before(locked), *lists, *_behind(locked), columns]
+    return Locked(*values)
 
 
 def _part(locked: Locked, start: int, stop: int) -> Locked:
-    return Locked(
-        locked.partition,
-        locked.subqueue,
-        locked.tokens[start:stop],
-        locked.sequence_numbers[start:stop],
-        locked.enqueued_at_ms[start:stop],
-        locked.delivery_counts[start:stop],
-        locked.expires_at_ms[start:stop],
-        locked.messages[start:stop],
-        locked.changed[start:stop],
-        locked.locked_until_ms,
-        locked.deferred,
-        locked.cookie,
-        locked.voids_demand,
-    )
+    here = slice(start, stop)
+    lists = [values[here] for values in _lists_of(locked)]
+    columns = locked.columns
+    if columns:
+        columns = {name: values[here] for name, values in columns.items()}
+    values: list[Any] = [*_before(locked), *lists, *_behind(locked), columns]
+    return Locked(*values)
+
+
+Getter = Callable[[Locked], tuple[Any, ...]]
+
+
+def _getters() -> tuple[Getter, Getter, Getter]:
+    """The fields of an answer but for its columns: those before its lists, the lists, those behind them."""
+    names = [each.name for each in fields(Locked)]
+    begin, end = names.index("tokens"), names.index("locked_until_ms")
+    assert set(names[begin:end]) == {"tokens", *KNOWN_COLUMNS} and names[-1] == "columns"
+    return attrgetter(*names[:begin]), attrgetter(*names[begin:end]), attrgetter(*names[end:-1])
+
+
+_before, _lists_of, _behind = _getters()

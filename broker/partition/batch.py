@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Any
 
 from broker.base.errors import Reason
-from broker.operations import Answer, ClientId, Failed, Locked, MessageState, Peeked
+from broker.operations import COLUMNS, KNOWN_COLUMNS, Answer, ClientId, Failed, Locked, MessageState, Peeked
+from broker.partition.columns import of_references
 from broker.partition.durable_state import NewRecord
 from broker.partition.references import DEFERRED, Lease, Reference
 from storage.log import Commit, Frame, Position
@@ -113,37 +115,24 @@ class Batch:
         self.answers = answers
 
 
-_SEQUENCE_NUMBER, _ENQUEUED_AT_MS = attrgetter("sequence_number"), attrgetter("enqueued_at_ms")
-_DELIVERY_COUNT, _EXPIRES_AT_MS = attrgetter("delivery_count"), attrgetter("expires_at_ms")
-_CHANGED, _PAYLOAD = attrgetter("changed"), attrgetter("payload")
+_GETTERS = [(name, attrgetter(attribute)) for name, attribute in KNOWN_COLUMNS.items()]
 
 
 def write_locked(answer: Locked, lease: Lease) -> None:
     """Write the columns of a `Locked` answer, once per batch; messages that are not in memory are empty."""
     references = lease.references
+    for name, get in _GETTERS:
+        setattr(answer, name, list(map(get, references)))
     nonce = lease.nonce.to_bytes(8, "big")
-    answer.sequence_numbers = numbers = list(map(_SEQUENCE_NUMBER, references))
-    answer.tokens = [number.to_bytes(8, "big") + nonce for number in numbers]
-    answer.enqueued_at_ms = list(map(_ENQUEUED_AT_MS, references))
-    answer.delivery_counts = list(map(_DELIVERY_COUNT, references))
-    answer.expires_at_ms = list(map(_EXPIRES_AT_MS, references))
-    answer.changed = list(map(_CHANGED, references))
-    answer.messages = list(map(_PAYLOAD, references))
+    answer.tokens = [number.to_bytes(8, "big") + nonce for number in answer.sequence_numbers]
+    if COLUMNS:
+        answer.columns = of_references(references)
 
 
 def peeked(found: Sequence[Reference], cookie: object, more: bool) -> Peeked:
     """The answer that shows these messages; those that are not in memory are empty."""
-    return Peeked(
-        list(map(_SEQUENCE_NUMBER, found)),
-        list(map(_ENQUEUED_AT_MS, found)),
-        list(map(_DELIVERY_COUNT, found)),
-        list(map(_EXPIRES_AT_MS, found)),
-        list(map(_PAYLOAD, found)),
-        list(map(_CHANGED, found)),
-        [
-            MessageState.DEFERRED if reference.state == DEFERRED else MessageState.ACTIVE
-            for reference in found
-        ],
-        cookie,
-        more,
-    )
+    states: list[int] = [
+        MessageState.DEFERRED if reference.state == DEFERRED else MessageState.ACTIVE for reference in found
+    ]
+    known: dict[str, list[Any]] = {name: list(map(get, found)) for name, get in _GETTERS}
+    return Peeked(**known, states=states, cookie=cookie, more=more, columns=of_references(found))

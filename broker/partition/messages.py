@@ -24,7 +24,7 @@ from itertools import accumulate, islice, repeat
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, TRANSFER_DEAD_LETTER
 from broker.operations import PARTITION_SHIFT
-from broker.partition import records
+from broker.partition import columns, records
 from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks
 from broker.partition.clock_settings import ClockSettings
@@ -108,7 +108,11 @@ class Messages:
         """What everything but the messages' bodies takes of the memory."""
         total = self.states.bytes
         for subqueue in self.subqueues:
-            total += subqueue.changed_bytes + MESSAGE_OVERHEAD_BYTES * len(subqueue.references)
+            total += (
+                subqueue.changed_bytes
+                + subqueue.column_bytes
+                + MESSAGE_OVERHEAD_BYTES * len(subqueue.references)
+            )
         return total
 
     @property
@@ -125,6 +129,7 @@ class Messages:
             total += (
                 subqueue.bytes
                 + subqueue.changed_bytes
+                + subqueue.column_bytes
                 + records.RELOCATED_MESSAGE_BYTES * len(subqueue.references)
             )
         return total
@@ -190,7 +195,7 @@ class Messages:
         `messages` and `now_ms` (monotonic time) are None in a replay: bodies are read when needed, and
         `finish_replay` sets deadlines.
         """
-        first, enqueued_ms, sizes, expiries, offset = enqueued
+        first, enqueued_ms, sizes, expiries, offset, column_lists = enqueued
         count = len(sizes)
         assert first >= self.next_number, "sequence numbers never come back"
         size = sum(sizes)
@@ -223,6 +228,7 @@ class Messages:
             )
         )
         untrack(references)
+        columns.give(references, column_lists)
         # The numbers that the references hold are the dictionary's keys, too: one object for both.
         self.main.append(references, [reference.sequence_number for reference in references], size)
         if lives:
@@ -264,9 +270,17 @@ class Messages:
         frame = self._frame_at(position)
         frame.live += len(relocated.sequence_numbers)
         offset = relocated.messages_offset
-        for number, enqueued_ms, expires_ms, size, deliveries, subqueue_number, state, changed in zip(
-            *relocated[:-1], strict=True
-        ):
+        found: list[Reference] = []
+        for (
+            number,
+            enqueued_ms,
+            expires_ms,
+            size,
+            deliveries,
+            subqueue_number,
+            state,
+            changed,
+        ) in relocated.rows():
             subqueue = self.subqueues[subqueue_number]
             self.blocks.touch(subqueue_number, (number,), position)
             reference = subqueue.references.get(number)
@@ -283,7 +297,9 @@ class Messages:
                 )
                 reference.frame.live -= 1
                 reference.frame, reference.offset = frame, offset
+            found.append(reference)
             offset += size
+        columns.give(found, relocated.columns)
 
     def _watch_lives(
         self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]
@@ -494,6 +510,7 @@ class Messages:
             if standing is not None:
                 reference = standing[1]
                 room -= reference.size + len(reference.changed or b"") + records.RELOCATED_MESSAGE_BYTES
+                room -= columns.value_bytes((reference,))
                 if found and (room < 0 or len(found) == RELOCATED_AT_ONCE):
                     break
                 found.append(standing)
@@ -512,6 +529,7 @@ class Messages:
             [reference.state for reference in references],
             [reference.changed for reference in references],
             0,
+            columns.of_references(references),
         )
         return relocated._replace(messages_offset=records.add_relocated(commit, relocated, messages))
 
@@ -536,7 +554,7 @@ class Messages:
 
 def _parts(enqueued: Enqueued) -> Iterator[Enqueued]:
     """The same messages, REPLAYED_AT_ONCE at a time."""
-    first, enqueued_ms, sizes, expiries, offset = enqueued
+    first, enqueued_ms, sizes, expiries, offset, column_lists = enqueued
     if len(sizes) <= REPLAYED_AT_ONCE:
         yield enqueued
         return
@@ -544,7 +562,12 @@ def _parts(enqueued: Enqueued) -> Iterator[Enqueued]:
         stop = start + REPLAYED_AT_ONCE
         part = sizes[start:stop]
         yield Enqueued(
-            first + start, enqueued_ms, part, None if expiries is None else expiries[start:stop], offset
+            first + start,
+            enqueued_ms,
+            part,
+            None if expiries is None else expiries[start:stop],
+            offset,
+            columns.part_of(column_lists, slice(start, stop)),
         )
         offset += sum(part)
 
@@ -553,18 +576,7 @@ def _relocated_parts(relocated: Relocated) -> Iterator[Relocated]:
     """The same messages, REPLAYED_AT_ONCE at a time."""
     offset = relocated.messages_offset
     for start in range(0, len(relocated.sizes), REPLAYED_AT_ONCE):
-        here = slice(start, start + REPLAYED_AT_ONCE)
-        part = Relocated(
-            relocated.sequence_numbers[here],
-            relocated.enqueued_at_ms[here],
-            relocated.expires_at_ms[here],
-            relocated.sizes[here],
-            relocated.delivery_counts[here],
-            relocated.subqueues[here],
-            relocated.states[here],
-            relocated.changed[here],
-            offset,
-        )
+        part = relocated.part(slice(start, start + REPLAYED_AT_ONCE), offset)
         yield part
         offset += sum(part.sizes)
 

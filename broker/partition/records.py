@@ -20,18 +20,19 @@ each kind):
     offset  size  field                          offset  size  field
          0     8  first sequence number               0     2  subqueue
          8     8  enqueued at                         2     2  subqueue it moves to (MOVED; else 0)
-        16     4  messages n                          4     2  flags: 1 = a delivery is counted (MOVED,
-                                                               DEFERRED)
-        20     2  flags: 1 = expiries follow          6     2  zero
+        16     4  messages n                          4     2  flags: 1 = a delivery is counted
+        20     2  flags: 1 = expiries,                           (MOVED, DEFERRED)
+                  2 = a column part follows           6     2  zero
         22     2  zero                                8     4  messages n
-        24    4n  sizes                              12     4  size c of the changed properties, 0 for none
+        24    4n  sizes                              12     4  size c of the changed properties, or 0
       (then   8n  expiries)                          16    8n  sequence numbers
-         …     …  the stored messages                 …     c  changed properties, an encoded AMQP map
+      (then    …  column part, see `columns.py`)      …     c  changed properties, an encoded AMQP map
+         …     …  the stored messages
 
     RELOCATED                                    COUNTERS
     offset  size  field                          offset  size  field
          0     4  messages n                          0     8  next sequence number
-         4     4  zero                                8     8  latest enqueued time
+         4     4  flags: 1 = a column part follows    8     8  latest enqueued time
          8    8n  sequence numbers
          …    8n  enqueued at
          …    8n  expiries
@@ -41,6 +42,7 @@ each kind):
          …    2n  subqueues
          …    2n  states (READY, DEFERRED)
          …     …  changed properties, one after the other
+      (then    …  column part, see `columns.py`)
          …     …  the stored messages
 
 A RETURNED record always counts a delivery. DEFERRED records without the flag were written by releases that
@@ -53,19 +55,22 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+from broker.partition import columns as column_parts
+from broker.partition.columns import NO_COLUMNS, Columns, UnreadableColumns
 from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Commit, Record
 
 ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED = range(1, 9)
 VERSION = 1
 
-RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2
-"""What the tables of a RELOCATED record take for each message, beside the message and its changed
-properties."""
+RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2 + column_parts.MESSAGE_BYTES
+"""What the tables of a RELOCATED record take for each message, beside the message, its changed properties and
+its columns' values of bytes."""
 
-_HAS_EXPIRIES = 1
+_HAS_EXPIRIES, _HAS_COLUMNS = 1, 2
+_RELOCATED_HAS_COLUMNS = 1
 _COUNTS_DELIVERY = 1
 
 _ENQUEUED = struct.Struct("<QQIHH")
@@ -76,7 +81,7 @@ _RELOCATED = struct.Struct("<II")
 assert array("Q").itemsize == 8 and array("I").itemsize == 4 and array("H").itemsize == 2
 
 
-RELOCATED_FRAME_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + _RELOCATED.size
+RELOCATED_FRAME_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + _RELOCATED.size + column_parts.PART_BYTES
 """What a frame with one RELOCATED record takes before its tables."""
 
 
@@ -94,6 +99,7 @@ class Enqueued(NamedTuple):
     """None when no message expires."""
     messages_offset: int
     """Where the first message's bytes begin, counted from the frame's start; the others follow."""
+    columns: Columns = NO_COLUMNS
 
 
 class Mark(NamedTuple):
@@ -126,6 +132,23 @@ class Relocated(NamedTuple):
     states: Sequence[int]
     changed: Sequence[bytes | None]
     messages_offset: int
+    columns: Columns = NO_COLUMNS
+
+    def rows(self) -> Iterator[tuple[int, int, int, int, int, int, int, bytes | None]]:
+        """All but the columns, for one message after the other."""
+        tables: tuple[Any, ...] = self[:_RELOCATED_TABLES]
+        return zip(*tables, strict=True)
+
+    def part(self, here: slice, messages_offset: int) -> Relocated:
+        """Some of the messages; `messages_offset` is where the first of them begins."""
+        tables: tuple[Any, ...] = self[:_RELOCATED_TABLES]
+        cut: dict[str, Any] = {name: each[here] for name, each in zip(self._fields, tables, strict=False)}
+        columns = column_parts.part_of(self.columns, here)
+        return self._replace(**cut, messages_offset=messages_offset, columns=columns)
+
+
+_RELOCATED_TABLES = Relocated._fields.index("messages_offset")
+"""How many of the fields have one entry for each message."""
 
 
 def table(code: str, values: Iterable[int]) -> bytes:
@@ -155,12 +178,17 @@ def add_enqueued(
     sizes: Sequence[int],
     expiries: Sequence[int] | None,
     messages: Sequence[bytes],
+    columns: Columns = NO_COLUMNS,
 ) -> int:
     """Append an ENQUEUED record; gives the offset of the first message from the frame's start."""
     flags = 0 if expiries is None else _HAS_EXPIRIES
+    column_part = column_parts.encode(columns) if columns else b""
+    if column_part:
+        flags |= _HAS_COLUMNS
     head = _ENQUEUED.pack(first, enqueued_at_ms, len(sizes), flags, 0) + table("I", sizes)
     if expiries is not None:
         head += table("Q", expiries)
+    head += column_part
     return commit.add(ENQUEUED, [head, *messages], VERSION) + len(head)
 
 
@@ -171,8 +199,17 @@ def read_enqueued(record: Record) -> Enqueued:
     expiries: array[int] | None = None
     if flags & _HAS_EXPIRIES:
         expiries, end = read_table("Q", record.body, end, count)
+    columns, end = read_columns(record.body, end, count) if flags & _HAS_COLUMNS else (NO_COLUMNS, end)
     _fits(record, end + sum(sizes))
-    return Enqueued(first, enqueued_at_ms, sizes, expiries, record.offset + end)
+    return Enqueued(first, enqueued_at_ms, sizes, expiries, record.offset + end, columns)
+
+
+def read_columns(view: memoryview, offset: int, count: int) -> tuple[Columns, int]:
+    """A column part, and the offset behind it. Raises UnreadableRecord."""
+    try:
+        return column_parts.decode(view, offset, count)
+    except UnreadableColumns as error:
+        raise UnreadableRecord(str(error)) from error
 
 
 def encode_mark(mark: Mark) -> bytes:
@@ -206,9 +243,10 @@ def add_relocated(commit: Commit, relocated: Relocated, messages: Sequence[bytes
     """Append a RELOCATED record (its own `messages_offset` is ignored); gives the offset of the first
     message."""
     changed = [each or b"" for each in relocated.changed]
+    column_part = column_parts.encode(relocated.columns)
     head = b"".join(
         [
-            _RELOCATED.pack(len(relocated.sequence_numbers), 0),
+            _RELOCATED.pack(len(relocated.sequence_numbers), _RELOCATED_HAS_COLUMNS if column_part else 0),
             table("Q", relocated.sequence_numbers),
             table("Q", relocated.enqueued_at_ms),
             table("Q", relocated.expires_at_ms),
@@ -218,6 +256,7 @@ def add_relocated(commit: Commit, relocated: Relocated, messages: Sequence[bytes
             table("H", relocated.subqueues),
             table("H", relocated.states),
             *changed,
+            column_part,
         ]
     )
     return commit.add(RELOCATED, [head, *messages], VERSION) + len(head)
@@ -226,7 +265,7 @@ def add_relocated(commit: Commit, relocated: Relocated, messages: Sequence[bytes
 def read_relocated(record: Record) -> Relocated:
     """Decode a RELOCATED record."""
     body = record.body
-    count, _ = _head(_RELOCATED, record)
+    count, flags = _head(_RELOCATED, record)
     numbers, end = read_table("Q", body, _RELOCATED.size, count)
     enqueued, end = read_table("Q", body, end, count)
     expiries, end = read_table("Q", body, end, count)
@@ -235,13 +274,25 @@ def read_relocated(record: Record) -> Relocated:
     changed_sizes, end = read_table("I", body, end, count)
     subqueues, end = read_table("H", body, end, count)
     states, end = read_table("H", body, end, count)
-    _fits(record, end + sum(changed_sizes) + sum(sizes))
     changed: list[bytes | None] = []
     for size in changed_sizes:
         changed.append(bytes(body[end : end + size]) if size else None)
         end += size
+    columns = NO_COLUMNS
+    if flags & _RELOCATED_HAS_COLUMNS:
+        columns, end = read_columns(body, end, count)
+    _fits(record, end + sum(sizes))
     return Relocated(
-        numbers, enqueued, expiries, sizes, deliveries, subqueues, states, changed, record.offset + end
+        numbers,
+        enqueued,
+        expiries,
+        sizes,
+        deliveries,
+        subqueues,
+        states,
+        changed,
+        record.offset + end,
+        columns,
     )
 
 

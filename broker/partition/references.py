@@ -14,7 +14,7 @@ while a lease holds it, and whoever ends a lease or drops the state breaks it.
 
 from __future__ import annotations
 
-from broker.operations import ClientId
+from broker.operations import COLUMNS, ClientId
 from broker.partition._untracked import keep_untracked
 from storage.log import Position
 
@@ -51,6 +51,7 @@ class Reference:
         "sequence_number",
         "size",
         "state",
+        *(column.name for column in COLUMNS),  # set by `columns.give`
     )
 
     def __init__(

@@ -163,14 +163,7 @@ class Salvage:
 
     def _relocated(self, position: Position, relocated: Relocated) -> None:
         """A whole message with its state: what was known of it before may lack what stood in a gap."""
-        columns = (
-            relocated.sequence_numbers,
-            relocated.delivery_counts,
-            relocated.subqueues,
-            relocated.states,
-            relocated.changed,
-        )
-        for number, deliveries, subqueue, state, changed in zip(*columns, strict=True):
+        for number, _, _, _, deliveries, subqueue, state, changed in relocated.rows():
             if subqueue >= len(self.messages.subqueues):
                 raise UnreadableRecord(
                     f"a record speaks of subqueue {subqueue}, which is unknown to this release"

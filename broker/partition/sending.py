@@ -14,6 +14,7 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, QueueDescriptio
 from broker.operations import Send
 from broker.partition import records
 from broker.partition.batch import Batch
+from broker.partition.columns import Columns, list_bytes, part_of
 from broker.partition.enqueued_times import EnqueuedTimes, expiries
 from broker.partition.messages import Messages
 from broker.partition.quotas import check_size
@@ -44,7 +45,7 @@ class Sending:
             self._number,
             self._messages.subqueues,
             self._messages.states.bytes,
-            sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes),
+            sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes) + list_bytes(send.columns),
         )
         if min(sizes) == max(sizes):
             sizes = [sizes[0]] * len(sizes)  # one number object for all
@@ -55,9 +56,9 @@ class Sending:
         batch.has_sent = True
         batch.work += len(sizes)
         if len(sizes) <= self._at_once:
-            self._enqueue(batch, enqueued_ms, sizes, expire, messages)
+            self._enqueue(batch, enqueued_ms, sizes, expire, messages, send.columns)
         else:
-            self._rest = self._enqueue_many(batch, enqueued_ms, sizes, expire, messages)
+            self._rest = self._enqueue_many(batch, enqueued_ms, sizes, expire, messages, send.columns)
             next(self._rest)
         return first
 
@@ -74,11 +75,17 @@ class Sending:
         sizes: list[int],
         expire: list[int] | None,
         messages: Sequence[bytes],
+        columns: Columns,
     ) -> Iterator[None]:
         for start in range(0, len(sizes), self._at_once):
             here = slice(start, start + self._at_once)
             self._enqueue(
-                batch, enqueued_ms, sizes[here], None if expire is None else expire[here], messages[here]
+                batch,
+                enqueued_ms,
+                sizes[here],
+                None if expire is None else expire[here],
+                messages[here],
+                part_of(columns, here),
             )
             yield
 
@@ -89,9 +96,10 @@ class Sending:
         sizes: list[int],
         expire: list[int] | None,
         messages: Sequence[bytes],
+        columns: Columns,
     ) -> None:
         first = self._messages.next_number
-        offset = records.add_enqueued(batch.commit, first, enqueued_ms, sizes, expire, messages)
-        enqueued = Enqueued(first, enqueued_ms, sizes, expire, offset)
+        offset = records.add_enqueued(batch.commit, first, enqueued_ms, sizes, expire, messages, columns)
+        enqueued = Enqueued(first, enqueued_ms, sizes, expire, offset, columns)
         if not self._messages.apply_enqueued(batch.commit.start, enqueued, messages, batch.now_ms):
             batch.passing += map(self._messages.main.references.__getitem__, range(first, first + len(sizes)))

@@ -17,7 +17,7 @@ Tables as in `records.py`, little endian.
     offset  size  field                          offset  size  field
          0     8  next sequence number                0     2  messages n
          8     8  latest enqueued time                2     2  flags: 1 = expiries, 2 = delivery counts,
-                                                               4 = states follow
+                                                               4 = states, 8 = a column part follow
                                                       4     2  frames f
                                                       6     2  messages with changed properties c
                                                       8    8f  positions of the frames that hold the messages
@@ -34,6 +34,7 @@ Tables as in `records.py`, little endian.
                                                       …    2c  which messages have changed properties, by
                                                                their place in these tables
                                                       …     …  changed properties, one after the other
+                                                      …     …  column part (`columns.py`)
 """
 
 from __future__ import annotations
@@ -43,21 +44,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from operator import attrgetter
 
-from broker.partition import snapshot_v1
+from broker.partition import columns, snapshot_v1
 from broker.partition._untracked import untrack
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
+from broker.partition.columns import NO_COLUMNS
 from broker.partition.durable_state import Section
 from broker.partition.gradual_sort import sort_gradually
 from broker.partition.messages import Messages
-from broker.partition.records import UnreadableRecord, read_table, table
+from broker.partition.records import UnreadableRecord, read_columns, read_table, table
 from broker.partition.references import Reference, StoredFrame
 from storage.log import Checkpoint, Position
 from storage.log import Section as StoredSection
 
 _COUNTERS = struct.Struct("<QQ")
 _MESSAGES = struct.Struct("<HHHH")
-_HAS_EXPIRIES, _HAS_DELIVERY_COUNTS, _HAS_STATES = 1, 2, 4
-_ROW_BYTES_MAX = 3 * 8 + 3 * 4 + 3 * 2
+_HAS_EXPIRIES, _HAS_DELIVERY_COUNTS, _HAS_STATES, _HAS_COLUMNS = 1, 2, 4, 8
+_ROW_BYTES_MAX = 3 * 8 + 3 * 4 + 3 * 2 + columns.MESSAGE_BYTES
 """What a message takes at most: a row of each table, and a frame of its own."""
 _TABLE_ROW_BYTES = 40
 """What a block takes in the table of all blocks."""
@@ -213,10 +215,12 @@ class _MessagesSection:
         expiries = [each.expires_at_ms or 0 for each in references]
         deliveries = [each.delivery_count for each in references]
         states = [each.state for each in references]
+        column_part = columns.encode(columns.of_references(references))
         flags = (
             (any(expiries) and _HAS_EXPIRIES)
             | (any(deliveries) and _HAS_DELIVERY_COUNTS)
             | (any(states) and _HAS_STATES)
+            | (_HAS_COLUMNS if column_part else 0)
         )
         return b"".join(
             [
@@ -233,6 +237,7 @@ class _MessagesSection:
                 table("H", states) if flags & _HAS_STATES else b"",
                 table("H", [place for place, _ in changed]),
                 *(each for _, each in changed),
+                column_part,
             ]
         )
 
@@ -254,10 +259,13 @@ class _MessagesSection:
         frame_places, end = read_table("H", view, end, count)
         states, end = read_table("H", view, end, count if flags & _HAS_STATES else 0)
         changed_places, end = read_table("H", view, end, changed_count)
-        if end + sum(changed_sizes) != len(view):
+        whole = end + sum(changed_sizes)
+        column_lists = NO_COLUMNS
+        if flags & _HAS_COLUMNS:
+            column_lists, whole = read_columns(view, whole, count)
+        if whole != len(view):
             raise UnreadableRecord(
-                f"a block of a checkpoint has {len(view)} bytes, its tables speak of "
-                f"{end + sum(changed_sizes)}"
+                f"a block of a checkpoint has {len(view)} bytes, its tables speak of {whole}"
             )
         frames = [self._frame(position) for position in positions]
         # Equal times and sizes become one object each: a table makes one per message.
@@ -276,6 +284,7 @@ class _MessagesSection:
         )
         untrack(references)
         untrack(frames)
+        columns.give(references, column_lists)
         for place in frame_places:
             frames[place].live += 1
         for reference, delivery_count in zip(references, deliveries, strict=False):
@@ -310,8 +319,11 @@ class _MessagesSection:
 
     def cost(self, base: Position | None) -> int:
         blocks, changed = len(self._blocks), self._blocks.count_since(base)
-        rows = min(changed * BLOCK_MESSAGES, self._messages.count) * _ROW_BYTES_MAX + changed * _MESSAGES.size
-        properties = sum(subqueue.changed_bytes for subqueue in self._messages.subqueues) if changed else 0
+        heads = changed * (_MESSAGES.size + columns.PART_BYTES)
+        rows = min(changed * BLOCK_MESSAGES, self._messages.count) * _ROW_BYTES_MAX + heads
+        properties = 0
+        if changed:
+            properties = sum(each.changed_bytes + each.column_bytes for each in self._messages.subqueues)
         return rows + properties + blocks * _TABLE_ROW_BYTES
 
     def needed_from(self) -> Position | None:

@@ -34,6 +34,7 @@ import struct
 from collections.abc import Generator, Iterator
 
 from broker.partition._untracked import untrack
+from broker.partition.columns import NO_COLUMNS, give
 from broker.partition.gradual_sort import AT_ONCE
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table
@@ -117,6 +118,7 @@ def _load_subqueue(
             )
         )
         untrack(references)
+        give(references, NO_COLUMNS)
         for reference, delivery_count, state in zip(references, deliveries[here], states[here], strict=True):
             reference.frame.live += 1
             if delivery_count:

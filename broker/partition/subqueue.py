@@ -23,6 +23,7 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.changes import merge_changes
 from broker.partition._untracked import untrack
 from broker.partition.clock_settings import ClockSettings
+from broker.partition.columns import value_bytes
 from broker.partition.order import Order
 from broker.partition.references import DEFERRED, READY, Lease, Reference
 from broker.partition.sifted_heap import SiftedHeap
@@ -41,9 +42,21 @@ UPCOMING_MAX = 4096
 class Subqueue:
     """The references of one subqueue. Owned by the partition's state machine."""
 
-    __slots__ = ("_next", "_order", "_returned", "available", "bytes", "changed_bytes", "deferred", "expiry",
-    "locked",
-                 "name", "number", "references")  # fmt: skip
+    __slots__ = (
+        "_next",
+        "_order",
+        "_returned",
+        "available",
+        "bytes",
+        "changed_bytes",
+        "column_bytes",
+        "deferred",
+        "expiry",
+        "locked",
+        "name",
+        "number",
+        "references",
+    )
 
     def __init__(self, number: int, name: str) -> None:
         self.number = number
@@ -60,6 +73,8 @@ class Subqueue:
         """The size of all messages, as they were sent."""
         self.changed_bytes = 0
         """The size of all changed properties, counted for each message that has them."""
+        self.column_bytes = 0
+        """The size of all values in the columns of bytes (`columns.py`)."""
         self._order: Order | None = None
         """Until `rebuild` there is none."""
         self._next = 0
@@ -69,7 +84,12 @@ class Subqueue:
     def size_bytes(self) -> int:
         """What the quota counts: the messages as they were sent, their changed properties, and the memory
         that their state takes."""
-        return self.bytes + self.changed_bytes + MESSAGE_OVERHEAD_BYTES * len(self.references)
+        return (
+            self.bytes
+            + self.changed_bytes
+            + self.column_bytes
+            + MESSAGE_OVERHEAD_BYTES * len(self.references)
+        )
 
     # --- coming in and leaving ------------------------------------------------------------------------------
 
@@ -80,6 +100,7 @@ class Subqueue:
             self._order.extend(sequence_numbers)
         self.available += len(references)
         self.bytes += size
+        self.column_bytes += value_bytes(references)
 
     def insert(self, reference: Reference) -> None:
         """Add a message wherever its sequence number belongs; it is not locked."""
@@ -87,6 +108,7 @@ class Subqueue:
         assert number not in self.references and reference.lease is None
         self.references[number] = reference
         self.bytes += reference.size
+        self.column_bytes += value_bytes((reference,))
         if reference.changed is not None:
             self.changed_bytes += len(reference.changed)
         if self._order is not None:
@@ -116,6 +138,7 @@ class Subqueue:
             cancelled += 1
         self._cancel_expiry(lives_until_ms, cancelled)
         self.bytes -= size
+        self.column_bytes -= value_bytes(removed)
         if self.changed_bytes:
             self.changed_bytes -= sum(
                 len(reference.changed) for reference in removed if reference.changed is not None
@@ -304,12 +327,13 @@ class Subqueue:
         """
         references = self.references
         order = Order(references)
-        self.locked = self.deferred = self.bytes = self.changed_bytes = 0
+        self.locked = self.deferred = self.bytes = self.changed_bytes = self.column_bytes = 0
         strays: list[int] = []
         latest = -1
         remaining = iter(references.items())
         while part := list(islice(remaining, REBUILT_AT_ONCE)):
             untrack([reference for _, reference in part])  # those of a checkpoint
+            self.column_bytes += value_bytes(reference for _, reference in part)
             ascending: list[int] = []
             expiring: list[int] = []
             for number, reference in part:
@@ -361,6 +385,7 @@ class Subqueue:
         assert self.available == sum(1 for each in references if each.state == READY and each.lease is None)
         assert self.bytes == sum(each.size for each in references)
         assert self.changed_bytes == sum(len(each.changed) for each in references if each.changed is not None)
+        assert self.column_bytes == value_bytes(references)
         assert self._order is not None
         self._order.check()
         assert self.references.keys() <= set(self._order.numbers(0)), "a message that peeking does not reach"

@@ -1,0 +1,152 @@
+"""The columns of messages on their way through a partition: references, records, checkpoints. Pure.
+
+`COLUMNS` of `broker/operations.py` declares them; this file knows no column by name. A reference has a slot
+for each. Records and checkpoint blocks end their tables with a *column part* where some message has a value
+that is not the default (a flag in their heads says so). Little endian:
+
+    offset  size  field
+         0     2  columns k
+         2     2  zero
+    then for each column, ascending by its number:
+         0     2  number
+         2     2  zero
+         4     4  size b
+         8     b  of numbers: a table with one for each message
+                  of bytes: 4n sizes, 2^32 - 1 for none; then the values, one after the other
+
+A release that does not know a number does not read the record (`UnreadableRecord`).
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from types import MappingProxyType
+
+from broker.operations import COLUMNS, Column, ColumnLists
+from broker.partition.references import Reference
+
+Columns = Mapping[str, Sequence[int | bytes | None]]
+"""Columns of some messages, by name. In a column that is missing, all messages have the default."""
+NO_COLUMNS: Columns = MappingProxyType({})
+
+_PART = struct.Struct("<HH")
+_COLUMN = struct.Struct("<HHI")
+_NO_VALUE = 0xFFFFFFFF
+_BY_NUMBER = {column.number: column for column in COLUMNS}
+_GETTERS = [(column.name, attrgetter(column.name)) for column in COLUMNS]
+_OF_BYTES = [column.name for column in COLUMNS if not column.code]
+
+assert len(_BY_NUMBER) == len(COLUMNS) == len(set(_GETTERS)), "names and numbers are given once"
+
+PART_BYTES = _PART.size + len(COLUMNS) * _COLUMN.size if COLUMNS else 0
+"""What a column part takes beside its tables, at most."""
+MESSAGE_BYTES = sum(array(column.code or "I").itemsize for column in COLUMNS)
+"""What each message takes in the tables of a column part, at most, beside its values of bytes."""
+
+
+class UnreadableColumns(Exception):
+    """A column part that this release does not understand."""
+
+
+def of_references(references: Sequence[Reference]) -> ColumnLists:
+    """All columns of some messages."""
+    return {name: list(map(get, references)) for name, get in _GETTERS}
+
+
+def give(references: Sequence[Reference], columns: Columns) -> None:
+    """Set the columns of new references."""
+    for column in COLUMNS:
+        values = columns.get(column.name)
+        if values is None:
+            for reference in references:
+                setattr(reference, column.name, column.default)
+        else:
+            for reference, value in zip(references, values, strict=True):
+                setattr(reference, column.name, value)
+
+
+def part_of(columns: Columns, here: slice) -> Columns:
+    """The columns of some of the messages."""
+    return {name: values[here] for name, values in columns.items()} if columns else columns
+
+
+def value_bytes(references: Iterable[Reference]) -> int:
+    """How many bytes of values these messages have in the columns of bytes."""
+    if not _OF_BYTES:
+        return 0
+    return sum(len(getattr(reference, name) or b"") for reference in references for name in _OF_BYTES)
+
+
+def list_bytes(columns: Columns) -> int:
+    """How many bytes of values there are in the columns of bytes."""
+    if not columns:
+        return 0
+    return sum(len(value) for values in columns.values() for value in values if isinstance(value, bytes))
+
+
+def encode(columns: Columns) -> bytes:
+    """The column part; empty if all messages have the defaults."""
+    tables: list[bytes] = []
+    for number, column in sorted(_BY_NUMBER.items()):
+        values = columns.get(column.name)
+        if values is not None and any(value != column.default for value in values):
+            table = _encode_values(column, values)
+            tables += _COLUMN.pack(number, 0, len(table)), table
+    return _PART.pack(len(tables) // 2, 0) + b"".join(tables) if tables else b""
+
+
+def decode(view: memoryview, offset: int, count: int) -> tuple[Columns, int]:
+    """The column part of `count` messages at this offset, and the offset behind it. Raises
+    UnreadableColumns."""
+    columns: dict[str, Sequence[int | bytes | None]] = {}
+    try:
+        parts, _ = _PART.unpack_from(view, offset)
+        end = offset + _PART.size
+        for _ in range(parts):
+            number, _, size = _COLUMN.unpack_from(view, end)
+            column = _BY_NUMBER.get(number)
+            if column is None:
+                raise UnreadableColumns(f"column {number} is unknown to this release")
+            begin, end = end + _COLUMN.size, end + _COLUMN.size + size
+            if end > len(view):
+                raise UnreadableColumns(f"column {number} ends at byte {end} of {len(view)}")
+            columns[column.name] = _decode_values(column, view[begin:end], count)
+    except struct.error as error:
+        raise UnreadableColumns(f"a column part ends early: {error}") from error
+    return columns, end
+
+
+def _encode_values(column: Column, values: Sequence[int | bytes | None]) -> bytes:
+    if column.code:
+        return _table(column.code, values)
+    sizes = [len(value) if isinstance(value, bytes) else _NO_VALUE for value in values]
+    return _table("I", sizes) + b"".join(value for value in values if isinstance(value, bytes))
+
+
+def _decode_values(column: Column, view: memoryview, count: int) -> Sequence[int | bytes | None]:
+    numbers = array(column.code or "I")
+    end = count * numbers.itemsize
+    numbers.frombytes(view[:end])
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    values: list[int | bytes | None] = list(numbers)
+    if not column.code:
+        for place, size in enumerate(numbers):
+            values[place] = None if size == _NO_VALUE else bytes(view[end : end + size])
+            end += 0 if size == _NO_VALUE else size
+    if len(numbers) != count or end != len(view):
+        raise UnreadableColumns(
+            f"column {column.number} has {len(view)} bytes, {count} messages speak of {end}"
+        )
+    return values
+
+
+def _table(code: str, values: Sequence[int | bytes | None]) -> bytes:
+    numbers: array[int] = array(code, [value for value in values if isinstance(value, int)])
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()

@@ -1,0 +1,144 @@
+"""Two columns more, declared as a feature would declare them, on their way through a partition.
+
+`python -m tests.support.added_columns`: a process of its own, because `COLUMNS` is read when the partition's
+modules are imported.
+"""
+
+# ruff: noqa: E402 - the columns come first
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+
+from broker import operations
+from broker.operations import Column
+
+operations.COLUMNS = (  # type: ignore[misc]
+    Column("priority", 1, "H", 0),
+    Column("group", 2, "", None),
+)
+
+from broker.entities.descriptions import DEAD_LETTER
+from broker.messaging.receive_cache import split, without
+from broker.operations import ColumnLists, DeadLetter, Demand, Locked, Send, Sent
+from broker.partition import records
+from broker.partition.messages import Messages
+from broker.partition.payloads import PayloadBudget
+from broker.partition.salvage import Salvage
+from broker.partition.snapshot import Snapshot
+from storage.log import FRAME_HEADER_BYTES, Commit, Frame, Position
+from tests.support.partition_harness import NUMBER, Harness, one
+
+BODIES = [b"one", b"two", b"three"]
+COLUMNS: ColumnLists = {"priority": [7, 0, 9], "group": [b"x", None, b"yy"]}
+MANY = 5_000
+"""More than one step enqueues or replays."""
+
+
+def frame_of(commit: Commit) -> Frame:
+    return Frame(commit.start, bytes(FRAME_HEADER_BYTES) + b"".join(commit.parts))
+
+
+def seen(messages: Messages) -> list[tuple[object, ...]]:
+    """What the partition knows of each message."""
+    return [
+        (each.sequence_number, *(getattr(each, column.name) for column in operations.COLUMNS))
+        for subqueue in messages.subqueues
+        for each in subqueue.browse(0)
+    ]
+
+
+async def sent_peeked_and_delivered() -> None:
+    """From the sender through the log to a receiver, a restart and the dead-letter subqueue between them."""
+    harness = Harness()
+    one(await harness.do(1, Send(BODIES, None, None, COLUMNS)), Sent)
+    one(await harness.do(1, Send([b"plain"], None)), Sent)
+    every: ColumnLists = {"priority": [7, 0, 9, 0], "group": [b"x", None, b"yy", None]}
+    assert (await harness.peek()).columns == every
+    await harness.restart()
+    assert (await harness.peek()).columns == every, "replayed"
+    locked = one(await harness.do(2, Demand("", 3)), Locked)
+    assert locked.columns == COLUMNS
+    first, rest = split(locked, 1)
+    assert first is not None and first.columns == {"priority": [7], "group": [b"x"]}
+    assert rest is not None and rest.messages == [b"two", b"three"]
+    assert rest.columns == {"priority": [0, 9], "group": [None, b"yy"]}
+    assert without(locked, {1}).columns == {"priority": [7, 9], "group": [b"x", b"yy"]}
+    await harness.do(2, DeadLetter(locked.tokens[:1]))
+    await harness.restart(clean=True)
+    assert (await harness.peek(DEAD_LETTER)).columns == {"priority": [7], "group": [b"x"]}
+    assert (await harness.peek()).columns == {"priority": [0, 9, 0], "group": [None, b"yy", None]}
+
+
+async def sent_in_steps() -> None:
+    """A send of many messages, which is enqueued and replayed in parts."""
+    harness = Harness()
+    numbers: list[int | bytes | None] = [*range(MANY)]
+    one(await harness.do(1, Send([b"m"] * MANY, None, None, {"priority": numbers})), Sent)
+    await harness.restart()
+    assert (await harness.peek(count=MANY)).columns == {"priority": numbers, "group": [None] * MANY}
+
+
+def kept_by_checkpoints_compaction_and_repair() -> None:
+    """What the log may be made of later."""
+    first = NUMBER << 48 | 1
+    commit = Commit(Position(0))
+    records.add_enqueued(commit, first, 1_000, list(map(len, BODIES)), None, BODIES, COLUMNS)
+    messages = Messages(NUMBER, PayloadBudget(0, 0), 20)
+    messages.replay(frame_of(commit))
+    messages.finish_replay(0)
+    expected = [(first, 7, b"x"), (first + 1, 0, None), (first + 2, 9, b"yy")]
+    assert seen(messages) == expected
+
+    taking = Snapshot(messages).take(None)
+    deque(taking.steps(), maxlen=0)
+    checkpoint = taking.checkpoint(Position(1_000))
+    assert Snapshot(messages).cost(None) >= sum(
+        len(block) for section in checkpoint.sections for block in section.blocks.values()
+    )
+    again = Messages(NUMBER, PayloadBudget(0, 0), 20)
+    sections = [
+        replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position))
+        for section in checkpoint.sections
+    ]
+    deque(Snapshot(again).load_steps(replace(checkpoint, sections=tuple(sections))), maxlen=0)
+    again.finish_replay(0)
+    again.check()
+    assert seen(again) == expected, "from a checkpoint"
+
+    moved = Commit(Position(2_000))
+    candidates = deque(messages.living_in(frame_of(commit)))
+    relocated = messages.relocate(candidates, moved, 1 << 20)
+    assert relocated is not None and not candidates
+    assert moved.bytes + FRAME_HEADER_BYTES <= records.RELOCATED_FRAME_BYTES + messages.relocatable_bytes
+    messages.apply_relocated(moved.start, relocated)
+    messages.check()
+    assert seen(messages) == expected
+    alone = Messages(NUMBER, PayloadBudget(0, 0), 20)
+    alone.replay(frame_of(moved))
+    alone.finish_replay(0)
+    assert seen(alone) == expected, "from the relocated messages alone"
+
+    salvage = Salvage(NUMBER)
+    salvage.begin([], Position(0), is_start_known=True)
+    salvage.frame(frame_of(moved))
+    salvage.finish()
+    salvage.messages.finish_replay(0)
+    assert seen(salvage.messages) == expected, "repaired"
+
+
+def defaults_take_no_room() -> None:
+    """Records in which nobody uses the columns are those of a release without them."""
+    plain, unused = Commit(Position(0)), Commit(Position(0))
+    records.add_enqueued(plain, 1, 1, [1], None, [b"m"])
+    records.add_enqueued(unused, 1, 1, [1], None, [b"m"], {"priority": [0], "group": [None]})
+    assert plain.parts == unused.parts
+
+
+if __name__ == "__main__":
+    asyncio.run(sent_peeked_and_delivered())
+    asyncio.run(sent_in_steps())
+    kept_by_checkpoints_compaction_and_repair()
+    defaults_take_no_room()
