@@ -5,10 +5,13 @@ Knows addresses, rights and the kinds of links; what each kind asks of its entit
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from broker.access.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddress, parse_address
 from broker.base.errors import Reason, Refused
 from broker.frontend.host import Host
 from broker.frontend.links.browse import BrowseLink
+from broker.frontend.links.delayed_attach import DelayedAttach, Later
 from broker.frontend.links.incoming import IncomingLink
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.links.termini import check_dynamic, check_node, check_request_node
@@ -19,14 +22,17 @@ from broker.namespace.queue import Queue
 from broker.wording import error_of, no_transactions
 from protocol.links import Link
 
+Resolve = Callable[[Host, Link, Address], Later | None]
+"""Finds what serves a link to an entity and accepts the link, or says what it waits for. Raises Refused."""
+
 
 class Attaching:
     """The attaches of one connection. Owned by it."""
 
-    __slots__ = ("_engine", "_host", "nodes")
+    __slots__ = ("_engine", "_host", "_resolve", "nodes")
 
-    def __init__(self, host: Host) -> None:
-        self._host, self._engine = host, host.engine
+    def __init__(self, host: Host, resolve: Resolve) -> None:
+        self._host, self._engine, self._resolve = host, host.engine, resolve
         self.nodes: dict[tuple[int, str], RequestNode] = {}
         """Nodes for requests, by AMQP session and address, as long as they have links."""
 
@@ -60,18 +66,8 @@ class Attaching:
         if address.node:
             check_request_node(self._engine, link)
             self._attach_to_request_node(link, address)
-        else:
-            self._attach_to_entity(link, address)
-
-    def _attach_to_entity(self, link: Link, address: Address) -> None:
-        host, namespace = self._host, self._host.services.namespace
-        served_by = IncomingLink if link.incoming else BrowseLink if link.copies else OutgoingLink
-        host.authorize(address.path, *served_by.rights)  # before existence: names are not to be probed
-        queue = namespace.find(address.entity)
-        if queue is None:
-            raise namespace.missing(address.entity)
-        check_node(self._engine, link)
-        served_by.attach(host, link, queue, address)
+        elif later := self._resolve(self._host, link, address):
+            DelayedAttach(self._host, link, later)
 
     def _attach_to_request_node(self, link: Link, address: Address) -> None:
         """A request/response pair meets in a node of its own, per AMQP session (AMQP contract 2.1, 7.1)."""
@@ -99,3 +95,16 @@ class Attaching:
         if queue is None:
             raise namespace.missing(address.entity)
         return ManagementNode(self._host, queue, address), rights
+
+
+def attach_to_entity(host: Host, link: Link, address: Address) -> Later | None:
+    """Attach a link to the entity of its address (`Resolve`)."""
+    namespace = host.services.namespace
+    served_by = IncomingLink if link.incoming else BrowseLink if link.copies else OutgoingLink
+    host.authorize(address.path, *served_by.rights)  # before existence: names are not to be probed
+    queue = namespace.find(address.entity)
+    if queue is None:
+        raise namespace.missing(address.entity)
+    check_node(host.engine, link)
+    served_by.attach(host, link, queue, address)
+    return None

@@ -19,8 +19,9 @@ import structlog
 
 from broker.access.sas import Claim
 from broker.base.errors import Reason, Refused
-from broker.frontend.attaching import Attaching
+from broker.frontend.attaching import Attaching, Resolve, attach_to_entity
 from broker.frontend.host import Waiting
+from broker.frontend.links.delayed_attach import DelayedAttach
 from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import Room
@@ -61,7 +62,10 @@ within it. The official clients announce 60 s."""
 class Connection:
     """One client's connection. Owned by the event loop."""
 
-    def __init__(self, wire: Wire, services: Services, peer: str) -> None:
+    def __init__(
+        self, wire: Wire, services: Services, peer: str, resolve: Resolve = attach_to_entity
+    ) -> None:
+        """`resolve` finds what serves a link to an entity."""
         self.wire, self.services, self.peer = wire, services, peer
         settings = services.settings
         self.engine = Engine(
@@ -86,7 +90,7 @@ class Connection:
         """What the client may do, and until when."""
         self._loop = asyncio.get_running_loop()
         self._sasl: SaslServer | None = SaslServer(self.tokens.log_in)
-        self._attaching = Attaching(self)
+        self._attaching = Attaching(self, resolve)
         self._pads_frames = False
         self._flush_is_due = False
         self._hungry: set[Waiting] = set()
@@ -554,7 +558,10 @@ class Connection:
     def close_link(self, link: Link, why: Refused) -> None:
         """Close a link with an error; whatever it held unseen goes back."""
         if not link.gone:
-            self.engine.close_link(link, error_of(why))
+            if isinstance(link.context, DelayedAttach):
+                self.engine.refuse_link(link, error_of(why))
+            else:
+                self.engine.close_link(link, error_of(why))
             if link.context is not None:
                 link.context.detached()
             self.flush_soon()

@@ -18,6 +18,7 @@ from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings, key_of
+from broker.frontend.attaching import Resolve, attach_to_entity
 from broker.frontend.connection import Connection
 from broker.frontend.services import Services
 from broker.message.stored import MessageIds
@@ -193,9 +194,12 @@ class LinkStack:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    async def connect(self, login: bytes | None = None, **open_given: Any) -> Client:
-        """A client that has logged in with the root key, opened the connection and begun a session."""
-        client = Client(self)
+    async def connect(
+        self, login: bytes | None = None, *, resolve: Resolve = attach_to_entity, **open_given: Any
+    ) -> Client:
+        """A client that has logged in with the root key, opened the connection and begun a session; `resolve`
+        finds what serves its links."""
+        client = Client(self, resolve)
         await client.log_in(login)
         await client.open(**open_given)
         return client
@@ -209,9 +213,9 @@ class LinkStack:
 class Client:
     """One connection, from the client's side."""
 
-    def __init__(self, stack: LinkStack) -> None:
+    def __init__(self, stack: LinkStack, resolve: Resolve = attach_to_entity) -> None:
         self.stack, self.wire = stack, Wire()
-        self.connection = Connection(self.wire, stack.services, "test")
+        self.connection = Connection(self.wire, stack.services, "test", resolve)
 
     async def log_in(self, login: bytes | None = None) -> None:
         self.connection.data_received(raw.sasl_plain() if login is None else login)
