@@ -10,7 +10,7 @@ LIVE := $(VENV)/.stamp-live
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo format lint types test check crash simulate soak interop fuzz bench image image-test clean
+.PHONY: help setup run demo format lint types test check crash simulate split-test soak interop fuzz bench image image-test clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -64,6 +64,9 @@ crash: $(DEV) ## kill -9 under load, all 50 rounds (make test runs 10)
 simulate: $(DEV) ## the property tests from a new seed, with twenty times the examples (make test runs the same few each time); half an hour
 	HYPOTHESIS_PROFILE=random MODEL_SEED=$${MODEL_SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')} MODEL_EXAMPLES=$${MODEL_EXAMPLES:-5000} \
 		$(BIN)/python -m pytest tests/property $(ARGS)
+
+split-test: $(DEV) ## the interop and crash suites with the partitions in a process of their own
+	PARTIBUS_PARTITION_PROCESS=true $(BIN)/python -m pytest tests/interop tests/crash $(ARGS)
 
 soak: $(DEV) ## half an hour of mixed clients and restarts: nothing is lost, nothing grows; plots in build/soak
 	PARTIBUS_SOAK_MINUTES=30 $(BIN)/python -m pytest -s tests/soak $(ARGS)

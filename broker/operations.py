@@ -449,6 +449,21 @@ Answer = (
     | Updated | Unavailable
 )  # fmt: skip
 
+
+def refusal_of(operation: Operation, partition: int, reason: Reason, description: str) -> Answer | None:
+    """What a client is told whose operation reaches a partition that is gone for good; None for operations
+    that are never answered."""
+    match operation:
+        case Demand() | Watch():
+            return Unavailable(partition, for_good=True)
+        case Withdraw():
+            return Withdrawn(partition, operation.subqueue)
+        case Detach() | Release() | Recalled():
+            return None
+        case _:
+            return Failed(reason, description, operation.cookie)
+
+
 Sink = Callable[[Answer], None]
 """Where a client's answers go. Called in the event loop; must not raise, must not block."""
 

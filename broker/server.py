@@ -32,6 +32,7 @@ from broker.frontend.listener import StreamProtocol, serve_websocket
 from broker.frontend.services import Services
 from broker.hosting.host import HostedPartition, HostFolder, HostSettings, PartitionHost
 from broker.hosting.local import LocalHost
+from broker.hosting.remote import RemoteHost
 from broker.http.server import HttpServer
 from broker.message.stored import MessageIds
 from broker.namespace.apply_file import apply_file
@@ -114,13 +115,7 @@ class Broker:
         self._failure: BaseException | None = None
         disk = disk or LocalDisk()
         folders = arrange(disk, settings.data_dirs)
-        self.host: PartitionHost = LocalHost(
-            _host_settings(settings, folders, shares),
-            disk,
-            self.clock,
-            spawn=self._spawn_partition,
-            failed=self._part_failed,
-        )
+        self.host = self._make_host(_host_settings(settings, folders, shares), disk)
         host = self.host
         mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
         self.memory = Memory(
@@ -161,6 +156,16 @@ class Broker:
         self.authorizer = Authorizer(rules, self.namespace.rules_of)
         self._tasks: asyncio.TaskGroup | None = None
 
+    def _make_host(self, settings: HostSettings, disk: Disk) -> PartitionHost:
+        if self.settings.partition_process and isinstance(disk, LocalDisk):
+            return RemoteHost(
+                settings,
+                log_format=self.settings.log_format,
+                log_level=self.settings.log_level,
+                failed=self._part_failed,
+            )
+        return LocalHost(settings, disk, self.clock, spawn=self._spawn_partition, failed=self._part_failed)
+
     def stop(self) -> None:
         """Begin to stop."""
         self._stop.set()
@@ -192,6 +197,7 @@ class Broker:
 
     async def _serve(self) -> None:
         settings = self.settings
+        await self.host.open()
         await self.namespace.load()
         await apply_file(self.file.queues if self.file else (), self.namespace)
         files = tls_files(settings, self.clock.now_ms())

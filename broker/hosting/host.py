@@ -84,6 +84,10 @@ class PartitionHost(EntityLogs, Protocol):
     index_lanes: Sequence[Executor]
     """… and one for the index in each folder."""
 
+    async def open(self) -> None:
+        """Begin to work; comes before everything else. Raises OSError where another process cannot be
+        started."""
+
     def start(
         self, description: QueueDescription, number: int, meter: PartitionMeter, register: Register
     ) -> HostedPartition:

@@ -69,6 +69,9 @@ class LocalHost(SpreadStore):
             failed=self._failed,
         )
 
+    async def open(self) -> None:
+        """Nothing to do: stores open their folders when they are first asked."""
+
     def start(
         self,
         description: QueueDescription,

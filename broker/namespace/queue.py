@@ -19,7 +19,6 @@ from broker.namespace.router import PartitionHandle, Router
 from broker.operations import (
     Answer,
     ClientId,
-    Demand,
     Detach,
     Failed,
     Locked,
@@ -28,11 +27,8 @@ from broker.operations import (
     Release,
     Sink,
     SubqueueCounts,
-    Unavailable,
     Update,
-    Watch,
-    Withdraw,
-    Withdrawn,
+    refusal_of,
 )
 from storage.spread_store import place
 
@@ -77,21 +73,11 @@ class _Sleeping:
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         if isinstance(operation, Detach | Release | Recalled):
             return  # nobody holds anything in it, so there is nothing to end
-        if self._queue.gone is None:
+        gone = self._queue.gone
+        if gone is None:
             self._queue.partition(self._number).post(operation, client, sink)
-        else:
-            asyncio.get_running_loop().call_soon(sink, self._answer_of_the_gone(operation, self._queue.gone))
-
-    def _answer_of_the_gone(self, operation: Operation, why: Refused) -> Answer:
-        match operation:
-            case Demand() | Watch():
-                return Unavailable(self._number, for_good=True)
-            case Withdraw():
-                return Withdrawn(self._number, operation.subqueue)
-            case Detach() | Release() | Recalled():
-                raise AssertionError("has no answer")
-            case _:
-                return Failed(why.reason, why.description, operation.cookie)
+        elif (answer := refusal_of(operation, self._number, gone.reason, gone.description)) is not None:
+            asyncio.get_running_loop().call_soon(sink, answer)
 
 
 class Queue:

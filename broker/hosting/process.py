@@ -1,0 +1,330 @@
+"""`python -m broker.hosting.process`: the process that runs partitions for a broker. See `remote.py`.
+
+It ends when the broker says so or is gone, and heeds no signal for that: a signal to the broker's group of
+processes must not end the partitions before the broker has closed them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import count
+from typing import Any, assert_never
+
+import uvloop
+
+from broker.base.clock import SystemClock
+from broker.entities.descriptions import MAIN
+from broker.hosting.channel import Channel
+from broker.hosting.errors import error_of
+from broker.hosting.local import LocalHost
+from broker.hosting.messages import (
+    Answered,
+    Close,
+    Configure,
+    Counted,
+    DeleteLogs,
+    Detached,
+    Done,
+    FindLogs,
+    FolderStates,
+    Forget,
+    IndexClosed,
+    IndexOpening,
+    ListEntities,
+    ListMissing,
+    ListPartitions,
+    LookAtClock,
+    MemoryScarce,
+    MemoryUsed,
+    OpenPartition,
+    PartFailed,
+    Post,
+    Ready,
+    Start,
+    Status,
+    StopPartition,
+    ToBroker,
+    ToPartitions,
+)
+from broker.hosting.schema import decode_to_partitions, encode
+from broker.operations import Answer, ClientId, Detach, Sink, Withdraw
+from broker.partition.summary import Summary, decode
+from broker.partition.task import PartitionTask
+from broker.settings.logs import configure_logging
+from broker.throttle.memory_mark import resident_bytes
+from storage.disk import LocalDisk
+from storage.errors import StorageError
+
+RESOURCES_EVERY_S = 0.25
+"""How often the broker hears how much memory the partitions use, and how the data folders are."""
+GC_THRESHOLDS = (50_000, 20, 100)
+"""As in the broker (`broker/server.py`)."""
+_PR_SET_PDEATHSIG = 1
+
+
+class _Hosted:
+    """One partition in this process: its register, its meter, and the sinks of its clients."""
+
+    def __init__(self, process: PartitionProcess, start: Start) -> None:
+        self._process, self._partition, self._summary = process, start.partition, start.summary
+        self.task: PartitionTask
+        self.counted: Counted | None = None
+        self._sinks: dict[ClientId, Sink] = {}
+
+    def post(self, message: Post) -> None:
+        """An operation of a client has come."""
+        client = message.client
+        sink = self._sinks.get(client)
+        if sink is None:
+            sink = self._sinks[client] = self._sink_of(client)
+        self.task.post(message.operation, client, sink)
+        if isinstance(message.operation, Detach):  # the answer to what comes next is the client's last one
+            del self._sinks[client]
+            self.task.post(Withdraw(MAIN), client, lambda _: self._detached(client))
+
+    def _sink_of(self, client: ClientId) -> Sink:
+        def sink(answer: Answer) -> None:
+            self._process.changed(self)
+            self._process.answers.append(Answered(self._partition, client, answer))
+
+        return sink
+
+    def _detached(self, client: ClientId) -> None:
+        self._process.changed(self)
+        self._process.answers.append(Detached(self._partition, client))
+
+    def changed(self) -> None:
+        """Its health is another one."""
+        self._process.changed(self)
+
+    def status(self) -> Status:
+        """What it says of itself."""
+        return Status(self._partition, self.task.health, self.task.available, self.task.counts())
+
+    # --- the register (`broker.partition.idle.Register`) ----------------------------------------------------
+
+    def summary(self) -> Summary | None:
+        return None if self._summary is None else decode(self._summary)
+
+    async def opening(self) -> None:
+        await self._process.ask(lambda request: IndexOpening(request, self._partition))
+
+    def closed(self, summary: Summary) -> None:
+        self._process.send(IndexClosed(self._partition, summary.encode()))
+
+    # --- the meter (`broker.partition.task.PartitionMeter`) -------------------------------------------------
+
+    def _counting(self) -> Counted:
+        if self.counted is None:
+            self.counted = Counted(self._partition)
+        self._process.changed(self)
+        return self.counted
+
+    def committed(self, records: int, size: int, seconds: float) -> None:
+        self._counting().commits.append((records, size, seconds))
+
+    def commit_failed(self) -> None:
+        self._counting().commit_failures += 1
+
+    def restarted(self) -> None:
+        self._counting().restarts += 1
+
+    def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
+        counted = self._counting()
+        counted.dead_lettered += dead_lettered
+        counted.expired_messages += expired_messages
+        counted.expired_locks += expired_locks
+
+
+class PartitionProcess:
+    """Serves the broker at the other end of the channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._host: LocalHost | None = None
+        self._partitions: dict[int, _Hosted] = {}
+        self._changed: dict[_Hosted, None] = {}
+        self.answers: list[Answered | Detached] = []
+        """Of this turn of the event loop."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests: dict[int, asyncio.Future[Done]] = {}
+        self._numbers = count(1)
+        self._is_closed = False
+
+    async def run(self) -> None:
+        """Serve until the broker says `Close`, or is gone: then end at once, as a crash would."""
+        async for body in self._channel.bodies():
+            self._hear(decode_to_partitions(body))
+            if self._is_closed:
+                break
+        else:
+            os._exit(1)
+        await asyncio.gather(*self._tasks)
+        await self._channel.close()
+
+    def send(self, message: ToBroker) -> None:
+        """Send a message to the broker."""
+        self._channel.send(encode(message))
+
+    async def ask(self, make: Callable[[int], ToBroker]) -> None:
+        """Send a request and wait until it is done. Raises StorageError."""
+        request = next(self._numbers)
+        self._requests[request] = future = asyncio.get_running_loop().create_future()
+        self.send(make(request))
+        try:
+            done = await future
+        finally:
+            del self._requests[request]
+        if done.error is not None:
+            raise error_of(done.error, done.message)
+
+    def changed(self, hosted: _Hosted) -> None:
+        """The partition has something to say: it is said in this turn, what has changed before the
+        answers."""
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._changed[hosted] = None
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, {}
+        answers, self.answers = self.answers, []
+        for hosted in changed:
+            self.send(hosted.status())
+            if hosted.counted is not None:
+                self.send(hosted.counted)
+                hosted.counted = None
+        for answer in answers:
+            self.send(answer)
+
+    # --- what the broker says -------------------------------------------------------------------------------
+
+    def _hear(self, message: ToPartitions) -> None:
+        if isinstance(message, Configure):
+            self._set_up(message)
+            return
+        host = self._host
+        assert host is not None, "the first message is Configure"
+        match message:
+            case Post():
+                if (hosted := self._partitions.get(message.partition)) is not None:
+                    hosted.post(message)
+            case Start():
+                hosted = self._partitions[message.partition] = _Hosted(self, message)
+                hosted.task = host.start(message.description, message.number, hosted, hosted, hosted.changed)
+            case OpenPartition():
+                self._do(message.request, self._partitions[message.partition].task.opened())
+            case StopPartition():
+                task = self._partitions[message.partition].task
+                self._do(message.request, task.stop(is_deleted=message.is_deleted))
+            case Forget():
+                self._partitions.pop(message.partition, None)
+            case ListEntities():
+                self._do(message.request, _entities(host))
+            case ListPartitions():
+                self._do(message.request, _partitions(host, message.entity))
+            case ListMissing():
+                self._do(message.request, host.missing())
+            case FindLogs():
+                self._do(message.request, _with_logs(host, message.entity))
+            case DeleteLogs():
+                self._do(message.request, host.delete(message.entity))
+            case Close():
+                self._is_closed = True
+                self._do(message.request, host.close())
+            case LookAtClock():
+                host.wake()
+            case MemoryScarce():
+                host.set_scarce(message.is_scarce)
+            case Done():
+                if (future := self._requests.get(message.request)) is not None and not future.done():
+                    future.set_result(message)
+            case _:
+                assert_never(message)
+
+    def _set_up(self, message: Configure) -> None:
+        configure_logging(message.log_format, message.log_level)
+        self._host = LocalHost(
+            message.settings,
+            LocalDisk(),
+            SystemClock(),
+            spawn=self._spawn,
+            failed=lambda name, error: self.send(PartFailed(name, repr(error))),
+        )
+        reporting = asyncio.create_task(self._report_resources(self._host))
+        reporting.add_done_callback(lambda task: task.cancelled() or task.result())
+        self._reporting = reporting
+        self.send(Ready())
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _do(self, request: int, work: Awaitable[dict[str, list[int]] | None]) -> None:
+        self._spawn(self._done(request, work), f"request {request}")
+
+    async def _done(self, request: int, work: Awaitable[dict[str, list[int]] | None]) -> None:
+        try:
+            found = await work
+        except StorageError as error:
+            done = Done(request, error=type(error).__name__, message=str(error))
+        except Exception as error:
+            self.send(PartFailed("partitions", repr(error)))
+            raise
+        else:
+            done = Done(request, found or {})
+        self._tell()  # what came before it
+        self.send(done)
+
+    async def _report_resources(self, host: LocalHost) -> None:
+        told: tuple[MemoryUsed, FolderStates] | None = None
+        while not self._is_closed:
+            now = MemoryUsed(host.waiting_bytes, resident_bytes()), FolderStates(list(host.folder_states()))
+            if now != told:
+                for each in now:
+                    self.send(each)
+                told = now
+            await asyncio.sleep(RESOURCES_EVERY_S)
+
+
+async def _entities(host: LocalHost) -> dict[str, list[int]]:
+    return {entity: [] for entity in await host.entities()}
+
+
+async def _partitions(host: LocalHost, entity: str) -> dict[str, list[int]]:
+    return {entity: await host.partitions(entity)}
+
+
+async def _with_logs(host: LocalHost, entity: str) -> dict[str, list[int]]:
+    return {} if await host.is_without_logs(entity) else {entity: []}
+
+
+def _end_with(broker: int) -> None:
+    """Have the kernel end this process together with the broker; elsewhere than on Linux, the channel's end
+    alone tells."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != broker:
+        os._exit(1)
+
+
+async def _main(descriptor: int) -> None:
+    gc.set_threshold(*GC_THRESHOLDS)
+    await PartitionProcess(await Channel.of(socket.socket(fileno=descriptor))).run()
+
+
+if __name__ == "__main__":
+    _end_with(int(sys.argv[2]))
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_main(int(sys.argv[1])))

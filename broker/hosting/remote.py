@@ -1,0 +1,403 @@
+"""Partitions in another process: the broker's side.
+
+The process is started with one end of a pair of sockets, and everything passes through it
+(`messages.py`, `schema.py`). What the broker keeps of a partition is what it was told last: whether it is
+available, its health, its counts. A cookie never leaves the broker: a number goes in its place, and is
+replaced again when the answer comes back.
+
+If the process ends, the broker stops: nobody else may open the logs while it is not known that they are free.
+If the broker ends, the process does, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from copy import copy
+from itertools import count
+
+import structlog
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import QueueDescription
+from broker.hosting.channel import Channel
+from broker.hosting.errors import error_of
+from broker.hosting.host import HostSettings
+from broker.hosting.messages import (
+    Answered,
+    Close,
+    Configure,
+    Counted,
+    DeleteLogs,
+    Detached,
+    Done,
+    FindLogs,
+    FolderStates,
+    Forget,
+    IndexClosed,
+    IndexOpening,
+    ListEntities,
+    ListMissing,
+    ListPartitions,
+    LookAtClock,
+    MemoryScarce,
+    MemoryUsed,
+    OpenPartition,
+    PartFailed,
+    Post,
+    Ready,
+    Start,
+    Status,
+    StopPartition,
+    ToBroker,
+    ToPartitions,
+)
+from broker.hosting.schema import decode_to_broker, encode
+from broker.operations import (
+    Answer,
+    ClientId,
+    Failed,
+    Operation,
+    Recalled,
+    Release,
+    Sink,
+    SubqueueCounts,
+    Unavailable,
+    refusal_of,
+)
+from broker.partition.idle import Register
+from broker.partition.summary import decode as decode_summary
+from broker.partition.task import PartitionMeter
+from broker.settings.settings import LogFormat, LogLevel
+from storage.errors import StorageError
+from storage.file_store import FolderState
+from storage.threads import OwnerFailed
+from storage.workers import Workers
+
+log = structlog.get_logger("partitions")
+
+ENDS_WITHIN_S = 10.0
+"""How long the process may take to end once all its logs are closed."""
+
+
+class ProcessEnded(Exception):
+    """The process that runs the partitions has ended although nobody asked it to."""
+
+
+class RemotePartition:
+    """One partition in the other process. See `broker.hosting.host.HostedPartition`."""
+
+    def __init__(self, host: RemoteHost, partition: int, number: int, register: Register) -> None:
+        self.available = True
+        self.number = number
+        self.register = register
+        self._host, self._partition = host, partition
+        self._health = "closed"
+        summary = register.summary()
+        self._counts: dict[str, SubqueueCounts] = dict(summary.counts) if summary is not None else {}
+        self._sinks: dict[ClientId, Sink] = {}
+        self._stopped: asyncio.Task[None] | None = None
+
+    @property
+    def health(self) -> str:
+        return self._health
+
+    def counts(self) -> dict[str, SubqueueCounts]:
+        return self._counts
+
+    def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
+        if self._host.has_ended or self._health == "gone":
+            answer = refusal_of(
+                operation, self.number, Reason.PARTITION_UNAVAILABLE, "The partition has stopped."
+            )
+            if answer is not None:
+                asyncio.get_running_loop().call_soon(sink, answer)
+            return
+        if not isinstance(operation, Release | Recalled):  # which are never answered
+            self._sinks[client] = sink
+        self._host.send(Post(self._partition, client, self._host.keep_cookie(self, client, operation)))
+
+    async def opened(self) -> None:
+        await self._host.ask(lambda request: OpenPartition(request, self._partition))
+
+    async def stop(self, *, is_deleted: bool = False) -> None:
+        if self._stopped is None or is_deleted:
+            self._stopped = asyncio.ensure_future(self._stop(is_deleted))
+        await asyncio.shield(self._stopped)
+
+    async def _stop(self, is_deleted: bool) -> None:
+        if self._health == "gone":
+            return
+        await self._host.ask(lambda request: StopPartition(request, self._partition, is_deleted))
+        self.available, self._health = False, "gone"
+        self._host.forget(self._partition)
+
+    # --- what it says ---------------------------------------------------------------------------------------
+
+    def answered(self, client: ClientId, answer: Answer) -> None:
+        """An answer for a client has come."""
+        sink = self._sinks.get(client)
+        if sink is not None:
+            sink(answer)
+
+    def detached(self, client: ClientId) -> None:
+        """No answer for the client follows."""
+        self._sinks.pop(client, None)
+
+    def ended(self) -> None:
+        """The process has ended: tell everybody who may still wait."""
+        self.available = False
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(Unavailable(self.number, for_good=True))
+
+    def heard(self, status: Status) -> None:
+        """It has changed."""
+        self._health, self.available, self._counts = status.health, status.available, status.counts
+
+
+class RemoteHost:
+    """See `broker.hosting.host.PartitionHost`. Owned by the event loop."""
+
+    def __init__(
+        self,
+        settings: HostSettings,
+        *,
+        log_format: LogFormat | None,
+        log_level: LogLevel,
+        failed: OwnerFailed,
+    ) -> None:
+        """`failed` is called if the process ends unasked, or a part of it dies."""
+        self._configure = Configure(settings, log_format, log_level)
+        self._failed = failed
+        self.catalogue_lane: Executor = Workers(1, "storage-catalogue")
+        self.index_lanes: Sequence[Executor] = [Workers(1, "storage-index") for _ in settings.folders]
+        self._process: asyncio.subprocess.Process | None = None
+        self._channel: Channel | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.has_ended = False
+        self._is_closing = False
+        self._numbers = count(1)
+        self._partitions: dict[int, tuple[RemotePartition, PartitionMeter]] = {}
+        self._cookies: dict[int, tuple[RemotePartition, ClientId, object]] = {}
+        """What stands behind the numbers that were sent and have not come back."""
+        self._requests: dict[int, asyncio.Future[Done]] = {}
+        self._entering: set[asyncio.Task[None]] = set()
+        self._memory = MemoryUsed(0, 0)
+        self._folder_states: list[str] = [FolderState.OK for _ in settings.folders]
+
+    async def open(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "broker.hosting.process",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+        self._channel = await Channel.of(ours)
+        self._ready = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read())
+        self.send(self._configure)
+        await self._ready
+        log.info("partitions.process", pid=self._process.pid)
+
+    # --- to the process -------------------------------------------------------------------------------------
+
+    def send(self, message: ToPartitions) -> None:
+        """Send a message, unless the process has ended."""
+        if self._channel is not None and not self.has_ended:
+            self._channel.send(encode(message))
+
+    async def ask(self, make: Callable[[int], ToPartitions]) -> Done:
+        """Send a request and wait for its answer. Raises StorageError."""
+        request = next(self._numbers)
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        if self.has_ended:
+            raise StorageError("The process that runs the partitions has ended.")
+        self._requests[request] = future
+        self.send(make(request))
+        try:
+            done = await future
+        finally:
+            self._requests.pop(request, None)
+        if done.error is not None:
+            raise error_of(done.error, done.message)
+        return done
+
+    def keep_cookie(self, partition: RemotePartition, client: ClientId, operation: Operation) -> Operation:
+        """The operation with a number in place of its cookie, if it has one: then it is answered exactly
+        once."""
+        if not hasattr(operation, "cookie"):
+            return operation
+        number = next(self._numbers)
+        self._cookies[number] = partition, client, operation.cookie
+        sent = copy(operation)
+        sent.cookie = number
+        return sent
+
+    def _with_cookie(self, answer: Answer) -> Answer:
+        number = getattr(answer, "cookie", None)
+        if isinstance(number, int):
+            _, _, answer.cookie = self._cookies.pop(number)  # type: ignore[union-attr]
+        return answer
+
+    def start(
+        self, description: QueueDescription, number: int, meter: PartitionMeter, register: Register
+    ) -> RemotePartition:
+        partition = next(self._numbers)
+        made = RemotePartition(self, partition, number, register)
+        self._partitions[partition] = made, meter
+        summary = register.summary()
+        self.send(Start(partition, number, description, None if summary is None else summary.encode()))
+        return made
+
+    def forget(self, partition: int) -> None:
+        """The partition has stopped, and nothing is posted to it any more."""
+        self._partitions.pop(partition, None)
+        self.send(Forget(partition))
+
+    async def entities(self) -> list[str]:
+        return sorted((await self.ask(ListEntities)).found)
+
+    async def partitions(self, entity: str) -> list[int]:
+        done = await self.ask(lambda request: ListPartitions(request, entity))
+        return done.found[entity]
+
+    async def missing(self) -> dict[str, list[int]]:
+        return (await self.ask(ListMissing)).found
+
+    async def is_without_logs(self, entity: str) -> bool:
+        return not (await self.ask(lambda request: FindLogs(request, entity))).found
+
+    async def delete(self, entity: str) -> None:
+        await self.ask(lambda request: DeleteLogs(request, entity))
+
+    def wake(self) -> None:
+        self.send(LookAtClock())
+
+    def set_scarce(self, is_scarce: bool) -> None:
+        self.send(MemoryScarce(is_scarce))
+
+    def folder_states(self) -> Sequence[str]:
+        return self._folder_states
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._memory.waiting
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._memory.resident
+
+    async def close(self) -> None:
+        self._is_closing = True
+        if self._channel is not None and self._process is not None:
+            with contextlib.suppress(StorageError):
+                await self.ask(Close)
+            await self._channel.close()
+            try:
+                await asyncio.wait_for(self._process.wait(), ENDS_WITHIN_S)
+            except TimeoutError:
+                log.error("partitions.process_stays", pid=self._process.pid)
+                self._process.kill()
+                await self._process.wait()
+            if self._reading is not None:
+                await self._reading
+        for lane in (self.catalogue_lane, *self.index_lanes):
+            lane.shutdown(wait=False)
+
+    # --- from the process -----------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        """Hear what the process says until it ends."""
+        assert self._channel is not None and self._ready is not None
+        error: BaseException = ProcessEnded("The process that runs the partitions has ended.")
+        try:
+            async for body in self._channel.bodies():
+                self._hear(decode_to_broker(body))
+        except Exception as found:  # a message that nobody can read, or a bug: the broker cannot go on
+            error = found
+        self.has_ended = True
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        for future in self._requests.values():
+            if not future.done():
+                future.set_exception(StorageError(str(error)))
+        cookies, self._cookies = self._cookies, {}
+        for partition, client, cookie in cookies.values():
+            answer = Failed(Reason.PARTITION_UNAVAILABLE, "The broker is stopping.", cookie)
+            partition.answered(client, answer)
+        for partition, _ in self._partitions.values():
+            partition.ended()
+        if not self._is_closing:
+            self._failed("partitions", error)
+
+    def _hear(self, message: ToBroker) -> None:
+        match message:
+            case Answered():
+                if (found := self._partitions.get(message.partition)) is not None:
+                    found[0].answered(message.client, self._with_cookie(message.answer))
+            case Status():
+                if (found := self._partitions.get(message.partition)) is not None:
+                    found[0].heard(message)
+            case Counted():
+                if (found := self._partitions.get(message.partition)) is not None:
+                    _count(found[1], message)
+            case Detached():
+                if (found := self._partitions.get(message.partition)) is not None:
+                    found[0].detached(message.client)
+            case Done():
+                if (future := self._requests.get(message.request)) is not None and not future.done():
+                    future.set_result(message)
+            case IndexOpening():
+                self._enter(message)
+            case IndexClosed():
+                summary = decode_summary(message.summary)
+                assert summary is not None, "both ends are of one release"
+                if (found := self._partitions.get(message.partition)) is not None:
+                    found[0].register.closed(summary)
+            case MemoryUsed():
+                self._memory = message
+            case FolderStates():
+                self._folder_states = message.states
+            case PartFailed():
+                self._failed(message.name, ProcessEnded(message.error))
+            case Ready():
+                assert self._ready is not None
+                self._ready.set_result(None)
+
+    def _enter(self, message: IndexOpening) -> None:
+        task = asyncio.create_task(self._enter_opening(message))
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+
+    async def _enter_opening(self, message: IndexOpening) -> None:
+        found = self._partitions.get(message.partition)
+        try:
+            if found is not None:
+                await found[0].register.opening()
+        except StorageError as error:
+            self.send(Done(message.request, error=type(error).__name__, message=str(error)))
+        else:
+            self.send(Done(message.request))
+
+
+def _count(meter: PartitionMeter, counted: Counted) -> None:
+    for commit in counted.commits:
+        meter.committed(*commit)
+    for _ in range(counted.commit_failures):
+        meter.commit_failed()
+    for _ in range(counted.restarts):
+        meter.restarted()
+    if counted.dead_lettered or counted.expired_messages or counted.expired_locks:
+        meter.lapsed(counted.dead_lettered, counted.expired_messages, counted.expired_locks)

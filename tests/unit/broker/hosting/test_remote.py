@@ -1,0 +1,211 @@
+"""Partitions in another process: what the broker sees of them, and what happens when one of the two ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
+from broker.hosting.host import HostFolder, HostSettings
+from broker.hosting.remote import ProcessEnded, RemoteHost, RemotePartition
+from broker.namespace.queue import ask, next_client
+from broker.operations import (
+    Answer,
+    Complete,
+    Demand,
+    Detach,
+    Locked,
+    Peek,
+    Peeked,
+    RenewLocks,
+    Send,
+    Sent,
+    Settled,
+    Unavailable,
+    Update,
+)
+from broker.partition.summary import Summary
+from storage.file_store import FolderInUse
+
+WITHIN_S = 30.0
+QUEUE = QueueDescription("orders", "0" * 32, 4, QueueSettings())
+
+
+class Register:
+    """An index of one partition."""
+
+    def __init__(self) -> None:
+        self.entries: list[str | Summary] = []
+
+    def summary(self) -> Summary | None:
+        return None
+
+    async def opening(self) -> None:
+        self.entries.append("open")
+
+    def closed(self, summary: Summary) -> None:
+        self.entries.append(summary)
+
+
+class Meter:
+    """Counts the records of commits."""
+
+    def __init__(self) -> None:
+        self.records = 0
+
+    def committed(self, records: int, size: int, seconds: float) -> None:
+        self.records += records
+
+    def commit_failed(self) -> None:
+        raise AssertionError("no disk fails here")
+
+    def restarted(self) -> None:
+        raise AssertionError("no disk fails here")
+
+    def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
+        raise AssertionError("nothing expires here")
+
+
+def settings_of(folder: Path) -> HostSettings:
+    return HostSettings(
+        folders=(HostFolder(str(folder), "", is_missing=False),),
+        unknown=str(folder / "unknown"),
+        open_files_max=16,
+        open_segments_max=16,
+        log_idle_ms=60_000,
+        fsync="always",
+        fsync_interval_ms=100,
+        segment_bytes=1 << 20,
+        committer_threads=1,
+        checkpoint_bytes=1 << 20,
+        disk_timeout_ms=30_000,
+        payload_memory_bytes=1 << 20,
+    )
+
+
+class Stack:
+    """A host with one partition."""
+
+    def __init__(self, folder: Path) -> None:
+        self.failures: list[tuple[str, BaseException]] = []
+        self.failed = asyncio.Event()
+        self.host = RemoteHost(
+            settings_of(folder), log_format="json", log_level="info", failed=self._part_failed
+        )
+        self.register, self.meter = Register(), Meter()
+
+    def _part_failed(self, name: str, error: BaseException) -> None:
+        self.failures.append((name, error))
+        self.failed.set()
+
+    def start(self) -> RemotePartition:
+        return self.host.start(QUEUE, 3, self.meter, self.register)
+
+
+@asynccontextmanager
+async def stack(folder: Path) -> AsyncIterator[Stack]:
+    made = Stack(folder)
+    async with asyncio.timeout(WITHIN_S):
+        await made.host.open()
+        try:
+            yield made
+        finally:
+            await made.host.close()
+
+
+async def test_operations_pass_and_cookies_come_back_as_they_were(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        partition = made.start()
+        cookie = object()
+        sent = await ask(partition, Send([b"one", b"two"], None, cookie))
+        assert isinstance(sent, Sent) and sent.cookie is cookie
+        assert partition.counts()[MAIN].active == 2, "known before the answer"
+        assert partition.health == "healthy" and partition.available
+        answers: asyncio.Queue[Answer] = asyncio.Queue()
+        client = next_client()
+        partition.post(Demand(MAIN, 2), client, answers.put_nowait)
+        locked = await answers.get()
+        assert isinstance(locked, Locked) and locked.messages == [b"one", b"two"]
+        partition.post(Complete(locked.tokens[:1], cookie), client, answers.put_nowait)
+        assert await answers.get() == Settled(cookie, {})
+        renewed = await ask(partition, RenewLocks([*locked.tokens], cookie))
+        assert renewed.failures == {0: Reason.LOCK_LOST}  # type: ignore[union-attr]
+        partition.post(Detach(), client, answers.put_nowait)
+        await ask(partition, Update(QUEUE))
+        await partition.stop()
+        assert partition.counts()[MAIN].active == 1
+        assert made.register.entries[0] == "open" and isinstance(made.register.entries[-1], Summary)
+        assert made.register.entries[-1].counts[MAIN].active == 1
+        assert made.meter.records >= 2
+        assert not made.host._cookies and not partition._sinks, "nothing is kept of clients that are gone"
+        assert made.failures == []
+
+
+async def test_a_partition_that_has_stopped_refuses(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        partition = made.start()
+        await ask(partition, Send([b"one"], None))
+        await asyncio.gather(partition.stop(), partition.stop())
+        with pytest.raises(Refused):
+            await ask(partition, Peek(MAIN, 0, 1))
+        assert await ask(partition, Demand(MAIN, 1)) == Unavailable(3, for_good=True)
+
+
+async def test_logs_are_listed_deleted_and_found_again(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        partition = made.start()
+        await ask(partition, Send([b"one"], None))
+        assert await made.host.entities() == [QUEUE.generation]
+        assert await made.host.partitions(QUEUE.generation) == [3]
+        assert not await made.host.is_without_logs(QUEUE.generation) and await made.host.missing() == {}
+        await partition.stop()
+    async with stack(tmp_path) as made:
+        partition = made.start()
+        peeked = await ask(partition, Peek(MAIN, 0, 10))
+        assert isinstance(peeked, Peeked) and peeked.messages == [b"one"]
+        await partition.stop(is_deleted=True)
+        await made.host.delete(QUEUE.generation)
+        assert await made.host.is_without_logs(QUEUE.generation)
+
+
+async def test_a_folder_that_another_broker_has_locked_is_named(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made, stack(tmp_path) as second:
+        await made.host.entities()
+        with pytest.raises(FolderInUse, match=str(tmp_path)):
+            await second.host.entities()
+
+
+async def test_a_process_that_ends_unasked_is_reported_and_everybody_is_answered(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        partition = made.start()
+        await ask(partition, Send([b"one"], None))
+        process = made.host._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        await made.failed.wait()
+        (name, error), *more = made.failures
+        assert name == "partitions" and isinstance(error, ProcessEnded) and more == []
+        with pytest.raises(Refused):
+            await ask(partition, Send([b"two"], None))
+
+
+async def test_operations_under_way_when_the_process_ends_are_refused(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        partition = made.start()
+        await ask(partition, Send([b"one"], None))
+        process = made.host._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(ask(partition, Send([b"two"], None, "mine")))
+        await asyncio.sleep(0)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(Refused) as refused:
+            await asked
+        assert refused.value.reason is Reason.PARTITION_UNAVAILABLE
