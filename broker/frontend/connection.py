@@ -450,7 +450,7 @@ class Connection:
         settings, queued = self.services.settings, self._queued_bytes + size
         return queued <= QUEUED_BYTES_FREE or (
             queued <= settings.connection_inflight_bytes_max
-            and self.services.queued_bytes + size <= settings.total_inflight_bytes_max // 4
+            and self.services.queued_bytes + size <= self.services.inflight.bytes_max // 4
         )
 
     def _queue(self, size: int) -> None:

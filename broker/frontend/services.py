@@ -21,7 +21,7 @@ from broker.frontend.turns import READ_BYTES, Turns
 from broker.frontend.wire import Wire
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
-from broker.throttle.memory_mark import Memory
+from broker.throttle.memory_mark import Memory, traffic_bytes
 from protocol.engine import Engine
 
 
@@ -68,13 +68,15 @@ class Services:
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Where sockets are read to; empty between two reads."""
         self.pace = Pace(self.turns.look_again, lambda: self.turns.has_light, elapsed_s)
-        self.inflight = Inflight(settings.total_inflight_bytes_max)
+        self.inflight = Inflight(traffic_bytes(settings.total_inflight_bytes_max, memory.mark))
         self.connections: set[Client] = set()
         self.handshakes: dict[object, Callable[[], object]] = {}
         """TLS handshakes that are not finished, the oldest first, and what ends each; kept by
         `handshakes.py`."""
         self.output = OutputTotal(
-            settings.total_output_bytes_max, settings.output_buffer_bytes_max, self.connections
+            traffic_bytes(settings.total_output_bytes_max, memory.mark),
+            settings.output_buffer_bytes_max,
+            self.connections,
         )
         self.sparing = SparingLog(elapsed_s)
         """For lines about single clients, which they can cause as often as they like."""

@@ -74,6 +74,7 @@ class OutputTotal:
         self.room = room_bytes_max
         """How many bytes may wait in one connection now."""
         self.is_over = False
+        self.bytes_max = bytes_max
         self._free_max, self._room_max, self._connections = bytes_max // 2, room_bytes_max, connections
         self._uncounted_max = self._free_max
         """How many more bytes may be given before waiting output is counted again."""

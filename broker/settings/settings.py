@@ -325,7 +325,13 @@ class Settings(BaseSettings):
     connection_inflight_bytes_max: int = Field(
         16 * MIB, ge=64 * KIB, description="Received and not yet acknowledged bytes, per connection."
     )
-    total_inflight_bytes_max: int = Field(256 * MIB, ge=MIB, description="The same over all connections.")
+    total_inflight_bytes_max: int = Field(
+        256 * MIB,
+        ge=MIB,
+        description=(
+            "The same over all connections. At most an eighth of the memory mark, or 16 MiB if that is more."
+        ),
+    )
     output_buffer_bytes_max: int = Field(
         4 * MIB,
         ge=64 * KIB,
@@ -339,7 +345,7 @@ class Settings(BaseSettings):
         ge=MIB,
         description=(
             "The same over all connections. Once half is used, each connection has its share of the rest, "
-            "at least 16 KiB."
+            "at least 16 KiB. At most an eighth of the memory mark, or 16 MiB if that is more."
         ),
     )
     receive_cache_messages: int = Field(

@@ -36,6 +36,10 @@ SAFE_SHARE = 2 / 3
 LOOK_S = 0.25
 """How often resident memory is read: some 20 microseconds each time. Near the mark it is read for each
 admission, too."""
+TRAFFIC_PARTS = 8
+"""What is on its way in, and what is on its way out, may each take this part of the mark."""
+TRAFFIC_BYTES_MIN = 16 * 1024 * 1024
+"""But so much in any case: less would make single large messages wait for each other."""
 CONNECTION_BYTES = 24 * 1024
 """What a connection that does nothing takes at least; one with a receiver takes some 40 KiB."""
 RETURN_S = 2.0
@@ -144,6 +148,12 @@ class Memory:
             )
         if self.limited:
             self._room = -1  # so that `admit` needs no other comparison
+
+
+def traffic_bytes(setting: int, mark: int) -> int:
+    """How many bytes may be on their way in one direction: what the setting permits, but no more than suits
+    the mark. The mark stops neither direction, for both have to go on for messages to be received."""
+    return min(setting, max(mark // TRAFFIC_PARTS, TRAFFIC_BYTES_MIN))
 
 
 def resident_bytes() -> int:

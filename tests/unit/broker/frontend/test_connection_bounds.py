@@ -12,6 +12,7 @@ from broker.frontend import token_expiry
 from broker.frontend.nodes.cbs import AUDIENCE_CHARACTERS_MAX
 from broker.frontend.nodes.request_node import VALUE_BYTES
 from broker.operations import Send, Sent
+from broker.throttle.memory_mark import TRAFFIC_PARTS
 from protocol.codec import UInt
 from protocol.values import VALUES_MAX
 from tests.support import raw_amqp as raw
@@ -179,6 +180,12 @@ async def test_of_all_parts_those_go_first_that_have_waited_longest() -> None:
     assert stack.services.inflight.partial_bytes == 340_000
     stale.connection.connection_lost()
     assert stack.services.inflight.partial_bytes == 340_000
+
+
+async def test_what_is_on_its_way_is_bounded_by_a_part_of_the_memory_mark_too() -> None:
+    services = LinkStack(1, total_inflight_bytes_max=1 << 40, total_output_bytes_max=1 << 40).services
+    part = services.memory.mark // TRAFFIC_PARTS
+    assert services.inflight.bytes_max == services.output.bytes_max == part
 
 
 async def test_a_single_message_may_be_as_large_as_its_queue_permits() -> None:

@@ -13,10 +13,23 @@ from structlog.testing import capture_logs
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
-from broker.throttle.memory_mark import Memory, memory_of_the_machine, resident_bytes, return_free_pages
+from broker.throttle.memory_mark import (
+    Memory,
+    memory_of_the_machine,
+    resident_bytes,
+    return_free_pages,
+    traffic_bytes,
+)
 
 MIB = 1 << 20
 MARK = 100 * MIB
+
+
+def test_what_is_on_its_way_takes_a_part_of_the_mark_at_most() -> None:
+    assert traffic_bytes(256 * MIB, mark=8192 * MIB) == 256 * MIB
+    assert traffic_bytes(256 * MIB, mark=256 * MIB) == 32 * MIB
+    assert traffic_bytes(256 * MIB, mark=MIB) == 16 * MIB
+    assert traffic_bytes(2 * MIB, mark=256 * MIB) == 2 * MIB
 
 
 class Process:
