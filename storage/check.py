@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from storage.catalogue import COPY_SUFFIX, DOCUMENT_SUFFIX, decode_document, document_of
 from storage.disk import Disk
+from storage.document_file import COPY_SUFFIX, DOCUMENT_SUFFIX, decode_document, document_of
 from storage.errors import CorruptRecord, UnknownFormat
 from storage.extent import EXTENT_SUFFIX
 from storage.file_store import DELETED_SUFFIX, EXTENTS_DIRECTORIES, LOGS_DIRECTORY

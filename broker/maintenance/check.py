@@ -17,10 +17,10 @@ from broker.entities.descriptions import QueueDescription
 from broker.entities.documents import decode_description, salvage_name
 from broker.partition.records import UnreadableRecord
 from broker.partition.salvage import Salvage
-from storage.catalogue import file_name_of
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
 from storage.checkpoints import read_blocks
 from storage.disk import Disk, LocalDisk, read_file
+from storage.document_file import file_name_of
 from storage.file_store import LOGS_DIRECTORY
 from storage.folders import FILE_NAME, DamagedIdentity, WrongFolders, unnamed
 from storage.log import Frame

@@ -33,7 +33,6 @@ from broker.partition import records
 from broker.partition.records import Counters, UnreadableRecord
 from broker.partition.salvage import Range, Salvage
 from broker.partition.snapshot import Snapshot
-from storage.catalogue import merge_files
 from storage.check import CATALOGUE_DIRECTORY, Progress, log_folders
 from storage.checkpoints import read_blocks
 from storage.disk import (
@@ -45,6 +44,7 @@ from storage.disk import (
     publish_together,
     read_file,
 )
+from storage.document_file import merge_files
 from storage.errors import StorageError
 from storage.extent import EXTENT_SUFFIX
 from storage.file_store import EXTENTS_DIRECTORIES, LOGS_DIRECTORY, FileLogStore

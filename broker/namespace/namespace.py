@@ -48,7 +48,8 @@ from broker.entities.validation import check_effect, check_queue, check_update, 
 from broker.namespace.closed_partitions import Resting
 from broker.namespace.queue import Queue
 from broker.operations import SubqueueCounts
-from storage.catalogue import Catalogue, Damaged
+from storage.catalogue import Catalogue
+from storage.catalogue_recovery import Damaged
 from storage.errors import DiskFull, DiskHangs, StorageError
 from storage.log import EntityLogs
 from storage.threads import OwnerFailed, report_to_loop, start_background, within

@@ -14,7 +14,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.namespace.apply_file import apply_file
 from broker.settings.config_file import QueueSpec
-from storage.catalogue import file_name_of
+from storage.document_file import file_name_of
 from tests.crash.test_namespace_faults import NEW, OLD, ROOT, Life
 from tests.support.recording_disk import RecordingDisk
 

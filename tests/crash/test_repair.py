@@ -37,9 +37,9 @@ from broker.operations import MessageState, Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.salvage import Range
 from broker.partition.task import PartitionTask
-from storage.catalogue import file_name_of
 from storage.check import log_folders
 from storage.disk import LocalDisk
+from storage.document_file import file_name_of
 from storage.file_store import FileLogStore
 from storage.folders import arrange
 from storage.log import Frame

@@ -6,21 +6,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
-from storage.catalogue import ATTEMPTS, Catalogue, file_name_of
+from storage.catalogue import ATTEMPTS, Catalogue
 from storage.disk import LocalDisk
-from storage.errors import CommitFailed, DiskFailed, DiskFull, UnknownFormat
-from storage.record import crc32c
+from storage.errors import CommitFailed, DiskFailed, DiskFull
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
 
 DOCUMENTS = {"queues/orders": b'{"lock": 30}', "": b"", "Ünïcode/../x" * 30: b"\0" * 5_000}
+
+FOR_EVER = 1_000_000
 
 
 async def filled(root: Path) -> Catalogue:
@@ -48,147 +46,6 @@ async def test_an_empty_catalogue_needs_no_folder(tmp_path: Path) -> None:
     assert await catalogue.load_all() == {}
     await catalogue.delete("nothing")
     assert not (tmp_path / "catalogue").exists()
-
-
-def files_of(catalogue_folder: Path, name: str) -> list[Path]:
-    path = catalogue_folder / file_name_of(name)
-    return [path, path.with_suffix(".copy")]
-
-
-def harms(good: bytes) -> Iterator[bytes | None]:
-    """Every byte flipped once, cut off anywhere, gone."""
-    for offset in range(len(good)):
-        yield good[:offset] + bytes([good[offset] ^ 1]) + good[offset + 1 :]
-    for size in range(len(good)):
-        yield good[:size]
-    yield None
-
-
-@pytest.mark.parametrize("which", [0, 1])
-async def test_whatever_becomes_of_one_file_of_a_document_it_is_read_reported_and_repaired(
-    tmp_path: Path, which: int
-) -> None:
-    catalogue = await filled(tmp_path)
-    path = files_of(tmp_path / "catalogue", "queues/orders")[which]
-    good = path.read_bytes()
-    for harm in harms(good):
-        if harm is None:
-            path.unlink()
-        else:
-            path.write_bytes(harm)
-        with capture_logs() as lines:
-            assert await catalogue.load_all() == DOCUMENTS
-        assert [line["event"] for line in lines] == [
-            "document.copy_missing" if harm is None else "document.damaged",
-            "document.repaired",
-        ]
-        assert path.read_bytes() == good and catalogue.damaged == []
-
-
-async def test_a_document_without_a_whole_file_costs_no_other_and_is_left_as_it_is(tmp_path: Path) -> None:
-    catalogue = await filled(tmp_path)
-    await catalogue.put("plain", b"document")
-    for name in ("plain", "queues/orders"):
-        harmed = files_of(tmp_path / "catalogue", name)
-        good = harmed[0].read_bytes()
-        for harm in (good[:-1] + b"!", good[:30], b""):
-            for path in harmed:
-                path.write_bytes(harm)
-            assert await catalogue.load_all() == {
-                each: doc for each, doc in {**DOCUMENTS, "plain": b"document"}.items() if each != name
-            }
-            [damaged] = catalogue.damaged
-            assert (damaged.name, damaged.files, damaged.remains) == (
-                name if name == "plain" else None,
-                harmed,
-                [harm] * 2,
-            )
-            assert (
-                await catalogue.load_deleted() == [] and [path.read_bytes() for path in harmed] == [harm] * 2
-            )
-        for path in harmed:
-            path.write_bytes(good)
-    await catalogue.load_all()
-    for path in files_of(tmp_path / "catalogue", "plain"):
-        path.write_bytes(b"")
-    await catalogue.delete("plain")
-    assert (await catalogue.load_all(), await catalogue.load_deleted(), catalogue.damaged) == (
-        DOCUMENTS,
-        ["plain"],
-        [],
-    )
-
-
-async def test_the_newer_of_two_files_counts_and_an_older_one_undoes_neither_a_put_nor_a_deletion(
-    tmp_path: Path,
-) -> None:
-    catalogue = await filled(tmp_path)
-    files = files_of(tmp_path / "catalogue", "queues/orders")
-    stale = [path.read_bytes() for path in files]
-    await catalogue.put("queues/orders", b"new")
-    for path, old in zip(files, stale, strict=True):
-        path.write_bytes(old)
-        again = Catalogue(tmp_path / "catalogue", LocalDisk())
-        assert (await again.load_all())["queues/orders"] == b"new"
-        assert path.read_bytes() != old, "it was repaired"
-        await again.put("queues/orders", b"new")
-    await catalogue.delete("queues/orders")
-    assert "queues/orders" not in await catalogue.load_all()
-    for suffix in (".deleted", ".copy-deleted"):
-        gone = files[0].with_suffix(suffix)
-        content = gone.read_bytes()
-        for harm in (None, b"", content[:-1]):
-            gone.unlink() if harm is None else gone.write_bytes(harm)
-            assert await catalogue.load_deleted() == ["queues/orders"]
-        gone.write_bytes(content)
-
-
-async def test_a_document_under_another_ones_file_name_is_not_taken_for_it(tmp_path: Path) -> None:
-    catalogue = await filled(tmp_path)
-    (tmp_path / "catalogue" / file_name_of("")).replace(
-        tmp_path / "catalogue" / file_name_of("queues/orders")
-    )
-    with capture_logs() as lines:
-        assert await catalogue.load_all() == DOCUMENTS
-    assert "not the document" in next(line["why"] for line in lines if line["event"] == "document.damaged")
-
-
-async def test_what_cannot_be_repaired_is_read_all_the_same(tmp_path: Path) -> None:
-    await filled(tmp_path)
-    for path in (tmp_path / "catalogue").glob("*.copy"):
-        path.unlink()
-    disk = FaultyDisk(LocalDisk())
-    disk.fail("write", errno.ENOSPC, times=FOR_EVER)
-    with capture_logs() as lines:
-        assert await Catalogue(tmp_path / "catalogue", disk).load_all() == DOCUMENTS
-    assert [line["documents"] for line in lines if line["event"] == "document.not_repaired"] == [
-        len(DOCUMENTS)
-    ]
-    disk.heal()
-    assert await Catalogue(tmp_path / "catalogue", disk).load_all() == DOCUMENTS
-    assert len(list((tmp_path / "catalogue").iterdir())) == 2 * len(DOCUMENTS)
-
-
-async def test_a_document_of_a_later_format_is_refused_as_such(tmp_path: Path) -> None:
-    catalogue = await filled(tmp_path)
-    path = tmp_path / "catalogue" / file_name_of("queues/orders")
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<H", data, 12, 3)
-    struct.pack_into("<I", data, 8, crc32c(bytes(data[12:])))
-    path.write_bytes(data)
-    with pytest.raises(UnknownFormat, match="version 3"):
-        await catalogue.load_all()
-
-
-async def test_what_a_crash_left_half_done_is_removed(tmp_path: Path) -> None:
-    catalogue = await filled(tmp_path)
-    leftover = tmp_path / "catalogue" / "queues-0.document.tmp"
-    leftover.write_bytes(b"half")
-    assert await catalogue.load_all() == DOCUMENTS
-    assert not leftover.exists()
-
-
-FOR_EVER = 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -293,25 +150,6 @@ async def test_a_deleted_document_that_is_deleted_again_stays_so_at_every_moment
     await catalogue.delete("orders")
     for seed in range(20):
         assert await Catalogue(Path("/catalogue"), disk.after_power_cut(random.Random(seed))).load_all() == {}
-
-
-async def test_what_is_read_at_the_start_stays_so_after_a_power_cut() -> None:
-    inner = RecordingDisk()
-    disk = FaultyDisk(inner)
-    catalogue = Catalogue(Path("/catalogue"), disk)
-    await catalogue.put("gone", b"1")
-    disk.fail(
-        "sync_directory", path_part="catalogue", times=FOR_EVER
-    )  # as if the process was killed before its sync
-    for change in (catalogue.put("new", b"1"), catalogue.delete("gone")):
-        with pytest.raises(CommitFailed):
-            await change
-    restarted = Catalogue(Path("/catalogue"), disk)
-    with pytest.raises(DiskFailed):
-        await restarted.load_all()
-    disk.heal()
-    assert await restarted.load_all() == {"new": b"1"}
-    assert await Catalogue(Path("/catalogue"), inner.after_power_cut()).load_all() == {"new": b"1"}
 
 
 async def test_a_disk_that_cannot_be_read_or_deleted_from_says_so(tmp_path: Path) -> None:

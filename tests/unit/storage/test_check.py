@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.catalogue import Catalogue, file_name_of
+from storage.catalogue import Catalogue
 from storage.check import Progress, check_documents, check_log, log_folders
 from storage.disk import LocalDisk
+from storage.document_file import file_name_of
 from storage.log import Frame, Position
 from storage.segment import SEGMENT_HEADER_BYTES
 from storage.survey import Finding, Gap, LogFolder, Severity, frames, survey_files

@@ -16,8 +16,9 @@ from broker.entities.descriptions import QueueDescription
 from broker.entities.documents import encode_description
 from broker.maintenance.repair import Rebuilding
 from broker.partition.salvage import Range
-from storage.catalogue import Catalogue, file_name_of
+from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
+from storage.document_file import file_name_of
 from storage.folders import arrange
 from storage.index_witness import Witness
 from storage.segment import SEGMENT_HEADER_BYTES

@@ -1,0 +1,66 @@
+"""Where the files of a catalogue are: in one folder, or the copies in a second one. Knows no format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from storage.disk import Disk
+from storage.document_file import COPY_DELETED_SUFFIX, COPY_SUFFIX
+from storage.folders import check_identity
+
+_log = structlog.get_logger("catalogue")
+
+
+@dataclass(slots=True, frozen=True)
+class CatalogueFolders:
+    """The folders of one catalogue."""
+
+    disk: Disk
+    directory: Path
+    copies: Path
+    """The folder of the copies; the same one if there is only one."""
+    identities: tuple[str, str] = ("", "")
+    """Which data folders they must be in (`folders.py`)."""
+
+    @property
+    def are_two(self) -> bool:
+        return self.copies != self.directory
+
+    def directories(self) -> list[Path]:
+        """Each folder once."""
+        return [self.directory, self.copies] if self.are_two else [self.directory]
+
+    def path(self, stem: str, suffix: str) -> Path:
+        """Where a file of a document belongs."""
+        return self._directory_of(suffix) / f"{stem}{suffix}"
+
+    def _directory_of(self, suffix: str) -> Path:
+        return self.copies if suffix in (COPY_SUFFIX, COPY_DELETED_SUFFIX) else self.directory
+
+    def names_in(self, directory: Path, *, tolerant: bool = False) -> set[str]:
+        """The names in one folder. A tolerant caller makes do with one of two folders. Raises OSError."""
+        try:
+            return set(self.disk.names(directory))
+        except OSError as error:
+            if not (tolerant and self.are_two):
+                raise
+            _log.error("catalogue.folder_failed", directory=str(directory), error=error.strerror)
+            return set()
+
+    def names(self, *, tolerant: bool = False) -> set[str]:
+        """The names of all files that are in the folder where they belong. Raises OSError."""
+        return {
+            name
+            for directory in self.directories()
+            for name in self.names_in(directory, tolerant=tolerant)
+            if self._directory_of(Path(name).suffix) == directory
+        }
+
+    def admit(self) -> None:
+        """Raise DiskFailed unless both data folders are there: a change that reached only one of them would
+        be undone when the other is back."""
+        for directory, identity in zip((self.directory, self.copies), self.identities, strict=True):
+            check_identity(self.disk, directory.parent, identity)

@@ -1,0 +1,140 @@
+"""One file of a document in the catalogue: its bytes, and its name. Encodes and decodes; pure.
+
+All numbers are little endian.
+
+    offset  size  field
+         0     8  magic "PbDocmnt"
+         8     4  CRC-32C of everything behind
+        12     2  format version, 2
+        14     2  length of the name in bytes
+        16     4  length of the document in bytes
+        20     8  number: rises with each change of the document; of two whole files, the one with the higher
+                  number is valid
+        28     …  name, UTF-8
+         …     …  document
+
+Files of version 1 have no number, which counts as 0, and the name begins at 20.
+
+A file's name begins with the plain characters of the document's name and ends with a digest of it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from storage.errors import CorruptRecord, UnknownFormat
+from storage.record import crc32c
+
+FORMAT_VERSION = 2
+DOCUMENT_SUFFIX = ".document"
+COPY_SUFFIX = ".copy"
+DELETED_SUFFIX = ".deleted"
+COPY_DELETED_SUFFIX = ".copy-deleted"
+LIVE = (DOCUMENT_SUFFIX, COPY_SUFFIX)
+"""The two files of a document."""
+DELETED = (DELETED_SUFFIX, COPY_DELETED_SUFFIX)
+"""The same two after its deletion."""
+NAME_BYTES_MAX = 65_535
+PLAIN_NAME_MAX = 96
+"""How many characters of a document's name its file name shows. Enough for a namespace (50) and an identifier
+(32)."""
+MERGED_PLACES_MAX = 12
+"""In how many bytes two damaged files of a document may differ. All combinations are tried."""
+
+_MAGIC = b"PbDocmnt"
+_HEAD = struct.Struct("<8sI")
+_TAIL = struct.Struct("<HHI")
+_NUMBER = struct.Struct("<Q")
+_NUMBER_AT = _HEAD.size + _TAIL.size
+_DIGEST_BYTES = 16
+_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
+
+
+@dataclass(slots=True, frozen=True)
+class DocumentFile:
+    """A whole file of a document."""
+
+    path: Path
+    version: int
+    number: int
+    name: str
+    document: bytes
+
+
+def file_name_of(name: str) -> str:
+    """The file that holds the document of this name."""
+    digest = blake2b(name.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{_PLAIN.sub('_', name)[:PLAIN_NAME_MAX]}-{digest}{DOCUMENT_SUFFIX}"
+
+
+def stems(names: Iterable[str], suffixes: tuple[str, str]) -> list[str]:
+    """The names of the files with one of these suffixes, without the suffix; each once."""
+    return sorted(
+        {name.removesuffix(suffix) for name in names for suffix in suffixes if name.endswith(suffix)}
+    )
+
+
+def document_of(stem: str) -> str | None:
+    """The document's name, if its files' name (without suffix) shows the whole of it."""
+    name = stem[: -(2 * _DIGEST_BYTES + 1)]
+    return name if file_name_of(name) == f"{stem}{DOCUMENT_SUFFIX}" else None
+
+
+def encode_document(name: str, number: int, document: bytes) -> list[bytes]:
+    """The content of a file, in parts."""
+    encoded = name.encode()
+    assert len(encoded) <= NAME_BYTES_MAX
+    rest = _TAIL.pack(FORMAT_VERSION, len(encoded), len(document)) + _NUMBER.pack(number) + encoded + document
+    return [_HEAD.pack(_MAGIC, crc32c(rest)), rest]
+
+
+def merge_files(contents: Sequence[bytes], path: Path) -> bytes | None:
+    """Make one whole file from two damaged ones of the same document; None if that is not possible.
+
+    `path`: of one of the two. Both were written with the same bytes, so where they differ, one is damaged,
+    and the checksum tells which.
+    """
+    longer, shorter = sorted(contents, key=len, reverse=True)
+    places = [place for place, (one, other) in enumerate(zip(longer, shorter, strict=False)) if one != other]
+    if len(places) > MERGED_PLACES_MAX:
+        return None
+    for choice in range(1 << len(places)):
+        merged = bytearray(longer)
+        for number, place in enumerate(places):
+            if choice >> number & 1:
+                merged[place] = shorter[place]
+        try:
+            decode_document(bytes(merged), path)
+        except (CorruptRecord, UnknownFormat):
+            continue
+        return bytes(merged)
+    return None
+
+
+def decode_document(data: bytes, path: Path) -> DocumentFile:
+    """Decode the content of the file `path`. Raises CorruptRecord, UnknownFormat."""
+    if len(data) < _NUMBER_AT:
+        raise CorruptRecord(str(path), len(data), "the document is cut off")
+    magic, crc = _HEAD.unpack_from(data)
+    if magic != _MAGIC or crc != crc32c(data[_HEAD.size :]):
+        raise CorruptRecord(str(path), 0, "the document's checksum does not match")
+    version, name_length, length = _TAIL.unpack_from(data, _HEAD.size)
+    if version not in (1, FORMAT_VERSION):
+        raise UnknownFormat(
+            f"{path}: document format version {version} is not known, only 1 and {FORMAT_VERSION}"
+        )
+    number, name_at = (
+        (0, _NUMBER_AT)
+        if version == 1
+        else (_NUMBER.unpack_from(data, _NUMBER_AT)[0], _NUMBER_AT + _NUMBER.size)
+    )
+    name = data[name_at : name_at + name_length].decode()
+    document = data[name_at + name_length :]
+    if len(document) != length or path.with_suffix(DOCUMENT_SUFFIX).name != file_name_of(name):
+        raise CorruptRecord(str(path), 0, f"the file is not the document {name!r} that it says it is")
+    return DocumentFile(path, version, number, name, document)
