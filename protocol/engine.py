@@ -156,7 +156,9 @@ class Engine:
         refused = self._intake.refusal
         if refused is not None and not self._closed_reported:
             self._break(refused.condition, refused.description)
-        return self._taken_events()
+        events = self._events[:]
+        del self._events[:]
+        return events
 
     @property
     def has_more(self) -> bool:
@@ -211,7 +213,7 @@ class Engine:
         chunks, self._output_ended = written_by(self._transport)
         if self._untrimmed:
             self._untrimmed = runs.trim_all(self._untrimmed)
-        if self._links.has_unfreed:
+        if self._links.unfreed:
             self._links.free_some()
         if self._lenience.watches:
             all_is_served = not (self._intake.has_more or self._links.leaving)
@@ -221,16 +223,13 @@ class Engine:
     @property
     def has_leftovers(self) -> bool:
         """The next `output` still has memory to free."""
-        return self._links.has_unfreed
+        return bool(self._links.unfreed)
 
     def take_events(self) -> list[Event]:
         """The events that have gathered. Writing makes some, too: it uses up credit."""
         self._pump(False)
-        return self._taken_events()
-
-    def _taken_events(self) -> list[Event]:
-        events = self._events.copy()
-        self._events.clear()
+        events = self._events[:]
+        del self._events[:]
         return events
 
     def tick(self, now_ms: int) -> int:

@@ -1,7 +1,7 @@
-"""What the engine reports: one event per batch, never one per message where several arrived together.
+"""What the engine reports. Messages or outcomes that arrive together make one event, not one each.
 
-Events are consumed in order. The deliveries that one carries stay valid until they are settled or their link
-is gone (`Link.gone`), and a link that its peer detached is gone when its `LinkDetached` was consumed
+Events are consumed in order. The deliveries in an event stay valid until they are settled or their link is
+gone (`Link.gone`). A link that the peer has detached is gone once its `LinkDetached` was consumed
 (`Engine.release_link`), not before.
 """
 
@@ -76,8 +76,8 @@ class ConnectionOpened:
 
 @dataclass(slots=True)
 class ConnectionClosed:
-    """The peer closed the connection (§2.7.9), or broke the protocol, or said nothing for too long; `error`
-    says which."""
+    """The peer closed the connection (§2.7.9), broke the protocol, or was silent for too long; `error` says
+    which."""
 
     error: ErrorCondition | None
 
@@ -101,52 +101,53 @@ class LinkDetached:
 
 @dataclass(slots=True)
 class CreditGranted:
-    """A receiving peer's flow arrived, or credit was used: `Engine.credit(link)` and `Engine.draining(link)`
-    tell (§2.6.7)."""
+    """A receiving peer sent a flow, or credit was used (§2.6.7). `Engine.credit(link)` and
+    `Engine.draining(link)` have the new state."""
 
     link: Link
 
 
 @dataclass(slots=True)
 class MessagesReceived:
-    """Whole messages from a sending peer, in order; the lists run in parallel (§2.7.5)."""
+    """Whole messages from a sending peer, in order (§2.7.5)."""
 
     link: Link
     deliveries: list[Delivery]
+    """One for each payload; empty if they were sent settled."""
     payloads: list[bytes]
     settled: bool
-    """All of them were sent settled: nobody waits for an outcome."""
+    """All of them were sent settled: the peer expects no outcome."""
     batch: bool
-    """The message format is Service Bus's batch (0x80013700); such a delivery always comes alone."""
+    """The message has the format of Service Bus's batches (0x80013700). A batch always comes alone."""
     transaction: TransactionalState | None = None
     """All of them were sent as work of this transaction (§4.4.2), and must not be enqueued outside it."""
 
 
 @dataclass(slots=True)
 class MessageTooLarge:
-    """A delivery outgrew the link's max-message-size (§2.7.3); what comes of it further is thrown away."""
+    """A message exceeds the link's max-message-size (§2.7.3). The rest of it is thrown away."""
 
     link: Link
     deliveries: list[Delivery]
-    """The one delivery, to be rejected; none if it was sent settled."""
+    """The one delivery, to be rejected; empty if it was sent settled."""
     size: int
+    """How many bytes have arrived."""
 
 
 @dataclass(slots=True)
 class DeliveriesUpdated:
-    """A receiving peer gave outgoing deliveries a state (§2.7.6): the same for all of them."""
+    """A receiving peer gave outgoing deliveries a state (§2.7.6), the same to all of them."""
 
     link: Link
     deliveries: list[Delivery]
     outcome: int
     """One of `Outcome`, as a number, or any other state that the peer made up."""
     settled: bool
-    """The peer has settled already; no answer is wanted."""
+    """The peer has settled them already, and expects no answer."""
     error: ErrorCondition | None = None
     """With REJECTED."""
     failed: bool = False
-    """With MODIFIED: delivery-failed; False also where it was left out, which the engine cannot tell
-    apart."""
+    """With MODIFIED: delivery-failed. Also False if the peer left it out, which proton does not tell."""
     undeliverable_here: bool = False
     """With MODIFIED."""
     annotations: bytes = b""

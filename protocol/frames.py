@@ -1,19 +1,21 @@
-"""AMQP frames where proton does not look, or writes too little (AMQP 1.0 §2.3): both ends of the engine's
-byte stream.
+"""Reads and rewrites AMQP frames (§2.3) where proton drops or omits something that matters.
 
-    size  4 bytes, of the whole frame    doff  1, where the body begins, in units of 4 type  1, 0 for AMQP
-    2 bytes of channel         body: performative, then a transfer's payload
+    size      4 bytes   of the whole frame
+    doff      1 byte    where the body begins, in units of 4 bytes
+    type      1 byte    0 for AMQP
+    channel   2 bytes
+    body                a performative, then the payload of a transfer
 
-*In*: proton drops a transfer's message-format, the mark of a Service Bus batch. `BatchFrameFinder` cuts the
-stream so that the frame of each such transfer ends a piece of its own. Frames are followed from header to
-header, so that the same bytes inside a payload mean nothing; a performative is looked into only where the
-format's bytes occur near the frame's begin.
+*In*: proton drops a transfer's message-format, which marks a Service Bus batch. `BatchFrameFinder` cuts the
+stream so that the frame of each such transfer ends a piece of its own. It follows frames from header to
+header, so the same bytes inside a payload mean nothing. It reads a performative only if the format's bytes
+occur near the beginning of the frame.
 
-*Out*: proton leaves trailing nulls off performatives (§1.4), and azure-servicebus up to 7.14.3 fails on what
-is not there. `pad_performatives` puts them back, for the connections that need it.
+*Out*: proton leaves trailing nulls off performatives (§1.4), and azure-servicebus up to 7.14.3 fails on the
+missing fields. `pad_performatives` adds them again, for the connections that need it.
 
-Frames too large or malformed are proton's to refuse: it closes the connection with the standard's error. Here
-they only end the search.
+Proton refuses frames that are malformed or too large, and closes the connection with the error of the
+standard. Here such frames only end the search.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ BATCH_MESSAGE_FORMAT = b"\x80\x01\x37\x00"
 """0x80013700 (AMQP contract B)."""
 
 _LOOK_BYTES = 128
-"""From the begin of a frame, where the format may stand: behind 8 bytes of header, descriptor, list head,
-handle, delivery-id and a delivery-tag of at most 32 bytes (§2.8.7), each in its longest spelling, and with
-room to spare."""
+"""How far from the beginning of a frame the format may stand: after 8 bytes of header, the descriptor, the
+head of the list, the handle, the delivery-id and a delivery-tag of at most 32 bytes (§2.8.7), each in its
+longest encoding, with room to spare."""
 
 _HEAD_BYTES_MAX = 1024 + _LOOK_BYTES
-"""The same behind the longest extended header (§2.3.1)."""
+"""The same, after the longest extended header (§2.3.1)."""
 
 _KEPT_BYTES_MAX = DISPOSITION_BYTES_MAX
-"""How much is kept of a frame that comes in parts and is not a transfer. Larger ones are refused for their
-size alone."""
+"""How many bytes are kept of a frame that comes in parts and is not a transfer. Larger frames are refused for
+their size alone."""
 
 _PLAIN_TRANSFER = b"\x00\x53\x14\xc0"
-"""How every client begins its transfers: the performative has 255 bytes at most (list8)."""
+"""How every client begins its transfers: the performative has at most 255 bytes (list8)."""
 
 _NO_EXTENDED_HEADER = 2  # data offset
 
@@ -54,19 +56,19 @@ class BatchFrameFinder:
     """Finds the transfers of batch format in one connection's incoming stream, protocol header included."""
 
     def __init__(self) -> None:
-        self._head = b""  # the begin of a frame that has not come whole
-        self._missing: int | None = (
-            None  # bytes of it that are still to come; None while its size is not known
-        )
+        self._head = b""
+        """The beginning of a frame that has not arrived completely."""
+        self._missing: int | None = None
+        """Bytes of that frame still to come; None while its size is not known."""
         self._at_start = True
         self._lost = False
         self.refusal: ErrorCondition | None = None
-        """Why a frame was refused for the size of its performative. That frame and everything behind it is
+        """Why a frame was refused for the size of its performative. That frame and everything after it are
         left out of the pieces."""
 
     def pieces(self, data: bytes) -> list[tuple[bytes, bool]]:
-        """The data in order, cut: True with a piece that ends with a transfer of batch format and completes
-        no other frame."""
+        """The data in order, in pieces. True with a piece that ends with a transfer of the batch format, and
+        completes no other frame."""
         if self._lost:
             return [(data, False)] if self.refusal is None else []
         found: list[tuple[bytes, bool]] = []
@@ -107,15 +109,19 @@ class BatchFrameFinder:
                 taken = end
             offset = end
         if offset < size and not self._lost:
-            self._head = data[offset : offset + _kept_bytes(data, offset)]
-            self._missing = end - size if size - offset >= 4 else None
+            self._keep(data, offset, end - size if size - offset >= 4 else None)
         if taken < size:
             found.append((data[taken:] if taken else data, False))
         return found
 
+    def _keep(self, data: bytes, offset: int, missing: int | None) -> None:
+        """Keep the beginning of the frame at `offset`, of which `missing` bytes have not arrived."""
+        self._head = data[offset : offset + _kept_bytes(data, offset)]
+        self._missing = missing
+
     def _continue(self, data: bytes) -> tuple[int, bool]:
-        """How much of the data belongs to the frame begun before, and whether that completes a transfer of
-        batch format."""
+        """How much of the data belongs to the frame that began earlier, and whether it completes a transfer
+        of the batch format."""
         head = self._head + data[: max(0, _kept_bytes(self._head, 0) - len(self._head))]
         if self._missing is None:
             if len(head) < 4:
@@ -146,8 +152,7 @@ class BatchFrameFinder:
         return rest, BATCH_MESSAGE_FORMAT in head and _is_batch_transfer(head[: min(known, _HEAD_BYTES_MAX)])
 
     def _refuses(self, frame: bytes, frame_bytes: int) -> bool:
-        """Whether a frame is refused, judged by its beginning. `refusal` then says why, and nothing more is
-        found."""
+        """Whether a frame is refused, by its beginning. `refusal` then says why, and the search ends."""
         if frame.startswith(_PLAIN_TRANSFER, 8) and frame[4] == _NO_EXTENDED_HEADER:
             return False
         self.refusal = oversized(frame, frame_bytes)
@@ -156,12 +161,12 @@ class BatchFrameFinder:
 
 
 def _kept_bytes(data: bytes, offset: int) -> int:
-    """How many bytes to keep of the frame at `offset`, which has not arrived completely."""
+    """How many bytes to keep of the frame at `offset` until the rest of it arrives."""
     return _HEAD_BYTES_MAX if data.startswith(_PLAIN_TRANSFER, offset + 8) else _KEPT_BYTES_MAX
 
 
 def _is_batch_transfer(frame: bytes) -> bool:
-    """Whether the frame, of which the begin is enough, is a transfer (§2.7.5) of batch format."""
+    """Whether a frame is a transfer (§2.7.5) of the batch format. Its beginning is enough."""
     try:
         body = 4 * frame[4]
         if frame[5] != 0 or body < 8:
@@ -187,7 +192,7 @@ def _is_batch_transfer(frame: bytes) -> bool:
 
 
 _FIELDS = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
-"""How many fields each performative has (§2.7): open, begin, attach, flow, transfer, disposition, detach,
+"""The number of fields of each performative (§2.7): open, begin, attach, flow, transfer, disposition, detach,
 end, close."""
 
 
@@ -204,12 +209,12 @@ def needs_padding(properties: dict[str, object]) -> bool:
 
 
 def pad_performatives(outgoing: bytes) -> bytes:
-    """The same frames, each performative with all its fields, nulls at the end where they were left off.
+    """The same frames with all fields in each performative: trailing nulls that were left off are added.
 
-    `outgoing` is whole frames as proton writes them (descriptors as smallulong), the protocol header possibly
-    before them. Transfers are padded as well: the client that needs this takes the payload for the twelfth
-    field. A frame grows by a few bytes, which may carry a full one beyond the peer's max-frame-size; that
-    client does not check it.
+    `outgoing` consists of whole frames as proton writes them (descriptors as smallulong), with or without the
+    protocol header. Transfers are padded as well: the client that needs this expects the payload in the place
+    of a twelfth field. A frame grows by a few bytes, and a full one may then exceed the peer's
+    max-frame-size; that client does not check it.
     """
     offset = _PROTOCOL_HEADER_BYTES if outgoing.startswith(b"AMQP") else 0
     padded = [outgoing[:offset]]
@@ -222,7 +227,7 @@ def pad_performatives(outgoing: bytes) -> bytes:
 
 def _pad_frame(frame: bytes) -> bytes:
     if len(frame) < 12 or frame[8:10] != b"\x00\x53" or frame[10] not in _FIELDS:
-        return frame  # an empty frame: a sign of life
+        return frame  # an empty frame
     count, first = elements(frame, 11)
     lacking = _FIELDS[frame[10]] - count
     if lacking <= 0:

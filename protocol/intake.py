@@ -1,5 +1,8 @@
-"""The peer's bytes on their way to proton: checked against the bounds, corrected, cut where a batch ends, and
-kept for a later turn."""
+"""The peer's bytes on their way to proton.
+
+They are checked against the bounds (`limits.py`), corrected (`lenience.py`) and cut where a batch begins or
+ends (`frames.py`). Bytes that proton does not take in this turn are kept for the next one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Piece = tuple[bytes, bool]
 
 
 class Intake:
-    """The incoming stream of one connection."""
+    """The bytes that one connection's peer sends."""
 
     def __init__(self, lenience: Lenience) -> None:
         self._lenience = lenience
@@ -23,7 +26,7 @@ class Intake:
         self._kept: list[Piece] = []
 
     def restrict(self) -> None:
-        """From here on, let through no more than a peer needs to present credentials."""
+        """From now on, let through only what a peer needs to present credentials."""
         if self._allowance is None:
             self._allowance = Allowance(*self._lenience.take_back())
         elif self._allowance.is_lifted:
@@ -35,10 +38,9 @@ class Intake:
             self._allowance.lift()
 
     def take(self, data: bytes) -> list[Piece]:
-        """Take bytes from the peer; gives the pieces to push now, in order, beginning with those that were
-        kept."""
+        """Take bytes from the peer; gives the pieces to push now, in order. Kept pieces come first."""
         if self._refusal is not None:
-            data = b""  # it waits for what was kept, and nothing comes behind it
+            data = b""  # the refusal waits until the bytes kept before it are pushed; nothing follows it
         elif self._allowance is not None:
             data, self._refusal = self._allowance.take(data)
             if self._allowance.is_lifted:
@@ -49,15 +51,15 @@ class Intake:
         return pieces
 
     def keep(self, pieces: list[Piece]) -> None:
-        """Keep for the next `take` what was not pushed."""
+        """Keep the pieces that were not pushed, for the next `take`."""
         self._kept = pieces
 
     @property
     def has_more(self) -> bool:
-        """Something was kept."""
+        """Pieces were kept."""
         return bool(self._kept)
 
     @property
     def refusal(self) -> ErrorCondition | None:
-        """Why the rest of the stream is refused; None while pieces before it are still to be pushed."""
+        """Why the rest of the stream is refused. None as long as pieces before it wait to be pushed."""
         return None if self._kept else self._refusal or self._finder.refusal or self._lenience.refusal

@@ -1,32 +1,32 @@
-"""Corrects what the official Python client sends and proton would refuse, in both directions of the engine's
-byte stream.
+"""Corrects errors of the official Python client that proton would refuse, in both directions of the byte
+stream.
 
-*Delivery-ids out of sequence* (AMQP 1.0 §2.7.5). Each session numbers its deliveries one by one, and proton
-closes the connection upon any other number. The Python client takes its numbers from a counter that its
-threads share without a lock: when several threads use one receiver (renewal of several locks, concurrent
-peeks), numbers are repeated, swapped or left out. The service accepts them all (AMQP contract 4.3).
+*Delivery-ids out of sequence* (AMQP 1.0 §2.7.5). The deliveries of a session are numbered one by one, and
+proton closes the connection on any other number. The Python client takes its numbers from a counter that its
+threads share without a lock. When several threads use one receiver (to renew several locks, or to peek at the
+same time), numbers are repeated, swapped or left out. The service accepts them all (AMQP contract 4.3).
 
-On the way in, each delivery gets the number that proton expects next, written into all of its frames. On the
-way out, its outcome is sent under the client's own number.
+On the way in, each delivery gets the number that proton expects next, in all of its frames. On the way out,
+its outcome is sent under the client's own number.
 
     the client's numbers   5 6 6 9
     proton's               5 6 7 8      what proton says of 6 to 8 goes to the client as 6, 6 and 9
 
-*A detach behind an end* (§2.5.5), which the Python client sends whenever it closes. The link ended with its
+*A detach after an end* (§2.5.5). The Python client sends one whenever it closes. The link has ended with its
 session, so the frame is dropped.
 
-*Sessions that come and go faster than their ends are answered.* Proton needs a channel of its own for each,
-fails without a word when there is none left, and keeps whatever the client sends after that. The stream is
-refused before that happens.
+*Sessions that begin and end faster than their ends are answered.* Proton needs a channel of its own for each.
+When none is left, it fails silently, and keeps whatever the client sends after that. The stream is refused
+before that happens.
 
-A client that numbers in order costs little: `native/delivery_ids.c` walks over plain frames and stops at each
-frame that needs a decision: a transfer with another number or in several frames, a link or session that
-begins or ends.
+A client that numbers its deliveries in order costs little. `native/delivery_ids.c` skips plain frames and
+stops at each frame that needs a decision: a transfer with another number or in several frames, a link or
+session that begins or ends.
 
-A frame is handed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept.
-Malformed frames are left for proton to refuse: from the first one on, this connection's bytes pass unchanged.
-Proton still refuses a second delivery on a link whose first one is unfinished. If both have the same number
-or tag, they cannot be told apart and count as one.
+A frame is passed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept.
+Malformed frames are left for proton to refuse: from the first one on, the bytes of the connection pass
+unchanged. Proton still refuses a second delivery on a link whose first one is unfinished. If both have the
+same number or tag, they cannot be told apart and count as one.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from protocol.values import skip
 
 _BEGIN, _ATTACH, _TRANSFER, _DISPOSITION, _DETACH, _END = 0x11, 0x12, 0x14, 0x15, 0x16, 0x17
 _HEAD_BYTES_MAX = 1024 + 1024
-"""The longest extended header (§2.3.1), and a transfer with a state of some length."""
+"""Enough for the longest extended header (§2.3.1) and a transfer with a state."""
 _HEADER_BYTES = 8
 _NULL = b"\x40"
 _LIST8, _LIST32 = 0xC0, 0xD0
 _SCALARS = frozenset((0x40, 0x43, 0x52, 0x70, 0xA0, 0xB0))
 _SETTLED, _MORE, _ABORTED = 4, 5, 9
-"""Places in a transfer (§2.7.5)."""
+"""Places of fields in a transfer (§2.7.5)."""
 _U32 = struct.Struct(">I")
 _MASK = 2**32 - 1
 
@@ -63,16 +63,16 @@ class _Unfinished:
     """A delivery of which more frames are to come."""
 
     number: int
-    """As proton knows it."""
+    """The number that proton knows."""
     given: int
-    """As the peer numbered it."""
+    """The peer's own number."""
     tag: int | None
     """A hash of its tag; None without one."""
 
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """A session of the peer's, from its begin to its end."""
+    """A session of the peer, from its begin to its end."""
 
     channel: int
     unfinished: dict[int, _Unfinished] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _Session:
     is_ended: bool = False
     """The peer has ended it."""
     renamed: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Deliveries without an outcome yet whose number was changed: proton's number → the peer's number and the
+    """Deliveries that were renumbered and have no outcome yet: proton's number → the peer's number and the
     link's handle."""
 
 
@@ -94,7 +94,7 @@ class _Transfer:
     goes_on: bool
     """More frames of the delivery follow."""
     has_no_outcome: bool
-    """It is settled or aborted: no disposition will speak of it."""
+    """It is settled or aborted: no disposition will mention it."""
     places: list[int]
     """Where each field begins, and where the last one ends."""
 
@@ -103,38 +103,38 @@ class Lenience:
     """Corrects both directions of one connection."""
 
     def __init__(self, channel_max: int, frame_bytes_max: int) -> None:
-        """Proton refuses frames above either bound."""
+        """Proton refuses frames that exceed either bound."""
         self._channel_max, self._frame_bytes_max = channel_max, frame_bytes_max
         self._table: Any = ffi.new("session_ids_t[]", 1)
-        """By channel; C's view of the sessions."""
+        """The sessions as the C code sees them, by channel."""
         self._channels = 1
         self._sessions: dict[int, _Session] = {}
         self._ended: set[int] = set()
         """Channels that had a session."""
         self._by_local_channel: dict[int, _Session] = {}
         self._unanswered: list[_Session] = []
-        """Sessions begun by the peer and not yet by us, so that our channel for them is not known."""
+        """Sessions that the peer has begun and we have not, so that our channel for them is not known yet."""
         self._ending = 0
-        """How many sessions the peer has ended and we have not: proton keeps a channel for each."""
+        """How many sessions the peer has ended and we have not. Proton keeps a channel for each."""
         self.refusal: ErrorCondition | None = None
-        """Why nothing more of the stream is handed on."""
+        """Why nothing more of the stream is passed on; None if it is."""
         self._renamed = 0
-        """How many deliveries have another number, over all sessions."""
+        """How many deliveries are renumbered, over all sessions."""
         self._departed: list[tuple[_Session, int]] = []
-        """Renumbered deliveries of detached links: they may have an outcome until the detach is served, and
-        none after that write."""
+        """Renumbered deliveries of detached links. They may get an outcome until the detach is served, and
+        none after the next write."""
         self._head = b""
-        """The beginning of a frame, kept back until it can be judged."""
+        """The beginning of a frame, kept until enough of it has arrived."""
         self._missing = _HEADER_BYTES
-        """Bytes still to come of a frame that was judged; at first, of the protocol header."""
+        """Bytes still to come of a frame that was passed on; at first, of the protocol header."""
         self._lost = False
-        """The stream is malformed, and passes unchanged."""
+        """The stream is malformed and passes unchanged."""
 
     # --- in -------------------------------------------------------------------------------------------------
 
     def incoming(self, data: bytes) -> bytes:
-        """Take bytes from the peer, protocol header included; gives the bytes for proton, none of them behind
-        a refusal."""
+        """Take bytes from the peer, including the protocol header; gives the bytes for proton, up to a
+        refusal."""
         if self.refusal is not None:
             return b""
         if self._lost:
@@ -150,13 +150,13 @@ class Lenience:
         return data
 
     def take_back(self) -> tuple[bytes, int]:
-        """Where the incoming stream stands: what was kept back of a frame, to be given again, or how much is
-        missing of one handed on."""
+        """Where the incoming stream stands: the kept beginning of a frame, which the caller gives again
+        later, or how many bytes are missing of a frame that was passed on."""
         head, self._head = self._head, b""
         return head, 0 if head else self._missing
 
     def _decide(self, data: bytes, offset: int) -> bytes:
-        """As `incoming`, from the frame at `offset` on, which is not plain."""
+        """As `incoming`, beginning with the frame at `offset`, which is not plain."""
         changed: list[bytes] = []
         taken, size = 0, len(data)
         while size - offset >= _HEADER_BYTES:
@@ -186,10 +186,10 @@ class Lenience:
         return b"".join((*changed, data[taken:size]))
 
     def _judge(self, head: bytes, frame_bytes: int) -> bytes | None:
-        """Look at a frame by its beginning, `head`; gives the bytes that replace `head`, None to leave it.
+        """Decide on a frame by its beginning, `head`; gives the bytes that replace `head`, or None to leave
+        it.
 
-        Raises IndexError, struct.error or DecodeError where the frame ends too early; nothing has changed
-        then.
+        Raises IndexError, struct.error or DecodeError if the frame ends too early. Nothing has changed then.
         """
         code, value = _performative(head, frame_bytes)
         channel = int.from_bytes(head[6:8], "big")
@@ -239,7 +239,7 @@ class Lenience:
         self._unanswered.append(session)
 
     def _free_handle(self, session: _Session, handle: object) -> None:
-        """The link of this handle ends, or another one takes its handle."""
+        """The link with this handle ends, or another link takes the handle."""
         for unfinished in [key for key in session.unfinished if key == handle]:
             self._finish(session, unfinished)
         self._departed += [(session, number) for number, (_, of) in session.renamed.items() if of == handle]
@@ -249,8 +249,7 @@ class Lenience:
         self._table[session.channel].divided = bool(session.unfinished)
 
     def _transferred(self, session: _Session, head: bytes, value: int) -> bytes | None:
-        """A transfer: what replaces its beginning so that the delivery has the number that proton expects;
-        None to leave it."""
+        """The beginning of a transfer with the number that proton expects; None to leave it as it is."""
         transfer = _read_transfer(head, value)
         begun = session.unfinished.get(transfer.handle)
         if begun is not None and (
@@ -273,7 +272,7 @@ class Lenience:
         if given == number or begun is not None:
             return None
         tag_end = transfer.places[min(3, len(transfer.places) - 1)]
-        # The tag is dropped: nothing reads it, and the number may need its room.
+        # The tag is dropped: nothing reads it, and the number may need the room.
         renamed = self._with_number(head, value, transfer.places[1], tag_end, encode(UInt(number)) + _NULL)
         if renamed is not None and not transfer.has_no_outcome:
             self._forget(session, number)
@@ -284,7 +283,7 @@ class Lenience:
     def _continued(
         self, session: _Session, head: bytes, value: int, transfer: _Transfer, begun: _Unfinished
     ) -> bytes | None:
-        """A further frame of a delivery: it needs no number, since it then has the first frame's (§2.7.5)."""
+        """A further frame of a delivery. Without a number, it has that of the first frame (§2.7.5)."""
         if not transfer.goes_on:
             self._finish(session, transfer.handle)
         if transfer.has_no_outcome:
@@ -319,15 +318,15 @@ class Lenience:
 
     @property
     def watches(self) -> bool:
-        """Whether what proton writes is to be given to `outgoing`."""
+        """Whether the bytes that proton writes must go through `outgoing`."""
         return bool(self._renamed or self._unanswered or self._ending)
 
     def outgoing(self, chunks: list[bytes], all_is_served: bool) -> list[bytes]:
-        """Take what proton has written, whole frames with or without the protocol header; gives the bytes for
-        the peer.
+        """Take what proton has written: whole frames, with or without the protocol header. Gives the bytes
+        for the peer.
 
-        `all_is_served`: everything that went through `incoming` has been served. Until then, deliveries of a
-        link whose detach has arrived may still get an outcome.
+        `all_is_served` means that everything that went through `incoming` has been served. Before that,
+        deliveries of a link whose detach has arrived may still get an outcome.
         """
         found = list(self._answered(b"".join(chunks)))  # a frame may begin in one chunk and end in the next
         if all_is_served:
@@ -397,11 +396,10 @@ class Lenience:
 
 
 def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
-    """The code of a frame's performative, and where its list begins; no code for a frame without one that
-    proton knows.
+    """The code of a frame's performative, and where its list begins. The code is None if proton knows no such
+    performative.
 
-    Raises IndexError where the frame ends too early, and DecodeError for a frame whose body begins in its
-    header.
+    Raises IndexError if the frame ends too early, and DecodeError if its body begins within its header.
     """
     body = 4 * head[4]
     if head[5] != 0 or body >= frame_bytes:
@@ -413,13 +411,13 @@ def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
     if head[body + 1] == 0x53:
         return head[body + 2], body + 3
     if head[body + 1] == 0x80:
-        head[body + 10]  # raises IndexError until all of the descriptor is there
+        head[body + 10]  # raises IndexError until the whole descriptor has arrived
         return int.from_bytes(head[body + 2 : body + 10], "big"), body + 10
-    return None, body  # proton knows no other spelling
+    return None, body  # proton knows no other encoding
 
 
 def _read_transfer(head: bytes, value: int) -> _Transfer:
-    """Raises IndexError, struct.error or DecodeError for what is malformed, or not all there."""
+    """Raises IndexError, struct.error or DecodeError for a transfer that is malformed or incomplete."""
     count, place = elements(head, value)
     if head[value] not in (_LIST8, _LIST32) or not 2 <= count <= 11:
         raise DecodeError("a transfer is a list of two to eleven fields")
@@ -427,7 +425,7 @@ def _read_transfer(head: bytes, value: int) -> _Transfer:
     for _ in range(count):
         places.append(skip(head, places[-1]))
     if places[-1] > len(head):
-        raise IndexError("the fields are not all there")
+        raise IndexError("some of the fields have not arrived")
     if places[-1] > skip(head, value):
         raise DecodeError("a transfer's fields reach beyond their list")
     handle, given, tag = (
@@ -454,8 +452,8 @@ def _is_true(head: bytes, place: int) -> bool:
 
 
 def _scalar(head: bytes, place: int) -> Any:
-    """A null, uint or binary. Nothing else is decoded here: these fields hold nothing else, and a nested
-    value may be large."""
+    """A null, uint or binary. Other types are not decoded: these fields cannot have them, and a nested value
+    may be large."""
     if head[place] not in _SCALARS:
         raise DecodeError("a field is of another type")
     return decode(head, place)[0]

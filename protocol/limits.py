@@ -1,15 +1,14 @@
-"""Bounds on a peer's frames: some that always hold, and narrower ones until it presents credentials (AMQP 1.0
-§2.3, §2.7).
+"""Bounds on a peer's frames (AMQP 1.0 §2.3, §2.7).
 
-Proton makes objects of what a frame holds, and keeps some of them as long as the connection lasts: an attach
-of 40 bytes leaves a link of several KiB, and a map of a million nulls a node for each. So these bounds are
-checked before proton sees a frame.
+Proton makes objects of the contents of a frame, and keeps some of them as long as the connection lasts: an
+attach of 40 bytes leaves a link of several KiB, and a map of a million nulls leaves a node for each. So these
+bounds are checked before proton sees a frame.
 
 *Always* (`oversized`): a performative is small. Only the payload of a transfer may fill a frame.
 
-*Before a token* (`Allowance`): a client without credentials needs an open, a session, a pair of links and a
-request or two. It may send several times as much, in bytes, frames, values, sessions and links. The bounds
-are on the total since it connected, or lost its last token.
+*Before a token* (`Allowance`): a client without credentials needs an open, a session, a pair of links and one
+or two requests. It may send several times as many bytes, frames, values, sessions and links. These bounds
+apply to everything since the client connected, or since it lost its last token.
 """
 
 from __future__ import annotations
@@ -23,43 +22,44 @@ from protocol.values import TooManyValues, count_values, skip
 RESOURCE_LIMIT = "amqp:resource-limit-exceeded"
 
 BYTES_BEFORE_TOKEN = 64 * 1024
-"""All that a connection may send before a token: a token has 8 KiB at most, and the official clients need
-some 2 KiB besides."""
+"""The most bytes before a token. A token has at most 8 KiB, and the official clients need some 2 KiB more."""
 FRAMES_BEFORE_TOKEN = 256
 VALUES_BEFORE_TOKEN = 4_096
-"""In performatives; the official clients need some 200. Proton makes a node of 50 to 100 bytes of each."""
+"""The most values in performatives. The official clients need some 200. Proton makes a node of 50 to 100
+bytes for each."""
 SESSIONS_BEFORE_TOKEN = 16
+"""The most sessions, including those that have ended."""
 LINKS_BEFORE_TOKEN = 32
-"""Sessions begun and links attached, including those that have ended. The Go client attaches a pair each time
-it tries a token."""
+"""The most links, including those that are detached. The Go client attaches a pair each time it tries a
+token."""
 
 TRANSFER_HEAD_BYTES_MAX = 1024
-"""Of a transfer without its payload. A delivery-tag has at most 32 bytes, and so has the only delivery state
-that senders send, the id of a transaction."""
+"""The largest transfer, without its payload. A delivery-tag has at most 32 bytes, and the only delivery state
+that senders use names a transaction."""
 PERFORMATIVE_BYTES_MAX = 16 * 1024
-"""Of an open, begin, attach, flow, detach, end or close."""
+"""The largest open, begin, attach, flow, detach, end or close."""
 DISPOSITION_BYTES_MAX = 256 * 1024
-"""Of a disposition, which may carry properties to modify: more than a message may have, so that too many
-properties fail the settlement and not the connection."""
+"""The largest disposition, which may carry properties to modify. It is more than a message may have, so that
+too many properties fail the settlement and not the connection."""
 VALUES_MAX = 2_048
-"""In an open, attach or disposition: link properties, filters and states are kept for as long as their link
-or delivery."""
+"""The most values in an open, attach or disposition. Link properties, filters and states are kept for as long
+as their link or delivery."""
 SMALL_FRAME_BYTES = VALUES_MAX
-"""A frame of at most this size cannot break any of these bounds by much, so it is not checked."""
+"""Frames of at most this size are not checked: they cannot exceed any of these bounds by much."""
 
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION = range(0x10, 0x16)
 SPELLED = -1
-"""The code given for a performative whose descriptor has an unusual encoding. It is held to the bounds of
-every kind."""
+"""The code of a performative whose descriptor has an unusual encoding. The bounds of every kind apply to
+it."""
 
 _U32 = struct.Struct(">I")
 _HEADER_BYTES = 8
-_SIGN_OF_LIFE = b"\0\0\0\x08\x02\0\0\0"
+_EMPTY_FRAME = b"\0\0\0\x08\x02\0\0\0"
 
 
 def performative_of(frame: bytes) -> tuple[int | None, int]:
-    """The performative's code and the offset of its list; None as code for a frame without one. The beginning
-    of the frame is enough."""
+    """The performative's code (None for a frame without one) and the offset of its list. The beginning of the
+    frame is enough."""
     body = 4 * frame[4]
     if len(frame) <= body:
         return None, body
@@ -71,8 +71,8 @@ def performative_of(frame: bytes) -> tuple[int | None, int]:
 
 
 def oversized(frame: bytes, frame_bytes: int) -> ErrorCondition | None:
-    """Why a frame is refused for its performative's size; None if it is not. `frame` is its beginning,
-    `frame_bytes` its full size."""
+    """Why a frame is refused for the size of its performative; None if it is not. `frame` is the beginning of
+    the frame, `frame_bytes` its full size."""
     try:
         code, value = performative_of(frame)
         if code == TRANSFER:
@@ -92,32 +92,32 @@ def oversized(frame: bytes, frame_bytes: int) -> ErrorCondition | None:
             RESOURCE_LIMIT, f"A performative may have {VALUES_MAX} values; this one has more."
         )
     except (DecodeError, IndexError, struct.error):
-        pass  # proton refuses what cannot be read, with an error of its own
+        pass  # proton refuses malformed frames with an error of its own
     return None
 
 
 class Allowance:
-    """What one connection may still send before it puts a token. Hands on whole frames only, so that proton
-    keeps no parts."""
+    """What one connection may still send before it puts a token. Passes on whole frames only, so that proton
+    keeps no parts of frames."""
 
     def __init__(self, rest: bytes = b"", missing: int = _HEADER_BYTES) -> None:
-        """`rest` as below; `missing` bytes belong to a frame that was begun before, at first to the protocol
-        header."""
+        """`rest`: see below. The first `missing` bytes belong to a frame that began earlier, or to the
+        protocol header."""
         self._missing = missing
         self.rest = rest
-        """The begin of a frame whose end has not come."""
+        """The beginning of a frame that has not arrived completely."""
         self._bytes = BYTES_BEFORE_TOKEN
         self._frames, self._values = FRAMES_BEFORE_TOKEN, VALUES_BEFORE_TOKEN
         self._sessions, self._links = SESSIONS_BEFORE_TOKEN, LINKS_BEFORE_TOKEN
         self.is_lifted = False
 
     def lift(self) -> None:
-        """End the restriction: the next `take` hands on everything, beginning with what was held back."""
+        """End the restriction: the next `take` passes on everything, what was held back first."""
         self.is_lifted = True
 
     def take(self, data: bytes) -> tuple[bytes, ErrorCondition | None]:
-        """Take bytes from the peer; gives the whole frames to hand on, and why the next one is refused, if it
-        is."""
+        """Take bytes from the peer; gives the whole frames to pass on, and why the next frame is refused, if
+        it is."""
         if self.is_lifted:
             data, self.rest = self.rest + data, b""
             return data, None
@@ -126,13 +126,10 @@ class Allowance:
             self._missing -= len(begun)
             data, refused = self.take(data) if data else (b"", None)
             return begun + data, refused
-        if data == _SIGN_OF_LIFE and not self.rest:
-            return (
-                data,
-                None,
-                # an empty frame costs nothing, and a client may wait for its token as long as the settings
-                # permit
-            )
+        if data == _EMPTY_FRAME and not self.rest:
+            # An empty frame costs nothing, and a client may wait for its token as long as the settings
+            # permit.
+            return data, None
         self._bytes -= len(data)
         data = self.rest + data if self.rest else data
         offset, size = 0, len(data)
@@ -140,7 +137,7 @@ class Allowance:
             frame_bytes = _U32.unpack_from(data, offset)[0]
             if frame_bytes < _HEADER_BYTES:
                 self.rest = b""
-                return data, None  # no AMQP: proton refuses it
+                return data, None  # this is no AMQP; proton refuses it
             end = offset + frame_bytes
             missing = max(end - size, 0)
             refused = self._refusal(data[offset:end], frame_bytes) if not missing else None
@@ -162,7 +159,7 @@ class Allowance:
         try:
             code, value = performative_of(frame)
             if code is None:
-                return None  # a sign of life
+                return None  # an empty frame
             if code in (BEGIN, SPELLED):
                 self._sessions -= 1
             if code in (ATTACH, SPELLED):
@@ -176,7 +173,7 @@ class Allowance:
         except TooManyValues:
             return _beyond(f"{VALUES_BEFORE_TOKEN} values")
         except (DecodeError, IndexError, struct.error):
-            pass  # proton refuses what cannot be read, with an error of its own
+            pass  # proton refuses malformed frames with an error of its own
         return None
 
 

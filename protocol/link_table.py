@@ -42,7 +42,7 @@ class LinkTable:
         """Detached by the peer, and waiting for `release`."""
         self.sessions: dict[Any, Session] = {}
         """By proton's session."""
-        self._unfreed: list[tuple[Callable[[Any], None], Any]] = []
+        self.unfreed: list[tuple[Callable[[Any], None], Any]] = []
         """Functions that free links and sessions, with their arguments, to be called after the next write."""
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class LinkTable:
         self._forget_partial(link)
         link.gone = True
         # The peer may attach another link of this name before it confirms.
-        self._unfreed.append((free_if_settled, link))
+        self.unfreed.append((free_if_settled, link))
 
     def release(self, link: Link) -> None:
         """Answer the peer's detach, or its end once this was the session's last link."""
@@ -135,29 +135,24 @@ class LinkTable:
                 lib.pn_link_close(link.pn)
             else:
                 lib.pn_link_detach(link.pn)
-        self._unfreed.append((free_link, link))
+        self.unfreed.append((free_link, link))
 
     def _end_session(self, session: Session) -> None:
         """Answer the peer's end, and free the session's links before the session: with thousands of links,
         freeing it takes long."""
         lib.pn_session_close(session.pn)
-        self._unfreed += [
+        self.unfreed += [
             *((free_link, link) for link in session.ended_links),
             (lib.pn_session_free, session.pn),
         ]
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    @property
-    def has_unfreed(self) -> bool:
-        """Something waits to be freed."""
-        return bool(self._unfreed)
-
     def free_some(self) -> None:
         """Free links and sessions whose detach or end has been written, up to a bound."""
-        for free, ended in self._unfreed[:FREED_AT_ONCE]:
+        for free, ended in self.unfreed[:FREED_AT_ONCE]:
             free(ended)
-        del self._unfreed[:FREED_AT_ONCE]
+        del self.unfreed[:FREED_AT_ONCE]
 
     def drop_all(self) -> None:
         """The connection is freed: every link is gone."""

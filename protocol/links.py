@@ -15,11 +15,12 @@ UNSETTLED, SETTLED, MIXED = 0, 1, 2
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """An AMQP session (§2.5), as far as links share something in it."""
+    """An AMQP session (§2.5): what its links have in common."""
 
     pn: Any
     leaving: int = 0
-    """Links whose `LinkDetached` was not consumed yet: until then they, and so the session, are kept."""
+    """How many links have a `LinkDetached` that was not consumed yet. Until then, they and the session are
+    kept."""
     ended: bool = False
     ended_links: Sequence[Link] = ()
     """The links that it had when it ended."""
@@ -40,17 +41,19 @@ class Link:
     snd_settle_mode: int
     rcv_settle_mode: int
     copies: bool = False
-    """Its source asks for distribution-mode copy: what it delivers stays where it is (§3.5.7)."""
+    """The source asks for distribution-mode copy: messages stay where they are (§3.5.7)."""
     max_message_bytes: int = 0
-    """The largest message taken from the peer; set by `Engine.accept_link` and `Engine.limit_messages`."""
+    """The size of the largest message taken from the peer, in bytes, or 0 for no maximum. Set by
+    `Engine.accept_link` and `Engine.limit_messages`."""
     partial_bytes: int = 0
-    """What has come of a message whose last frame has not; 0 without one."""
+    """Bytes held of a message whose last frame has not come; 0 if there is none."""
     partial_is_batch: bool = False
+    """That message is a Service Bus batch."""
     peer_closed: bool = False
-    """Once detached: the peer has closed the link, not just detached it."""
+    """The peer has closed the link, not just detached it."""
     gone: bool = False
-    """Neither the link nor its deliveries may be touched any more."""
+    """The link and its deliveries must not be used any more."""
     freed: bool = False
-    """Proton's link was given back."""
+    """Proton's link was freed."""
     context: Any = None
     """Belongs to whoever serves the link."""

@@ -1,7 +1,6 @@
-"""Converts values between proton's C engine and ours: conditions, termini, encoded maps, links.
+"""Converts values between proton's C engine and plain data: conditions, termini, encoded maps, links.
 
-The only file that names `cproton_ffi`; `engine.py` takes `ffi` and `lib` from here. Holds no state of a
-connection.
+The only file that names `cproton_ffi`; other files take `ffi` and `lib` from here. Holds no state.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _TRANSACTIONAL = int(Outcome.TRANSACTIONAL)
 
 
 def link_of(pn: Any, session: Session) -> Link:
-    """A link as its peer has attached it."""
+    """The link that a peer has attached, as plain data."""
     source, target = lib.pn_link_remote_source(pn), lib.pn_link_remote_target(pn)
     return Link(
         pn,
@@ -62,22 +61,21 @@ def link_of(pn: Any, session: Session) -> Link:
 
 
 def free_link(link: Link) -> None:
-    """Free a link that is gone, unless that was done before. Freeing settles its deliveries, without an
-    outcome."""
+    """Free a link that is gone, once. Freeing settles its deliveries without an outcome."""
     if not link.freed:
         link.freed = True
         lib.pn_link_free(link.pn)
 
 
 def free_if_settled(link: Link) -> None:
-    """Free a link that we have closed, although the peer's detach is still to come: proton then forgets its
-    name, and keeps its handle."""
+    """Free a link that we have closed, before the peer detaches it. Proton then forgets the link's name but
+    keeps its handle."""
     if not link.freed and not lib.pn_link_unsettled(link.pn):
         free_link(link)
 
 
 def update_of(link: Link, delivery: Any, outcome: int, settled: bool) -> DeliveriesUpdated:
-    """What the peer says of one delivery. `runs.forget` frees proton's own copy."""
+    """The peer's state of one delivery. `runs.forget` frees proton's copy of it."""
     update = DeliveriesUpdated(link, [delivery], outcome, settled)
     if outcome == _REJECTED:
         update.error = condition_of(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
@@ -102,7 +100,7 @@ def set_state(delivery: Any, fields: bytes) -> None:
 
 
 def written_by(transport: Any) -> tuple[list[bytes], bool]:
-    """All that is to be written now, in order; and whether nothing will ever follow."""
+    """Everything that is to be written now, in order, and whether it is the last."""
     chunks, left = runs.output(transport)
     while left > 0:
         buffer = ffi.new("char[]", left)
@@ -119,7 +117,7 @@ def text_of(value: Any) -> str | None:
 
 
 def encoded_of(data: Any) -> bytes:
-    """What a pn_data holds, encoded; empty when it holds nothing."""
+    """The encoded value in a pn_data; empty if it has none."""
     if not data or (size := lib.pn_data_encoded_size(data)) <= 0:
         return b""
     buffer = ffi.new("char[]", size)
@@ -128,8 +126,8 @@ def encoded_of(data: Any) -> bytes:
 
 
 def echo_terminus(local: Any, remote: Any) -> None:
-    """Copy the peer's source or target to ours, without parts that cannot be encoded again: proton would
-    crash on them."""
+    """Copy the peer's source or target to ours, except for parts that cannot be encoded again. Proton crashes
+    when it writes them."""
     lib.pn_terminus_copy(local, remote)
     for part in (
         lib.pn_terminus_properties,
@@ -161,7 +159,7 @@ def fields_of(data: Any) -> dict[str, Any]:
 
 
 def map_of(data: Any) -> dict[str, Any]:
-    """As `fields_of`, but raises DecodeError for anything that is neither empty nor such a map."""
+    """As `fields_of`, but raises DecodeError for anything that is neither empty nor a map."""
     if lib.pn_data_encoded_size(data) < 0:
         raise codec.DecodeError("it cannot be read")
     encoded = encoded_of(data)
@@ -185,7 +183,7 @@ def symbols_of(data: Any) -> tuple[str, ...]:
 
 
 def condition_of(pn: Any) -> ErrorCondition | None:
-    """An error (§2.8.14); None where none is set."""
+    """An error (§2.8.14), or None if none is set."""
     if not pn or not lib.pn_condition_is_set(pn):
         return None
     name = text_of(lib.pn_condition_get_name(pn)) or ""
@@ -198,8 +196,8 @@ _DEFAULT_INFO = codec.encode({codec.Symbol("product"): PRODUCT})
 
 
 def set_condition(pn: Any, error: ErrorCondition) -> None:
-    """All three fields: an error of two hangs the Python SDK, and proton drops an empty map (AMQP contract
-    0.4.7)."""
+    """Set an error with all three fields. An error with two fields hangs the Python SDK, and proton drops an
+    empty map (AMQP contract 0.4.7)."""
     lib.pn_condition_set_name(pn, error.condition.encode())
     lib.pn_condition_set_description(pn, error.description.encode() or b" ")
     put(lib.pn_condition_info(pn), error.info or _DEFAULT_INFO)

@@ -3,17 +3,17 @@
     client  AMQP 3 1 0 0                 sasl-init(mechanism, initial-response)   AMQP 0 1 0 0, open …
     server  AMQP 3 1 0 0, mechanisms                                              sasl-outcome
 
-Proton's own server offers ANONYMOUS and EXTERNAL only; the official clients want MSSBCBS (.NET) and PLAIN as
-well. Every mechanism but PLAIN leaves the client without rights until it puts a token (`$cbs`), so none of
-them is verified here.
+Proton's own server offers only ANONYMOUS and EXTERNAL; the official clients also need MSSBCBS (.NET) and
+PLAIN. With every mechanism except PLAIN, the client has no rights until it puts a token (`$cbs`), so only
+PLAIN is verified here.
 
-EXTERNAL stands for a client certificate (§5.3.3). The broker asks for none, so it does not offer EXTERNAL:
-Qpid Proton takes it before PLAIN wherever it finds it in the list, and keeps its user name and password to
-itself (AMQP contract 0.4.1). What follows sasl-init belongs to the AMQP layer and is handed on: clients that
-pipeline send their open at once. A client that skips SASL is taken as anonymous; one that asks for another
-protocol is told ours and refused (§2.2).
+EXTERNAL stands for a client certificate (§5.3.3). The broker asks for none and does not offer EXTERNAL: Qpid
+Proton prefers it to PLAIN wherever it is offered, and then does not send its user name and password (AMQP
+contract 0.4.1). The bytes after sasl-init belong to the AMQP layer and are passed on, since some clients send
+their open at once. A client that skips SASL counts as anonymous. One that asks for another protocol is told
+ours and refused (§2.2).
 
-Bounds: frames of at most 512 bytes (§5.3.1), so nothing here grows with what a client sends.
+Frames have at most 512 bytes (§5.3.1), so the memory used does not grow with what a client sends.
 """
 
 from __future__ import annotations
@@ -36,36 +36,37 @@ _ARRAY_OF_SYMBOLS = 0xA3
 
 @dataclass(slots=True)
 class Step:
-    """What came of some bytes."""
+    """The result of some bytes."""
 
     outputs: list[bytes] = field(default_factory=list)
-    """To be written one by one: rhea stalls on an outcome that shares a write with the AMQP header and
-    open."""
+    """To be written one by one: rhea stalls if the outcome shares a write with the AMQP header and open."""
     done: bool = False
-    """The exchange is over and the client let in."""
+    """The exchange is over, and the client may come in."""
     failed: bool = False
-    """The exchange is over: write the outputs and close. `reason` is for the log."""
+    """The exchange is over, and the client is refused: write the outputs and close. `reason` is for the
+    log."""
     reason: str = ""
     rest: bytes = b""
-    """Once done: what belongs to the AMQP layer."""
+    """Once done: bytes that belong to the AMQP layer."""
 
 
 class SaslServer:
-    """One connection's exchange. Not to be used any more once a step is done or failed."""
+    """The exchange on one connection. It must not be used any more once a step is done or has failed."""
 
     def __init__(
         self, verify_plain: Callable[[str, str], bool], mechanisms: tuple[str, ...] = MECHANISMS
     ) -> None:
-        """`verify_plain` is given user and password of SASL PLAIN and says whether they let the client in."""
+        """`verify_plain` takes the user and password of SASL PLAIN, and says whether the client may come
+        in."""
         self._verify_plain = verify_plain
         self._mechanisms = mechanisms
         self._buffer = b""
         self._header_seen = False
         self.mechanism: str | None = None
-        """What the client chose; None if it skipped SASL or has not come so far."""
+        """The mechanism that the client chose; None if it has not chosen yet, or skipped SASL."""
 
     def receive(self, data: bytes) -> Step:
-        """Take bytes of the client."""
+        """Take bytes from the client."""
         self._buffer += data
         step = Step()
         if not self._header_seen:
@@ -117,7 +118,7 @@ class SaslServer:
             step.done, step.rest, self._buffer = True, self._buffer[size:], b""
 
     def _judge(self, mechanism: str, response: bytes) -> str:
-        """Why the client is not let in; empty if it is."""
+        """Why the client is refused; empty if it may come in."""
         if mechanism not in self._mechanisms:
             return f"SASL mechanism {mechanism!r:.40} is not offered"
         if mechanism != "PLAIN":

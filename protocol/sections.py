@@ -1,13 +1,16 @@
-"""Where the sections of a message begin and end (AMQP 1.0 §3.2), found in one walk that decodes nothing.
+"""Finds where the sections of a message begin and end (AMQP 1.0 §3.2), in one walk that decodes nothing.
 
-A section is a described value: `00`, the descriptor (`53 70` … `53 78`, a smallulong, by far the most; the
-long and the symbolic spelling are understood too), then a list, map, binary or, for amqp-value, anything.
-Only sizes are read. Each section stands at most once, but for data and amqp-sequence, which may repeat and
-then follow one another directly; a body is of one kind. Any order is taken: the official Python client puts
-delivery-annotations last.
+A section is a described value:
 
-Single fields and map entries are found the same way, by stepping over what is not asked for. What is
-malformed is a `DecodeError`. Which section means what to a broker is not known here.
+    00  descriptor  value      descriptor: 53 70 … 53 78 (a smallulong, nearly always), a ulong or a symbol
+                               value: a list, map or binary; of amqp-value, anything
+
+Only sizes are read. Each section occurs at most once, except data and amqp-sequence: they may repeat, one
+directly after the other. A body is of one kind. The order of sections does not matter, since the official
+Python client puts delivery-annotations last.
+
+Single fields and map entries are found in the same way, by skipping everything before them. Malformed
+messages raise `DecodeError`. What a section means to a broker is not known here.
 """
 
 from __future__ import annotations
@@ -46,10 +49,10 @@ _NAMES = (
 
 _U32 = struct.Struct(">I")
 SECTIONS_MAX = 16_384
-"""Repeated sections in one message, as in a body of several parts or the envelope of a batch. Finding this
-many takes some 10 ms."""
+"""The most repeated sections in one message: parts of a body, or messages in the envelope of a batch. Finding
+this many takes some 10 ms."""
 ELEMENTS_MAX = 65_536
-"""Keys and values of one map: the most that the official Python client reads."""
+"""The most keys and values in one map. The official Python client reads no more either."""
 
 _LISTS, _MAPS = (0x45, 0xC0, 0xD0), (0xC1, 0xD1)
 _LEGAL = frozenset(
@@ -65,17 +68,16 @@ _LEGAL = frozenset(
 
 @dataclass(slots=True)
 class Sections:
-    """Offsets by section number. A section is there if its `ends` is not 0; `begins` and `values` are 0
-    otherwise."""
+    """Offsets by section number. All three are 0 for a section that the message does not have."""
 
     begins: list[int]
-    """Of the section's descriptor."""
+    """Offsets of descriptors. For sections that repeat, this is the first one."""
     values: list[int]
-    """Of the constructor of the section's value (the first one's, where a section repeats)."""
+    """Offsets of the values' constructors. For sections that repeat, this is the first one."""
     ends: list[int]
-    """Behind the section (the last one, where it repeats)."""
+    """Offsets after the sections. For sections that repeat, this is after the last one."""
     in_order: bool
-    """The sections come in the order of the specification."""
+    """The sections are in the order of the specification."""
 
     def has(self, section: int) -> bool:
         return self.ends[section] > 0
@@ -220,15 +222,15 @@ def field(message: bytes, sections: Sections, section: int, index: int) -> Any:
 
 
 def data_sections(message: bytes, sections: Sections) -> list[bytes]:
-    """What the data sections of a body hold, in order (§3.2.6). Copies the bytes."""
+    """Copies of the contents of a body's data sections, in order (§3.2.6)."""
     offset, end = sections.values[DATA], sections.ends[DATA]
     found: list[bytes] = []
     while offset < end:
         behind = skip(message, offset)
         found.append(message[offset + (2 if message[offset] == 0xA0 else 5) : behind])
-        offset = skip(message, behind + 1) if behind < end else end  # over the next one's descriptor
+        offset = skip(message, behind + 1) if behind < end else end  # skips the next section's descriptor
     return found
 
 
 FIELDS_MAX = {HEADER: 5, PROPERTIES: 13}
-"""How many fields the sections that are lists have."""
+"""The number of fields in the sections that are lists."""

@@ -1,9 +1,9 @@
-"""How long encoded values are and how many there are, found without decoding them (AMQP 1.0 §1.6).
+"""Measures and counts encoded values without decoding them (AMQP 1.0 §1.6).
 
-A decoded value may take a hundred times the memory of its encoded bytes, and a microsecond for each of its
-parts: a list of lists of 4 MB has four million parts. So the code that decodes what a peer sent first asks
-here how many values that would make, and refuses more than its own bound. Counting stops at the bound, so a
-refusal is cheap however large the value is.
+A decoded value may take a hundred times the memory of its bytes, and a microsecond for each of its parts; a
+list of lists of 4 MB has four million parts. So code that decodes what a peer sent first counts the values
+here, and refuses more than its own bound. Counting stops at the bound, so a refusal is cheap however large
+the value is.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from protocol.codec import DEPTH_MAX, DecodeError, decode
 
 VALUES_MAX = 32_768
-"""The default bound. A management request for thousands of messages stays far below it, and decoding so many
-values takes some 15 ms."""
+"""The default bound. A management request about thousands of messages stays far below it, and decoding this
+many values takes some 15 ms."""
 
 SIZE8, SIZE32, DESCRIBED, NO_TYPE = 0, -1, -2, -3
 _U32 = struct.Struct(">I")
@@ -26,8 +26,7 @@ class TooManyValues(DecodeError):
 
 
 def _spans() -> list[int]:
-    """For each constructor: the size of the value in bytes, with the constructor, or how to find that size
-    (§1.2)."""
+    """For each constructor, the size of the value in bytes with the constructor, or how to find it (§1.2)."""
     spans = [NO_TYPE] * 256
     widths = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
     for code in range(0x40, 0x100):
@@ -39,14 +38,14 @@ def _spans() -> list[int]:
 
 SPANS = _spans()
 _STEPS_MAX = 4 * DEPTH_MAX
-"""Steps to skip one value. A level of descriptors takes two, and every decoder refuses more levels than
-DEPTH_MAX."""
+"""The most steps to skip one value. Each level of descriptors takes two, and no decoder takes more than
+DEPTH_MAX levels."""
 
 
 def skip(buffer: bytes, offset: int) -> int:
-    """The offset behind the value at `offset`, which may lie beyond the buffer. Raises DecodeError,
-    IndexError, struct.error."""
-    pending = 1  # values still to be stepped over: a described one is two, without recursion
+    """The offset after the value at `offset`; it may lie beyond the buffer. Raises DecodeError, IndexError or
+    struct.error."""
+    pending = 1  # values still to be skipped; a described value counts as two, so there is no recursion
     for _ in range(_STEPS_MAX):
         span = SPANS[buffer[offset]]
         if span > 0:
@@ -70,9 +69,9 @@ def count_values(buffer: bytes, offset: int, end: int, values_max: int) -> int:
     """The number of values between `offset` and `end`, including descriptors and everything inside lists,
     maps and arrays.
 
-    An array of compound elements is counted by its size in bytes: each value takes at least one. Raises
-    TooManyValues beyond `values_max`, and DecodeError, IndexError or struct.error for bytes that are not
-    values.
+    An array of compound elements counts as many values as it has bytes, since each value takes at least one.
+    Raises TooManyValues beyond `values_max`, and DecodeError, IndexError or struct.error for bytes that are
+    not values.
     """
     count = 0
     while offset < end:
@@ -108,7 +107,7 @@ def count_values(buffer: bytes, offset: int, end: int, values_max: int) -> int:
 
 
 def decode_bounded(buffer: bytes, offset: int = 0, values_max: int = VALUES_MAX) -> tuple[Any, int]:
-    """As `codec.decode`, of `values_max` values at most. Raises DecodeError, and nothing else."""
+    """As `codec.decode`, with at most `values_max` values. Raises DecodeError, and nothing else."""
     if len(buffer) - offset > values_max and SPANS[buffer[offset]] <= 0:  # every value takes a byte
         try:
             count_values(buffer, offset, min(skip(buffer, offset), len(buffer)), values_max)

@@ -1,11 +1,11 @@
-/* Gives back memory that proton keeps for its deliveries (python-qpid-proton 0.40.0).
+/* Frees memory that proton keeps for its deliveries (python-qpid-proton 0.40.0).
 
-   Proton copies a message into a buffer of its delivery, and what a peer says of a delivery (properties to modify, an error) into lists of
-   values there. It keeps the room of both when they are empty, and the delivery itself, in a pool of its connection: a client that holds
-   5,000 messages of 1 MiB unsettled costs 5 GiB until it hangs up. No function of proton's returns that memory while the connection lasts,
-   so this file knows the layout of a delivery. `deliveries_are_known` compares it with what proton says, at the start of each process.
+   Proton copies a message into a buffer of its delivery, and the peer's state of a delivery (properties to modify, an error) into lists of
+   values. It keeps that memory after both are read, and keeps the delivery in a pool of its connection: a client that holds 5,000 messages
+   of 1 MiB unsettled costs 5 GiB until it hangs up. None of proton's functions frees that memory while the connection lasts, so this file
+   knows the layout of a delivery. `deliveries_are_known` compares the layout with what proton says, at the start of each process.
 
-   A delivery is a valid argument as long as its connection is. A settled one is in the pool, or in use for another message. */
+   A delivery is a valid argument as long as its connection exists. A settled one is in the pool, or in use for another message. */
 
 #include <stdbool.h>
 #include <stddef.h>

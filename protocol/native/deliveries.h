@@ -1,19 +1,19 @@
-/* What Python sees of deliveries.c. Read by cffi, which knows no preprocessor: declarations only. */
+/* The declarations of deliveries.c for Python. cffi reads this file and knows no preprocessor, so it has declarations only. */
 
-enum { LARGE_BYTES = 2048 }; /* room that is given back; less will be used again, and takes about as much as the rest of the delivery */
+enum { LARGE_BYTES = 2048 }; /* Larger buffers are freed. Smaller ones are used again, and take about as much as the rest of a delivery. */
 
-/* To be called first, with the address of pn_decref. */
+/* Call this first, with the address of pn_decref. */
 void deliveries_bind(uintptr_t decref);
 
-/* Whether the fields of a delivery are where this file expects them: by what proton's own functions say of one that was asked for each of
-   these parts of its remote state, and holds `pending` bytes. */
+/* Whether the fields of a delivery are where this file expects them. The other arguments are what proton's own functions return for this
+   delivery: the parts of its remote state, and the number of bytes that it holds. */
 bool deliveries_are_known(void *delivery, void *remote, void *info, void *data, void *annotations, void *attachments, size_t pending);
 
-/* Give back the room of a delivery's payload if it is large and all of the payload was read or written; false while some is left. */
+/* Free the buffer of a delivery's payload if it is large. False if part of the payload was not read or written yet. */
 bool deliveries_trim(void *delivery);
 
-/* The same, and what proton keeps of the peer's state, its type and flags excepted. To be called once the event was dealt with. */
+/* The same, and free what proton keeps of the peer's state, except for its type and flags. Call this when the event has been handled. */
 void deliveries_forget(void *delivery);
 
-/* The same for many. Those with something left are moved to the front; gives how many they are. */
+/* `deliveries_trim` for many. Moves those with a payload left to the front, and returns their number. */
 size_t deliveries_trim_all(void **deliveries, size_t count);

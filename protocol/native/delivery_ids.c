@@ -1,7 +1,7 @@
-/* Whether the deliveries of a stream are numbered in order (AMQP 1.0 §2.6.12), seen frame by frame.
+/* Checks frame by frame whether the deliveries of a stream are numbered in order (AMQP 1.0 §2.6.12).
 
    Nearly all are, and need nothing more. protocol/lenience.py handles every other frame, including those with an unusual encoding. The
-   bytes come from the peer: nothing is read beyond the frame, nor beyond the fields' own list. No memory is allocated or kept here. */
+   bytes come from the peer: nothing is read beyond the end of the frame, or of the list of fields. No memory is allocated or kept here. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,7 +20,7 @@ static uint32_t u32(const uint8_t *at) { return (uint32_t)at[0] << 24 | (uint32_
 
 static size_t left(const span_t *fields) { return (size_t)(fields->end - fields->at); }
 
-/* A uint, in any of its three spellings. */
+/* A uint, in any of its three encodings. */
 static bool read_uint(span_t *fields, uint32_t *value) {
     if (left(fields) < 1) return false;
     const uint8_t *at = fields->at;
@@ -39,7 +39,7 @@ static bool read_uint(span_t *fields, uint32_t *value) {
     return true;
 }
 
-/* Step over a binary, or null. */
+/* Skip a binary, or null. */
 static bool skip_binary(span_t *fields) {
     if (left(fields) < 1) return false;
     size_t size;
@@ -57,7 +57,7 @@ static bool skip_binary(span_t *fields) {
     return true;
 }
 
-/* Step over a boolean in one byte, or null. */
+/* Skip a boolean of one byte, or null. */
 static bool skip_flag(span_t *fields, bool may_be_true) {
     if (left(fields) < 1) return false;
     uint8_t code = fields->at[0];
@@ -66,7 +66,7 @@ static bool skip_flag(span_t *fields, bool may_be_true) {
     return true;
 }
 
-/* A transfer's fields (§2.7.5), if they are one delivery as a whole: neither more, nor aborted, nor with a state or a settle mode. */
+/* The fields of a transfer (§2.7.5) that is a whole delivery: no `more`, not aborted, without a state or a settle mode. */
 static bool read_transfer(span_t *fields, uint32_t count, uint32_t *number) {
     uint32_t ignored;
     if (count < 2 || count > 11) return false;
@@ -90,7 +90,7 @@ static bool read_transfer(span_t *fields, uint32_t count, uint32_t *number) {
     return true;
 }
 
-/* Whether a frame of `size` bytes, of which `there` have come, is plain; a transfer is counted if it is. */
+/* Whether a frame of `size` bytes, of which `there` have arrived, is plain. A plain transfer is counted. */
 static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame, size_t size, size_t there) {
     size_t body = 4 * (size_t)frame[4];
     if (body < HEADER_BYTES || body > there || frame[5] != 0) return false;

@@ -1,13 +1,13 @@
-/* What Python sees of delivery_ids.c. Read by cffi, as runs.h. */
+/* The declarations of delivery_ids.c for Python. Read by cffi, like runs.h. */
 
-/* What is known of the session on one of the peer's channels. */
+/* What is known about the session on one of the peer's channels. */
 typedef struct {
     uint32_t next; /* the number that its next delivery gets */
-    bool known;    /* it has had a delivery; the peer chooses the first number */
-    bool divided;  /* a delivery of several frames is unfinished on one of its links: leave every transfer to Python */
+    bool known;    /* it has had a delivery (the peer chooses the first number) */
+    bool divided;  /* a delivery of several frames is unfinished on one of its links, so Python handles every transfer */
 } session_ids_t;
 
-/* Pass over frames from `offset` on as long as they are plain: transfers of one frame each, numbered in order, and frames that do not
-   concern numbers. Of the last frame, the performative is enough. Returns the offset of the first frame that is not plain, too short to
-   tell, or larger than `frame_max`; otherwise the end of the last frame, which may lie beyond the data. */
+/* Skip frames from `offset` on as long as they are plain: transfers of one frame each, numbered in order, and frames that do not concern
+   numbers. Only the performative of the last frame has to be there. Returns the offset of the first frame that is not plain, has not
+   arrived far enough to tell, or is larger than `frame_max`; otherwise the end of the last frame, which may lie beyond the data. */
 size_t delivery_ids_walk(session_ids_t *sessions, size_t count, const char *data, size_t offset, size_t size, size_t frame_max);
