@@ -102,7 +102,7 @@ class Catalogue:
     async def put(self, name: str, document: bytes) -> None:
         """Keep the document in place of the one of that name; durable when it returns.
 
-        Raises DiskFull and DiskHangs (nothing happened), CommitFailed: the outcome is not known, now and
+        Raises DiskFull and DiskFailed (nothing happened), CommitFailed: the outcome is not known, now and
         after a restart there may be the old one or the new one, until a `put` or `delete` of that name has
         returned.
         """
@@ -111,7 +111,7 @@ class Catalogue:
     async def delete(self, name: str) -> None:
         """Delete the document, if there is one, and remember that it was deleted; durable when it returns.
 
-        Raises DiskHangs (nothing happened), CommitFailed: the outcome is not known, as with `put`.
+        Raises DiskFailed (nothing happened), CommitFailed: the outcome is not known, as with `put`.
         """
         await self._change(lambda: self._until_known(name, lambda: self._delete(name)))
 
@@ -171,16 +171,14 @@ class Catalogue:
             raise DiskHangs(f"{self._directory}: the disk has not answered earlier changes in time")
 
     def _put(self, name: str, document: bytes) -> None:
+        self._folders.admit()
         try:
-            self._folders.admit()
             if not self._has_directory:
                 for directory in self._folders.directories():
                     make_directories(self._disk, directory.parent, [directory.name])
             number = self._numbers[name] = self._last_number(name) + 1
         except OSError as error:
             raise CommitFailed(f"{self._directory}: {error.strerror}") from error
-        except DiskFailed as error:
-            raise CommitFailed(str(error)) from error
         stem = Path(file_name_of(name)).stem
         paths = [self._folders.path(stem, suffix) for suffix in LIVE]
         self._has_directory = False
@@ -221,8 +219,8 @@ class Catalogue:
     def _delete(self, name: str) -> None:
         stem = Path(file_name_of(name)).stem
         is_changed = False
+        self._folders.admit()
         try:
-            self._folders.admit()
             for live, deleted in zip(
                 *([self._folders.path(stem, each) for each in suffixes] for suffixes in (LIVE, DELETED)),
                 strict=True,
@@ -239,19 +237,17 @@ class Catalogue:
                     self._disk.sync_directory(directory)
         except OSError as error:
             raise CommitFailed(f"{self._directory}: {error.strerror}") from error
-        except DiskFailed as error:
-            raise CommitFailed(str(error)) from error
 
     def _until_known(self, name: str, change: Callable[[], None]) -> None:
-        """Make a change; again while its outcome is unknown. Raises DiskFull (nothing happened),
-        CommitFailed."""
+        """Make a change; again while its outcome is unknown. Raises DiskFull and DiskFailed (nothing
+        happened), CommitFailed."""
         for _ in range(ATTEMPTS):
             try:
                 change()
-            except DiskFull as full:
+            except (DiskFull, DiskFailed) as refused:
                 if name not in self._unknown:
                     raise
-                failure = CommitFailed(f"{full}; the outcome of an earlier attempt is unknown")
+                failure = CommitFailed(f"{refused}; the outcome of an earlier attempt is unknown")
             except CommitFailed as error:
                 self._unknown.add(name)
                 failure = error

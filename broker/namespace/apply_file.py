@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import structlog
 
-from broker.base.errors import Refused
-from broker.entities.descriptions import QueueDescription, QueueSettings
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import QueueDescription, QueueSettings, key_of
 from broker.namespace.namespace import Namespace
 from broker.settings.config_file import QueueSpec
 
@@ -22,16 +22,23 @@ log = structlog.get_logger("config")
 
 
 async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
-    """Bring the namespace to what the file asks for. Raises Refused if a queue cannot be created."""
+    """Bring the namespace to what the file asks for. Raises Refused if a queue cannot be created, but for a
+    data folder that is missing: the other queues are served, and the next start creates this one."""
     for spec in queues:
         existing = namespace.find_queue(spec.name)
         if existing is None and namespace.may_be_damaged(spec.name):
             log.error("config.not_applied", entity=spec.name, reason=namespace.missing(spec.name).description)
             continue
         if existing is None:
-            await namespace.create_queue(
-                spec.name, spec.settings, spec.partitions, file_settings=spec.settings
-            )
+            try:
+                await namespace.create_queue(
+                    spec.name, spec.settings, spec.partitions, file_settings=spec.settings
+                )
+            except Refused as why:
+                is_begun = key_of(spec.name) in namespace.unconfirmed
+                if is_begun or why.reason is not Reason.PARTITION_UNAVAILABLE:
+                    raise
+                log.error("config.not_applied", entity=spec.name, reason=why.description)
             continue
         for reason in _fixed_differences(existing, spec):
             log.warning("config.not_applied", entity=spec.name, reason=reason)

@@ -50,7 +50,7 @@ from broker.namespace.queue import Queue
 from broker.operations import SubqueueCounts
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
-from storage.errors import DiskFull, DiskHangs, StorageError
+from storage.errors import DiskFailed, DiskFull, DiskHangs, StorageError
 from storage.log import EntityLogs
 from storage.threads import OwnerFailed, report_to_loop, start_background, within
 
@@ -560,6 +560,15 @@ class Namespace:
             raise Refused(
                 Reason.PARTITION_UNAVAILABLE,
                 "The catalogue's disk does not answer: the entity was left as it is. Please try again.",
+            ) from error
+        except DiskFailed as error:
+            if key in self._unconfirmed:
+                raise _unconfirmed(key) from error
+            log.error("catalogue.unavailable", entity=key, error=str(error))
+            raise Refused(
+                Reason.PARTITION_UNAVAILABLE,
+                "The catalogue cannot be changed while one of its data folders is missing or fails: the "
+                "entity was left as it is. Please try again.",
             ) from error
         except BaseException as error:
             self._unconfirmed[key] = generation

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -33,18 +34,22 @@ from tests.crash.test_hanging_disk import BACK_WITHIN_S, connection_string
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.sas import sas_token
 from tests.support.small_disk import SmallDisk
 
 BOTH = ("first", "second")
 
 
 def broker_on(
-    folder: Path, disk: Disk | None = None, names: tuple[str, ...] = BOTH, **settings: Any
+    folder: Path,
+    disk: Disk | None = None,
+    names: tuple[str, ...] = BOTH,
+    queues: tuple[str, ...] = ("orders",),
+    **settings: Any,
 ) -> BrokerThread:
     first, *more = (folder / name for name in names)
-    return BrokerThread(
-        folder, [queue("orders")], disk or LocalDisk(), data_dir=first, more_data_dirs=tuple(more), **settings
-    )
+    given = {"data_dir": first, "more_data_dirs": tuple(more), **settings}
+    return BrokerThread(folder, list(map(queue, queues)), disk or LocalDisk(), **given)
 
 
 def numbers_in(broker: BrokerThread, folder: int) -> set[int]:
@@ -163,6 +168,32 @@ def test_a_folder_that_comes_back_while_the_broker_runs_serves_again(tmp_path: P
         assert folder_states(broker) == ["ok", "ok"]
         client.ledger.sending(list(meanwhile.ledger.attempted))
         client.ledger.sent(list(meanwhile.ledger.acknowledged))
+        check_nothing_lost(broker.addresses, client.ledger)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_change_that_is_refused_while_a_folder_is_missing_costs_no_queue_and_no_start(
+    missing: int, tmp_path: Path
+) -> None:
+    with broker_on(tmp_path):
+        pass
+    away = tmp_path / "away"
+    (tmp_path / BOTH[missing]).rename(away)
+    with broker_on(tmp_path, queues=("orders", "new")) as broker, client_of(broker.addresses) as client:
+        url = broker.addresses.http_url
+        delete = urllib.request.Request(
+            f"{url}/orders?api-version=2021-05", method="DELETE", headers={"Authorization": sas_token(url)}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+            urllib.request.urlopen(delete, timeout=BACK_WITHIN_S)
+        assert "left as it is" in refused.value.read().decode()
+        for _ in range(2 * PARTITIONS):
+            assert client.send() is None, "nothing has happened to the queue"
+        assert broker.broker.namespace.find("new") is None
+    shutil.rmtree(tmp_path / BOTH[missing], ignore_errors=True)
+    away.rename(tmp_path / BOTH[missing])
+    with broker_on(tmp_path, queues=("orders", "new")) as broker:
+        assert broker.broker.namespace.find("new") is not None
         check_nothing_lost(broker.addresses, client.ledger)
 
 
