@@ -9,7 +9,7 @@
 *In*: proton drops a transfer's message-format, which marks a Service Bus batch. `BatchFrameFinder` cuts the
 stream so that the frame of each such transfer ends a piece of its own. It follows frames from header to
 header, so the same bytes inside a payload mean nothing. It reads a performative only if the format's bytes
-occur near the beginning of the frame.
+occur near the beginning of the frame. `native/frames.c` passes over all other frames.
 
 *Out*: proton leaves trailing nulls off performatives (§1.4), and azure-servicebus up to 7.14.3 fails on the
 missing fields. `pad_performatives` adds them again, for the connections that need it.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 
+from protocol._runs import lib
 from protocol.codec import DecodeError, decode
 from protocol.events import ErrorCondition
 from protocol.limits import DISPOSITION_BYTES_MAX, SMALL_FRAME_BYTES, oversized
@@ -48,6 +49,7 @@ _PLAIN_TRANSFER = b"\x00\x53\x14\xc0"
 
 _NO_EXTENDED_HEADER = 2  # data offset
 
+_pass = lib.frames_pass
 _U32 = struct.Struct(">I")
 _PROTOCOL_HEADER_BYTES = 8
 
@@ -87,6 +89,11 @@ class BatchFrameFinder:
                 self._at_start = False
                 if data.startswith(b"AMQP", offset):
                     frame_bytes = _PROTOCOL_HEADER_BYTES
+            else:
+                passed = _pass(data, offset, size, SMALL_FRAME_BYTES)
+                if passed > offset:
+                    offset = passed
+                    continue
             if frame_bytes < 8:
                 self._lost = True
                 break

@@ -1,12 +1,11 @@
-"""Builds `protocol._runs` from `runs.c`, `deliveries.c` and `delivery_ids.c`, when the package is built (see
-`setup.py`)."""
+"""Builds `protocol._runs` from the C files beside this one, when the package is built (see `setup.py`)."""
 
 from pathlib import Path
 
 from cffi import FFI
 
 HERE = Path(__file__).parent
-PARTS = ("runs", "deliveries", "delivery_ids")
+PARTS = ("runs", "deliveries", "delivery_ids", "frames")
 
 declarations = "".join((HERE / f"{part}.h").read_text() for part in PARTS)
 ffibuilder = FFI()

@@ -267,6 +267,12 @@ def finder(data: bytes, random: Random) -> None:
     found = BatchFrameFinder()
     seen = b"".join(piece for part in cuts(data, random) for piece, _ in found.pieces(part))
     assert data.startswith(seen) and (seen == data or found.refusal is not None)
+    offset = 8 if data.startswith(b"AMQP") else 0
+    while (size := int.from_bytes(data[offset : offset + 4], "big")) >= 8 and offset + size <= len(data):
+        small = random.choice((8, 60, 2_048))
+        passed = lib.frames_pass(data, offset, len(data), small)
+        assert passed == plain_frames.passed(data, offset, small)
+        offset = max(passed, offset + size)
 
 
 def lenience(data: bytes, random: Random) -> None:

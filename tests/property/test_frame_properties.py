@@ -1,9 +1,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol._runs import lib
 from protocol.codec import Described, UInt, ULong, encode
 from protocol.frames import BatchFrameFinder
 from protocol.sasl import SaslServer
+from tests.support import plain_frames
 
 FORMAT_BYTES = b"\x80\x01\x37\x00"
 
@@ -48,6 +50,15 @@ def test_exactly_the_batch_transfers_end_pieces_of_their_own(
             assert completed == [True] if is_batch else not any(completed)
             reached += len(piece)
     assert seen == stream
+
+
+@given(st.lists(frames, max_size=8), adversarial, st.sampled_from([8, 40, 2_048]))
+@settings(max_examples=60, deadline=None)
+def test_the_frames_passed_over_in_c_are_those_that_need_no_look(
+    described: list[tuple[bool, bytes, bytes]], rest: bytes, small: int
+) -> None:
+    stream = b"".join(transfer(*one) for one in described) + rest
+    assert lib.frames_pass(stream, 0, len(stream), small) == plain_frames.passed(stream, 0, small)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=8))

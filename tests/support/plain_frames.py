@@ -1,5 +1,5 @@
-"""The Python form of `protocol/native/delivery_ids.c`: the same decisions, byte by byte, for a test to
-compare."""
+"""The Python forms of `protocol/native/delivery_ids.c` and `frames.c`: the same decisions, byte by byte, for
+a test to compare."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ def walk(sessions: list[SessionIds], data: bytes, offset: int, frame_max: int) -
         if not HEADER_BYTES <= size <= frame_max or not _is_plain(
             sessions, data[offset : offset + size], size
         ):
+            break
+        offset += size
+    return offset
+
+
+def passed(data: bytes, offset: int, small: int) -> int:
+    """`frames_pass`."""
+    while len(data) - offset >= HEADER_BYTES:
+        size = int.from_bytes(data[offset : offset + 4], "big")
+        if not HEADER_BYTES <= size <= len(data) - offset or data[offset + 4] != 2:
+            break
+        if size > small and not data.startswith(b"\x00\x53\x14\xc0", offset + HEADER_BYTES):
+            break
+        if b"\x80\x01\x37\x00" in data[offset : offset + 128]:
             break
         offset += size
     return offset
