@@ -1,29 +1,37 @@
-"""One checkpoint of a log, byte by byte: the owner's state as of a position, in blocks. Pure, but for reading
-one.
+"""One checkpoint of a log, byte by byte: the owner's state as of a position, in blocks.
 
 A checkpoint's file holds the blocks that have changed since the checkpoint on which it builds, and a table of
-all blocks. The others stand in the files of earlier checkpoints (`checkpoints.py` says which, and which files
-are kept). All numbers are little endian.
+all blocks. The other blocks are in the files of earlier checkpoints (`checkpoints.py` says which, and which
+files are kept). All numbers are little endian.
 
     offset  size  field
          0     8  magic "PbChckpt"
          8     4  CRC-32C of everything behind, up to the end of the table of blocks
-        12     2  format version, 2 14     2  partition 16     4  epoch of the owner 20     4  1 if sequence
-        and digest are known, else 0 24     8  position: replay goes on here 32     8  sequence of the frame
-        that stands there, or will 40    16  digest of the frame before it 56    16  the log's salt 72     4
-        serial: the number of this checkpoint in the log 76     4  sections s 80     4  files f 84     4
-        blocks b 88   32s  sections: name (24 bytes of ASCII, then zeros), version (u32), how many of the
-        blocks are its own (u32)
-         …   16f  files that hold the blocks: serial (u32), zero (u32), size in bytes of the blocks it was
-         written with (u64) …   40b  blocks, section by section: number (u64), position of the checkpoint for
-         which it was written (u64),
-                  serial of the file (u32), size (u32), offset in the file (u64), CRC-32C (u32), zero (u32)
+        12     2  format version, 2
+        14     2  partition
+        16     4  epoch of the owner
+        20     4  1 if sequence and digest are known, else 0
+        24     8  position: replay goes on here
+        32     8  sequence of the frame that is there, or will be
+        40    16  digest of the frame before it
+        56    16  the log's salt
+        72     4  serial: the number of this checkpoint in the log
+        76     4  sections s
+        80     4  files f
+        84     4  blocks b
+        88   32s  sections: name (24 bytes of ASCII, then zeros), version (u32), how many of the blocks are
+                  its own (u32)
+         …   16f  files that hold the blocks: serial (u32), zero (u32), bytes of the blocks that it was
+                  written with (u64)
+         …   40b  blocks, section by section: number (u64), position of the checkpoint for which it was
+                  written (u64), serial of the file (u32), size (u32), offset in the file (u64),
+                  CRC-32C (u32), zero (u32)
          …     …  blocks
 
 Its name is `<position>-<serial>.checkpoint`, in hexadecimal.
 
-Version 1 had the whole state in one piece. It is read, and never written: its header ends with the length of
-the state (u64) at 72, the state follows, the CRC-32C covers everything behind it, and the name is
+Version 1 held the whole state in one piece. It is still read but no longer written. Its header ends with the
+length of the state (u64) at 72, the state follows, the CRC-32C covers everything behind it, and the name is
 `<position>.checkpoint`.
 """
 

@@ -1,19 +1,18 @@
 """Group commit over many logs: what is submitted in one turn of the event loop is synced together.
 
-A job is one file's share. Where it can be sure not to wait, it writes at once, in the event loop, and its
-file is synced by the disk's `SyncQueue`: all files of the turn with one system call, and no thread. What may
-wait (a file that grows, a new segment) and everything on a disk without such a queue goes to a few threads,
-several files each, for with the event loop busy each hop to a thread and back costs more than the write.
+A job is one file's share. If it is certain not to wait, it writes at once, in the event loop, and the disk's
+`SyncQueue` syncs all files of the turn with one system call and without a thread. Work that may wait (a file
+that grows, a new segment), and all work on a disk without such a queue, goes to a few threads, several files
+each: while the event loop is busy, a hop to a thread and back costs more than the write.
 
-A job's failure is its own. The caller sees to it that no two jobs of one file are under way at once. A job
-that was submitted is carried to its end and its `finish` called, also when the caller is cancelled meanwhile:
-what was begun cannot be taken back. The caller waits for that end, unless the job was let go
-(`Job.is_let_go`).
+A job's failure is its own. The caller ensures that no two jobs of one file are under way at once. A submitted
+job is carried to its end and its `finish` is called even if the caller is cancelled meanwhile, because what
+was begun cannot be taken back. The caller waits for that end unless the job was let go (`Job.is_let_go`).
 
-*A disk that does not answer* holds up the files it does not answer for, and no others. While a sync has been
-under way for longer than SLOW_S, nothing is written in the event loop: the write might wait as well. A thread
-that has been busy for longer than STUCK_S gives up the jobs of its batch that it has not begun, and another
-thread takes its place.
+*A disk that hangs* delays only the files that it does not answer for. While a sync has been under way for
+longer than SLOW_S, the event loop writes nothing, because the write might wait as well. A thread that has
+been busy for longer than STUCK_S gives up the jobs of its batch that it has not begun, and another thread
+takes its place.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ import structlog
 from storage.disk import Disk, SyncQueue
 
 FILES_PER_BATCH_MAX = 4
-"""A thread's files are synced one after the other; the commits behind them wait."""
+"""How many files a thread syncs one after the other, while the commits behind them wait."""
 
 SLOW_S = 0.25
-"""A disk that takes longer for a sync is written to by threads alone."""
+"""If a sync takes longer, only threads write to the disk."""
 STUCK_S = 1.0
-"""A thread that takes longer for its batch is replaced …"""
+"""If a batch takes longer, its thread is replaced …"""
 STUCK_MAX = 64
-"""… so many times, until one of the replaced threads is back."""
+"""… but no more than this many replaced threads may be out at once."""
 
 NEEDS_THREAD = -1
 ENDED = -2
@@ -49,30 +48,29 @@ _log = structlog.get_logger()
 
 
 class Job(Protocol):
-    """One file's share of a round."""
+    """The work on one file."""
 
     @property
     def is_let_go(self) -> bool:
-        """Whether a caller that is cancelled leaves the job alone; its `finish` is called all the same."""
+        """Whether a cancelled caller need not wait for the job's end. `finish` is called in any case."""
 
     def begin(self) -> int:
-        """Do what does not wait, in the event loop: gives the file to sync, or ENDED, or NEEDS_THREAD. May
+        """Do what cannot block, in the event loop. Gives the descriptor to sync, ENDED, or NEEDS_THREAD. May
         raise."""
 
     def run(self) -> None:
-        """Do what `begin` did not, and sync, in a thread. May raise."""
+        """Do the rest and sync, in a thread. May raise."""
 
     def sync_error(self, error: OSError) -> Exception:
-        """What it means that the sync of the file which `begin` gave has failed."""
+        """The error to raise if syncing the descriptor given by `begin` has failed."""
 
     def finish(self, error: Exception | None) -> None:
-        """Take note of how the job ended; called in the event loop, in any case, before the caller goes
-        on."""
+        """Record how the job ended. Called in the event loop in every case, before the caller continues."""
 
 
 class _Entry:
-    """A job on its way. Its fields but `error` (a thread's, while it has the job) are owned by the event
-    loop."""
+    """A job under way. The event loop owns its fields, except that a thread owns `error` while it has the
+    job."""
 
     __slots__ = ("began", "done", "ended", "error", "job")
 
@@ -80,7 +78,7 @@ class _Entry:
         self.job = job
         self.ended = ended
         self.began = began
-        """By the loop's clock."""
+        """In seconds of the loop's clock."""
         self.error: Exception | None = None
         self.done = False
 
@@ -92,10 +90,9 @@ class _Batch:
 
     def __init__(self, entries: Iterable[_Entry], began: float) -> None:
         self.entries = deque(entries)
-        """Those that nobody has begun. The thread takes them from the front; the event loop takes back what
-        is left."""
+        """Jobs not begun yet. The thread takes them from the front; the event loop takes back the rest."""
         self.ended: deque[_Entry] = deque()
-        """Those that the thread has carried out, and whose callers have not heard of it."""
+        """Jobs that the thread has carried out and whose callers do not know yet."""
         self.began = began
         self.is_stuck = False
 
@@ -111,9 +108,9 @@ class Committer:
         self._waiting: deque[_Entry] = deque()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._out: set[_Batch] = set()
-        """Batches that threads have."""
+        """Batches that threads are working on."""
         self._stuck = 0
-        """Threads that were replaced and are not back."""
+        """How many replaced threads are still busy."""
         self._look: asyncio.TimerHandle | None = None
         self._dispatch_due = False
         self._sync_queue: SyncQueue | None = None
@@ -141,7 +138,7 @@ class Committer:
             raise entry.error
 
     def _begin(self, loop: asyncio.AbstractEventLoop, entry: _Entry) -> None:
-        """Begin a job here, or leave all of it to a thread."""
+        """Begin a job in the event loop, or leave it to a thread."""
         try:
             fd = (
                 entry.job.begin()
@@ -161,7 +158,7 @@ class Committer:
             is_alone = not self._syncing and not self._dispatch_due
             self._syncing[number] = entry
             self._to_sync.append((number, fd))
-            # nobody to go together with: the disk is idle, and a turn of the loop would only be waited for
+            # The disk is idle and no other job has gathered, so waiting for the next turn would gain nothing.
             if is_alone:
                 self._submit_syncs()
                 if not self._waiting:
@@ -169,7 +166,7 @@ class Committer:
         self._dispatch_soon(loop)
 
     def _is_slow(self, now: float) -> bool:
-        """The disk owes an answer for so long that a write might wait for it, too."""
+        """Whether a sync has taken so long that a write might block, too."""
         return bool(self._syncing) and now - next(iter(self._syncing.values())).began > SLOW_S
 
     def _end(self, entry: _Entry) -> None:
@@ -179,7 +176,7 @@ class Committer:
             entry.ended.set_result(None)
 
     def _dispatch_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Dispatch when everybody who can go on now has submitted what they have."""
+        """Dispatch once every task that is ready to run has submitted its job."""
         if not self._dispatch_due:
             self._dispatch_due = True
             loop.call_soon(self._dispatch, loop)
@@ -201,7 +198,7 @@ class Committer:
             self._look = loop.call_later(STUCK_S, self._replace_stuck, loop)
 
     def _replace_stuck(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let others do what stuck threads have not begun."""
+        """Hand the jobs that stuck threads have not begun to other threads."""
         self._look = None
         now = loop.time()
         for batch in list(self._out):
@@ -211,7 +208,7 @@ class Committer:
             self._report(batch)
             self._stuck += 1
             self._idle += 1
-            with contextlib.suppress(IndexError):  # the thread may take the last one meanwhile
+            with contextlib.suppress(IndexError):  # the thread may take the last one at the same time
                 while True:
                     self._waiting.append(batch.entries.popleft())
         if not all(batch.is_stuck for batch in self._out):
@@ -228,7 +225,7 @@ class Committer:
             loop.add_reader(self._sync_queue.ready_fd, self._syncs_ended)
 
     def _submit_syncs(self) -> None:
-        """Sync the files of this turn; those the queue does not take, a thread will."""
+        """Sync the files of this turn. A thread syncs those that the queue does not accept."""
         assert self._sync_queue is not None
         syncs, self._to_sync = self._to_sync, []
         accepted = self._sync_queue.submit(syncs)
@@ -259,15 +256,12 @@ class Committer:
                     entry = batch.entries.popleft()
                     try:
                         entry.job.run()
-                    except (
-                        Exception
-                    ) as error:  # the outermost frame of the job: its owner makes a state of it
+                    except Exception as error:  # the job's outermost frame; its owner turns it into a state
                         entry.error = error
                     batch.ended.append(entry)
-                    del entry  # its frame may be some MiB, and the next batch hours away
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the loop is closed: the broker has stopped without this disk's answer
+                    del entry  # its frame may take MiBs, and the next batch may be hours away
+            # RuntimeError: the loop is closed, because the broker has stopped without this disk's answer.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._batch_ended, loop, batch)
 
     def _batch_ended(self, loop: asyncio.AbstractEventLoop, batch: _Batch) -> None:
@@ -285,8 +279,8 @@ class Committer:
             self._end(batch.ended.popleft())
 
     async def close(self) -> bool:
-        """Release threads and queue. False if the disk has not answered for a job: then all is left as it
-        is."""
+        """Stop the threads and close the queue. False if the disk still owes an answer: then both are left as
+        they are."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
@@ -295,7 +289,7 @@ class Committer:
             if self._sync_queue is not None:
                 asyncio.get_running_loop().remove_reader(self._sync_queue.ready_fd)
             return False
-        assert not self._waiting and self._idle == self._threads_max, "every log is closed before"
+        assert not self._waiting and self._idle == self._threads_max, "every log was closed before"
         for _ in self._threads:
             self._batches.put(None)
         for thread in self._threads:

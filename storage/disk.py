@@ -1,17 +1,16 @@
-"""Disk: the few things storage does with files. The only file that opens, writes, syncs, renames and removes
-them.
+"""Disk: what storage does with files. Only this file opens, writes, syncs, renames and removes them.
 
-`LocalDisk` is one system call per method, so that a test's disk can refuse each of them, or remember what was
-synced (`tests/support/faulty_disk.py`, `tests/support/recording_disk.py`). What they make together is below
-the classes: `read_file`, `write_all`, and `publish`, the only way in which a file appears under its final
-name.
+`LocalDisk` makes one system call per method, so a test's disk can refuse each of them, or remember what was
+synced (`tests/support/faulty_disk.py`, `tests/support/recording_disk.py`). The functions below the classes
+combine them: `read_file`, `write_all`, and `publish`, the only way in which a file gets its final name.
 
-Rules of the Linux file systems that everything here stands on:
-- data is durable once `sync` returned, not before, and not at all if it failed: a failed sync marks the pages
-  clean, so that a second one succeeds without having written anything. It is never repeated on the same file
-  (durability rule 4);
-- a new, renamed or removed name is durable once `sync_directory` returned.
-`sync_queue` and `read_cached` spare the event loop's thread a hop where the system can (`kernel_sync.py`).
+Everything here relies on these rules of Linux file systems:
+- Data is durable once `sync` has returned, and not before. After a failed sync it never is: the failure marks
+  the pages clean, so a second sync succeeds without writing anything. So a sync is never repeated on the same
+  file (durability rule 4).
+- A new, renamed or removed name is durable once `sync_directory` has returned.
+
+`sync_queue` and `read_cached` save a hop to a thread where the system supports it (`kernel_sync.py`).
 """
 
 from __future__ import annotations

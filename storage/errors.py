@@ -1,49 +1,46 @@
-"""What can go wrong with records on a disk.
+"""The errors of storage.
 
-The callers turn each of these into a state of the partition that owns the log; none of them ends the process.
+The caller turns each of them into a state of the partition that owns the log; none of them ends the process.
 """
 
 from __future__ import annotations
 
 
 class StorageError(Exception):
-    """The root of all errors of this package."""
+    """The base class of all errors of this package."""
 
 
 class CommitFailed(StorageError):
-    """A write or a sync failed, and what of it reached the disk is not known (durability rule 4).
+    """A write or a sync failed, and it is unknown how much of it reached the disk (durability rule 4).
 
-    A log is unusable from here on and wants to be claimed anew; once it has been, nothing of the failed
-    commit is ever read again. A document of the catalogue may be the old or the new one until a later change
-    of it has returned.
+    A log is unusable until it is claimed again; after that, nothing of the failed commit is ever read. A
+    document of the catalogue may be the old or the new one until a later change of it has succeeded.
     """
 
 
 class DiskFailed(StorageError):
-    """The disk refused something that is no commit: to list, to open, to read. What is stored is as it
-    was."""
+    """The disk refused something other than a commit: to list, open or read. Nothing stored has changed."""
 
 
 class DiskHangs(DiskFailed):
-    """The disk has not answered what it was asked before, so this was not begun. What is stored is as it
-    was."""
+    """The disk has not answered an earlier request, so this one was not begun. Nothing stored has changed."""
 
 
 class UnknownFormat(StorageError):
-    """A file was written by a version of the format that this program does not know; it was not touched."""
+    """A file has a format version that this release does not know. It was not touched."""
 
 
 class DiskFull(StorageError):
-    """There was no room for the commit. Nothing of it was kept, and the log is as usable as before
-    (durability rule 6)."""
+    """There was no room for the commit. Nothing of it was kept, and the log remains usable (durability
+    rule 6)."""
 
 
 class Fenced(StorageError):
-    """Another owner claimed the log with a higher epoch: this one may not write any more."""
+    """Another owner has claimed the log with a higher epoch, so this one must not write to it."""
 
 
 class CorruptRecord(StorageError):
-    """Bytes that were once durable are not what was written: path and position say where."""
+    """Bytes that were durable have changed. `path` and `position` say where."""
 
     def __init__(self, path: str, position: int, why: str) -> None:
         super().__init__(f"{path}: damaged at byte {position}: {why}")
@@ -53,12 +50,10 @@ class CorruptRecord(StorageError):
 
 
 class RecordsMissing(CorruptRecord):
-    """Records that were once durable are not there: a file is gone, or cut off."""
+    """Records that were durable are missing: a file is gone or was cut off."""
 
     def __init__(self, path: str, position: int, why: str, *, expected: int, found: int) -> None:
-        super().__init__(
-            path, position, f"{why}: position {expected} was expected, and position {found} was found"
-        )
+        super().__init__(path, position, f"{why}: expected position {expected}, found {found}")
         self.expected = expected
         """A position that the log is known to have reached."""
         self.found = found

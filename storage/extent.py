@@ -1,31 +1,40 @@
-"""Extent: what a log is known to hold, kept outside the log's folder, so that missing files are noticed.
+"""Extent: what a log is known to hold, kept outside the log's folder so that missing files are noticed.
 
-A log's own files cannot show that its folder or its last segment is gone: the rest looks like an older log in
-good order. So a file outside that folder records which segments there are and up to which position everything
-is durable. It is written
+A log's own files cannot show that its folder or its last segment is gone: the rest looks like an older log
+that is intact. So a file outside that folder records which segments there are and up to which position
+everything is durable. It is written
 - when a log is claimed or rolled, before the first commit in the new segment is acknowledged: a segment that
   the extent does not know holds nothing that was acknowledged;
 - after each checkpoint;
 - some seconds after commits, in the background (`end_record.py`);
 - before trimmed segments are removed.
-So after a crash at any moment the log holds at least what its extent says.
+So after a crash at any moment, the log holds at least what its extent says.
 
 The file has two slots of 512 bytes, one sector each. All numbers are little endian.
 
     offset  size  field
          0     8  magic "PbExtent"
          8     4  CRC-32C of the bytes 12 … 511
-        12     2  format version, 1 14     2  partition 16     4  epoch of the last segment 20     2  length
-        of the entity's identifier in bytes 22     2  zero 24     8  number of this version of the extent: of
-        two whole slots the one with the higher number counts 32     8  start: the base of the first segment
-        40     8  base of the last segment 48     8  durable: everything below was on stable storage 56     8
-        position of the newest checkpoint, 2^64-1 for none 64     4  how many segments there are 68     4
-        zero 72    16  the log's salt 88   184  the entity's generation identifier, UTF-8
+        12     2  format version, 1
+        14     2  partition
+        16     4  epoch of the last segment
+        20     2  length of the entity's identifier in bytes
+        22     2  zero
+        24     8  number of this version of the extent: of two whole slots, the one with the higher number is
+                  valid
+        32     8  start: the base of the first segment
+        40     8  base of the last segment
+        48     8  durable: everything below was on stable storage
+        56     8  position of the newest checkpoint, 2^64-1 for none
+        64     4  how many segments there are
+        68     4  zero
+        72    16  the log's salt
+        88   184  the entity's identifier, UTF-8
        272     …  zeros
 
 A new version is written to the slot that does not hold the last one, and synced; then it is copied to the
-other slot, without a sync. So a torn write leaves the version before, and one damaged slot costs no more than
-a report.
+other slot without a sync. So a torn write leaves the version before, and one damaged slot costs nothing but a
+report.
 """
 
 from __future__ import annotations

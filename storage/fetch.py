@@ -1,6 +1,6 @@
-"""Reading single frames of a log by position: neighbours with one read, each frame verified.
+"""Reads single frames of a log by position: neighbours with one read, each frame verified.
 
-The reading itself is the caller's: `Disk.read` waits and is for a thread, `Disk.read_cached` does not.
+The caller chooses how to read: with `Disk.read`, which blocks and needs a thread, or `Disk.read_cached`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from storage.record import FrameCodec, crc32c
 from storage.segment import Segment
 
 GAP_BYTES_MAX = 64 << 10
-"""Positions this close are read at once: copying so much from memory costs about as much as another call."""
+"""Positions this close are read together: to copy the gap costs about as much as another call."""
 RUN_BYTES_MAX = 1 << 20
-"""What is read at once, at most, but for a larger frame."""
+"""How much is read at once, unless a single frame is larger."""
 
 READ_ON_LOOP_BYTES = 2 << 20
-"""What a fetch reads and checks in the event loop: about a millisecond. More is for a thread, also where all
-of it is in memory."""
+"""How much a fetch reads and checks in the event loop: about a millisecond. A thread does more than that,
+even if all of it is in memory."""
 
 Read = Callable[[int, int, int], bytes]
 """File descriptor, size, offset: `Disk.read` or `Disk.read_cached`."""
 
 
 def bounded(read: Read, bytes_max: int = READ_ON_LOOP_BYTES) -> Read:
-    """The same for `bytes_max` bytes in all; raises BlockingIOError beyond that."""
+    """Limit a read function to `bytes_max` bytes in total; beyond that it raises BlockingIOError."""
     left = bytes_max
 
     def read_bounded(fd: int, size: int, offset: int) -> bytes:

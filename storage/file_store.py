@@ -1,13 +1,14 @@
 """FileLogStore: all logs of a broker below one folder, and what they share.
 
-    <root>/lock                           held by the process that uses the folder <root>/reserve,
-    <root>/reserve-upkeep room for settlements and upkeep on a full disk (`full_disk.py`)
-    <root>/logs/<entity>/<partition>/     segments and checkpoints of one log; the entity's name is
-    percent-encoded <root>/catalogue/logs/<entity>/<partition>.extent    what that log is known to hold
-    (`extent.py`) <root>/logs/<entity>#deleted/         an entity whose deletion was cut short: removed at the
-    next start
+    <root>/lock                             held by the process that uses the folder
+    <root>/reserve, reserve-upkeep          room for settlements and upkeep on a full disk (`full_disk.py`)
+    <root>/logs/<entity>/<partition>/       segments and checkpoints of one log
+    <root>/catalogue/logs/<entity>/<partition>.extent
+                                            what that log is known to hold (`extent.py`)
+    <root>/logs/<entity>#deleted/           an unfinished deletion; removed at the next start
 
-No log's file is opened before the log is claimed: ten thousand idle entities are ten thousand names.
+The names of entities are percent-encoded. No file of a log is opened before the log is claimed, so ten
+thousand idle entities cost nothing but their names.
 """
 
 from __future__ import annotations
@@ -81,21 +82,38 @@ class FolderInUse(DiskFailed):
 class FileLogStore:
     """Logs on local files. See `storage.log.LogStore`. Used from one event loop.
 
+    root: the folder.
+
     fsync: `always` syncs a commit before it is acknowledged, `interval` some time after, `never` leaves it to
-    the system; a segment that is full, a log that is closed or idle, and what a checkpoint stands on are
-    synced in any case. fsync_interval_ms: how long after, at most, but for the sync itself.
-    segment_bytes_max: a segment is not filled beyond it, but for a single larger frame. `sizing.py` may ask
-    for less. committer_threads, worker_threads: the former write and sync commits, the latter open, replay,
-    close and list logs (`lanes.py` has a few more, for the rest). open_files_max: descriptors kept open for
-    reading. open_segments_max: logs whose active segment is kept open for writing; the longest unused is
-    closed for another one. segment_idle_ms: an active segment that nothing was written to for so long is
-    closed until the next commit. reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk, 0
-    for none, None for a size that suits the disk (`sizing.py`), and how often it is tried to take it again
-    once it was given up. tidy_delay_ms: how soon to try again to remove trimmed files, after the disk
-    refused. end_record_ms: about how often the extents of logs in use are told how far they are durable
-    (`end_record.py`). make_salt: 16 random bytes for each new log. identity: which folder it must be
-    (`folders.py`), if the broker has several: then it is never made. failed: called when a background task
-    has died. Commits may then stay unsynced, so the broker must stop.
+    the system. A full segment, a closed or idle log, and what a checkpoint relies on are synced in any case.
+
+    fsync_interval_ms: the longest time until then, not counting the sync itself.
+
+    segment_bytes_max: how large a segment may become, unless a single frame is larger. `sizing.py` may choose
+    less.
+
+    committer_threads, worker_threads: threads that write and sync commits; threads that open, replay, close
+    and list logs. `lanes.py` has a few more for other work.
+
+    open_files_max: how many files stay open for reading.
+
+    open_segments_max, segment_idle_ms: how many logs keep their active segment open for writing, and how long
+    it stays open without a commit. The one unused for longest makes room for another.
+
+    reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk (0: none; None: a size that
+    suits the disk, `sizing.py`), and how often to try to take it again after it was released.
+
+    tidy_delay_ms: how soon to try again to remove trimmed files after the disk refused.
+
+    end_record_ms: about how often the extents of logs in use are brought up to date (`end_record.py`).
+
+    make_salt: gives 16 random bytes for each new log.
+
+    identity: which data folder this must be, if the broker has several (`folders.py`). Such a folder is never
+    created.
+
+    failed: called when a background task has died. Commits may stay unsynced from then on, so the broker must
+    stop.
     """
 
     def __init__(

@@ -1,22 +1,21 @@
-"""The data folders of a broker: which they are, in which order they count, and which are missing.
+"""The data folders of a broker: which they are, what number each has, and which are missing.
 
-A broker may keep its partitions in several folders, most likely on several disks. Each folder has a number,
-which it keeps for good: an entity says over how many folders it is spread, and then the number of a partition
-says in which of them its log is (`storage/spread_store.py`). So folders are only ever added, and may be named
-in any order.
+A broker may keep its partitions in several folders, usually on several disks. Each folder has a number, which
+never changes. An entity records over how many folders it is spread, and from that the number of a partition
+gives the folder of its log (`storage/spread_store.py`). So folders can only be added, and may be named in any
+order.
 
-What they are stands in a file `folder` in each of them, JSON on one line, behind its CRC-32C in hex and a
-blank:
+Each folder has a file `folder`: one line, the CRC-32C of the rest in hexadecimal, a space, and JSON:
 
     4a1f90c2 {"version": 1, "set": …, "id": …, "folders": [{"id": …, "path": …}, …]}
 
-    set       the same in all folders of a broker id        this folder's own folders   all folders by number;
-    the longest list is the latest; `path` is where each was when the list was written
+    set       the same in all folders of a broker
+    id        this folder's own
+    folders   all folders by number; the longest list is the latest; `path` is where each was at that time
 
-A broker with one folder has no such file until a second folder is added: then the first one is number 0.
+A broker with one folder has no such file until a second folder is added; then the first one is number 0.
 
-A folder whose disk is not mounted looks like an empty one. So a folder counts as new only if all known ones
-are there.
+A folder whose disk is not mounted looks empty. So a folder counts as new only if all known ones are there.
 """
 
 from __future__ import annotations

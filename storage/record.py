@@ -6,11 +6,15 @@ A frame is a header of 64 bytes and the records of one commit. All numbers are l
          0     4  magic "PbF1"
          4     4  header CRC-32C: of the log's salt (16 bytes), then of the bytes 8 … 63
          8     4  body CRC-32C: of the records
-        12     4  body length in bytes 16     8  position: where in the log this frame stands 24     8
-        sequence: the number of the frame, from 0, without a gap 32     8  durable: up to here the log was
-        known to be on stable storage when this frame was written 40     4  epoch of the owner that wrote it
-        44     2  partition 46     2  zero 48    16  digest of the frame before: BLAKE2b-128 of its 64 header
-        bytes; zeros for the first frame of a log 64     …  records, one after the other:
+        12     4  body length in bytes
+        16     8  position: where in the log this frame stands
+        24     8  sequence: the number of the frame, from 0, without a gap
+        32     8  durable: the log was known to be on stable storage up to here when this frame was written
+        40     4  epoch of the owner that wrote it
+        44     2  partition
+        46     2  zero
+        48    16  digest of the frame before: BLAKE2b-128 of its 64 header bytes; zeros for the first frame
+        64     …  records, one after the other:
 
          0     4  body length in bytes
          4     1  kind
@@ -18,11 +22,11 @@ A frame is a header of 64 bytes and the records of one commit. All numbers are l
          6     2  zero
          8     …  body
 
-The header has a CRC of its own, so that its length can be believed and the next frame found when the body is
-damaged. It begins with a salt that never leaves the log's files, so that no message can carry something that
-passes for a frame (`recovery.py` looks for frames in the remains of a torn write). The digest covers the
-header, which holds the body's CRC: a frame proves everything before it. `durable` tells a torn tail from
-damage: what a frame that is whole calls durable cannot have been torn by a crash.
+The header has its own CRC, so its length is reliable and the next frame can be found even if the body is
+damaged. The CRC covers a salt that never leaves the log's files, so nothing that a message contains can pass
+for a frame when the remains of a torn write are searched for frames (`scan.py`). The digest covers the
+header, which holds the body's CRC, so each frame proves everything before it. `durable` tells a torn tail
+from damage: a crash cannot have torn what a whole frame calls durable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One segment: a file of a log, its name, its header, and the writing at its end. Knows nothing of other
-segments.
+"""One segment: a file of a log, its name, its header, and writing at its end. Knows no other segments.
 
-A segment is a header of 256 bytes and the frames from position `base` on. All numbers are little endian.
+A segment is a header of 256 bytes, followed by the frames from position `base` on. All numbers are little
+endian.
 
     offset  size  field
          0     8  magic "PbSegmnt"
@@ -9,21 +9,21 @@ A segment is a header of 256 bytes and the frames from position `base` on. All n
         12     2  format version, 1
         14     2  partition
         16     4  epoch of the owner that began the segment
-        20     2  length of the entity's name in bytes
+        20     2  length of the entity's identifier in bytes
         22     2  zero
         24     8  base: the position of the first frame; the segment before ends here, whatever else it holds
         32     8  sequence of the first frame
         40    16  digest of the frame before the first one
         56    16  salt: random, the same in all segments of a log
-        72   184  the entity's generation identifier, UTF-8, filled up with zeros
+        72   184  the entity's identifier, UTF-8, filled up with zeros
        256     …  frames (`record.py`), then zeros
 
-Its name is `<base>-<epoch>.segment`, in hexadecimal. What a log's segments of lower epochs hold from its base
-on is void.
+Its name is `<base>-<epoch>.segment`, in hexadecimal. Everything that segments of lower epochs hold from this
+base on is void.
 
-The file is filled with zeros ahead of its frames, in steps that double while the log is busy: a sync that
-changes neither the size nor the extents of a file spares the file system a journal commit. Measured (ext4, 16
-files of 32 KiB a round, 4 threads): 1.05 ms and 0.70 ms of CPU a round, 1.5 ms and 0.95 ms without.
+The file is filled with zeros ahead of its frames, in steps that double while the log is busy. A sync that
+changes neither the size nor the extents of a file saves the file system a journal commit. Measured (ext4, 16
+files, 32 KiB per round, 4 threads): 1.05 ms per round and 0.70 ms of CPU, instead of 1.5 ms and 0.95 ms.
 """
 
 from __future__ import annotations
