@@ -13,6 +13,7 @@ across restarts.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NewType
@@ -374,10 +375,15 @@ class Renewed:
     failures: dict[int, Reason] = field(default_factory=dict)
 
 
-class MessageState:
-    """`x-opt-message-state` (AMQP contract 5.5)."""
+class MessageState(enum.IntEnum):
+    """`x-opt-message-state` (AMQP contract 5.5), and what a partition stores as the state of a message.
 
-    ACTIVE, DEFERRED, SCHEDULED = 0, 1, 2
+    A lock is no state: it comes on top of one, and is not stored.
+    """
+
+    ACTIVE = 0
+    DEFERRED = 1
+    SCHEDULED = 2
 
 
 @dataclass(slots=True)

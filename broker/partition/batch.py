@@ -12,10 +12,10 @@ from operator import attrgetter
 from typing import Any
 
 from broker.base.errors import Reason
-from broker.operations import COLUMNS, KNOWN_COLUMNS, Answer, ClientId, Failed, Locked, MessageState, Peeked
+from broker.operations import COLUMNS, KNOWN_COLUMNS, Answer, ClientId, Failed, Locked, Peeked
 from broker.partition.columns import of_references
 from broker.partition.durable_state import NewRecord
-from broker.partition.references import DEFERRED, Lease, Reference
+from broker.partition.references import Lease, Reference
 from storage.log import Commit, Frame, Position
 
 Hole = tuple[list[bytes], Sequence[Reference]]
@@ -41,8 +41,8 @@ class Batch:
     """Made by `Partition.begin`, complete after `Partition.finish`."""
 
     __slots__ = (
-        "answers", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent", "granted",
-        "granted_bytes", "grants",
+        "answers", "arrived_in", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent",
+        "granted", "granted_bytes", "grants",
         "has_sent", "holes", "marks", "now_ms", "open_grants", "passing", "sent_with", "to_tell",
         "wall_ms", "work",
     )  # fmt: skip
@@ -58,6 +58,8 @@ class Batch:
         self.holes: list[Hole] = []
         self.has_sent = False
         """There are new messages in the commit: it is not urgent."""
+        self.arrived_in: set[int] = set()
+        """The numbers of subqueues in which messages have come up that nobody has seen there."""
         self.first_sent = first_sent
         """The sequence number of the first of them."""
         self.marks: list[tuple[int, bytes, int]] = []
@@ -116,6 +118,7 @@ class Batch:
 
 
 _GETTERS = [(name, attrgetter(attribute)) for name, attribute in KNOWN_COLUMNS.items()]
+_STATE = attrgetter("state")
 
 
 def write_locked(answer: Locked, lease: Lease) -> None:
@@ -131,8 +134,6 @@ def write_locked(answer: Locked, lease: Lease) -> None:
 
 def peeked(found: Sequence[Reference], cookie: object, more: bool) -> Peeked:
     """The answer that shows these messages; those that are not in memory are empty."""
-    states: list[int] = [
-        MessageState.DEFERRED if reference.state == DEFERRED else MessageState.ACTIVE for reference in found
-    ]
+    states: list[int] = list(map(_STATE, found))
     known: dict[str, list[Any]] = {name: list(map(get, found)) for name, get in _GETTERS}
     return Peeked(**known, states=states, cookie=cookie, more=more, columns=of_references(found))

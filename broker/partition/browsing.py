@@ -12,7 +12,6 @@ from itertools import islice
 from broker.operations import Arrived, ClientId, Delete, Deleted, Peek, Watch
 from broker.partition import records
 from broker.partition.batch import peeked
-from broker.partition.dead_lettering import DEAD_LETTER
 from broker.partition.records import Mark
 from broker.partition.references import DEFERRED, Reference
 from broker.partition.subqueue import Subqueue
@@ -27,8 +26,8 @@ class Browsing:
 
     def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
         self._space, self._time_to_live = space, time_to_live
-        self._watches: set[tuple[ClientId, int]] = set()
-        """Clients to be told when something arrives, with the subqueue's number."""
+        self._watches: dict[int, dict[ClientId, None]] = {}
+        """Clients to be told when something arrives, by the subqueue's number."""
         self._telling: dict[tuple[ClientId, int], None] = {}
         """Watches for which something has arrived, in the order in which their clients are told."""
 
@@ -69,7 +68,7 @@ class Browsing:
         subqueue = space.messages.find(watch.subqueue)
         number, reference = next(self._visible(subqueue, watch.from_sequence_number), (None, None))
         if number is None:
-            self._watches.add((client, subqueue.number))
+            self._watches.setdefault(subqueue.number, {})[client] = None
         elif reference is None:
             watch.from_sequence_number = number
             return False
@@ -81,21 +80,23 @@ class Browsing:
         """The answers leave with the batch, so a client that then peeks is shown what this batch has
         brought."""
         space = self._space
-        arrived = {space.main.number: space.batch.has_sent, DEAD_LETTER: space.batch.dead_lettered > 0}
-        for watch in (
-            [watch for watch in self._watches if arrived.get(watch[1])] if any(arrived.values()) else ()
-        ):
-            self._watches.remove(watch)
-            self._telling[watch] = None
+        if self._watches:
+            for number in space.batch.arrived_in & self._watches.keys():
+                for client in self._watches.pop(number):
+                    self._telling[client, number] = None
         for client, number in list(islice(self._telling, space.bounds.told_max)):
             del self._telling[client, number]
             space.answer(client, Arrived(space.number, space.subqueues[number].name))
 
     def forget(self, client: ClientId) -> None:
         """The client has gone: it watches nothing."""
-        for subqueue in self._space.subqueues if self._watches or self._telling else ():
-            self._watches.discard((client, subqueue.number))
-            self._telling.pop((client, subqueue.number), None)
+        for number, clients in list(self._watches.items()):
+            clients.pop(client, None)
+            if not clients:
+                del self._watches[number]
+        if self._telling:
+            for watch in [watch for watch in self._telling if watch[0] == client]:
+                del self._telling[watch]
 
     def delete(self, client: ClientId, delete: Delete) -> None:
         """Messages that this batch has sent stay: they may still be refused (durability rule 3). Overdue
@@ -116,7 +117,7 @@ class Browsing:
                 break
             if (
                 reference.lease is None
-                and reference.state != DEFERRED
+                and reference.state is not DEFERRED
                 and not self._time_to_live.is_overdue(subqueue, reference)
             ):
                 numbers.append(number)

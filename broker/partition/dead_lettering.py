@@ -16,9 +16,6 @@ from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.workspace import Workspace
 
-DEAD_LETTER = 1
-"""The number of the dead-letter subqueue."""
-
 MAX_DELIVERIES = encode_changes({
     DEAD_LETTER_REASON: "MaxDeliveryCountExceeded",
     DEAD_LETTER_DESCRIPTION: "Message could not be consumed after maximum delivery attempts.",
@@ -38,6 +35,9 @@ def dead_letter(
 ) -> None:
     """Move messages to the dead-letter subqueue. `changed`: the properties that say why; `counts_delivery`: a
     delivery of theirs failed."""
+    target = subqueue.dead_letters_to
+    assert target is not None, "its messages go no further"
     numbers = [reference.sequence_number for reference in references]
     space.batch.dead_lettered += len(numbers)
-    space.mark(Mark(records.MOVED, subqueue.number, numbers, changed, DEAD_LETTER, counts_delivery))
+    space.batch.arrived_in.add(target)
+    space.mark(Mark(records.MOVED, subqueue.number, numbers, changed, target, counts_delivery))

@@ -33,18 +33,18 @@ _ANSWER_BYTES = 256
 class Delivering:
     """Hands out the messages of one partition."""
 
-    __slots__ = ("_space", "_time_to_live")
+    __slots__ = ("_asked", "_space", "_time_to_live")
 
     def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
         self._space, self._time_to_live = space, time_to_live
+        self._asked: dict[int, tuple[Subqueue, DemandBook]] = {}
+        """Subqueues of which somebody wants messages, or holds some that can be recalled. Nobody looks at the
+        others."""
 
     @property
     def has_more(self) -> bool:
         """Somebody waits for what is available: the batch had given as much as one may."""
-        return any(
-            subqueue.available and book
-            for subqueue, book in zip(self._space.subqueues, self._space.books, strict=True)
-        )
+        return any(subqueue.available and book for subqueue, book in self._asked.values())
 
     def demand(self, client: ClientId, demand: Demand) -> None:
         """A client wants so many messages from now on."""
@@ -56,6 +56,7 @@ class Delivering:
             space.answer(client, Withdrawn(space.number, subqueue.name))
         if demand.count > 0:
             book.ask(client, demand.count, demand.bytes_max)
+            self._asked[subqueue.number] = subqueue, book
             if demand.tell_unmet:
                 space.batch.to_tell.append((client, subqueue.number))
 
@@ -98,7 +99,7 @@ class Delivering:
         space = self._space
         space.batch.work += len(detach.unseen)
         returned = space.locks.unlock(detach.unseen, space.arrived_ms)
-        for book in space.books:
+        for _, book in self._asked.values():
             book.detach(client)
         for subqueue, references in returned:
             self._time_to_live.give_back(subqueue, references)
@@ -110,7 +111,7 @@ class Delivering:
         found: list[Reference] = []
         for number in dict.fromkeys(receive.sequence_numbers):
             reference = subqueue.references.get(number)
-            if reference is None or reference.state != DEFERRED or reference.lease is not None:
+            if reference is None or reference.state is not DEFERRED or reference.lease is not None:
                 raise Refused(
                     Reason.MESSAGE_NOT_FOUND,
                     f"No deferred message has the sequence number {number}, or it is locked.",
@@ -132,8 +133,11 @@ class Delivering:
     def finish(self) -> None:
         """At the end of a batch: hand out what there is, in each subqueue."""
         space, batch = self._space, self._space.batch
-        for subqueue, book in zip(space.subqueues, space.books, strict=True):
+        for number in sorted(self._asked):
+            subqueue, book = self._asked[number]
             if book.is_idle:
+                if not book.is_held:
+                    del self._asked[number]
                 continue
             batch.granted_bytes = batch.granted = 0  # bounds for each, so that none starves the others
             self._hand_out(subqueue, book)
@@ -169,9 +173,9 @@ class Delivering:
         if grant.open:
             grant.answer.voids_demand = False
             size = sum(reference.size for reference in undone)
-            space.books[lease.subqueue].ask_again(
-                grant.client, len(undone) + grant.void, size, grant.bytes_left
-            )
+            book = space.books[lease.subqueue]
+            self._asked[lease.subqueue] = space.subqueues[lease.subqueue], book
+            book.ask_again(grant.client, len(undone) + grant.void, size, grant.bytes_left)
 
     def _hand_out(self, subqueue: Subqueue, book: DemandBook) -> None:
         """Give what is available to those who wait, in their turns."""
@@ -214,7 +218,7 @@ class Delivering:
             if grant.void:
                 grant.answer.voids_demand = True
         if expired:
-            self._time_to_live.expire(expired)
+            self._time_to_live.expire(subqueue, expired)
         return len(taken)
 
     def _recall(self, subqueue: Subqueue, book: DemandBook) -> None:

@@ -27,7 +27,7 @@ def failed_delivery(
 ) -> None:
     """Unlocked messages go back, or to the dead-letter subqueue when it was the last delivery allowed."""
     kind = records.RETURNED
-    if subqueue is not space.main:
+    if not subqueue.role.counts_deliveries:
         kind = records.CHANGED
     else:
         last = space.description.settings.max_delivery_count - 1

@@ -79,6 +79,11 @@ class DemandBook:
         """Nobody waits, and nobody is to be told that waiting is over."""
         return not (self._waiting or self._leaving or self._gone)
 
+    @property
+    def is_held(self) -> bool:
+        """Somebody holds messages that can be recalled, or is being asked for them."""
+        return bool(self._holders)
+
     # --- demand ---------------------------------------------------------------------------------------------
 
     def ask(self, client: ClientId, count: int, bytes_max: int = BYTES_UNBOUNDED) -> None:

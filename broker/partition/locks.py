@@ -14,7 +14,7 @@ Invariants: a reference is locked if and only if its `lease` is set, and then it
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from broker.base.errors import Reason
 from broker.operations import LockToken
@@ -47,6 +47,8 @@ class Locks:
         self._subqueues, self._books = subqueues, books
         self._epoch = epoch & 0xFFFFFFFF
         self._leases: dict[int, Lease] = {}
+        self._homes: dict[int, list[int]] = {}
+        """By nonce: the number of the subqueue that its leases lock messages of, and how many leases."""
         self._ids = 0
         self._ends = TimerWheel(tick_ms, self._leases.__contains__)
         self._ended = DueKeys()
@@ -61,6 +63,7 @@ class Locks:
     def start(self, lease: Lease) -> None:
         """The lease holds something, and ends at its time."""
         self._leases[lease.id] = lease
+        self._homes.setdefault(lease.nonce, [lease.subqueue, 0])[1] += 1
         self._ends.add(lease.until_ms, lease.id)
 
     def next_due_ms(self) -> int | None:
@@ -82,12 +85,15 @@ class Locks:
             tokens = [token if len(token) == TOKEN_BYTES else _NO_TOKEN for token in tokens]
         words = struct.unpack(f">{2 * len(tokens)}Q", b"".join(tokens))
         unlocked: dict[int, list[Reference]] = {}
-        find = self._subqueues[0].references.get
+        find: Callable[[int], Reference | None] = _find_nothing
+        found_for = -1
         latest: Lease | None = None
         group: list[Reference] = []
         ended = 0
         for index, (number, nonce) in enumerate(zip(words[::2], words[1::2], strict=True)):
-            reference = find(number) or self._find_elsewhere(number)
+            if nonce != found_for:  # messages that were locked together are mostly settled together
+                find, found_for = self._find_for(nonce), nonce
+            reference = find(number)
             lease = reference.lease if reference is not None else None
             if reference is None or lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
                 if failures is not None:
@@ -109,7 +115,7 @@ class Locks:
     def subqueue_of(self, token: LockToken, now_ms: int) -> Subqueue | None:
         """The subqueue of the message that a token locks; None if the lock is gone."""
         number, nonce = _WORDS.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
-        reference = self._subqueues[0].references.get(number) or self._find_elsewhere(number)
+        reference = self._find_for(nonce)(number)
         lease = reference.lease if reference is not None else None
         if lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
             return None
@@ -122,7 +128,7 @@ class Locks:
         renewed: dict[int, Lease] = {}
         for index, token in enumerate(tokens):
             number, nonce = _WORDS.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
-            reference = self._subqueues[0].references.get(number) or self._find_elsewhere(number)
+            reference = self._find_for(nonce)(number)
             old = reference.lease if reference is not None else None
             if reference is None or old is None or old.nonce != nonce or old.until_ms <= now_ms:
                 failures[index] = Reason.LOCK_LOST
@@ -174,6 +180,10 @@ class Locks:
                     )
                     held[lease.id] = held.get(lease.id, 0) + 1
         assert held == {id: lease.left for id, lease in self._leases.items()}
+        homes: dict[int, list[int]] = {}
+        for lease in self._leases.values():
+            homes.setdefault(lease.nonce, [lease.subqueue, 0])[1] += 1
+        assert homes == self._homes
         self._ends.check(lease.until_ms for lease in self._leases.values())
 
     def _make(self, subqueue: int, nonce: int, until_ms: int) -> Lease:
@@ -189,14 +199,18 @@ class Locks:
 
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.id]
+        home = self._homes[lease.nonce]
+        home[1] -= 1
+        if not home[1]:
+            del self._homes[lease.nonce]
         self._ends.cancel(lease.until_ms)
         self._books[lease.subqueue].ended(lease)
 
-    def _find_elsewhere(self, number: int) -> Reference | None:
-        """A message of another subqueue than the main one. (A number is in one subqueue; topics will put
-        theirs into the nonce.)"""
-        for subqueue in self._subqueues[1:]:
-            reference = subqueue.references.get(number)
-            if reference is not None:
-                return reference
-        return None
+    def _find_for(self, nonce: int) -> Callable[[int], Reference | None]:
+        """Finds messages by number in the subqueue that leases with this nonce belong to."""
+        home = self._homes.get(nonce)
+        return self._subqueues[home[0]].references.get if home is not None else _find_nothing
+
+
+def _find_nothing(number: int) -> Reference | None:
+    return None

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice, repeat
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, TRANSFER_DEAD_LETTER
-from broker.operations import PARTITION_SHIFT
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
+from broker.operations import PARTITION_SHIFT, MessageState
 from broker.partition import columns, records
 from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks
@@ -31,8 +31,9 @@ from broker.partition.clock_settings import ClockSettings
 from broker.partition.durable_state import DurableStates
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Counters, Enqueued, Mark, Relocated, UnreadableRecord
-from broker.partition.references import DEFERRED, READY, Reference, StoredFrame
-from broker.partition.subqueue import Subqueue
+from broker.partition.references import ACTIVE, STATES, Reference, StoredFrame
+from broker.partition.roles import QUEUE
+from broker.partition.subqueue import Subqueue, Work
 from broker.partition.timers import TimerWheel
 from storage.log import Commit, Frame, Position
 
@@ -40,7 +41,7 @@ NO_NUMBER = 1 << 64
 """Above all sequence numbers."""
 EVICTED_AT_ONCE = 1024
 """Messages whose bodies leave the memory in one go: some 100 microseconds."""
-SUBQUEUES = (MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER)
+SUBQUEUES = tuple(place.name for place in QUEUE)
 """By the number that records give them."""
 REPLAYED_AT_ONCE = 1024
 """Messages that one step of a replay brings back: about a millisecond."""
@@ -59,12 +60,11 @@ class Messages:
         self, number: int, payloads: PayloadBudget, tick_ms: int, clock_settings: ClockSettings | None = None
     ) -> None:
         """`clock_settings`: those of this partition from before a recovery within this process."""
-        self.main = Subqueue(0, MAIN)
         self._tick_ms = tick_ms
-        self.subqueues = [
-            self.main,
-            *(Subqueue(index, name) for index, name in enumerate(SUBQUEUES) if index),
-        ]
+        self.work = Work()
+        self.subqueues = [Subqueue(index, place, self.work) for index, place in enumerate(QUEUE)]
+        self.main = self.subqueues[0]
+        """Takes what is sent."""
         self.first_number = number << PARTITION_SHIFT
         """Below all sequence numbers of the partition: its own bits."""
         self.next_number = self.first_number | 1
@@ -99,7 +99,7 @@ class Messages:
     def live_bytes(self) -> int:
         """The size of all messages as they were sent."""
         total = 0
-        for subqueue in self.subqueues:
+        for subqueue in self.work.occupied.values():
             total += subqueue.bytes
         return total
 
@@ -107,7 +107,7 @@ class Messages:
     def state_bytes(self) -> int:
         """What everything but the messages' bodies takes of the memory."""
         total = self.states.bytes
-        for subqueue in self.subqueues:
+        for subqueue in self.work.occupied.values():
             total += (
                 subqueue.changed_bytes
                 + subqueue.column_bytes
@@ -125,7 +125,7 @@ class Messages:
         each of a thousand messages.
         """
         total = 0
-        for subqueue in self.subqueues:
+        for subqueue in self.work.occupied.values():
             total += (
                 subqueue.bytes
                 + subqueue.changed_bytes
@@ -138,7 +138,7 @@ class Messages:
     def count(self) -> int:
         """How many messages there are."""
         total = 0
-        for subqueue in self.subqueues:
+        for subqueue in self.work.occupied.values():
             total += len(subqueue.references)
         return total
 
@@ -200,7 +200,7 @@ class Messages:
         assert first >= self.next_number, "sequence numbers never come back"
         size = sum(sizes)
         keep = messages is not None and self.payloads.take(size)
-        self.blocks.touch_run(0, first, count, position)
+        self.blocks.touch_run(self.main.number, first, count, position)
         frame = self._frame_at(position)
         frame.live += count
         numbers = range(first, first + count)
@@ -232,7 +232,7 @@ class Messages:
         # The numbers that the references hold are the dictionary's keys, too: one object for both.
         self.main.append(references, [reference.sequence_number for reference in references], size)
         if lives:
-            self._watch_lives(first, lives, life_column)
+            self.main.watch_lives(first, lives, life_column)
         self.next_number = first + count
         self.latest_enqueued_ms = enqueued_ms
         return keep or messages is None
@@ -256,7 +256,7 @@ class Messages:
             target = self.subqueues[mark.target]
             self.blocks.touch(mark.target, mark.sequence_numbers, self.position)
             for reference in subqueue.remove(mark.sequence_numbers):
-                reference.state = READY
+                reference.state = ACTIVE
                 target.insert(reference)
 
     def apply_counters(self, counters: Counters) -> None:
@@ -286,9 +286,10 @@ class Messages:
             reference = subqueue.references.get(number)
             if reference is None:
                 reference = Reference(number, frame, offset, size, enqueued_ms, expires_ms or None)
-                reference.delivery_count, reference.state, reference.changed = deliveries, state, changed
+                reference.delivery_count, reference.state = deliveries, state_of(state)
+                reference.changed = changed
                 untrack([reference])
-                subqueue.references[number] = reference  # the order is made at the end of the replay
+                subqueue.bring_back((reference,))
             else:
                 assert (
                     reference.size == size
@@ -300,22 +301,6 @@ class Messages:
             found.append(reference)
             offset += size
         columns.give(found, relocated.columns)
-
-    def _watch_lives(
-        self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]
-    ) -> None:
-        """Put the deadlines of new messages into the timer wheel; `lives` holds each different expiry of the
-        column."""
-        wheel = self.main.expiry
-        assert wheel is not None, "the messages were replayed"
-        if len(lives) == 1:
-            (only,) = lives.values()
-            if only is not None:
-                wheel.add_all(only, range(first, first + len(life_column)))
-            return
-        for number, lives_until_ms in enumerate(life_column, first):
-            if lives_until_ms is not None:
-                wheel.add(lives_until_ms, number)
 
     def _frame_at(self, position: Position) -> StoredFrame:
         if not self._frames or self._frames[-1].position != position:
@@ -342,19 +327,29 @@ class Messages:
         """Let some bodies rest on the disk alone: looks at EVICTED_AT_ONCE messages, and goes on from there
         the next time."""
         place, from_number = self._evicted_to
+        occupied = self.work.occupied
+        subqueue = occupied.get(place)
+        if subqueue is None:
+            place, from_number = self._occupied_after(place), 0
+            subqueue = self.subqueues[place]
         freed = 0
-        for looked_at, reference in enumerate(self.subqueues[place].browse(from_number)):
+        for looked_at, reference in enumerate(subqueue.browse(from_number)):
             if looked_at == EVICTED_AT_ONCE:
                 self._evicted_to = place, reference.sequence_number
                 break
             if reference.sequence_number >= self.evicted_below:
-                self._evicted_to = (place + 1) % len(self.subqueues), 0
+                self._evicted_to = self._occupied_after(place), 0
                 break
             freed += len(reference.payload)
             reference.payload = b""
         else:
-            self._evicted_to = (place + 1) % len(self.subqueues), 0
+            self._evicted_to = self._occupied_after(place), 0
         self.payloads.give(freed)
+
+    def _occupied_after(self, number: int) -> int:
+        """The next subqueue that holds messages, from the first one again behind the last."""
+        occupied = self.work.occupied
+        return min((each for each in occupied if each > number), default=min(occupied, default=0))
 
     def cut(self, first: int) -> None:
         """Undo the latest `apply_enqueued`: all messages from `first` on never were. Their frame is the last
@@ -421,7 +416,9 @@ class Messages:
         recovery.
         """
         self._clock_settings.read_back(wall_ahead_ms)
-        self.main.expiry = TimerWheel(self._tick_ms, self.main.references.__contains__)
+        for subqueue in self.subqueues:
+            if subqueue.role.enforces_time_to_live:
+                subqueue.expiry = TimerWheel(self._tick_ms, subqueue.references.__contains__)
         for subqueue in self.subqueues:
             yield from subqueue.rebuild(self._clock_settings)
         frames = iter(self._frames)
@@ -486,7 +483,7 @@ class Messages:
                     yield [(frame, number) for number in part if self._standing_in(frame, number) is not None]
 
     def _standing_in(self, frame: Frame, number: int) -> tuple[Subqueue, Reference] | None:
-        for subqueue in self.subqueues:
+        for subqueue in self.work.occupied.values():
             reference = subqueue.references.get(number)
             if reference is not None and reference.frame.position == frame.position:
                 return subqueue, reference
@@ -542,7 +539,7 @@ class Messages:
             subqueue.check()
             self.blocks.check(subqueue.number, subqueue.references)
             for reference in subqueue.references.values():
-                assert reference.state in (READY, DEFERRED) and reference.sequence_number < self.next_number
+                assert reference.state in STATES and reference.sequence_number < self.next_number
                 assert len(reference.payload) in (0, reference.size)
                 live[id(reference.frame)] = live.get(id(reference.frame), 0) + 1
                 in_memory += len(reference.payload)
@@ -550,6 +547,13 @@ class Messages:
         assert {id(frame): frame.live for frame in self._frames if frame.live} == live
         positions = [frame.position for frame in self._frames]
         assert positions == sorted(set(positions))
+
+
+def state_of(number: int) -> MessageState:
+    """The state that records and checkpoints give this number. Raises UnreadableRecord."""
+    if number >= len(STATES):
+        raise UnreadableRecord(f"a message has the state {number}, which is unknown to this release")
+    return STATES[number]
 
 
 def _parts(enqueued: Enqueued) -> Iterator[Enqueued]:

@@ -40,7 +40,7 @@ each kind):
          …    4n  delivery counts
          …    4n  sizes of the changed properties
          …    2n  subqueues
-         …    2n  states (READY, DEFERRED)
+         …    2n  states (`references.STATES`)
          …     …  changed properties, one after the other
       (then    …  column part, see `columns.py`)
          …     …  the stored messages

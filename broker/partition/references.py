@@ -14,12 +14,14 @@ while a lease holds it, and whoever ends a lease or drops the state breaks it.
 
 from __future__ import annotations
 
-from broker.operations import COLUMNS, ClientId
+from broker.operations import COLUMNS, ClientId, MessageState
 from broker.partition._untracked import keep_untracked
 from storage.log import Position
 
-READY, DEFERRED = 0, 1
-"""A reference's durable states. A lock on top of either is volatile: `Reference.lease`."""
+ACTIVE, DEFERRED = MessageState.ACTIVE, MessageState.DEFERRED
+STATES = (ACTIVE, DEFERRED)
+"""The states of messages, by the number that records and checkpoints give them. A lock on top of a state is
+volatile: `Reference.lease`."""
 
 
 @keep_untracked
@@ -77,7 +79,7 @@ class Reference:
         self.payload = payload
         """The stored message while it is in memory, else empty."""
         self.delivery_count = 0
-        self.state = READY
+        self.state = ACTIVE
         self.lease: Lease | None = None
         self.changed: bytes | None = None
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker.partition import records
-from broker.partition.messages import Messages
+from broker.partition.messages import Messages, state_of
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Mark, Relocated, UnreadableRecord
 from broker.partition.references import Reference
@@ -170,7 +170,8 @@ class Salvage:
                 )
             reference = self._bring(number, self.messages.subqueues[subqueue])
             if reference is not None:
-                reference.delivery_count, reference.state, reference.changed = deliveries, state, changed
+                reference.delivery_count, reference.state = deliveries, state_of(state)
+                reference.changed = changed
         self.messages.apply_relocated(position, relocated)
 
     # --- the end --------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Sending:
         check_size(
             description,
             self._number,
-            self._messages.subqueues,
+            self._messages.work.occupied.values(),
             self._messages.states.bytes,
             sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes) + list_bytes(send.columns),
         )
@@ -54,6 +54,7 @@ class Sending:
             send.time_to_live_ms, description.settings.default_time_to_live_ms, len(sizes), enqueued_ms
         )
         batch.has_sent = True
+        batch.arrived_in.add(self._messages.main.number)
         batch.work += len(sizes)
         if len(sizes) <= self._at_once:
             self._enqueue(batch, enqueued_ms, sizes, expire, messages, send.columns)

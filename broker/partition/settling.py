@@ -71,7 +71,8 @@ class Settling:
         space.batch.work += 2 * len(operation.tokens)
         places: list[int] = []
         for place, token in enumerate(operation.tokens):
-            if space.locks.subqueue_of(token, space.arrived_ms) in (None, space.main):
+            subqueue = space.locks.subqueue_of(token, space.arrived_ms)
+            if subqueue is None or subqueue.dead_letters_to is not None:
                 places.append(place)
             else:
                 failures[place] = Reason.NOT_ALLOWED
@@ -116,7 +117,7 @@ class Settling:
         check_changes(
             space.description,
             space.number,
-            space.subqueues,
+            space.messages.work.occupied.values(),
             space.messages.payloads,
             operation.changed,
             len(operation.tokens),
@@ -135,6 +136,6 @@ class Settling:
                 subqueue.number,
                 numbers,
                 changed,
-                counts_delivery=subqueue is self._space.main,
+                counts_delivery=subqueue.role.counts_deliveries,
             )
         )

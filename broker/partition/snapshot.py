@@ -50,7 +50,7 @@ from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
 from broker.partition.columns import NO_COLUMNS
 from broker.partition.durable_state import Section
 from broker.partition.gradual_sort import sort_gradually
-from broker.partition.messages import Messages
+from broker.partition.messages import Messages, state_of
 from broker.partition.records import UnreadableRecord, read_columns, read_table, table
 from broker.partition.references import Reference, StoredFrame
 from storage.log import Checkpoint, Position
@@ -290,13 +290,11 @@ class _MessagesSection:
         for reference, delivery_count in zip(references, deliveries, strict=False):
             reference.delivery_count = delivery_count
         for reference, state in zip(references, states, strict=False):
-            reference.state = state
+            reference.state = state_of(state)
         for place, size in zip(changed_places, changed_sizes, strict=True):
             references[place].changed = data[end : end + size]
             end += size
-        self._messages.subqueues[number].references.update(
-            (reference.sequence_number, reference) for reference in references
-        )
+        self._messages.subqueues[number].bring_back(references)
 
     def _frame(self, position: int) -> StoredFrame:
         frame = self._frames.get(position)

@@ -36,7 +36,7 @@ from collections.abc import Generator, Iterator
 from broker.partition._untracked import untrack
 from broker.partition.columns import NO_COLUMNS, give
 from broker.partition.gradual_sort import AT_ONCE
-from broker.partition.messages import Messages
+from broker.partition.messages import Messages, state_of
 from broker.partition.records import UnreadableRecord, read_table
 from broker.partition.references import Reference, StoredFrame
 from broker.partition.subqueue import Subqueue
@@ -124,8 +124,8 @@ def _load_subqueue(
             if delivery_count:
                 reference.delivery_count = delivery_count
             if state:
-                reference.state = state
-        subqueue.references.update((reference.sequence_number, reference) for reference in references)
+                reference.state = state_of(state)
+        subqueue.bring_back(references)
         yield
     for at, (place, size) in enumerate(zip(changed_places, changed_sizes, strict=True), 1):
         subqueue.references[numbers[place]].changed = bytes(view[end : end + size])

@@ -218,7 +218,7 @@ class Partition:
         """Keep in memory what stands in frames that were read anyway, and goes out next."""
         data = {frame.position: frame.data for frame in frames}
         take = self.messages.payloads.take
-        for subqueue in self.messages.subqueues:
+        for subqueue in self.messages.work.occupied.values():
             for reference in subqueue.upcoming():
                 frame = data.get(reference.frame.position)
                 if reference.payload or frame is None or not take(reference.size):

@@ -25,7 +25,8 @@ from broker.partition._untracked import untrack
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.columns import value_bytes
 from broker.partition.order import Order
-from broker.partition.references import DEFERRED, READY, Lease, Reference
+from broker.partition.references import ACTIVE, DEFERRED, Lease, Reference
+from broker.partition.roles import Place
 from broker.partition.sifted_heap import SiftedHeap
 from broker.partition.timers import TimerWheel
 
@@ -39,6 +40,21 @@ UPCOMING_MAX = 4096
 """Entries of the order that `upcoming` looks at."""
 
 
+class Work:
+    """Which subqueues of one partition have work, so that nobody looks at the others.
+
+    A topic has hundreds of subqueues.
+    """
+
+    __slots__ = ("occupied", "timed")
+
+    def __init__(self) -> None:
+        self.occupied: dict[int, Subqueue] = {}
+        """Those that hold messages, by number."""
+        self.timed: dict[int, Subqueue] = {}
+        """Those in whose `expiry` something may wait. `TimeToLive` takes them out again."""
+
+
 class Subqueue:
     """The references of one subqueue. Owned by the partition's state machine."""
 
@@ -46,26 +62,33 @@ class Subqueue:
         "_next",
         "_order",
         "_returned",
+        "_work",
         "available",
         "bytes",
         "changed_bytes",
         "column_bytes",
+        "dead_letters_to",
         "deferred",
         "expiry",
         "locked",
         "name",
         "number",
         "references",
+        "role",
     )
 
-    def __init__(self, number: int, name: str) -> None:
+    def __init__(self, number: int, place: Place, work: Work) -> None:
         self.number = number
-        self.name = name
+        self.name = place.name
+        self.role = place.role
+        self.dead_letters_to = place.dead_letters_to
+        """The number of the subqueue for its dead letters; None if its messages go no further."""
+        self._work = work
         self.references: dict[int, Reference] = {}
         self.expiry: TimerWheel | None = None
         """Sequence numbers by expiry, for a subqueue that enforces the time to live."""
         self.available = 0
-        """References that are READY and not locked."""
+        """References that are ACTIVE and not locked."""
         self.locked = 0
         self.deferred = 0
         """References that are DEFERRED, locked or not."""
@@ -96,6 +119,7 @@ class Subqueue:
     def append(self, references: Sequence[Reference], sequence_numbers: Sequence[int], size: int) -> None:
         """Add new messages behind all others; `size` is the bytes of all. None of them is in `expiry` yet."""
         self.references.update(zip(sequence_numbers, references, strict=True))
+        self._work.occupied[self.number] = self
         if self._order is not None:
             self._order.extend(sequence_numbers)
         self.available += len(references)
@@ -107,6 +131,7 @@ class Subqueue:
         number = reference.sequence_number
         assert number not in self.references and reference.lease is None
         self.references[number] = reference
+        self._work.occupied[self.number] = self
         self.bytes += reference.size
         self.column_bytes += value_bytes((reference,))
         if reference.changed is not None:
@@ -115,12 +140,35 @@ class Subqueue:
             self._order.insert(number)
             if number < self._next:
                 self._returned.push(number)
-        if reference.state == READY:
+        if reference.state is ACTIVE:
             self.available += 1
         else:
             self.deferred += 1
         if self.expiry is not None and reference.lives_until_ms is not None:
             self.expiry.add(reference.lives_until_ms, number)
+            self._work.timed[self.number] = self
+
+    def bring_back(self, references: Iterable[Reference]) -> None:
+        """Add messages that were read back; `rebuild` makes their order."""
+        self.references.update((reference.sequence_number, reference) for reference in references)
+        self._work.occupied[self.number] = self
+
+    def watch_lives(
+        self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]
+    ) -> None:
+        """Put the deadlines of new messages into `expiry`. `lives` holds each different expiry of the column,
+        which begins with the message `first`."""
+        wheel = self.expiry
+        assert wheel is not None, "the messages were replayed"
+        self._work.timed[self.number] = self
+        if len(lives) == 1:
+            (only,) = lives.values()
+            if only is not None:
+                wheel.add_all(only, range(first, first + len(life_column)))
+            return
+        for number, lives_until_ms in enumerate(life_column, first):
+            if lives_until_ms is not None:
+                wheel.add(lives_until_ms, number)
 
     def remove(self, sequence_numbers: Sequence[int]) -> list[Reference]:
         """Take out messages that are not locked."""
@@ -130,7 +178,7 @@ class Subqueue:
         lives_until_ms: int | None = None
         for reference in removed:
             size += reference.size
-            if reference.state:
+            if reference.state is DEFERRED:
                 deferred += 1
             if reference.lives_until_ms != lives_until_ms:  # messages that were sent together expire together
                 self._cancel_expiry(lives_until_ms, cancelled)
@@ -149,6 +197,8 @@ class Subqueue:
             self._order.left(sequence_numbers)
         if len(self.references) <= _FEW:
             self._shrink()
+            if not self.references:
+                self._work.occupied.pop(self.number, None)
         return removed
 
     def _shrink(self) -> None:
@@ -193,14 +243,19 @@ class Subqueue:
         expired: list[Reference] = []
         order, returned, references = self._order, self._returned, self.references
         expires = self.expiry is not None
-        is_plain = True
+        is_plain, active = True, ACTIVE
         looks = 0
         # As long as nothing was given back: the next ones in order, if they are all there and plain.
         while is_plain and not returned and count > 0 and bytes_max > 0 and looks < looks_max:
             numbers = order.take(self._next, min(count, looks_max - looks))
             before = len(taken)
             for reference in map(references.get, numbers):
-                if reference is None or reference.state or reference.lease is not None or bytes_max <= 0:
+                if (
+                    reference is None
+                    or reference.state is not active
+                    or reference.lease is not None
+                    or bytes_max <= 0
+                ):
                     is_plain = False
                     break
                 if expires and reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms:
@@ -228,7 +283,7 @@ class Subqueue:
                     break
                 looks += 1
                 reference = references.get(number)
-                if reference is None or reference.state or reference.lease is not None:
+                if reference is None or reference.state is not ACTIVE or reference.lease is not None:
                     continue
                 if expires and reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms:
                     expired.append(reference)
@@ -265,7 +320,7 @@ class Subqueue:
         aside next."""
         self.locked -= len(references)
         for reference in references:
-            if not reference.state:
+            if reference.state is ACTIVE:
                 self.available += 1
 
     def give_back(self, references: Iterable[Reference]) -> None:
@@ -273,14 +328,14 @@ class Subqueue:
         returned = self._returned
         before = len(returned)
         for reference in references:
-            if not reference.state:
+            if reference.state is ACTIVE:
                 returned.push(reference.sequence_number)
         returned.tidy(self.references, len(self.references), len(returned) - before)
 
     def defer(self, references: Iterable[Reference]) -> None:
         """Set unlocked messages aside: only by sequence number are they found."""
         for reference in references:
-            if not reference.state:
+            if reference.state is ACTIVE:
                 reference.state = DEFERRED
                 self.available -= 1
                 self.deferred += 1
@@ -313,7 +368,7 @@ class Subqueue:
         assert self._order is not None
         for number in islice(self._order.numbers(self._next), UPCOMING_MAX):
             reference = self.references.get(number)
-            if reference is not None and reference.lease is None and not reference.state:
+            if reference is not None and reference.lease is None and reference.state is ACTIVE:
                 yield reference
 
     # --- order ----------------------------------------------------------------------------------------------
@@ -343,7 +398,7 @@ class Subqueue:
                 else:
                     strays.append(number)
                 self.bytes += reference.size
-                if reference.state:
+                if reference.state is DEFERRED:
                     self.deferred += 1
                 if reference.changed is not None:
                     self.changed_bytes += len(reference.changed)
@@ -359,12 +414,16 @@ class Subqueue:
                 order.insert(number)
             yield 0
         self.available = len(references) - self.deferred
+        if references:
+            self._work.occupied[self.number] = self
         self._order = order
         self._next = 0
         self._returned.clear()
 
     def _set_deadlines(self, numbers: Sequence[int], clock_settings: ClockSettings) -> None:
         """For messages that expire, by ascending sequence number."""
+        if self.expiry is not None:
+            self._work.timed[self.number] = self
         for wall_ahead_ms, begin, end in clock_settings.spans(numbers):
             shared: dict[int, int] = {}
             for reference in map(self.references.__getitem__, numbers[begin:end]):
@@ -379,10 +438,12 @@ class Subqueue:
     def check(self) -> None:
         """Assert that all sums and both orders agree with the references."""
         references = self.references.values()
+        assert (self.number in self._work.occupied) == bool(references)
+        assert self.number in self._work.timed or self.expiry is None or self.expiry.next_due_ms() is None
         assert all(number == reference.sequence_number for number, reference in self.references.items())
         assert self.locked == sum(1 for each in references if each.lease is not None)
-        assert self.deferred == sum(1 for each in references if each.state == DEFERRED)
-        assert self.available == sum(1 for each in references if each.state == READY and each.lease is None)
+        assert self.deferred == sum(1 for each in references if each.state is DEFERRED)
+        assert self.available == sum(1 for each in references if each.state is ACTIVE and each.lease is None)
         assert self.bytes == sum(each.size for each in references)
         assert self.changed_bytes == sum(len(each.changed) for each in references if each.changed is not None)
         assert self.column_bytes == value_bytes(references)
@@ -393,7 +454,7 @@ class Subqueue:
         assert all(
             each.sequence_number in reachable
             for each in references
-            if each.state == READY and each.lease is None
+            if each.state is ACTIVE and each.lease is None
         )
         if self.expiry is not None:
             self.expiry.check(each.lives_until_ms for each in references if each.lives_until_ms is not None)

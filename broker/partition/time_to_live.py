@@ -23,8 +23,8 @@ class TimeToLive:
 
     def __init__(self, space: Workspace) -> None:
         self._space = space
-        self._overdue = DueKeys()
-        """Sequence numbers whose time came, and which were not looked at yet."""
+        self._overdue: dict[int, DueKeys] = {}
+        """By subqueue: sequence numbers whose time came, and which were not looked at yet."""
         self._has_passed_over = False
         """A message was locked when its time came. False again once nothing is locked."""
 
@@ -35,8 +35,12 @@ class TimeToLive:
 
     def next_due_ms(self) -> int | None:
         """When the next message expires; None if none does."""
-        expiry = self._space.main.expiry
-        return expiry.next_due_ms() if expiry is not None else None
+        due_ms: int | None = None
+        for subqueue in self._space.messages.work.timed.values():
+            next_ms = subqueue.expiry.next_due_ms() if subqueue.expiry is not None else None
+            if next_ms is not None and (due_ms is None or next_ms < due_ms):
+                due_ms = next_ms
+        return due_ms
 
     def next_at_rest_ms(self) -> int | None:
         """The same if the partition is left alone from now on. A message that was locked when its time came
@@ -49,37 +53,50 @@ class TimeToLive:
     def expire_overdue(self) -> None:
         """Deal with messages whose time has come, so many in a batch."""
         space = self._space
-        assert space.main.expiry is not None, "the messages were replayed"
         if self._has_passed_over and space.locks.next_due_ms() is None:
             self._has_passed_over = False
-        if not self._overdue:
-            self._overdue.add(space.main.expiry.expire(space.batch.now_ms, space.bounds.expired_max))
-        if self._overdue:
-            overdue = self._overdue.take(space.bounds.expired_max)
-            found = [
-                reference
-                for number in overdue
-                if (reference := space.main.references.get(number)) is not None
-            ]
-            # A locked message expires when its lock ends, a deferred one never.
-            locked = [reference for reference in found if reference.lease is not None]
-            self._has_passed_over = self._has_passed_over or bool(locked)
-            self.expire(
-                [reference for reference in found if reference.lease is None and reference.state != DEFERRED]
-            )
+        timed = space.messages.work.timed
+        for number in [*timed]:
+            expiry = timed[number].expiry
+            assert expiry is not None, "the messages were replayed"
+            if number not in self._overdue and (due := expiry.expire(space.batch.now_ms, self._at_once)):
+                self._overdue[number] = DueKeys()
+                self._overdue[number].add(due)
+            if expiry.next_due_ms() is None:
+                del timed[number]
+        for number in [*self._overdue]:
+            self._expire_some(space.subqueues[number], self._overdue[number])
+            if not self._overdue[number]:
+                del self._overdue[number]
 
-    def expire(self, references: list[Reference]) -> None:
-        """Remove or dead-letter available messages of the main subqueue."""
+    def _expire_some(self, subqueue: Subqueue, overdue: DueKeys) -> None:
+        found = [
+            reference
+            for number in overdue.take(self._at_once)
+            if (reference := subqueue.references.get(number)) is not None
+        ]
+        # A locked message expires when its lock ends, a deferred one never.
+        locked = [reference for reference in found if reference.lease is not None]
+        self._has_passed_over = self._has_passed_over or bool(locked)
+        self.expire(
+            subqueue,
+            [each for each in found if each.lease is None and each.state is not DEFERRED],
+        )
+
+    @property
+    def _at_once(self) -> int:
+        return self._space.bounds.expired_max
+
+    def expire(self, subqueue: Subqueue, references: list[Reference]) -> None:
+        """Remove or dead-letter available messages whose time to live is over."""
         space = self._space
         if not references:
             return
         space.batch.expired_messages += len(references)
         if space.description.settings.dead_lettering_on_expiration:
-            dead_letter(space, space.main, references, EXPIRED)
+            dead_letter(space, subqueue, references, EXPIRED)
         else:
-            space.mark(
-                Mark(records.REMOVED, space.main.number, [each.sequence_number for each in references])
-            )
+            space.mark(Mark(records.REMOVED, subqueue.number, [each.sequence_number for each in references]))
 
     def give_back(self, subqueue: Subqueue, references: list[Reference]) -> None:
         """Unlocked messages are available again, but for those that expired while they were locked."""
@@ -90,7 +107,7 @@ class TimeToLive:
                 for each in references
                 if each.lives_until_ms is not None and each.lives_until_ms <= self._space.batch.now_ms
             ]
-            self.expire([each for each in expired if each.state != DEFERRED])
+            self.expire(subqueue, [each for each in expired if each.state is not DEFERRED])
 
     def is_overdue(self, subqueue: Subqueue, reference: Reference) -> bool:
         """Whether a message counts as gone, although it was not dealt with yet."""
@@ -100,4 +117,4 @@ class TimeToLive:
             or reference.lives_until_ms > self._space.batch.now_ms
         ):
             return False
-        return reference.lease is None and reference.state != DEFERRED
+        return reference.lease is None and reference.state is not DEFERRED

@@ -33,7 +33,6 @@ class Workspace:
         "bounds",
         "description",
         "locks",
-        "main",
         "messages",
         "number",
         "subqueues",
@@ -53,7 +52,6 @@ class Workspace:
         self.bounds = bounds
         self.description = description
         self.messages = messages
-        self.main = messages.main
         self.subqueues = messages.subqueues
         self.books = [DemandBook() for _ in self.subqueues]
         """By the subqueue's number: who waits for its messages."""

@@ -39,7 +39,7 @@ from broker.operations import (
     Withdrawn,
 )
 from broker.partition.payloads import PayloadBudget
-from broker.partition.references import DEFERRED, READY
+from broker.partition.references import ACTIVE, DEFERRED
 from broker.partition.task import Health, PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore
@@ -201,7 +201,7 @@ async def test_at_each_sync_point_the_power_may_go_and_the_clients_ledger_holds(
 
 State = dict[int, tuple[object, ...]]
 OPERATIONS = 120
-MEANT: set[tuple[object, ...]] = {(MAIN, DEFERRED), (DEAD_LETTER, READY)}
+MEANT: set[tuple[object, ...]] = {(MAIN, DEFERRED), (DEAD_LETTER, ACTIVE)}
 """What some message has to be at some time; the load goes on until then."""
 
 

@@ -33,7 +33,8 @@ from broker.partition.messages import DROPPED_AT_ONCE, RELOCATED_AT_ONCE, REPLAY
 from broker.partition.order import CHUNK, Order
 from broker.partition.payloads import PayloadBudget
 from broker.partition.references import Lease, Reference, StoredFrame
-from broker.partition.subqueue import REBUILT_AT_ONCE, Subqueue
+from broker.partition.roles import QUEUE
+from broker.partition.subqueue import REBUILT_AT_ONCE, Subqueue, Work
 from broker.partition.task import TaskLimits
 from storage.log import Position
 from tests.support.partition_harness import NUMBER, Harness, one
@@ -73,7 +74,7 @@ class Lapses:
 
 
 def filled(count: int) -> tuple[Subqueue, Counting]:
-    subqueue, references = Subqueue(0, MAIN), Counting()
+    subqueue, references = Subqueue(0, QUEUE[0], Work()), Counting()
     frame = StoredFrame(Position(0))
     references.update((number, Reference(number, frame, 0, 1, 0, None)) for number in range(1, count + 1))
     subqueue.references = references
