@@ -26,7 +26,7 @@ from broker.base.clock import Clock, ClockWatch, SystemClock
 from broker.base.metrics import Metrics
 from broker.base.sockets import addresses_text, listen
 from broker.descriptors import Shares, raise_limit
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.frontend.handshakes import Handshakes
 from broker.frontend.listener import StreamProtocol, serve_websocket
 from broker.frontend.services import Services
@@ -37,9 +37,10 @@ from broker.http.server import HttpServer
 from broker.message.stored import MessageIds
 from broker.namespace.apply_file import apply_file
 from broker.namespace.closed_partitions import Resting
+from broker.namespace.entity import Entity
+from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
-from broker.namespace.queue import Queue
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
 from broker.settings.config_file import ConfigFile
 from broker.settings.settings import MIB, Settings
@@ -144,7 +145,7 @@ class Broker:
             folders=len(folders),
             store=host,
             clock=self.clock,
-            make_queue=self._make_queue,
+            make_entity=self._make_entity,
             resting=self._resting,
             partitions_default=settings.partitions_default,
             entities_max=settings.entities_max,
@@ -347,14 +348,13 @@ class Broker:
 
     # --- parts that are made as they are needed -------------------------------------------------------------
 
-    def _make_queue(self, description: QueueDescription) -> Queue:
-        return Queue(
-            description, EntityMeter(self.metrics, description.name), self._start_partition, self._resting
-        )
+    def _make_entity(self, description: EntityDescription) -> Entity:
+        meter = EntityMeter(self.metrics, description.name)
+        return make_entity(description, meter, self._start_partition, self._resting)
 
-    def _start_partition(self, queue: Queue, number: int) -> HostedPartition:
-        register = self._resting.register(queue.description.generation, number)
-        return self.host.start(queue.description, number, queue.meter, register)
+    def _start_partition(self, entity: Entity, number: int) -> HostedPartition:
+        register = self._resting.register(entity.description.generation, number)
+        return self.host.start(entity.description, number, entity.meter, register)
 
     def _spawn_partition(self, work: Coroutine[Any, Any, None], name: str) -> None:
         assert self._tasks is not None, "the broker runs"

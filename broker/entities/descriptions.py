@@ -1,4 +1,4 @@
-"""Entities as data: what a queue is made of and what each of its settings may be.
+"""Entities as data: the kinds of entities, what a queue is made of and what each of its settings may be.
 
 Durations are milliseconds; None means without limit. Nothing here knows how settings come in (`http/atom.py`,
 `settings.py`) or where they are kept (`catalogue.py`).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 PARTITIONS_DEFAULT = 16
@@ -111,6 +112,29 @@ class QueueDescription:
         return replace(
             self, settings=settings, updated_at_ms=now_ms, file_settings=file_settings or self.file_settings
         )
+
+
+EntitySettings = QueueSettings
+EntityDescription = QueueDescription
+"""The settings and descriptions of all kinds of entities: unions, once there is more than one kind."""
+KINDS: Mapping[str, tuple[type[EntityDescription], type[EntitySettings]]] = {
+    "queue": (QueueDescription, QueueSettings)
+}
+"""The kinds by the names that the catalogue uses."""
+
+
+def describe(
+    name: str,
+    settings: EntitySettings,
+    *,
+    partitions: int,
+    now_ms: int,
+    file_settings: EntitySettings | None,
+    folders: int,
+) -> EntityDescription:
+    """The description of a new entity, of the kind that its settings are for."""
+    (make,) = (description for description, of in KINDS.values() if of is type(settings))
+    return make(name, new_generation(), partitions, settings, now_ms, now_ms, file_settings, folders)
 
 
 def new_generation(namespace: str = NAMESPACE) -> str:

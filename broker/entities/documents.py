@@ -17,21 +17,23 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from broker.entities.descriptions import (
+    KINDS,
     AuthorizationRule,
+    EntityDescription,
+    EntitySettings,
     EntityStatus,
-    QueueDescription,
-    QueueSettings,
     namespace_of,
 )
 
 CATALOGUE_VERSION = 1
 
 _NAME_LINE = re.compile(rb'^ "name": ("(?:[^"\\]|\\.)*"),?\r?$', re.MULTILINE)
-"""The queue's own name; the names of its rules are indented further."""
+"""The entity's own name; the names of its rules are indented further."""
 
 
-def encode_description(description: QueueDescription) -> bytes:
-    """A queue as its catalogue document."""
+def encode_description(description: EntityDescription) -> bytes:
+    """An entity as its catalogue document."""
+    (kind,) = (kind for kind, (of, _) in KINDS.items() if of is type(description))
     fields = asdict(description)
     for settings in (fields["settings"], fields["file_settings"]):
         if settings is not None:
@@ -40,30 +42,34 @@ def encode_description(description: QueueDescription) -> bytes:
                 rule["rights"] = sorted(rule["rights"])
     document = {
         "version": CATALOGUE_VERSION,
-        "kind": "queue",
+        "kind": kind,
         "namespace": namespace_of(description.generation),
         **fields,
     }
     return json.dumps(document, indent=1).encode()
 
 
-def decode_description(content: bytes) -> QueueDescription:
+def decode_description(content: bytes) -> EntityDescription:
     """The inverse."""
     fields: dict[str, Any] = json.loads(content)
-    assert fields.pop("version") == CATALOGUE_VERSION and fields.pop("kind") == "queue", (
+    kind = fields.pop("kind")
+    assert fields.pop("version") == CATALOGUE_VERSION and kind in KINDS, (
         "a catalogue document of another version"
     )
+    describe, settings_of = KINDS[kind]
     namespace = namespace_of(fields["generation"])
     assert fields.pop("namespace", namespace) == namespace, "the generation is another namespace's"
     of_file = fields.pop("file_settings", None)
-    settings = _decode_settings(fields.pop("settings"))
-    return QueueDescription(
-        **fields, settings=settings, file_settings=None if of_file is None else _decode_settings(of_file)
+    settings = _decode_settings(settings_of, fields.pop("settings"))
+    return describe(
+        **fields,
+        settings=settings,
+        file_settings=None if of_file is None else _decode_settings(settings_of, of_file),
     )
 
 
 def salvage_name(remains: bytes) -> str | None:
-    """The queue's name from a damaged document, if it is still legible. It may be damaged itself, so use it
+    """The entity's name from a damaged document, if it is still legible. It may be damaged itself, so use it
     only for messages to people."""
     found = _NAME_LINE.search(remains)
     if found is None:
@@ -75,10 +81,10 @@ def salvage_name(remains: bytes) -> str | None:
     return name
 
 
-def _decode_settings(fields: dict[str, Any]) -> QueueSettings:
+def _decode_settings(settings_of: type[EntitySettings], fields: dict[str, Any]) -> EntitySettings:
     rules = tuple(
         AuthorizationRule(**(rule | {"rights": frozenset(rule["rights"])}))
         for rule in fields.pop("authorization_rules")
     )
     status = EntityStatus(fields.pop("status"))
-    return replace(QueueSettings(**fields), authorization_rules=rules, status=status)
+    return replace(settings_of(**fields), authorization_rules=rules, status=status)

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from broker.base.durations import format_duration
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import AuthorizationRule, QueueSettings, key_of
+from broker.entities.descriptions import AuthorizationRule, EntitySettings, QueueSettings, key_of
 
 NAME_LENGTH_MAX = 260
 USER_METADATA_LENGTH_MAX = 1024
@@ -143,8 +143,15 @@ def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
     return settings
 
 
-def check_update(name: str, old: QueueSettings, new: QueueSettings) -> QueueSettings:
-    """As `check_queue`, and what is fixed at creation must not change."""
+def check_settings(name: str, settings: EntitySettings) -> EntitySettings:
+    """Checks the settings of a new entity of any kind; gives them as they take effect."""
+    match settings:
+        case QueueSettings():
+            return check_queue(name, settings)
+
+
+def check_update(name: str, old: EntitySettings, new: EntitySettings) -> EntitySettings:
+    """As `check_settings`, and what is fixed at creation must not change."""
     for element, before, after in (
         ("requiresDuplicateDetection", old.requires_duplicate_detection, new.requires_duplicate_detection),
         ("requiresSession", old.requires_session, new.requires_session),
@@ -156,15 +163,15 @@ def check_update(name: str, old: QueueSettings, new: QueueSettings) -> QueueSett
             )
     if old.enable_partitioning != new.enable_partitioning:
         _refuse("EnablePartitioning", "Partitioning cannot be changed for Queue/Topic.")
-    return check_queue(name, new)
+    return check_settings(name, new)
 
 
-def without_effect(settings: QueueSettings) -> list[str]:
+def without_effect(settings: EntitySettings) -> list[str]:
     """The elements of a description that have no effect in this version."""
     return [element for element, value_of, _ in _NOT_YET if value_of(settings) is not None]
 
 
-def check_effect(settings: QueueSettings, stored: QueueSettings | None = None) -> None:
+def check_effect(settings: EntitySettings, stored: EntitySettings | None = None) -> None:
     """Refuse a setting that would have no effect. Stored values may stay, because an update sends the whole
     description back.
 

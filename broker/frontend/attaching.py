@@ -18,7 +18,7 @@ from broker.frontend.links.termini import check_dynamic, check_node, check_reque
 from broker.frontend.nodes.cbs import CbsNode
 from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import RequestLink, RequestNode, ResponseLink
-from broker.namespace.queue import Queue
+from broker.namespace.entity import Entity
 from broker.wording import error_of, no_transactions
 from protocol.links import Link
 
@@ -89,7 +89,7 @@ class Attaching:
             return CbsNode(self._host), ()
         assert address.node == NODE_MANAGEMENT
         namespace = self._host.services.namespace
-        queue: Queue | None = namespace.find(address.entity)
+        queue: Entity | None = namespace.find(address.entity)
         rights = ("Listen", "Send")
         self._host.authorize(address.path, *rights)
         if queue is None:
@@ -105,6 +105,6 @@ def attach_to_entity(host: Host, link: Link, address: Address) -> Later | None:
     queue = namespace.find(address.entity)
     if queue is None:
         raise namespace.missing(address.entity)
-    check_node(host.engine, link)
+    check_node(host.engine, link, queue)
     served_by.attach(host, link, queue, address)
     return None

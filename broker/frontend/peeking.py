@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from broker.base.errors import Reason, Refused
-from broker.namespace.queue import Queue, ask
+from broker.namespace.entity import Entity, ask
 from broker.operations import Peek, Peeked
 
 log = structlog.get_logger("peek")
@@ -16,7 +16,7 @@ PAGE_WITHIN_S = 10.0
 """A partition that takes longer for a page is passed over as if it were down."""
 
 
-async def peek_partition(queue: Queue, number: int, peek: Peek) -> Peeked | None:
+async def peek_partition(queue: Entity, number: int, peek: Peek) -> Peeked | None:
     """Ask one partition; None while it is down, which is logged once until it is back. Raises Refused for any
     other refusal."""
     router = queue.router

@@ -45,8 +45,8 @@ from broker.http.entry_text import EntryTexts
 from broker.http.queue_xml import QueueDefaults, read_queue, unknown_elements, write_queue
 from broker.http.refusals import HttpRefusal
 from broker.http.seams import Claim, TokenVerifier
+from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
-from broker.namespace.queue import Queue
 from broker.settings.settings import Settings
 
 log = structlog.get_logger("administration")
@@ -145,7 +145,7 @@ class Administration:
         updated_ms: dict[str, int] = {}
         paths: dict[str, str] = {}
 
-        def look(queue: Queue) -> None:
+        def look(queue: Entity) -> None:
             name = queue.name
             if key_of(name).startswith(prefix) and claim.covers(name, MANAGE):
                 end = name.find("/", len(prefix))
@@ -211,7 +211,7 @@ class Administration:
         address = EntryAddress(request.host, *_url_parts(request))
         write, runtime_now = self._entries.entry, self._namespace.runtime_now
 
-        def entry(queue: Queue) -> bytes:
+        def entry(queue: Entity) -> bytes:
             return (
                 write(queue.description, runtime_now(queue), address) if queue.gone is None else b""
             )  # deleted since

@@ -18,8 +18,8 @@ from broker.base.counters import exposition, heading, label_of
 from broker.base.metrics import Metrics
 from broker.base.slices import Slices
 from broker.http.answer_portions import send_portions
+from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
-from broker.namespace.queue import Queue
 
 ENTITY_GAUGES = {
     "partibus_active_messages": "Messages ready for delivery, or locked.",
@@ -110,7 +110,7 @@ class MetricsHandler:
         for text in texts:
             yield from text
 
-    def _values(self, queue: Queue) -> tuple[int, ...]:
+    def _values(self, queue: Entity) -> tuple[int, ...]:
         """In the order of ENTITY_GAUGES. Most of ten thousand queues hold nothing, and are done with at
         once."""
         available = int(queue.available)

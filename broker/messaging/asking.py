@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from broker.base.errors import Reason, Refused
-from broker.namespace.queue import Queue, ask
+from broker.namespace.entity import Entity, ask
 from broker.namespace.router import PartitionHandle
 from broker.operations import Answer, LockToken, Operation, partition_of_token
 
@@ -42,7 +42,7 @@ async def answer_of(handle: PartitionHandle | None, operation: Operation) -> Ans
 
 
 async def ask_about(
-    queue: Queue, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]
+    queue: Entity, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]
 ) -> list[tuple[list[int], Answer | Refused]]:
     """Ask the partitions of these lock tokens, all at once; `make` gives the operation about some of them.
 

@@ -11,7 +11,7 @@ from collections.abc import Container
 from broker.base.errors import Refused
 from broker.messaging.asking import answer_of, lock_lost
 from broker.messaging.receive_cache import without
-from broker.namespace.queue import next_client
+from broker.namespace.entity import next_client
 from broker.namespace.router import PartitionHandle
 from broker.operations import Answer, Complete, Locked, Release, Settled
 

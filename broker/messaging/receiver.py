@@ -25,7 +25,7 @@ from broker.messaging.fan_out import DemandPlan
 from broker.messaging.receive_and_delete import Removals, removed
 from broker.messaging.receive_cache import ReceiveCache, Shelf, split
 from broker.messaging.settlement import Settlement
-from broker.namespace.queue import Queue, next_client
+from broker.namespace.entity import Entity, next_client
 from broker.operations import (
     Answer,
     Demand,
@@ -125,7 +125,7 @@ class Receiver(Generic[R]):
 
     def __init__(
         self,
-        queue: Queue,
+        queue: Entity,
         subqueue: str,
         taker: Taker[R],
         *,
@@ -431,13 +431,3 @@ class Receiver(Generic[R]):
         self._meter.receive_cache_returns += sum(map(len, unseen.values()))
         for number, handle in enumerate(self._handles):
             handle.post(Detach(unseen.get(number, ())), self._client, self._answered)
-
-
-def check_can_receive(queue: Queue) -> None:
-    """Raises Refused(ENTITY_DISABLED) when the queue's status does not let messages out."""
-    status = queue.description.settings.status
-    if not status.can_receive:
-        raise Refused(
-            Reason.ENTITY_DISABLED,
-            f"Entity '{queue.name}' is disabled for receiving: its status is {status.value}.",
-        )

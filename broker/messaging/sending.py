@@ -18,10 +18,11 @@ from typing import Generic, Protocol, TypeVar
 
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MAIN
 from broker.message.batch_envelope import split
 from broker.message.stored import StoredRun, store_run
 from broker.message.stored import message_id as stored_message_id
-from broker.namespace.queue import Queue, next_client
+from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
 from broker.operations import Answer, Failed, Send, Sent
 from broker.throttle.memory_mark import Memory
@@ -89,7 +90,7 @@ class Sending(Generic[R]):
 
     def __init__(
         self,
-        queue: Queue,
+        queue: Entity,
         under_way: UnderWay,
         *,
         stored: Callable[[Sequence[R], int], None],
@@ -239,7 +240,7 @@ class Sending(Generic[R]):
                     run.refused[index] = Refused(
                         Reason.NOT_IMPLEMENTED, "Scheduled messages are not supported by this version."
                     )
-        if self._queue.description.settings.requires_session:
+        if self._queue.requires_session(MAIN):
             for index, session_id in enumerate(run.session_ids or repeat(None, len(run.data))):
                 if session_id is None:
                     run.refused.setdefault(index, _without_session())
@@ -357,26 +358,11 @@ def _without_session() -> Refused:
     )
 
 
-def check_can_send(queue: Queue) -> None:
-    """Raises Refused(ENTITY_DISABLED) when the queue's status does not let messages in."""
-    status = queue.description.settings.status
-    if not status.can_send:
-        raise Refused(
-            Reason.ENTITY_DISABLED,
-            f"Entity '{queue.name}' is disabled for sending: its status is {status.value}.",
-        )
-
-
-def message_bytes_max(queue: Queue) -> int:
-    """The largest message that the queue takes, a batch as a whole counting as one."""
-    return queue.description.settings.max_message_size_kb * 1024
-
-
-def too_large(queue: Queue, size: int) -> Refused:
+def too_large(queue: Entity, size: int) -> Refused:
     """The refusal of a message over the queue's limit."""
     return Refused(
         Reason.MESSAGE_TOO_LARGE,
         f"The received message (delivery-size: {size} bytes) exceeds the limit "
-        f"({message_bytes_max(queue)} bytes) of the entity "
+        f"({queue.message_bytes_max} bytes) of the entity "
         f"'{queue.name}'.",
     )

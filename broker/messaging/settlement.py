@@ -14,8 +14,8 @@ from typing import Any
 from broker.base.errors import Reason, Refused
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.messaging.asking import ask_about, lock_lost
+from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
-from broker.namespace.queue import Queue
 from broker.operations import Abandon, Complete, DeadLetter, Defer, LockToken, Release, Settled
 
 
@@ -107,7 +107,7 @@ def not_settled(reason: Reason) -> Refused:
 
 
 async def settle(
-    queue: Queue, tokens: Sequence[LockToken], settlement: Settlement
+    queue: Entity, tokens: Sequence[LockToken], settlement: Settlement
 ) -> tuple[list[LockToken], list[Refused]]:
     """Settle messages by their lock tokens, in any partitions; gives those that were settled, durably, and
     why the others were not."""

@@ -38,15 +38,15 @@ from broker.entities.descriptions import (
     MAIN,
     TRANSFER_DEAD_LETTER,
     AuthorizationRule,
-    QueueDescription,
-    QueueSettings,
+    EntityDescription,
+    EntitySettings,
+    describe,
     key_of,
-    new_generation,
 )
 from broker.entities.documents import decode_description, encode_description, salvage_name
-from broker.entities.validation import check_effect, check_queue, check_update, without_effect
+from broker.entities.validation import check_effect, check_settings, check_update, without_effect
 from broker.namespace.closed_partitions import Resting
-from broker.namespace.queue import Queue
+from broker.namespace.entity import Entity
 from broker.operations import SubqueueCounts
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
@@ -96,7 +96,7 @@ class Namespace:
         catalogue: Catalogue,
         store: EntityLogs,
         clock: Clock,
-        make_queue: Callable[[QueueDescription], Queue],
+        make_entity: Callable[[EntityDescription], Entity],
         resting: Resting,
         partitions_default: int,
         entities_max: int,
@@ -118,15 +118,15 @@ class Namespace:
         `failed` is called if a background task dies. The namespace can then not be relied on.
         """
         self.name = name
-        self._catalogue, self._store, self._clock, self._make_queue, self._resting = (
+        self._catalogue, self._store, self._clock, self._make_entity, self._resting = (
             catalogue,
             store,
             clock,
-            make_queue,
+            make_entity,
             resting,
         )
         self._partitions_default, self._entities_max = partitions_default, entities_max
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, Entity] = {}
         self._keys: list[str] | None = None
         """Theirs, in order; None while nobody has asked since one came or went."""
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -154,7 +154,7 @@ class Namespace:
         with_logs = set(await self._store.entities())  # before anything else: it locks the folder
         known: set[str] = set()
         damaged: list[tuple[Damaged, str]] = []
-        namesakes: dict[str, list[QueueDescription]] = {}
+        namesakes: dict[str, list[EntityDescription]] = {}
         for document, content in (await self._catalogue.load_all()).items():
             known.add(document)
             try:
@@ -167,7 +167,7 @@ class Namespace:
                 continue
             namesakes.setdefault(key_of(description.name), []).append(description)
         for key, found in namesakes.items():
-            self._queues[key] = self._make_queue(
+            self._queues[key] = self._make_entity(
                 found[0] if len(found) == 1 else await self._choose(found, with_logs)
             )
         damaged += [(each, "none of its files is whole") for each in self._catalogue.damaged]
@@ -232,7 +232,7 @@ class Namespace:
             if damaged.name is not None and self.find(name) is None:
                 self._damaged[key_of(name)] = damaged.name
 
-    async def _choose(self, found: list[QueueDescription], with_logs: set[str]) -> QueueDescription:
+    async def _choose(self, found: list[EntityDescription], with_logs: set[str]) -> EntityDescription:
         """Of several entries of one name the newest that has logs, or else the newest. Those without logs are
         deleted: they hold nothing.
 
@@ -270,11 +270,11 @@ class Namespace:
 
     # --- looking up -----------------------------------------------------------------------------------------
 
-    def find(self, name: str) -> Queue | None:
+    def find(self, name: str) -> Entity | None:
         """The queue of this name, in any case."""
         return self._queues.get(key_of(name))
 
-    def find_queue(self, name: str) -> QueueDescription | None:
+    def find_queue(self, name: str) -> EntityDescription | None:
         """Its description."""
         queue = self.find(name)
         return queue.description if queue else None
@@ -321,11 +321,11 @@ class Namespace:
         which nobody knows the name."""
         return bool(self._illegible) or key_of(name) in self._damaged
 
-    def queues(self) -> Sequence[QueueDescription]:
+    def queues(self) -> Sequence[EntityDescription]:
         """All queues, by name."""
         return [self._queues[key].description for key in sorted(self._queues)]
 
-    def queues_between(self, start: int, stop: int) -> Sequence[Queue]:
+    def queues_between(self, start: int, stop: int) -> Sequence[Entity]:
         """Some of all queues, counted by name."""
         if self._keys is None:
             self._keys = sorted(self._queues)
@@ -336,7 +336,7 @@ class Namespace:
         """How many there are."""
         return len(self._queues)
 
-    def live_queues(self) -> Iterable[Queue]:
+    def live_queues(self) -> Iterable[Entity]:
         """All queues, in no order."""
         return self._queues.values()
 
@@ -362,7 +362,7 @@ class Namespace:
 
     async def counted(self, within_s: float = COUNTED_WITHIN_S) -> None:
         """Return once `runtime_now` is exact for all queues, or the time is over: then it is not for those
-        with `Queue.unknown`."""
+        with `Entity.unknown`."""
         until_s = asyncio.get_running_loop().time() + within_s
         if self._checking is not None and not self._checking.done():
             await asyncio.wait([self._checking], timeout=within_s)
@@ -373,9 +373,9 @@ class Namespace:
         """Partitions that were open when the broker ended before, and have not been opened yet."""
         return self._resting.unknown_count
 
-    def runtime_now(self, queue: Queue) -> EntityRuntime:
+    def runtime_now(self, queue: Entity) -> EntityRuntime:
         """The same without waiting, and without opening a log: exact but for partitions that are
-        `Queue.unknown`."""
+        `Entity.unknown`."""
         counts, availability = queue.counts(), "Available" if queue.available else "Limited"
         active = scheduled = messages = size = 0
         dead = {DEAD_LETTER: 0, TRANSFER_DEAD_LETTER: 0}
@@ -404,11 +404,11 @@ class Namespace:
     async def create_queue(
         self,
         name: str,
-        settings: QueueSettings,
+        settings: EntitySettings,
         partitions: int | None = None,
         *,
-        file_settings: QueueSettings | None = None,
-    ) -> QueueDescription:
+        file_settings: EntitySettings | None = None,
+    ) -> EntityDescription:
         """Create a queue, durably. `file_settings` if the configuration file asks for it.
 
         Settings without effect are refused, except those of the file: the emulator's own file must start,
@@ -416,7 +416,7 @@ class Namespace:
         `_on_disk`.
         """
         name = name.strip("/")
-        settings = check_queue(name, settings)
+        settings = check_settings(name, settings)
         if file_settings is None:
             check_effect(settings)
         async with self._change(name):
@@ -438,18 +438,23 @@ class Namespace:
                 )
             now_ms = self._clock.now_ms()
             count = (partitions or self._partitions_default) if settings.enable_partitioning else 1
-            description = QueueDescription(
-                name, new_generation(), count, settings, now_ms, now_ms, file_settings, self._folders
+            description = describe(
+                name,
+                settings,
+                partitions=count,
+                now_ms=now_ms,
+                file_settings=file_settings,
+                folders=self._folders,
             )
             await self._keep(description)
-            self._queues[key_of(name)] = self._make_queue(description)
+            self._queues[key_of(name)] = self._make_entity(description)
             self._keys = None
             log.info("entity.created", entity=name, partitions=count)
             return description
 
     async def update_queue(
-        self, name: str, settings: QueueSettings, *, file_settings: QueueSettings | None = None
-    ) -> QueueDescription:
+        self, name: str, settings: EntitySettings, *, file_settings: EntitySettings | None = None
+    ) -> EntityDescription:
         """Replace a queue's settings, durably, on all partitions. `file_settings` if the configuration file
         asks for it.
 
@@ -532,7 +537,7 @@ class Namespace:
         await asyncio.gather(*(queue.stop() for queue in self._queues.values()))
         await asyncio.gather(self._resting.close(), self._catalogue.close())
 
-    async def _keep(self, description: QueueDescription) -> None:
+    async def _keep(self, description: EntityDescription) -> None:
         entry = self._catalogue.put(description.generation, encode_description(description))
         await self._on_disk(key_of(description.name), description.generation, entry)
 
@@ -601,7 +606,7 @@ class Namespace:
             await queue.end(
                 queue.gone
             )  # whoever has attached meanwhile; and its logs are closed before they are claimed again
-            self._queues[key] = self._make_queue(queue.description)
+            self._queues[key] = self._make_entity(queue.description)
             for watcher in list(queue.watchers):
                 watcher.queue_ended(queue.gone)
         del self._unconfirmed[key]
@@ -624,7 +629,7 @@ class Namespace:
 
     # --- within ---------------------------------------------------------------------------------------------
 
-    def _existing(self, name: str) -> Queue:
+    def _existing(self, name: str) -> Entity:
         queue = self.find(name)
         if queue is None:
             why = self.missing(name)

@@ -26,9 +26,10 @@ from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
 from broker.namespace.closed_partitions import Resting
+from broker.namespace.entity import Entity, ask
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
-from broker.namespace.queue import Queue, ask
+from broker.namespace.queue import Queue
 from broker.operations import Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask
@@ -67,7 +68,7 @@ class Life:
             catalogue=Catalogue(ROOT / "catalogue", self.disk),
             store=cast(LogStore, self.store),
             clock=self.clock,
-            make_queue=lambda description: Queue(
+            make_entity=lambda description: Queue(
                 description, EntityMeter(self.metrics, description.name), self._start, self.resting
             ),
             resting=self.resting,
@@ -80,7 +81,7 @@ class Life:
         if path.name == "catalogue":
             self.inner.lose(path)
 
-    def _start(self, queue: Queue, number: int) -> PartitionTask:
+    def _start(self, queue: Entity, number: int) -> PartitionTask:
         log = self.store.log(queue.description.generation, number)
         register = self.resting.register(queue.description.generation, number)
         task = PartitionTask(

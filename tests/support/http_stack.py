@@ -22,6 +22,7 @@ from broker.base.metrics import Metrics
 from broker.entities.descriptions import QueueDescription
 from broker.http.server import HttpServer
 from broker.namespace.closed_partitions import Resting
+from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
@@ -82,7 +83,7 @@ class HttpStack:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: str) -> Entity:
         """A queue that exists."""
         queue = self.namespace.find(name)
         assert queue is not None
@@ -156,7 +157,7 @@ async def http_stack(
         catalogue=Catalogue(settings.data_dir / "catalogue", LocalDisk()),
         store=store,
         clock=clock,
-        make_queue=make_queue,
+        make_entity=make_queue,
         resting=resting,
         partitions_default=settings.partitions_default,
         entities_max=settings.entities_max,

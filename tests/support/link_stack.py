@@ -23,6 +23,7 @@ from broker.frontend.connection import Connection
 from broker.frontend.services import Services
 from broker.message.stored import MessageIds
 from broker.namespace.closed_partitions import Resting
+from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace, not_found_text
 from broker.namespace.queue import Queue
@@ -126,11 +127,11 @@ class FixedNamespace:
     name = "test"
 
     def __init__(self) -> None:
-        self.queues: dict[str, Queue] = {}
+        self.queues: dict[str, Entity] = {}
         self.rules_changed: Callable[[], None] = lambda: None
         """Set by `Services`; called when rules have changed."""
 
-    def find(self, name: str) -> Queue | None:
+    def find(self, name: str) -> Entity | None:
         return self.queues.get(key_of(name))
 
     def missing(self, name: str) -> Refused:

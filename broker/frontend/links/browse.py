@@ -25,8 +25,7 @@ from broker.frontend.host import Host
 from broker.frontend.links.outgoing import accept_receiver
 from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
 from broker.message.annotations import peeked_messages
-from broker.messaging.receiver import check_can_receive
-from broker.namespace.queue import Queue, next_client
+from broker.namespace.entity import Entity, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
 from broker.wording import error_of, no_transactions
 from protocol.events import DeliveriesUpdated, Outcome
@@ -49,12 +48,12 @@ class BrowseLink:
     rights = ("Listen",)
 
     @classmethod
-    def attach(cls, connection: Host, link: Link, queue: Queue, address: Address) -> None:
+    def attach(cls, connection: Host, link: Link, queue: Entity, address: Address) -> None:
         """Accept the link. Raises Refused."""
         accept_receiver(connection, link, queue, address)
         link.context = cls(connection, link, queue, address)
 
-    def __init__(self, connection: Host, link: Link, queue: Queue, address: Address) -> None:
+    def __init__(self, connection: Host, link: Link, queue: Entity, address: Address) -> None:
         self.link, self.queue, self.subqueue, self.path = link, queue, address.subqueue, address.path
         self._connection, self._engine = connection, connection.engine
         self._client = next_client()
@@ -225,7 +224,7 @@ class BrowseLink:
     def queue_changed(self) -> None:
         """The queue's settings have changed: it may not let messages out any more."""
         try:
-            check_can_receive(self.queue)
+            self.queue.check_can_receive(self.subqueue)
         except Refused as why:
             self._connection.close_link(self.link, why)
 

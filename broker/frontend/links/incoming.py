@@ -12,8 +12,8 @@ from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.frontend.host import Host
-from broker.messaging.sending import Sending, check_can_send, message_bytes_max, too_large
-from broker.namespace.queue import Queue
+from broker.messaging.sending import Sending, too_large
+from broker.namespace.entity import Entity
 from broker.wording import error_of, no_transactions
 from protocol.codec import Symbol, ULong
 from protocol.events import MessagesReceived, MessageTooLarge
@@ -30,10 +30,9 @@ class IncomingLink:
     rights = ("Send",)
 
     @classmethod
-    def attach(cls, connection: Host, link: Link, queue: Queue, address: Address) -> None:
+    def attach(cls, connection: Host, link: Link, queue: Entity, address: Address) -> None:
         """Accept the link and grant its first credit. Raises Refused."""
-        if address.subqueue != MAIN:
-            raise Refused(Reason.NOT_ALLOWED, "Messages cannot be sent to a dead-letter queue.")
+        queue.check_can_send(address.subqueue)
         if (destination := connection.engine.link_properties(link).get(TRANSFER_DESTINATION)) is not None:
             raise Refused(
                 Reason.NOT_IMPLEMENTED,
@@ -41,8 +40,7 @@ class IncomingLink:
                 "supported by this version. "
                 "Attach to the destination itself.",
             )
-        check_can_send(queue)
-        size_max = message_bytes_max(queue)
+        size_max = queue.message_bytes_max
         connection.engine.accept_link(
             link,
             max_message_bytes=size_max,
@@ -50,7 +48,7 @@ class IncomingLink:
         )
         link.context = cls(connection, link, queue, address.path)
 
-    def __init__(self, connection: Host, link: Link, queue: Queue, path: str) -> None:
+    def __init__(self, connection: Host, link: Link, queue: Entity, path: str) -> None:
         self.link, self.queue, self.path = link, queue, path
         self._connection = connection
         services = connection.services
@@ -139,11 +137,11 @@ class IncomingLink:
     def queue_changed(self) -> None:
         """Other settings: the queue may not take messages any more, or others in size."""
         try:
-            check_can_send(self.queue)
+            self.queue.check_can_send(MAIN)
         except Refused as why:
             self._connection.close_link(self.link, why)
         else:
-            self._connection.engine.limit_messages(self.link, message_bytes_max(self.queue))
+            self._connection.engine.limit_messages(self.link, self.queue.message_bytes_max)
 
     def queue_ended(self, why: Refused) -> None:
         """The queue was deleted."""

@@ -18,7 +18,7 @@ from broker.frontend.links.termini import check_sessions
 from broker.message.annotations import deliverables
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 from broker.message.stored import HEAD
-from broker.messaging.receiver import Receiver, check_can_receive
+from broker.messaging.receiver import Receiver
 from broker.messaging.settlement import (
     COMPLETE,
     RELEASE,
@@ -28,7 +28,7 @@ from broker.messaging.settlement import (
     defer,
     not_settled,
 )
-from broker.namespace.queue import Queue
+from broker.namespace.entity import Entity
 from broker.operations import Locked, LockToken
 from broker.wording import error_of, no_transactions
 from protocol.codec import DecodeError
@@ -49,13 +49,13 @@ class OutgoingLink:
     rights = ("Listen",)
 
     @classmethod
-    def attach(cls, connection: Host, link: Link, queue: Queue, address: Address) -> None:
+    def attach(cls, connection: Host, link: Link, queue: Entity, address: Address) -> None:
         """Accept the link. Raises Refused."""
         accept_receiver(connection, link, queue, address)
         link.context = cls(connection, link, queue, address)
 
-    def __init__(self, connection: Host, link: Link, queue: Queue, address: Address) -> None:
-        self.link, self.queue, self.path = link, queue, address.path
+    def __init__(self, connection: Host, link: Link, queue: Entity, address: Address) -> None:
+        self.link, self.queue, self.path, self._subqueue = link, queue, address.path, address.subqueue
         self._connection, self._engine = connection, connection.engine
         self._settled_mode = link.snd_settle_mode == SETTLED
         self._partitioned = len(queue.router.handles) > 1
@@ -237,7 +237,7 @@ class OutgoingLink:
     def queue_changed(self) -> None:
         """Other settings: the queue may not hand out messages any more."""
         try:
-            check_can_receive(self.queue)
+            self.queue.check_can_receive(self._subqueue)
         except Refused as why:
             self._connection.close_link(self.link, why)
 
@@ -281,9 +281,9 @@ def _map(encoded: bytes) -> dict[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def accept_receiver(connection: Host, link: Link, queue: Queue, address: Address) -> None:
+def accept_receiver(connection: Host, link: Link, queue: Entity, address: Address) -> None:
     """Accept a client's receiver. Raises Refused when the queue does not let messages out, or not with or
     without sessions as asked."""
-    check_can_receive(queue)
+    queue.check_can_receive(address.subqueue)
     check_sessions(connection.engine, link, queue, address)
     connection.engine.accept_link(link)

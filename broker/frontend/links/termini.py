@@ -11,7 +11,7 @@ from typing import Any
 
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
-from broker.namespace.queue import Queue
+from broker.namespace.entity import Entity
 from protocol.codec import DecodeError, Described
 from protocol.engine import Engine
 from protocol.links import Link
@@ -22,18 +22,16 @@ FILTER_TYPES = {
     0x0000_468C_0000_0004: "apache.org:selector-filter:string",
 }
 """Filters that plain clients send under keys of their own, by descriptor (the registry of AMQP filters)."""
-NOT_A_QUEUE = frozenset({"topic", "temporary-topic", "shared", "temporary-queue"})
-"""Capabilities (§3.5.3) of nodes that behave in another way than a queue: JMS clients ask for them."""
 
 
-def check_node(engine: Engine, link: Link) -> None:
+def check_node(engine: Engine, link: Link, entity: Entity) -> None:
     """Raises Refused if a link to an entity asks for what the broker does not do. `check_sessions` judges a
     receiver's session filter."""
     for name, value in _filters(engine, link).items():
         if link.incoming or name != SESSION_FILTER:
             raise _not_applied(name, value)
     for capability in engine.node_capabilities(link):
-        if capability in NOT_A_QUEUE:
+        if capability in entity.FOREIGN_CAPABILITIES:
             raise Refused(
                 Reason.NOT_IMPLEMENTED,
                 f"The attach asks for a node with the capability '{capability}', but the entity is a "
@@ -42,11 +40,11 @@ def check_node(engine: Engine, link: Link) -> None:
             )
 
 
-def check_sessions(engine: Engine, link: Link, queue: Queue, address: Address) -> None:
+def check_sessions(engine: Engine, link: Link, queue: Entity, address: Address) -> None:
     """Raises Refused for a receiver that asks for a message session where there is none, or for none where
     there are."""
     filtered = SESSION_FILTER in _filters(engine, link)
-    if queue.description.settings.requires_session and not address.subqueue:
+    if queue.requires_session(address.subqueue):
         if filtered:
             raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
         raise Refused(Reason.NOT_ALLOWED, "It is not possible for an entity that requires "

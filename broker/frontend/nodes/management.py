@@ -27,10 +27,9 @@ from broker.frontend.nodes.request_node import Request, Response
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, ask_about, lock_lost
 from broker.messaging.receive_and_delete import remove
-from broker.messaging.receiver import check_can_receive
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
+from broker.namespace.entity import Entity, ask, next_client
 from broker.namespace.namespace import not_found_text
-from broker.namespace.queue import Queue, ask, next_client
 from broker.operations import (
     Answer,
     Delete,
@@ -72,7 +71,7 @@ class ManagementNode:
     request_bytes_max = 4 * 1024 * 1024
     request_values_max = VALUES_MAX
 
-    def __init__(self, connection: Host, queue: Queue, address: Address) -> None:
+    def __init__(self, connection: Host, queue: Entity, address: Address) -> None:
         self._connection, self._queue, self._entity = connection, queue, address.entity
         self._subqueue, self._path = address.subqueue, address.path
         self._peeks = PeekWalks()
@@ -173,7 +172,7 @@ class ManagementNode:
         Fails if one of them does not exist. Otherwise gives the first ones asked for that fit into one
         response; the others are left as they are, and the client can ask for them again.
         """
-        check_can_receive(self._queue)
+        self._queue.check_can_receive(self._subqueue)
         _check_no_session(body)
         numbers = _integers(body, "sequence-numbers")
         mode = _integer(body, "receiver-settle-mode", PEEK_LOCK)
@@ -226,7 +225,7 @@ class ManagementNode:
         The service does not offer this for partitioned entities (AMQP contract 7.3.11). A partition that is
         down keeps its messages; the client gets an error only if nothing could be removed from the others.
         """
-        check_can_receive(self._queue)
+        self._queue.check_can_receive(self._subqueue)
         _check_no_session(body)
         count = _integer(body, "message-count")
         if not 0 < count <= DELETED_MESSAGES_MAX:

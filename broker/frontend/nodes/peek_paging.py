@@ -17,7 +17,7 @@ import structlog
 
 from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
 from broker.message.annotations import peeked_messages
-from broker.namespace.queue import Queue
+from broker.namespace.entity import Entity
 from broker.operations import PARTITION_SHIFT, Peek, Peeked, partition_of
 
 log = structlog.get_logger("peek")
@@ -59,7 +59,7 @@ class PeekWalks:
         self._walks: OrderedDict[int, _Walk] = OrderedDict()
         """By the sequence number that the client asks for next; none that are straight."""
 
-    async def page(self, queue: Queue, subqueue: str, start: int, count: int, size_max: int) -> Page:
+    async def page(self, queue: Entity, subqueue: str, start: int, count: int, size_max: int) -> Page:
         """The next `count` messages from `start` on, of `size_max` bytes in all but at least one. Raises
         Refused."""
         walk = self._walks.pop(start, None) or _Walk(start, queue.description.partitions)
@@ -76,7 +76,7 @@ class PeekWalks:
         return page
 
     async def _fill(
-        self, page: Page, walk: _Walk, queue: Queue, subqueue: str, count: int, size_max: int, last: int
+        self, page: Page, walk: _Walk, queue: Entity, subqueue: str, count: int, size_max: int, last: int
     ) -> int:
         """Ask the partitions that are due; gives the last sequence number shown."""
         walk.due = walk.due or list(walk.places)  # all has been shown: look for what has come since
@@ -128,7 +128,7 @@ class PeekWalks:
             await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def _within(seconds: float, queue: Queue, number: int, peek: Peek) -> Peeked | None:
+async def _within(seconds: float, queue: Entity, number: int, peek: Peek) -> Peeked | None:
     """What a partition has to show; None while it is down, and if it is later than that."""
     try:
         async with asyncio.timeout(seconds):

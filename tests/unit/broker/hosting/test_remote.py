@@ -15,7 +15,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
 from broker.hosting.host import HostFolder, HostSettings
 from broker.hosting.remote import ProcessEnded, RemoteHost, RemotePartition
-from broker.namespace.queue import ask, next_client
+from broker.namespace.entity import ask, next_client
 from broker.operations import (
     Answer,
     Complete,

@@ -18,7 +18,7 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, AuthorizationRu
 from broker.http.admin import Address, read_address
 from broker.http.atom import ATOM, SERVICE_BUS
 from broker.message.stored import store
-from broker.namespace.queue import ask
+from broker.namespace.entity import ask
 from broker.operations import Send, SubqueueCounts
 from storage.disk import LocalDisk
 from tests.support.amqp_messages import message

@@ -17,9 +17,10 @@ from broker.entities.descriptions import AuthorizationRule, QueueDescription, Qu
 from broker.entities.documents import encode_description
 from broker.namespace.apply_file import apply_file
 from broker.namespace.closed_partitions import Resting
+from broker.namespace.entity import Entity, Partition
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
-from broker.namespace.queue import Partition, Queue
+from broker.namespace.queue import Queue
 from broker.settings.config_file import QueueSpec
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
@@ -33,7 +34,7 @@ FILE = QueueSettings(
 BY_API = QueueSettings(max_delivery_count=7)
 
 
-def no_partition(queue: Queue, number: int) -> Partition:
+def no_partition(queue: Entity, number: int) -> Partition:
     raise AssertionError("nobody uses a partition here")
 
 
@@ -55,7 +56,7 @@ async def start(
         catalogue=Catalogue(folder / "catalogue", given),
         store=store,
         clock=ManualClock(),
-        make_queue=lambda description: Queue(
+        make_entity=lambda description: Queue(
             description, EntityMeter(metrics, description.name), no_partition, resting
         ),
         resting=resting,

@@ -20,9 +20,10 @@ from broker.base.metrics import Metrics
 from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings
 from broker.entities.documents import decode_description, encode_description
 from broker.namespace.closed_partitions import Resting
+from broker.namespace.entity import Entity, ask
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import OPENING_MAX, Namespace, not_found_text
-from broker.namespace.queue import Queue, ask
+from broker.namespace.queue import Queue
 from broker.operations import (
     ClientId,
     Demand,
@@ -97,7 +98,7 @@ class World:
             catalogue=Catalogue(folder / "catalogue", self.disk),
             store=cast(LogStore, self.store),
             clock=self.clock,
-            make_queue=self._make_queue,
+            make_entity=self._make_queue,
             resting=self.resting,
             partitions_default=4,
             entities_max=entities_max,
@@ -107,11 +108,11 @@ class World:
     def _make_queue(self, description: QueueDescription) -> Queue:
         return Queue(description, EntityMeter(self.metrics, description.name), self._start, self.resting)
 
-    def _start(self, queue: Queue, number: int) -> Any:
+    def _start(self, queue: Entity, number: int) -> Any:
         part = self.parts[queue.name, number] = Part()
         return part
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: str) -> Entity:
         queue = self.namespace.find(name)
         assert queue is not None
         return queue

@@ -18,6 +18,7 @@ from broker.entities.documents import encode_description
 from broker.maintenance.check import check_folders
 from broker.maintenance.repair import Repair
 from broker.namespace.closed_partitions import Resting
+from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
@@ -41,7 +42,7 @@ class Folder:
         self.resting = Resting(self.index, clock)
 
         def make_queue(description: QueueDescription) -> Queue:
-            def start(queue: Queue, number: int) -> NoReturn:
+            def start(queue: Entity, number: int) -> NoReturn:
                 raise AssertionError("nobody asks for a partition")
 
             return Queue(description, EntityMeter(metrics, description.name), start, self.resting)
@@ -51,7 +52,7 @@ class Folder:
             catalogue=Catalogue(root / "catalogue", LocalDisk()),
             store=cast(LogStore, self.store),
             clock=clock,
-            make_queue=make_queue,
+            make_entity=make_queue,
             resting=self.resting,
             partitions_default=4,
             entities_max=100,

@@ -1,0 +1,23 @@
+"""The kinds of entities that the broker serves: which class serves which description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from broker.entities.descriptions import EntityDescription, QueueDescription
+from broker.namespace.closed_partitions import Resting
+from broker.namespace.entity import Entity, Partition
+from broker.namespace.meter import EntityMeter
+from broker.namespace.queue import Queue
+
+KINDS: Mapping[type[EntityDescription], type[Entity]] = {QueueDescription: Queue}
+
+
+def make_entity(
+    description: EntityDescription,
+    meter: EntityMeter,
+    start_partition: Callable[[Entity, int], Partition],
+    resting: Resting,
+) -> Entity:
+    """An entity of the kind that its description says."""
+    return KINDS[type(description)](description, meter, start_partition, resting)
