@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from broker.base.errors import Refused
 from broker.cli.check import CHECK_EPILOG, check, named_folders
 from broker.cli.repair import REPAIR_EPILOG, repair
 from broker.cli.welcome import welcome
@@ -294,7 +295,7 @@ def _cause(error: Exception) -> Exception | None:
     own."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
-    return error if isinstance(error, OSError | WrongCertificate | StorageError) else None
+    return error if isinstance(error, OSError | WrongCertificate | StorageError | Refused) else None
 
 
 def _fail(reason: object, code: int) -> NoReturn:

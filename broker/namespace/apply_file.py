@@ -37,7 +37,8 @@ async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
             except Refused as why:
                 is_begun = key_of(spec.name) in namespace.unconfirmed
                 if is_begun or why.reason is not Reason.PARTITION_UNAVAILABLE:
-                    raise
+                    text = f"The queue '{spec.name}' of the configuration file could not be created."
+                    raise Refused(why.reason, f"{text} {why.description}") from why
                 log.error("config.not_applied", entity=spec.name, reason=why.description)
             continue
         for reason in _fixed_differences(existing, spec):

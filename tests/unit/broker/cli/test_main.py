@@ -16,7 +16,7 @@ import pytest
 from broker.cli.main import own_url
 from broker.cli.welcome import welcome
 from broker.settings.settings import Settings, load_settings, variable_of
-from tests.support.broker_process import REPOSITORY, BrokerProcess
+from tests.support.broker_process import REPOSITORY, BrokerProcess, configuration, queue
 
 
 class HealthyBroker(BaseHTTPRequestHandler):
@@ -222,6 +222,23 @@ def test_asking_for_the_health_of_a_broker_that_is_not_there_ends_with_code_1() 
     done = partibus("health", "--url", "http://127.0.0.1:1")
     assert done.returncode == 1
     assert done.stderr.startswith("partibus: http://127.0.0.1:1: ")
+
+
+def test_a_queue_of_the_file_that_cannot_be_created_ends_the_start_in_words(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(configuration([queue("one"), queue("two")])))
+    ports = ("--amqp-port", "0", "--http-port", "0", "--amqps-port", "none")
+    done = partibus(
+        "serve",
+        *ports,
+        "--config",
+        str(config),
+        "--data-dir",
+        str(tmp_path / "data"),
+        PARTIBUS_ENTITIES_MAX="1",
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "'two'" in done.stderr and "1 is the maximum" in done.stderr
 
 
 def test_a_port_that_is_taken_ends_with_code_1_and_says_how_to_choose_another(tmp_path: Path) -> None:
