@@ -21,8 +21,10 @@ operations.COLUMNS = (  # type: ignore[misc]
 )
 
 from broker.entities.descriptions import DEAD_LETTER
+from broker.hosting import schema
+from broker.hosting.messages import Answered, Post
 from broker.messaging.receive_cache import split, without
-from broker.operations import ColumnLists, DeadLetter, Demand, Locked, Send, Sent
+from broker.operations import ClientId, ColumnLists, DeadLetter, Demand, Locked, Send, Sent
 from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
@@ -66,6 +68,10 @@ async def sent_peeked_and_delivered() -> None:
     assert rest is not None and rest.messages == [b"two", b"three"]
     assert rest.columns == {"priority": [0, 9], "group": [None, b"yy"]}
     assert without(locked, {1}).columns == {"priority": [7, 9], "group": [b"x", b"yy"]}
+    there = schema.encode(Post(NUMBER, ClientId(1), Send(BODIES, None, None, COLUMNS)))[schema.LENGTH.size :]
+    assert schema.decode_to_partitions(there) == Post(NUMBER, ClientId(1), Send(BODIES, None, None, COLUMNS))
+    back = schema.encode(Answered(NUMBER, ClientId(2), locked))[schema.LENGTH.size :]
+    assert schema.decode_to_broker(back) == Answered(NUMBER, ClientId(2), locked), "between processes"
     await harness.do(2, DeadLetter(locked.tokens[:1]))
     await harness.restart(clean=True)
     assert (await harness.peek(DEAD_LETTER)).columns == {"priority": [7], "group": [b"x"]}
