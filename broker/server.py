@@ -158,7 +158,9 @@ class Broker:
         self._tasks: asyncio.TaskGroup | None = None
 
     def _make_host(self, settings: HostSettings, disk: Disk) -> PartitionHost:
-        if self.settings.partition_process and isinstance(disk, LocalDisk):
+        if (
+            self.settings.partition_process and type(disk) is LocalDisk
+        ):  # another one exists in this process only
             return RemoteHost(
                 settings,
                 log_format=self.settings.log_format,
