@@ -155,8 +155,8 @@ async def test_a_partition_without_its_folder_or_last_segment_fails_at_start_alo
         await asyncio.wait_for(running, 30)
     failed = {line["partition"]: line["error"] for line in lines if line["event"] == "partition.failed"}
     assert set(failed) == {1, 2}
-    assert str(tmp_path / "logs" / generation / "0001") in failed[1] and "was expected" in failed[1]
-    assert str(lost) in failed[2] and "was expected" in failed[2]
+    assert str(tmp_path / "logs" / generation / "0001") in failed[1] and "expected position" in failed[1]
+    assert str(lost) in failed[2] and "expected position" in failed[2]
 
 
 @pytest.mark.usefixtures("collector")
