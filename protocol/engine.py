@@ -111,6 +111,7 @@ class Engine:
         self._events: list[Event] = []  # the one list that the parts of the engine report to
         self._deliveries = Deliveries(self._events, self._break, partial_bytes_max)
         self._links = LinkTable(self._events, self._break, self._deliveries.forget_partial)
+        self._attached = self._links.attached  # looked up for each push
         self._untrimmed: list[Delivery] = []
         """Deliveries that are not written yet, some of them large: proton would keep the room of each."""
         self._open_reported = False
@@ -156,9 +157,12 @@ class Engine:
         refused = self._intake.refusal
         if refused is not None and not self._closed_reported:
             self._break(refused.condition, refused.description)
-        events = self._events[:]
-        del self._events[:]
-        return events
+        events = self._events
+        if not events:
+            return []
+        taken = events[:]
+        del events[:]
+        return taken
 
     @property
     def has_more(self) -> bool:
@@ -197,7 +201,7 @@ class Engine:
 
     def _push_bytes(self) -> int:
         """How many bytes to push at once, so that no more than EVENTS_MAX events come of them."""
-        unsettled: int = sum(map(lib.pn_link_unsettled, self._links.attached))
+        unsettled: int = sum(map(lib.pn_link_unsettled, self._attached))
         return max(min(self._push_max, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
 
     def receive_eof(self) -> list[Event]:
@@ -228,9 +232,12 @@ class Engine:
     def take_events(self) -> list[Event]:
         """The events that have gathered. Writing makes some, too: it uses up credit."""
         self._pump(False)
-        events = self._events[:]
-        del self._events[:]
-        return events
+        events = self._events
+        if not events:
+            return []
+        taken = events[:]
+        del events[:]
+        return taken
 
     def tick(self, now_ms: int) -> int:
         """Keep time (§2.4.5), on a monotonic clock: may make output or a `ConnectionClosed`. Gives when to
@@ -491,8 +498,12 @@ class Engine:
 
     def _pump(self, is_batch: bool) -> None:
         """Turn what has gathered in proton into events. `is_batch`: it comes of a Service Bus batch."""
-        collector, handlers, links = self._collector, self._handlers, self._links.attached
-        deliveries = self._deliveries
+        collector, handlers, links, deliveries = (
+            self._collector,
+            self._handlers,
+            self._attached,
+            self._deliveries,
+        )
         while True:
             if not is_batch and not deliveries.partial_bytes:
                 run = runs.take(collector)
@@ -524,7 +535,7 @@ class Engine:
         runs.forget(delivery)
 
     def _on_flow(self, event: Any) -> None:
-        link = self._links.attached.get(lib.pn_event_link(event))
+        link = self._attached.get(lib.pn_event_link(event))
         if link is None or link.gone or link.incoming:
             return
         events = self._events
