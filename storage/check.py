@@ -1,10 +1,9 @@
-"""Checking a data folder: every frame of every log, every checkpoint, extent and document of the catalogue.
-Reads only.
+"""Checks a data folder: every frame of every log, every checkpoint, extent and document. Reads only.
 
-No lock is taken, and the broker may be at work in the folder meanwhile. Its files change under the reader: a
-commit is half written, a segment is trimmed, an extent written anew. So a partition in which something was
-found is surveyed again after a pause, and only what is found at the same place each time is reported. What is
-really damaged stays where it is.
+No lock is taken, and a broker may be at work in the folder. Its files change under the reader: a commit is
+half written, a segment is trimmed, an extent replaced. So a log in which something was found is surveyed
+again after a pause, and only what is found at the same place each time is reported. Real damage stays where
+it is.
 """
 
 from __future__ import annotations
@@ -26,18 +25,17 @@ from storage.survey import Finding, LogFolder, Severity, frames, survey_files
 
 CATALOGUE_DIRECTORY = "catalogue"
 LOOKS_MAX = 5
-"""How often a place is looked at before it counts as damaged. While something changes, it is looked at
+"""How many times a place is looked at before it counts as damaged. While something changes, it is looked at
 again."""
 PAUSE_S = 0.3
-"""Between two looks: a commit that is being written is whole by then, or stays a torn tail."""
+"""The pause between two looks. By then a commit being written is whole, or remains a torn tail."""
 
 _PARTITION = re.compile(rf"([0-9a-f]{{4}})(?:{re.escape(EXTENT_SUFFIX)})?")
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a check is. Whoever shows it reads it from time to time; the check calls `report` after each
-    step."""
+    """How far a check has come. The check calls `report` after each step."""
 
     report: Callable[[], None] = lambda: None
     logs: int = 0

@@ -1,4 +1,4 @@
-"""The checkpoints of one log: which two are kept, what a new one writes, and which files may go.
+"""The checkpoints of one log: which two are kept, what a new one writes, which files may be removed.
 
 *The two that are kept share no byte.* Each checkpoint builds on the one before the last, which it replaces:
 it writes the blocks that have changed since that one, and refers to that one's files for all others. So the
@@ -45,13 +45,13 @@ from storage.record import Chain, crc32c
 
 CHECKPOINTS_KEPT = 2
 DEAD_BYTES_SLACK = 256 << 10
-"""So many dead bytes are left where they are, however few are live."""
+"""How many dead bytes are tolerated, however few are live."""
 COPIED_BYTES_MIN = 1 << 20
-"""A checkpoint may copy so much even if it writes less."""
+"""How much a checkpoint may copy even if it writes less."""
 FILES_MIN = 16
-"""So many files are always allowed …"""
+"""How many files are always allowed …"""
 BYTES_PER_FILE = 1 << 20
-"""… and one more for so many live bytes."""
+"""… with one more for each of this many live bytes."""
 
 _log = structlog.get_logger()
 
@@ -61,25 +61,25 @@ class Origin:
     """What ties a checkpoint to its log."""
 
     chain: Chain
-    """The place at which it is taken."""
+    """Where in the log it was taken."""
     epoch: int
     partition: int
     salt: bytes
 
 
 class Checkpoints:
-    """The checkpoints in a log's directory. What touches files blocks; one such call at a time."""
+    """The checkpoints in a log's directory. Methods that touch files block; call one at a time."""
 
     def __init__(self, directory: Path) -> None:
-        """Of a new log: there are none."""
+        """For a new log, which has none."""
         self._directory = directory
         self._kept: tuple[StoredCheckpoint, ...] = ()
-        """Those that can be used, newest first."""
+        """The usable ones, newest first."""
         self._next_serial = 1
 
     @staticmethod
     def find(disk: Disk, directory: Path, names: list[str], salt: bytes, start: Position) -> Checkpoints:
-        """Those on disk that can be used, of a log with this salt that begins at `start`. Their blocks are
+        """The usable ones on disk, of a log with this salt that begins at `start`. Their blocks are
         not read yet.
 
         Raises CorruptRecord if the log was trimmed and none is left, UnknownFormat, OSError.
@@ -91,7 +91,7 @@ class Checkpoints:
         damage: CorruptRecord | None = None
         kept: list[StoredCheckpoint] = []
         for number, path in enumerate(paths):
-            # One that was replaced may lack some of its files by now. It is tried if nothing else is left.
+            # One that was replaced may lack some of its files by now. Try it only if nothing else is left.
             if len(kept) == CHECKPOINTS_KEPT or (kept and number >= CHECKPOINTS_KEPT):
                 break
             try:
@@ -116,7 +116,7 @@ class Checkpoints:
         return found
 
     def _check_start(self, start: Position, damage: CorruptRecord | None) -> None:
-        """No checkpoint can be used: raise CorruptRecord unless the log has its beginning."""
+        """No checkpoint is usable: raise CorruptRecord if the log was trimmed."""
         if start > 0:
             raise damage or CorruptRecord(
                 str(self._directory), start, "the log was trimmed, and its checkpoint is missing"
@@ -124,23 +124,23 @@ class Checkpoints:
 
     @property
     def newest(self) -> StoredCheckpoint | None:
-        """The newest that can be used."""
+        """The newest usable one."""
         return self._kept[0] if self._kept else None
 
     @property
     def positions(self) -> tuple[Position, ...]:
-        """Where those that can be used stand, newest first."""
+        """The positions of the usable ones, newest first."""
         return tuple(stored.position for stored in self._kept)
 
     @property
     def trim_limit(self) -> Position | None:
-        """The log may be trimmed up to here; None while there are not two checkpoints."""
+        """The log may be trimmed up to here; None unless there are two checkpoints."""
         return self._kept[-1].position if len(self._kept) == CHECKPOINTS_KEPT else None
 
     @property
     def base(self) -> StoredCheckpoint | None:
-        """On which the next one builds; None if it has to be written as a whole."""
-        # From a whole state nobody can tell which blocks it had: neither may be one.
+        """The checkpoint on which the next one builds; None if that has to be written as a whole."""
+        # A checkpoint of version 1 is one whole state without blocks: nothing can build on it.
         if len(self._kept) < CHECKPOINTS_KEPT or any(stored.is_whole_state for stored in self._kept):
             return None
         return self._kept[-1]
@@ -194,12 +194,12 @@ class Checkpoints:
         stored = StoredCheckpoint(
             origin.chain, origin.epoch, origin.partition, origin.salt, serial, sections, sizes
         )
-        self._next_serial += 1  # also if this fails: its file may be there
+        self._next_serial += 1  # even if this fails, because the file may exist
         fd = publish(
             disk, self._directory / stored.name, [encode_tables(stored), *(data for _, _, data, _ in fresh)]
         )
         self._kept = (stored, *self._kept[: CHECKPOINTS_KEPT - 1])
-        with contextlib.suppress(OSError):  # what stays behind is removed after the next one
+        with contextlib.suppress(OSError):  # files that remain are removed after the next checkpoint
             disk.close(fd)
             self._clear(disk)
 
@@ -213,8 +213,8 @@ class Checkpoints:
             return {}
         assert older.version == newer.version == section.version, "blocks of one format"
         given = section.blocks
-        # What the newest checkpoint does not have any more was gone by then, and did not come back, or it
-        # would be given.
+        # A block that the newest checkpoint does not have was empty by then and has stayed empty, or it would
+        # be given.
         return {
             number: place
             for number, place in older.places.items()
@@ -225,7 +225,7 @@ class Checkpoints:
         self, disk: Disk, base: StoredCheckpoint, kept: dict[str, dict[int, Place]], victims: set[int]
     ) -> list[tuple[str, int, bytes, Position]]:
         """The live blocks of some files, taken out of `kept`. Raises DiskFailed; if one is damaged, `base`
-        does not count any more."""
+        is no longer usable."""
         copied: list[tuple[str, int, bytes, Position]] = []
         if not victims:
             return copied
@@ -329,7 +329,7 @@ def check_blocks(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Itera
 
 
 def _to_copy(base: StoredCheckpoint, kept: dict[str, dict[int, Place]], written: int) -> set[int]:
-    """The files whose live blocks the next checkpoint copies, so that they can go."""
+    """The files whose live blocks the next checkpoint copies, so that they can be removed."""
     live: dict[int, int] = {}
     for places in kept.values():
         for place in places.values():

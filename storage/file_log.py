@@ -1,17 +1,17 @@
 """FileLog: `Log` on local files. Knows which segment a position is in, and when a log may be written to.
 
 Invariants:
-- `end` moves when a commit's job has ended well, also if its caller was cancelled meanwhile; positions below
-  it are read, nothing else is (durability rules 1 to 3);
-- after CommitFailed everything is refused until `claim`, which goes on in a new segment (durability rule 4);
-- after DiskFull nothing has changed (durability rule 6);
-- all segments but the active one are durable as a whole;
-- `fence` makes a failure of what the disk has not answered for: a commit that ends well afterwards has failed
-  all the same, and nobody touches the log's files before all that was under way has ended.
+- `end` moves when a commit's job has succeeded, even if its caller was cancelled meanwhile. Only positions
+  below it are read (durability rules 1 to 3).
+- After CommitFailed, everything is refused until `claim`, which begins a new segment (durability rule 4).
+- After DiskFull, nothing has changed (durability rule 6).
+- All segments but the active one are durable as a whole.
+- `fence` turns whatever the disk has not answered into a failure: a commit that succeeds afterwards has
+  failed all the same, and nobody touches the log's files before everything under way has ended.
 
-What runs in a thread is a method of a job or a function given to `run_to_end`; all else runs in the event
-loop. `_turn` lets one job at a time near the active segment, `_housekeeping` one of checkpoint and trim near
-the older files; who wants both takes `_housekeeping` first.
+A method of a job, or a function given to `run_to_end`, runs in a thread; everything else runs in the event
+loop. `_turn` admits one job at a time to the active segment; `_housekeeping` admits one checkpoint or trim at
+a time to the older files. Take `_housekeeping` first to hold both.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from storage.threads import UnderWay, run_to_end
 Fsync = Literal["always", "interval", "never"]
 
 DEAD_BYTES_MIN = 1 << 20
-"""An active segment with more than this in it is given back when all of it was trimmed."""
+"""If the active segment holds more than this and all of it was trimmed, it is replaced and removed."""
 
 _log = structlog.get_logger()
 
@@ -69,14 +69,14 @@ class Shared:
 
     root: Path
     extents: Path
-    """The extents of all logs: outside `root`, so that a lost log folder does not take them with it."""
+    """The extents of all logs. Outside `root`, so that they survive the loss of a log's folder."""
     disk: Disk
     committer: Committer
     executor: Executor
-    """For what is neither a commit nor has a lane of its own."""
+    """For everything that is not a commit and has no lane of its own."""
     lanes: Lanes
     files: OpenFiles
-    """Open for reading."""
+    """Files open for reading."""
     open_segments: OpenSegments
     """The logs whose active segment is open."""
     reserve: Reserves
@@ -86,16 +86,16 @@ class Shared:
     prepare: Callable[[], Awaitable[None]]
     """Awaited before the first file is touched."""
     unsynced: Callable[[FileLog], None]
-    """Called when a commit was acknowledged that wants to be synced later."""
+    """Called when a commit was acknowledged before it was synced."""
     reserve_released: Callable[[], None]
-    """Called when the reserve was found released."""
+    """Called when a reserve is found to be released."""
     found_full: Callable[[], None]
-    """Called when a commit found no room."""
+    """Called when a commit has found no room."""
     making_room: RoomTurns
     put_away: Callable[[FileLog], None]
-    """Called when a log's files were closed for now."""
+    """Called when a log has closed its files until its next commit."""
     untidy: Callable[[FileLog], None]
-    """Called when the disk would not remove a trimmed file: the log wants `tidy` to be called later."""
+    """Called when the disk refused to remove a trimmed file, so that `tidy` is called later."""
 
 
 class _State(enum.Enum):
@@ -121,9 +121,9 @@ class FileLog:
         self._turn = asyncio.Lock()
         self._housekeeping = asyncio.Lock()
         self.under_way = UnderWay()
-        """Work on the log's files that cannot be called back, but for reading."""
+        """Work on the log's files that cannot be cancelled, except for reading."""
         self._is_untidy = False
-        """The disk would not remove a trimmed file, and that was reported."""
+        """The disk refused to remove a trimmed file, and that was reported."""
         self.on_full: Callable[[], None] = _ignore
 
     # --- where it begins and ends ---
@@ -176,10 +176,10 @@ class FileLog:
         return self._opened
 
     def _open(self) -> OpenLog:
-        """The log, if it may be used. Raises CommitFailed."""
+        """The log, if it may be used. Raises CommitFailed if it has to be claimed first."""
         if self._state is _State.FAILED:
             raise CommitFailed(
-                f"{self._directory}: an earlier commit failed, and the log was not claimed since"
+                f"{self._directory}: an earlier commit failed, and the log has not been claimed again"
             )
         assert self._state is _State.OPEN, "the log was claimed"
         return self._known()
@@ -192,7 +192,7 @@ class FileLog:
             await self.under_way.ended()
             try:
                 if self._state is _State.OPEN:
-                    # who waits for its place waits for our turn: we must not wait for them
+                    # Whoever wants its place waits for our turn, so we must not wait for them.
                     await self._close_files(keeps_place=True)
                 await self._shared.open_segments.take(self)
                 await run_to_end(self._shared.executor, lambda: self._claim(epoch), self.under_way)
@@ -211,8 +211,8 @@ class FileLog:
             return opened.epoch
 
     def _claim(self, epoch: int | None) -> None:
-        """In a thread. Claiming writes a little: on a full disk it may take the reserve (durability rule
-        6)."""
+        """In a thread. Claiming writes a little, so on a full disk it may use the reserve (durability
+        rule 6)."""
         try:
             self._claim_once(epoch, REWRITTEN_BYTES_MAX)
         except DiskFull:
@@ -241,12 +241,12 @@ class FileLog:
             raise disk_error(error, self._directory) from error
 
     def size_segment(self, opened: OpenLog) -> None:
-        """Set the bound for the segment that was just begun. In a thread."""
+        """See `JobLog`."""
         shared = self._shared
         try:
             free = shared.disk.space(shared.root).free
         except OSError:
-            free = 0  # a disk that does not tell may be full
+            free = 0  # it is unknown, so the disk may be full
         log_bytes = opened.tail.position - opened.segments[0].base
         opened.segment_bytes_max = segment_bytes(log_bytes, free, shared.segment_bytes_max)
         opened.is_confined = is_confined(log_bytes, free, shared.segment_bytes_max)
@@ -256,8 +256,8 @@ class FileLog:
         try:
             known = self.extent.read()
         except CorruptRecord as error:
-            # That the file exists says that there was a log. Only the log's own files can say now which one,
-            # and how much it held.
+            # The file exists, so there was a log. Only the log's own files can now show which one it was, and
+            # how much it held.
             if not any(name.endswith(SEGMENT_SUFFIX) for name in shared.disk.names(self._directory)):
                 raise
             _log.error("extent.damaged", path=error.path, why=error.why, directory=str(self._directory))
@@ -284,7 +284,7 @@ class FileLog:
                 await self._close_files()
 
     async def _close_files(self, *, keeps_place: bool = False) -> None:
-        """Sync what is not synced yet and close. A log that failed keeps what it knows for the next claim."""
+        """Sync what is not synced yet, and close. A failed log keeps its state for the next claim."""
         opened = self._known()
         try:
             if self._state is _State.OPEN and opened.durable < opened.tail.position:
@@ -336,8 +336,8 @@ class FileLog:
                 self._mind_the_descriptor()
 
     async def sync(self) -> None:
-        """Make what was acknowledged unsynced durable; a failure shows at the next append. For `fsync:
-        interval`."""
+        """Sync what was acknowledged before it was synced (`fsync: interval`). After a failure, the next
+        append raises."""
         async with self._turn:
             opened = self._opened
             if self._state is _State.OPEN and opened is not None and opened.durable < opened.tail.position:
@@ -354,9 +354,9 @@ class FileLog:
         return self._turn.locked()
 
     async def put_away(self) -> None:
-        """Close the active segment's file until the next commit, and those open for reading.
+        """Close the active segment's file until the next commit, and the files open for reading.
 
-        Bytes that were acknowledged without a sync are synced first.
+        Bytes that were acknowledged before they were synced are synced first.
         """
         async with self._turn:
             opened = self._opened
@@ -365,7 +365,7 @@ class FileLog:
                     return
                 if (
                     self.under_way.is_let_go
-                ):  # the file is in use: its descriptor is lent without a place until that ends
+                ):  # the file stays open, without a place, until that work has ended
                     self._shared.open_segments.give(self)
                     return
                 active = opened.active
@@ -374,8 +374,8 @@ class FileLog:
                         await self._shared.committer.run(SyncUnsynced(self, opened))
                     except CommitFailed as error:
                         _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
-                # durability rule 4: a file that failed is never written to again, so it need not be found
-                # again either
+                # Durability rule 4: a file that failed is never written to again, so nothing about it has to
+                # be remembered.
                 close_active = active.put_away if self._state is _State.OPEN else active.abandon
                 paths = [segment.path for segment in opened.segments]
 
@@ -392,12 +392,12 @@ class FileLog:
 
     @property
     def is_end_recorded(self) -> bool:
-        """Whether the extent knows all that is durable; True for a log that is not open."""
+        """Whether the extent is up to date; True for a log that is not open."""
         return self._state is not _State.OPEN or self._known().durable <= self.extent.durable
 
     async def record_end(self) -> None:
-        """Have the extent know what is durable. A disk that refuses is tried again later, or fails what needs
-        the extent."""
+        """Bring the extent up to date. If the disk refuses, this is tried again later, and whatever needs the
+        extent fails."""
         async with self._housekeeping:
             if not self.is_end_recorded:
                 durable = self._known().durable
@@ -460,7 +460,7 @@ class FileLog:
             try:
                 read, reading = bounded(shared.disk.read_cached), shared.files.reading_if_open
                 return fetch_frames(read, reading, segments, opened.codec, end, positions)
-            except BlockingIOError:  # it wants the disk, or is much: that is for a thread
+            except BlockingIOError:  # it has to wait for the disk, or is long: a thread does it
                 return await asyncio.get_running_loop().run_in_executor(
                     shared.lanes.reads,
                     fetch_frames,
@@ -494,7 +494,7 @@ class FileLog:
             except OSError as error:
                 raise disk_error(error, segment.path) from error
             if scanner.chain != behind:
-                why = scanner.why or "the frames do not lead to those behind them"
+                why = scanner.why or "the frames do not connect to those that follow"
                 raise CorruptRecord(str(segment.path), segment.offset_of(scanner.chain.position), why)
 
     # --- checkpoints and trimming ---
@@ -518,7 +518,7 @@ class FileLog:
             )
             chain = self._chain_at(checkpoint.position)
             if opened.durable < checkpoint.position:
-                await self.sync()  # a checkpoint never stands behind the end of what is durable
+                await self.sync()  # a checkpoint's position is never beyond what is durable
                 self._open()
             checkpoints = opened.checkpoints
             origin = Origin(chain, opened.epoch, self._partition, opened.segments[0].header.salt)
@@ -527,7 +527,7 @@ class FileLog:
                 try:
                     checkpoints.save(shared.disk, checkpoint, origin)
                 except DiskFull:
-                    # without a checkpoint no segment is ever given back (durability rule 6)
+                    # Without a checkpoint, no segment can be removed (durability rule 6).
                     shared.reserve.release()
                     checkpoints.save(shared.disk, checkpoint, origin)
                 self.extent.checkpointed(checkpoint.position, opened.durable)
@@ -560,7 +560,7 @@ class FileLog:
                 and opened.segments[1].base <= limit
                 and opened.durable < opened.tail.position
             ):
-                await self.sync()  # a power cut must not undo the commits that made these segments needless
+                await self.sync()  # a power cut must not undo the commits that emptied these segments
                 self._open()
             while len(opened.segments) > 1 and opened.segments[1].base <= limit:
                 trimmed = opened.segments.pop(0)
@@ -569,7 +569,7 @@ class FileLog:
             try:
                 await run_to_end(shared.lanes.upkeep, lambda: self._give_back(opened), self.under_way)
             except (OSError, StorageError) as error:
-                # Nothing reads these files any more. They only take room, so the log goes on.
+                # Nothing reads these files any more. They only take up room, so the log continues.
                 if not self._is_untidy:
                     path = opened.strays[0] if opened.strays else self._directory
                     _log.warning(
@@ -579,13 +579,13 @@ class FileLog:
                 shared.untidy(self)
 
     async def tidy(self) -> bool:
-        """Remove trimmed files that are still there; True if none are left. A disk that refuses raises
-        nothing."""
+        """Remove trimmed files that are still there; True if none are left. Raises nothing if the disk
+        refuses."""
         async with self._housekeeping:
             opened = self._opened
             if self._state is not _State.OPEN or opened is None:
                 self._is_untidy = False
-                return True  # the next claim looks for such files
+                return True  # the next claim removes such files
             try:
                 await run_to_end(self._shared.lanes.upkeep, lambda: self._give_back(opened), self.under_way)
             except (OSError, StorageError):
@@ -596,16 +596,15 @@ class FileLog:
 
     def _give_back(self, opened: OpenLog) -> None:
         """Remove trimmed files. Runs in a thread."""
-        self.extent.trimmed(
-            opened.segments[0].base
-        )  # first, so that the removed files do not count as missing
+        # The extent first, so that the removed files do not count as missing.
+        self.extent.trimmed(opened.segments[0].base)
         remove_strays(self._shared.disk, opened)
 
     async def roll(self) -> None:
         await self._roll(self.end)
 
     async def _roll(self, limit: Position) -> None:
-        """Begin a new segment if nothing was appended behind `limit`, and something before."""
+        """Begin a new segment, unless the active one is empty or holds something behind `limit`."""
         async with self._turn:
             opened = self._open()
             if opened.active.segment.base < opened.tail.position <= limit:
@@ -621,6 +620,6 @@ def _ignore() -> None:
 
 
 def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:
-    """The next frames. Runs in a thread. Between two calls the replay holds no descriptor."""
+    """The next frames. In a thread. Between two calls, the replay holds no descriptor."""
     with files.reading(path) as scanner.fd:
         return scanner.frames()

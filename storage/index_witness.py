@@ -1,22 +1,21 @@
-"""Witness: what one data folder says about the index of partitions, so that an index that is out of date is
-not believed.
+"""Witness: what a data folder records about the index of partitions, so that an old index is not trusted.
 
-The index (`partition_index.py`) is one file for all data folders, and it looks as whole when it is old as
-when it is new. Two things make it wrong without damage: somebody puts an older one in its place, from a
-backup; or its disk does not answer, and partitions in other folders are opened without being entered. So each
-data folder has a file of its own, `partitions.witness`. All numbers are little endian.
+The index (`partition_index.py`) is one file for all data folders, and an old one looks as intact as a new
+one. It can be wrong without being damaged in two ways: somebody restores an older one from a backup, or its
+disk hangs and partitions in other folders are opened without being entered. So each data folder has a file of
+its own, `partitions.witness`. It belongs to the folder, whichever namespaces have entities there. All numbers
+are little endian.
 
     offset  size  field
          0     8  magic "PbWitnss"
          8     4  CRC-32C of everything behind
         12     2  format version, 1
-        14     2  1 if no index is to be believed, else 0
+        14     2  1 if no index may be trusted, else 0
         16     8  number: the index had reached this frame
 
-An index is believed about a folder whose witness is not void and names no later frame than the index has. A
-missing or damaged witness counts as void. The number is brought up to date some seconds after the index was
-written and when it is closed. Frames' numbers only rise: an index that is made anew goes on far above all
-witnesses.
+An index is trusted about a folder if its witness is not void and names no later frame than the index has. A
+missing or damaged witness counts as void. The number is updated some seconds after the index was written, and
+when it is closed. The numbers of frames only rise: a new index continues far above all witnesses.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ _log = structlog.get_logger("index")
 
 
 class Says(enum.Enum):
-    """What is on the disk, as far as it is known."""
+    """What the file on the disk says, as far as it is known."""
 
     UNKNOWN = "unknown"
-    """It was not read yet, or a write of it has failed."""
+    """The file has not been read, or a write of it has failed."""
     VOID = "void"
     VALID = "valid"
 
@@ -68,8 +67,7 @@ class Witness:
         admit: Callable[[], None] = lambda: None,
         executor: Executor | None = None,
     ) -> None:
-        """`admit` raises DiskFailed if the folder is not there, or another one is in its place. It is called
-        in a thread.
+        """`admit` raises DiskFailed if the folder is missing or has been replaced. It is called in a thread.
 
         `executor`: whose threads do the work; the event loop's own unless given.
         """
@@ -78,12 +76,12 @@ class Witness:
         self._turn = asyncio.Lock()
         self._under_way = UnderWay()
         self.is_read = False
-        """It was read. Until then it is not overwritten, but for `make_void`: nobody knows what it says."""
+        """It was read. Until then only `make_void` overwrites it, because nobody knows what it says."""
         self.says = Says.UNKNOWN
         self.number = 0
         """The last number that was read or written."""
         self.is_given_up = False
-        """It was made void, so nothing in the folder waits for the index."""
+        """It was made void, so nothing in this folder waits for the index."""
 
     @property
     def is_busy(self) -> bool:
@@ -91,7 +89,7 @@ class Witness:
         return self._turn.locked()
 
     async def read(self) -> None:
-        """Find out what it says. Raises DiskFailed if the folder is not there."""
+        """Read the file. Raises DiskFailed if the folder is missing."""
         async with self._turn:
             found = await self._in_thread(self._read)
             if not self.is_read and self.says is not Says.VOID:
@@ -99,19 +97,19 @@ class Witness:
             self.is_read = True
 
     async def make_void(self) -> None:
-        """No index is to be believed about this folder, from when this returns. Raises StorageError: then it
-        may be otherwise."""
+        """Let no index be trusted about this folder. Durable when it returns. Raises StorageError: then the
+        file may say either."""
         async with self._turn:
             if self.says is not Says.VOID:
                 await self._write(Says.VOID, self.number)
             self.is_given_up = True
 
     async def confirm(self, number: Callable[[], int | None]) -> None:
-        """An index is to be believed that has reached the frame of this number; None to leave it as it is.
-        Durable when it returns.
+        """Let an index be trusted that has reached the frame of this number; None changes nothing. Durable
+        when it returns.
 
-        `number` is called when it counts: from then on nothing may be opened that has not been entered.
-        Raises StorageError.
+        `number` is called at the decisive moment: from then on, no partition may be opened that has not been
+        entered. Raises StorageError.
         """
         async with self._turn:
             reached = number() if self.is_read else None
@@ -120,7 +118,7 @@ class Witness:
                 await self._write(Says.VALID, reached)
 
     def let_go(self) -> None:
-        """Do not wait for what is under way."""
+        """Stop waiting for work under way."""
         self._under_way.let_go()
 
     async def _write(self, says: Says, number: int) -> None:
@@ -142,7 +140,7 @@ class Witness:
             data = read_file(self._disk, self.path)
         except FileNotFoundError:
             return None
-        except OSError as error:  # all that it says can be found anew
+        except OSError as error:  # everything in it can be found out again
             _log.error("witness.unreadable", path=str(self.path), error=error.strerror)
             return None
         found = decode(data)
@@ -150,7 +148,7 @@ class Witness:
             _log.error(
                 "witness.damaged",
                 path=str(self.path),
-                advice="The partitions of this folder are counted anew.",
+                advice="The partitions of this folder are counted again.",
             )
         return found
 
@@ -166,8 +164,7 @@ class Witness:
 
 
 def damage(disk: Disk, root: Path) -> list[tuple[Path, int, str]]:
-    """What is wrong with a folder's witness, if it has one: path, byte and why. For those who only look.
-    Raises OSError."""
+    """Damage to a folder's witness, if it has one: path, byte and reason. Changes nothing. Raises OSError."""
     path = root / WITNESS_NAME
     is_damaged = WITNESS_NAME in disk.names(root) and decode(read_file(disk, path)) is None
     return (
@@ -187,7 +184,7 @@ def damage(disk: Disk, root: Path) -> list[tuple[Path, int, str]]:
 
 
 def decode(data: bytes) -> tuple[Says, int] | None:
-    """What a witness says; None if it is damaged, or of a later release: then it counts as void."""
+    """What a witness says; None if it is damaged or from a later release, so that it counts as void."""
     if len(data) != _HEAD.size + _TAIL.size:
         return None
     magic, crc = _HEAD.unpack_from(data)

@@ -1,14 +1,14 @@
-"""Syncing files without a thread: Linux's kernel AIO (`io_submit` with IOCB_CMD_FDSYNC, Linux 4.18), through
+"""Syncs files without a thread: Linux's kernel AIO (`io_submit` with IOCB_CMD_FDSYNC, Linux 4.18), through
 ctypes.
 
-A part of `disk.py`, apart from it for its own craft. The kernel runs each fdatasync in a worker of its own
-and counts the ended ones in an eventfd, which the event loop watches. Why not threads: each thread wants the
-interpreter lock after every system call, and while the event loop is busy gets it about once per callback.
-Measured here with the loop at its limit, 16 logs of 32 KiB commits: 8,100 commits a second this way, 2,900
-with four threads, at the same load; with the loop idle 0.25 ms of CPU a round instead of 1.2 ms. io_uring
-would do, but containers forbid it by default.
+Belongs to `disk.py`, and is separate because ctypes is a craft of its own. The kernel runs each fdatasync in
+a worker of its own and counts those that have ended in an eventfd, which the event loop watches. Threads are
+slower because each needs the interpreter lock after every system call, and while the event loop is busy, it
+gets the lock about once per callback. Measured with the loop at its limit, 16 logs, commits of 32 KiB: 8,100
+commits per second this way, 2,900 with four threads. With the loop idle: 0.25 ms of CPU per round instead of
+1.2 ms. io_uring would do as well, but containers forbid it by default.
 
-`open_sync_queue` gives None where the system has none of this; `Committer` then uses its threads.
+`open_sync_queue` gives None where the system does not support this; `Committer` then uses its threads.
 """
 
 from __future__ import annotations

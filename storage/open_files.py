@@ -1,8 +1,8 @@
-"""Descriptors for reading, shared by all logs: at most so many are kept open, the longest unused is closed
+"""Descriptors for reading, shared by all logs. Their number is bounded; the one unused for longest is closed
 first.
 
-Thread-safe; a descriptor is never closed while a thread reads from it. A file is opened and closed without
-the mutex: the event loop takes it, too, and a disk may take long for either.
+Thread-safe. A descriptor is never closed while a thread reads from it. Files are opened and closed without
+holding the mutex, because the event loop takes it too and a disk may be slow at either.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def reading(self, path: Path) -> Iterator[int]:
-        """A descriptor for the time of the `with` block, opened if need be. For a thread. Raises OSError."""
+        """A descriptor for the duration of the `with` block, opened if necessary. Blocks. Raises OSError."""
         dropped: list[int] = []
         with self._mutex:
             file = self._files.get(path)
-            if file is None or file.fd < 0:  # another thread may be about to open it: it is not waited for
+            if file is None or file.fd < 0:  # another thread may be opening it; do not wait for that
                 file = self._files[path] = _OpenFile()
             self._files.move_to_end(path)
             file.readers += 1
@@ -66,7 +66,7 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def reading_if_open(self, path: Path) -> Iterator[int]:
-        """The same for the event loop, which must not wait. Raises BlockingIOError if the file is not
+        """The same for the event loop, which must not block. Raises BlockingIOError if the file is not
         open."""
         with self._mutex:
             file = self._files.get(path)

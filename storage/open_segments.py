@@ -1,11 +1,11 @@
-"""Bounds the logs whose active file is open, in number and in idle time.
+"""Bounds how many logs keep their active file open, and for how long without a commit.
 
 Each partition has a file that it writes to, and there may be more partitions than a process may have
 descriptors. So a log takes a place here before it opens its file. If all places are taken, the log that was
 written to least recently closes its file; logs that are not busy come first. Owned by the event loop.
 
-A log whose disk does not answer keeps its place, but nobody waits for that one log alone: after LATE_S
-another one is asked as well.
+A log whose disk hangs keeps its place, but nobody waits for that log alone: after LATE_S another log is asked
+as well.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Holder(Protocol):
         """Whether its file is in use."""
 
     async def put_away(self) -> None:
-        """Wait until the file is not in use, close it and give the place back. Errors of the disk raise
-        nothing."""
+        """Wait until the file is not in use, close it, and give the place back. Raises nothing if the disk
+        fails."""
 
 
 class OpenSegments:
     """The places, with the time when each was last used."""
 
     def __init__(self, places: int, idle_ms: int, taken: Callable[[], None]) -> None:
-        """`taken` is called whenever a log takes a place, so that `close_idle` is started."""
+        """`taken` is called whenever a log takes a place, so that `close_idle` can be started."""
         self._places = max(1, places)
         self._idle_s = idle_ms / 1_000
         self._taken = taken
@@ -43,7 +43,7 @@ class OpenSegments:
         """When each log last used its place, the least recently used first."""
         self._one_at_a_time = asyncio.Lock()
         self._leaving: dict[Holder, asyncio.Task[None]] = {}
-        """Logs that were asked to close their files, for somebody who wants a place."""
+        """Logs that were asked to close their files to make room."""
 
     def __iter__(self) -> Iterator[Holder]:
         return iter(self._logs)

@@ -1,8 +1,6 @@
-"""Reading the frames of a segment one after the other, each checked against its checksums and the one before
-it.
+"""Reads the frames of a segment in order and checks each against its checksums and the frame before it.
 
-Used to find a log's tail (`recovery.py`) and to replay it (`file_log.py`). Reads only; raises OSError as the
-disk does.
+Used to find a log's end (`torn_tail.py`) and to replay it (`file_log.py`). Reads only. Raises OSError.
 """
 
 from __future__ import annotations
@@ -13,33 +11,31 @@ from storage.record import MAGIC, Chain, FrameCodec, FrameHeader, after, crc32c,
 from storage.segment import Segment
 
 CHUNK_BYTES = 1 << 20
-"""How much is read at a time, and at most held in memory beside the frames it holds, but for a larger
-frame."""
+"""How much is read at a time, unless a single frame is larger."""
 
 
 class FrameScanner:
-    """The frames of one segment from a place on; stops for good at the first thing that is not the frame due
-    there."""
+    """The frames of one segment from a place on. Stops for good at the first bytes that are not the expected
+    frame."""
 
     def __init__(
         self, disk: Disk, fd: int, segment: Segment, codec: FrameCodec, start: Chain, until: Position
     ) -> None:
         self._disk = disk
         self.fd = fd
-        """The segment's file. May be another descriptor of it from one call to the next."""
+        """The segment's file. The descriptor may change between two calls."""
         self._segment = segment
         self._codec = codec
         self._until = until
         self.chain = start
-        """Where the next frame is due."""
+        """Where the next frame is expected."""
         self.last: FrameHeader | None = None
         """The header of the last frame found."""
         self.why = ""
-        """What is wrong at `chain`, once a call gave no frame before `until`."""
+        """What is wrong at `chain`, once a call has found no frame before `until`."""
 
     def frames(self) -> list[Frame]:
-        """The next whole frames, about a chunk's worth; none when `until` is reached, or something else is
-        there."""
+        """The next whole frames, about one chunk; none at `until`, or where something else stands."""
         frames = self._read(CHUNK_BYTES)
         if not frames and not self.why and self.chain.position < self._until:
             header = self._next_header(self._disk.read(self.fd, FRAME_HEADER_BYTES, self._offset()))

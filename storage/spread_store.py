@@ -1,12 +1,13 @@
-"""SpreadStore: the logs of a broker in several folders, each a store of its own with its own committer,
-threads, reserve and lock.
+"""SpreadStore: the logs of a broker in several folders.
+
+Each folder is a store with its own committer, threads, reserve and lock.
 
 The log of a partition is in the folder `place(entity, partition, folders)`, where `folders` is how many there
-were when the entity was created. So a folder that is added takes partitions of new entities alone, and
-nothing has to be looked for.
+were when the entity was created. So a new folder only takes partitions of new entities, and no log ever has
+to be searched for.
 
-What goes wrong with one folder concerns the partitions in it. Where all folders are asked, those that fail
-are left out, and reported, as long as one answers.
+A fault of one folder affects only the partitions in it. Where all folders are asked, those that fail are
+reported and left out, as long as one answers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _log = structlog.get_logger("folders")
 def place(entity: str, partition: int, folders: int) -> int:
     """The number of the folder that a partition is in. Part of the storage format: it never changes.
 
-    Neighbouring partitions are in different folders, and the first ones of many entities in all of them.
+    Neighbouring partitions are in different folders, and the first partitions of many entities are spread
+    over all of them.
     """
     return (crc32(entity.encode()) + partition) % folders
 
@@ -45,8 +47,7 @@ class SpreadStore:
     def __init__(
         self, stores: Sequence[FileLogStore], unknown: FileLogStore, *, timeout_ms: int = TIMEOUT_MS
     ) -> None:
-        """One store for each folder, by number; `unknown` stands for folders that nobody knows any more, and
-        has none of its own."""
+        """One store for each folder, by number; `unknown` stands for folders that are no longer known."""
         self._timeout_s = timeout_ms / 1_000
         self._stores = stores
         self._unknown = unknown

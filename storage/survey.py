@@ -1,14 +1,13 @@
-"""Survey of one log, damaged or not: which files it has, which frames are whole, and where something is
-damaged or missing.
+"""Surveys one log, damaged or not: which files it has, which frames are whole, what is damaged or missing.
 
-Reads only, and needs no lock, so it also looks at the log of a running broker: the caller repeats a survey
-that has found something, and believes only what it finds twice (`check.py`). While `recovery.py` stops at the
-first damage, a survey goes on behind it: after a damaged place it looks for the next whole frame. A frame
-counts as whole if both of its checksums match and it says that it stands where it stands. No message can
-carry such a frame, because the checksum covers the log's salt (`record.py`).
+Reads only and needs no lock, so it can also look at the log of a running broker. The caller repeats a survey
+that has found something, and believes only what it finds each time (`check.py`). `recovery.py` stops at the
+first damage; a survey continues behind it with the next whole frame. A frame counts as whole if both of its
+checksums match and it names its own position. No message can contain such a frame, because the checksum
+covers the log's salt (`record.py`).
 
-The same rules as at a claim tell a torn tail from damage: behind the last whole frame of the last segment
-anything may stand, unless the extent, a checkpoint or a later frame says that this place was durable
+A survey tells a torn tail from damage by the same rules as a claim: anything may stand behind the last whole
+frame of the last segment, unless the extent, a checkpoint or a later frame says that this place was durable
 (durability rule 5).
 """
 
@@ -48,12 +47,12 @@ class Severity(enum.StrEnum):
     SPARE = "spare"
     """One of two copies is damaged or missing. The other serves, and nothing is lost."""
     NOTE = "note"
-    """No damage: what a crash leaves behind, and the next start clears away."""
+    """Not damage: what a crash leaves behind and the next start removes."""
 
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """Something that is not as it should be, in one file."""
+    """Something wrong in one file."""
 
     severity: Severity
     entity: str | None
@@ -93,22 +92,22 @@ class LogFolder:
 
 @dataclass(slots=True)
 class Survey:
-    """What was found of one log. `frames` has to be read to its end before `findings` is complete."""
+    """What was found in one log. `findings` is complete once `frames` has been read to its end."""
 
     folder: LogFolder
     findings: list[Finding] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    """Those that hold a part of the log, in order. The header of a damaged one is put together from its name
-    and its neighbours."""
+    """The segments that hold a part of the log, in order. The header of a damaged one is reconstructed from
+    its name and its neighbours."""
     sizes: list[int] = field(default_factory=list)
-    """Of their files."""
+    """Of the segments' files."""
     checkpoints: list[StoredCheckpoint] = field(default_factory=list)
     """The whole ones, newest first."""
     extent: Extent | None = None
     codec: FrameCodec | None = None
-    """None if nothing says which salt the log has; then none of its frames can be told from other bytes."""
+    """None if nothing says which salt the log has; then its frames cannot be told from other bytes."""
     epoch: int = 0
-    """The highest one that was found."""
+    """The highest epoch that was found."""
 
     is_of_later_release: bool = False
     """A file has a format version that this release does not know."""
@@ -128,8 +127,7 @@ class Survey:
 
 
 def survey_files(disk: Disk, folder: LogFolder) -> Survey:
-    """Look at the names, headers, checkpoints and extent of a log; `frames` reads the rest. Raises
-    OSError."""
+    """Read the names, headers, checkpoints and extent of a log; `frames` reads the rest. Raises OSError."""
     survey = Survey(folder)
     extents = ExtentFile(disk, folder.extents, folder.directory.parent.name, folder.entity, folder.partition)
     try:
@@ -287,7 +285,7 @@ def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes 
 def frames(
     disk: Disk, survey: Survey, progress: Callable[[int], None] = lambda size: None
 ) -> Iterator[Frame | Gap]:
-    """All whole frames of a log in order, and the gaps between them; adds what is wrong to the survey's
+    """All whole frames of a log in order, and the gaps between them. Adds what is wrong to the survey's
     findings. Raises OSError.
 
     `progress` is told how many bytes were read since it was told last.

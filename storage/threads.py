@@ -1,4 +1,4 @@
-"""Blocking work in threads, awaited to its end; and background tasks whose death is reported."""
+"""Runs blocking work in threads and waits for its end; reports background tasks that have died."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 OwnerFailed = Callable[[str, BaseException], None]
-"""Called with the name of a background task that has died, and its error. Its owner cannot keep its promises
-any more."""
+"""Called with the name of a background task that has died, and its error. Its owner can no longer keep its
+promises."""
 
 
 class UnderWay:
-    """Counts the work that a log has begun on the disk and cannot call back. Owned by the event loop.
+    """Counts work on the disk that has begun and cannot be cancelled. Owned by the event loop.
 
-    Whoever waits for such work waits to its end, also when cancelled, until `let_go` is called: from then on
-    a cancelled waiter leaves the work alone. The work goes on all the same, and whoever needs the files next
-    awaits `ended` first.
+    A waiter stays until such work has ended, even if it is cancelled. After `let_go`, a cancelled waiter
+    leaves at once. The work continues, and whoever needs the files next awaits `ended` first.
     """
 
     __slots__ = ("_count", "_none", "is_let_go")
@@ -28,20 +27,20 @@ class UnderWay:
     def __init__(self) -> None:
         self._count = 0
         self._none: asyncio.Event | None = None
-        """Set when none is left; made when somebody waits for that, for an event takes 800 bytes in each
-        log."""
+        """Set when nothing is under way. Created when somebody waits for that, because an event takes 800
+        bytes per log."""
         self.is_let_go = False
-        """Cancelled waiters do not wait for what is under way. False again once all of it has ended."""
+        """Cancelled waiters leave at once. False again when everything under way has ended."""
 
     def __bool__(self) -> bool:
         return self._count > 0
 
     def begin(self) -> None:
-        """One more has begun."""
+        """One piece of work has begun."""
         self._count += 1
 
     def end(self) -> None:
-        """One has ended."""
+        """One piece of work has ended."""
         self._count -= 1
         if not self._count:
             self.is_let_go = False
@@ -50,7 +49,7 @@ class UnderWay:
                 self._none = None
 
     def let_go(self) -> bool:
-        """Do not wait for what is under way; False if nothing is."""
+        """Let cancelled waiters leave; False if nothing is under way."""
         self.is_let_go = self._count > 0
         return self.is_let_go
 
@@ -65,11 +64,10 @@ class UnderWay:
 async def run_to_end(
     executor: Executor | None, function: Callable[[], T], under_way: UnderWay | None = None
 ) -> T:
-    """Run a function in a thread and wait for its end, also when cancelled meanwhile: a thread cannot be
-    called back.
+    """Run a function in a thread and wait for its end, even when cancelled: a thread cannot be cancelled.
 
-    Executor None is the event loop's own. The cancellation is raised afterwards, in place of the function's
-    result. With `under_way`, the wait after a cancellation ends when that lets go.
+    Executor None is the event loop's own. A cancellation is raised afterwards, in place of the function's
+    result. With `under_way`, a cancelled caller stops waiting after `let_go`.
     """
     future = asyncio.get_running_loop().run_in_executor(executor, function)
     if under_way is not None:

@@ -1,8 +1,8 @@
-"""A thread pool in which work that hangs does not hold up the rest.
+"""A thread pool in which work that hangs does not delay the rest.
 
-While work waits, the pool looks at its threads every LOOK_S. A thread that still does what it did at the last
-look is stuck, and another thread takes its place, up to STUCK_MAX times. The threads are daemons: a process
-that stops does not wait for a disk that does not answer.
+While work waits, the pool looks at its threads every LOOK_S seconds. A thread that is still busy with the
+same work as at the last look counts as stuck, and another thread takes its place, at most STUCK_MAX times.
+The threads are daemons, so a process that stops does not wait for a disk that hangs.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ STUCK_MAX = 64
 
 
 class Workers(Executor):
-    """At most `threads` at work, not counting stuck ones. Work is submitted in the event loop, or where there
+    """A pool of `threads` threads, not counting stuck ones. Submit work from the event loop, or where there
     is none."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._threads_max, self._name = threads, name
         self._changed = threading.Condition()
-        # All below is guarded by `_changed`.
+        # `_changed` guards everything below.
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._threads: dict[int, threading.Thread] = {}
         self._busy: dict[int, int] = {}
-        """By thread: the number of what it does."""
+        """By thread: the number of the work that it is doing."""
         self._stuck: set[int] = set()
-        """Threads that are looked upon as stuck."""
+        """Threads that count as stuck."""
         self._seen: dict[int, int] = {}
         """`_busy` at the last look."""
         self._numbers = count(1)
@@ -53,7 +53,7 @@ class Workers(Executor):
         return future
 
     def _provide(self) -> None:
-        """Wake or start a thread for what waits, or look again later. The caller holds `_changed`."""
+        """Wake or start a thread for waiting work, or look again later. The caller holds `_changed`."""
         if len(self._threads) - len(self._busy) >= len(self._waiting):
             self._changed.notify()
         elif len(self._threads) < self._threads_max + len(self._stuck):
@@ -64,7 +64,7 @@ class Workers(Executor):
             self._threads[number] = thread
             thread.start()
         elif not self._look_due:
-            with contextlib.suppress(RuntimeError):  # without an event loop nobody looks
+            with contextlib.suppress(RuntimeError):  # without an event loop, no thread is replaced
                 asyncio.get_running_loop().call_later(LOOK_S, self._look)
                 self._look_due = True
 

@@ -7,9 +7,11 @@ checkpoint, extent or document whose copy serves is *set aside*, and the broker 
 files of one document are *merged*, if that gives a whole one.
 
     damaged/<entity>-<partition>-<n>/report.json    what is done, and which sequence numbers are gone; written
-    before the exchange
-                                    /log/           the old log /<…>.extent     its extent /rebuilt/       the
-                                    new log while it is written; moved to its place and then removed
+                                                    before the exchange
+                                    /log/           the old log
+                                    /<…>.extent     its extent
+                                    /rebuilt/       the new log while it is written; moved to its place and
+                                                    then removed
     damaged/<file name>                             what was set aside
 
 A repair that is cut short does no harm. Until the report is there, the old log is in its place, and the next

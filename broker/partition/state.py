@@ -12,18 +12,22 @@ alone (`undo_sends`, durability rule 6).
 
 Locks, demand and recalls are volatile; everything else is a fold over the records:
 
-    operation        record      effect
-    Send             ENQUEUED    messages at the end of the main subqueue, with the next sequence numbers
-    Complete, Delete REMOVED     the reference is gone
-    Abandon, lock    RETURNED    delivery count + 1, available again; a deferred message stays deferred
-      expiry         MOVED       … or, at the maximum delivery count, to the dead-letter subqueue (AMQP
-      contract 10.3)
-                     CHANGED     … or, in a dead-letter subqueue, available again; no record unless properties
-                     change
-    Defer            DEFERRED    delivery count + 1 (the main subqueue alone), set aside, whatever the count
-    DeadLetter       MOVED       to the dead-letter subqueue; in a dead-letter subqueue it is refused, and the
-    lock goes on expiry           MOVED, or REMOVED (AMQP contract 10.4) Release, Recalled, Detach    none: no
-    client saw the message, so no delivery is counted
+    operation                   record      effect
+    Send                        ENQUEUED    messages at the end of the main subqueue, with the next sequence
+                                            numbers
+    Complete, Delete            REMOVED     the reference is gone
+    Abandon, lock expiry        RETURNED    delivery count + 1, available again; a deferred message stays
+                                            deferred
+                                MOVED       … or, at the maximum delivery count, to the dead-letter subqueue
+                                            (AMQP contract 10.3)
+                                CHANGED     … or, in a dead-letter subqueue, available again; no record unless
+                                            properties change
+    Defer                       DEFERRED    delivery count + 1 (in the main subqueue only), set aside,
+                                            whatever the count
+    DeadLetter                  MOVED       to the dead-letter subqueue; in a dead-letter subqueue it is
+                                            refused, and the lock stays
+    expiry                      MOVED       to the dead-letter subqueue, or REMOVED (AMQP contract 10.4)
+    Release, Recalled, Detach   none        no client saw the message, so no delivery is counted
 
 Dead-letter subqueues know no time to live, and count no deliveries (AMQP contract 5.6, 10.4). An expired
 message is never handed out; a locked one expires when its lock ends, a deferred one never. Everything in a
