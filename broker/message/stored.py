@@ -103,7 +103,8 @@ class StoredRun:
     partition_keys: list[str | None] | None
     scheduled_enqueue_times_ms: list[int | None] | None
     refused: dict[int, Refused]
-    """Why, by the message's number in the run."""
+    """Why, by the message's number in the run. Whoever raises one takes it out: its traceback leads to the
+    run."""
 
     def put(self, index: int, message: StoredMessage) -> None:
         """Set one message's values."""
@@ -214,16 +215,16 @@ def store_run(payloads: Sequence[bytes], fallback_message_id: Callable[[], str])
     for index in left:
         try:
             run.put(index, store_by_rules(payloads[index], fallback_message_id))
-        except Refused as why:
-            run.refused[index] = why
+        except Refused as why:  # a new one: the traceback of this one leads to `run`, which would be a cycle
+            run.refused[index] = Refused(why.reason, why.description)
     return run
 
 
 def store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
     """The stored form of one message, as `store_run` makes it. Raises Refused."""
     run = store_run((payload,), fallback_message_id)
-    for why in run.refused.values():
-        raise why
+    if run.refused:
+        raise run.refused.pop(0)
     return run.message(0)
 
 

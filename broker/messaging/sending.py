@@ -206,8 +206,8 @@ class Sending(Generic[R]):
             yield
             run = store_run(inner[start : start + TAKEN_APART_AT_ONCE], message_id)
             self._check(run)
-            for first in sorted(run.refused):
-                raise run.refused[first]
+            if run.refused:
+                raise run.refused.pop(min(run.refused))
             for session, key in zip_longest(run.session_ids or (), run.partition_keys or ()):
                 if either := session or key:
                     keys.add(either)

@@ -170,17 +170,17 @@ class OutgoingLink:
     def _settle(
         self, groups: Mapping[int, tuple[list[Delivery], list[LockToken]]], event: DeliveriesUpdated
     ) -> None:
-        refusal: Refused | None = None
+        refusal: ErrorCondition | None = None
         try:
             settlement = _settlement(event)
-        except Refused as why:
-            settlement, refusal = RELEASE, why
+        except Refused as why:  # not kept: its traceback leads here, to all that the client sent
+            settlement, refusal = RELEASE, error_of(why)
         for number, (deliveries, tokens) in groups.items():
             if event.settled:
                 deliveries = []
             self._receiver.settle(number, tokens, settlement, (deliveries, event))
             if refusal is not None:
-                self._engine.reject(deliveries, error_of(refusal))
+                self._engine.reject(deliveries, refusal)
             elif settlement is RELEASE:
                 self._engine.settle(deliveries, Outcome.RELEASED)
             elif event.annotations or event.error is not None:

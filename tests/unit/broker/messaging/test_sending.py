@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.messaging.sending import Sending
 from broker.operations import Failed, Send, Sent
-from tests.support.amqp_messages import message
+from tests.support.amqp_messages import DATA, message, section
 from tests.support.link_stack import LinkStack
 
 
@@ -73,3 +74,21 @@ async def test_a_batch_that_is_no_batch_is_refused_before_anything_is_posted() -
     with pytest.raises(Refused):
         list(caller.sending.send_batch(b"no batch", [1]))
     assert not any(part.has(Send) for part in stack.parts) and caller.heard == []
+
+
+async def test_refusals_keep_nothing_of_what_was_sent_until_the_garbage_collector_comes() -> None:
+    caller = Caller(LinkStack(2))
+    malformed = section(DATA, b"x")[:-1]
+    gc.collect()
+    gc.disable()
+    try:
+        caller.sending.send([malformed, message()], [1, 2])
+        for batch in (message(body=[message(), malformed]), message(body=[malformed])):
+            try:
+                list(caller.sending.send_batch(batch, [3]))
+            except Refused as why:
+                assert why.reason is Reason.DECODE
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+    assert caller.heard == [([1], Reason.DECODE)]
