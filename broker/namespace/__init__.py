@@ -1,1 +1,1 @@
-"""The entities at work: found by name, with their partitions, their router and their counters."""
+"""The running entities, found by name, with their partitions, routers and counters."""

@@ -1,9 +1,9 @@
-"""The queues of the configuration file, applied to the namespace at the start.
+"""Apply the queues of the configuration file to the namespace at startup.
 
-A queue that is missing is created. One that is there is updated if the file asks for something else than when
-it was last applied: so a change through the administration API stays until the file's own entry for the queue
-changes. What cannot be changed after a queue's creation is left as it is and warned of, at every start as
-long as file and queue differ (`config.not_applied`).
+A missing queue is created. An existing queue is updated only if its entry in the file has changed since it
+was last applied, so a change made through the administration API survives until the file's entry changes.
+Settings that are fixed at creation are left alone, and every start logs a warning (`config.not_applied`) for
+as long as the file and the queue differ.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = structlog.get_logger("config")
 
 
 async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
-    """Bring the namespace to what the file asks for. Raises Refused if a queue cannot be created, but for a
-    data folder that is missing: the other queues are served, and the next start creates this one."""
+    """Create and update queues as the file asks. Raises Refused if a queue cannot be created, except when a
+    data folder is missing: then the other queues are served, and the next start creates this one."""
     for spec in queues:
         existing = namespace.find_queue(spec.name)
         if existing is None and namespace.may_be_damaged(spec.name):
@@ -52,7 +52,7 @@ async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
 
 
 def _fixed_differences(existing: QueueDescription, spec: QueueSpec) -> Iterable[str]:
-    """What the file asks for and the queue cannot become: one sentence each."""
+    """Yield one sentence for each setting that differs from the file but is fixed at creation."""
     has, asked = existing.settings, spec.settings
     for field, in_queue, in_file in (
         ("Partitioned", has.enable_partitioning, asked.enable_partitioning),
@@ -72,7 +72,7 @@ def _text(value: bool | int) -> str:
 
 
 def _changeable(existing: QueueDescription, spec: QueueSpec) -> QueueSettings:
-    """The file's settings, but for those that are fixed."""
+    """The file's settings, with the fixed ones taken from the existing queue."""
     has = existing.settings
     return replace(
         spec.settings,

@@ -1,23 +1,22 @@
-"""Partitions at rest: what they hold while nobody has opened them, and which of them must be opened on time
-although nobody asks.
+"""Closed partitions: what they hold, and which of them must be opened on time without a client's request.
 
-A broker may have a hundred thousand partitions, and opens almost none of them at its start. The index
+A broker may have a hundred thousand partitions, and opens almost none of them at startup. The index
 (`storage/partition_index.py`) says what the others hold, in one note each (`broker/partition/summary.py`).
-The notes are exact, because a partition is entered as open before its log is claimed, and with a new note
-after its log was closed in good order.
+The notes are exact, because a partition is entered as open before its log is acquired, and gets a new note
+only after its log has been closed cleanly.
 
-*After a crash* the index says which partitions were open. What these hold is not known until their logs were
-read. They are opened in the background, a few at a time, the ones first that have to act soonest. The broker
-serves meanwhile, and a client's own demand opens a partition at once. Callers that count can wait until
-nothing is unknown (`all_known`), and leave out what still is.
+*After a crash* the index says which partitions were open. Their content is unknown until their logs have been
+read. They are opened in the background, a few at a time, most urgent first. Meanwhile the broker serves
+clients, and a client's own demand opens a partition at once. Callers that count messages can wait until
+nothing is unknown (`all_known`), and leave out any partition that still is.
 
-*An index that is out of date*: each data folder says whether the index is to be believed about it
-(`storage/index_witness.py`). If not, its partitions count as unknown. A folder that does not answer at the
-start is asked until it does.
+*An out-of-date index*: each data folder says whether the index can be trusted about it
+(`storage/index_witness.py`). If not, its partitions count as unknown. A folder that does not answer at
+startup is asked again until it does.
 
 *Waking*: a note says when something falls due in the partition (`Wake`). Then the partition is opened, and
-its own timer does the rest. The times are wall time, and the clock is looked at every second at least, so
-that a step of the clock or a suspend makes little difference.
+its own timer does the rest. The times are wall time, and the clock is checked at least every second, so a
+clock step or a suspend makes little difference.
 """
 
 from __future__ import annotations
@@ -43,36 +42,37 @@ from storage.threads import OwnerFailed, report_to_loop, start_background, take_
 log = structlog.get_logger("resting")
 
 OPENING_MAX = 4
-"""Partitions that are opened at a time in one data folder because something is due or unknown: clients' own
-demand must not wait behind them. Those of other folders do not wait for a folder that hangs."""
+"""How many due or unknown partitions one data folder opens at a time. The bound keeps clients' own demand
+from waiting behind them. It holds per folder, so a folder that hangs does not delay the others."""
 LOOKED_AT_ONCE = 256
-"""Partitions that are due or unknown and have their turn in one turn of the event loop."""
+"""How many due or unknown partitions one turn of the event loop looks at."""
 LOOK_S = 1.0
-"""How often the clock is looked at while something is to fall due."""
+"""How often to check the clock while something is going to fall due."""
 ASKED_WITHIN_S = 5.0
-"""How long the start waits for a folder that does not answer …"""
+"""How long startup waits for a folder that does not answer …"""
 ASKED_AGAIN_S = 10.0
-"""… and how soon one is asked again that was not there."""
+"""… and how long to wait before asking such a folder again."""
 LISTING_MAX = 32
-"""Entities whose logs are listed at a time, when the index is made anew."""
+"""How many entities' logs are listed at a time when the index is rebuilt."""
 _SLACK = 64
 
 _Key = tuple[str, int]
-"""The entity's generation, and the partition's number."""
+"""The entity's generation and the partition's number."""
 
 
 class Sleeper(Protocol):
     """A queue whose partitions can be woken."""
 
     async def wake(self, number: int) -> None:
-        """Open a partition, if it is not; return once it is open or cannot be."""
+        """Open a partition if it is not open; returns once it is open or opening has failed."""
 
     def folder_of(self, number: int) -> int:
-        """The number of the data folder that a partition is in."""
+        """The number of the data folder that holds a partition."""
 
 
 class PartitionRegister:
-    """Where one partition is entered: the `Register` (`broker/partition/idle.py`) that its task is given."""
+    """One partition's entry in the index: the `Register` (`broker/partition/idle.py`) that its task is
+    given."""
 
     __slots__ = ("_generation", "_number", "_resting")
 
@@ -80,21 +80,21 @@ class PartitionRegister:
         self._resting, self._generation, self._number = resting, generation, number
 
     def summary(self) -> Summary | None:
-        """What it held when it was closed in good order; None if it is open, was never opened, or nobody
-        knows."""
+        """What the partition held when it was closed cleanly; None if it is open, was never opened, or its
+        content is unknown."""
         return self._resting.summary(self._generation, self._number)
 
     async def opening(self) -> None:
-        """Its log is about to be claimed."""
+        """The partition's log is about to be acquired."""
         await self._resting.opening(self._generation, self._number)
 
     def closed(self, summary: Summary) -> None:
-        """Its log was closed in good order, and holds this."""
+        """The partition's log was closed cleanly; `summary` says what it holds."""
         self._resting.closed(self._generation, self._number, summary)
 
 
 class Resting:
-    """All partitions at rest. Owned by the event loop."""
+    """All closed partitions. Owned by the event loop."""
 
     def __init__(
         self,
@@ -104,26 +104,27 @@ class Resting:
         look_s: float = LOOK_S,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
-        """`failed`: called if the task that wakes partitions has died: then nothing acts on time any more."""
+        """`failed` is called if the task that wakes partitions dies: nothing is opened on time after that."""
         self._index, self._clock, self._look_s, self._failed = index, clock, look_s, failed
         self._unknown: dict[str, set[int]] = {}
         self._totals: dict[str, dict[str, SubqueueCounts]] = {}
-        """What the partitions at rest hold, by entity: added up while their notes are read at the start,
-        until somebody asks."""
+        """What each entity's closed partitions hold. Added up while their notes are read, and kept until
+        first used or out of date."""
         self._due: dict[_Key, int] = {}
-        """When each partition at rest has to be opened, in wall time."""
+        """When each closed partition must be opened, in wall time."""
         self._heap: list[tuple[int, _Key]] = []
-        """The same, the earliest first; also times that do not hold any more."""
+        """The same times, earliest first; includes outdated ones."""
         self._sleepers: dict[str, Sleeper] = {}
         self._waiting: list[_Key] = []
-        """What is unknown and has not had its turn, the most urgent last."""
+        """Unknown partitions still to be looked at, most urgent last."""
         self._changed = asyncio.Event()
         self._all_known = asyncio.Event()
         self._folders = max(1, len(index.witnesses))
         self._busy: Counter[int] = Counter()
-        """By data folder: how many partitions are being opened."""
+        """How many partitions are being opened, by data folder."""
         self._held: dict[int, deque[_Key]] = {}
-        """By data folder: what had its turn while as many were being opened as may be."""
+        """Partitions to open as soon as their data folder has fewer than OPENING_MAX being opened, by
+        folder."""
         self._opening: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._asking: list[asyncio.Task[None]] = []
@@ -132,11 +133,10 @@ class Resting:
     # --- starting and stopping ------------------------------------------------------------------------------
 
     async def load(self, generations: Mapping[str, int], store: EntityLogs) -> None:
-        """Read the index; make it anew from the logs there are if it is missing or damaged. Raises
-        StorageError.
+        """Read the index; rebuild it from the existing logs if it is missing or damaged. Raises StorageError.
 
-        `generations`: all entities that there are, served or not, each with the number of its partitions, 0
-        where that is not known.
+        `generations` holds all entities, served or not, each with its number of partitions, or 0 if that is
+        unknown.
         """
         witnesses = self._index.witnesses
         reading = [asyncio.create_task(witness.read()) for witness in witnesses]
@@ -170,8 +170,8 @@ class Resting:
     async def _doubt(
         self, witnesses: Collection[Witness], generations: Mapping[str, int], store: EntityLogs
     ) -> Mapping[str, Collection[int]]:
-        """What the index says of these folders is not to be believed: all their partitions count as open.
-        Gives them."""
+        """Treat all partitions of these folders as open, because the index is out of date about them. Returns
+        them by generation."""
         folders = {number for number, witness in enumerate(self._index.witnesses) if witness in witnesses}
         doubted: dict[str, list[int]] = {}
         for generation, listed in (await _listed(generations, store)).items():
@@ -196,7 +196,7 @@ class Resting:
         return doubted
 
     async def _ask(self, witness: Witness, generations: Mapping[str, int], store: EntityLogs) -> None:
-        """Ask a folder that has not answered at the start, until it does."""
+        """Ask a folder that did not answer at startup until it does."""
         while not witness.is_read:
             try:
                 await witness.read()
@@ -212,7 +212,7 @@ class Resting:
             self._changed.set()
 
     def start(self) -> None:
-        """Begin to open what is unknown, and to wake what falls due, of all queues that are served."""
+        """Start opening unknown partitions, and waking those that fall due, of all served queues."""
         self._is_started = True
         for generation in self._sleepers:
             self._due.update(self._take_up(generation))
@@ -235,8 +235,8 @@ class Resting:
         self._keeping = start_background(self._keep(), "resting", self._failed)
 
     async def stop(self) -> None:
-        """Wake nothing more."""
-        for task in self._asking:  # they may wait for a disk that hangs
+        """Stop waking partitions."""
+        for task in self._asking:  # they may be waiting for a disk that hangs
             task.cancel()
         for each in (self._keeping, *self._opening):
             if each is not None:
@@ -244,20 +244,20 @@ class Resting:
                 await asyncio.wait([each])
 
     async def close(self) -> None:
-        """All partitions were closed: write the index."""
+        """Write the index, once all partitions are closed."""
         await self._index.close()
 
     # --- queues and their partitions ------------------------------------------------------------------------
 
     def serve(self, generation: str, sleeper: Sleeper) -> None:
-        """A queue of this generation is served."""
+        """Start serving a queue of this generation."""
         self._sleepers[generation] = sleeper
         if self._is_started:
             for key, at_ms in self._take_up(generation):
                 self._appoint(key, at_ms)
 
     def leave(self, generation: str, sleeper: Sleeper) -> None:
-        """It is not served any more."""
+        """Stop serving this queue."""
         if self._sleepers.get(generation) is sleeper:
             del self._sleepers[generation]
             self._totals.pop(generation, None)
@@ -267,7 +267,8 @@ class Resting:
             self._look_whether_all_known()
 
     def _take_up(self, generation: str) -> list[tuple[_Key, int]]:
-        """Note what a queue holds and what is unknown of it; gives when its partitions have to be woken."""
+        """Record what a queue holds and what is unknown about it; returns when its partitions must be
+        woken."""
         numbers: list[int] = []
         notes: list[bytes] = []
         unknown: list[int] = []
@@ -297,19 +298,18 @@ class Resting:
         self._index.forget(generation)
 
     def summary(self, generation: str, number: int) -> Summary | None:
-        """What a partition holds that is at rest; None for one that is open, was never opened, or is not
-        known."""
+        """What a closed partition holds; None for one that is open, was never opened, or is unknown."""
         note = self._index.note(generation, number)
         return None if note is None else decode(note)
 
     def counts(self, generation: str, leave_out: Collection[int]) -> dict[str, SubqueueCounts]:
-        """What the partitions of an entity hold together that are at rest, but for some."""
+        """Totals of an entity's closed partitions, except those in `leave_out`."""
         if not leave_out and (total := self._totals.pop(generation, None)) is not None:
             return total
         return total_of(self._index.notes(generation, leave_out))
 
     def register(self, generation: str, number: int) -> PartitionRegister:
-        """For the task of one partition."""
+        """The register for the task of one partition."""
         return PartitionRegister(self, generation, number)
 
     async def opening(self, generation: str, number: int) -> None:
@@ -325,22 +325,22 @@ class Resting:
         self._totals.pop(generation, None)
         if (
             summary.wake_at_ms is not None and generation in self._sleepers
-        ):  # a deleted queue's logs are closed after it has left
+        ):  # a deleted queue's logs are closed after `leave`
             self._appoint((generation, number), summary.wake_at_ms)
 
-    # --- what is not known ----------------------------------------------------------------------------------
+    # --- unknown partitions ---------------------------------------------------------------------------------
 
     def unknown(self, generation: str) -> Collection[int]:
-        """The partitions of an entity that may hold something, and nobody knows what."""
+        """Partitions of an entity that may hold messages but whose content is unknown."""
         return self._unknown.get(generation, ())
 
     @property
     def unknown_count(self) -> int:
-        """How many there are in all."""
+        """The number of unknown partitions of all entities."""
         return sum(map(len, self._unknown.values()))
 
     async def all_known(self, within_s: float) -> bool:
-        """Wait until no partition is unknown; False if some still are when the time is over."""
+        """Wait until no partition is unknown; False if some still are after `within_s`."""
         if self._all_known.is_set():
             return True
         try:
@@ -353,7 +353,8 @@ class Resting:
     # --- waking ---------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Open the unknown ones in order of urgency, then, and meanwhile, what falls due."""
+        """Open the unknown partitions in order of urgency, and whatever falls due in the meantime and
+        afterwards."""
         self._waiting.sort(key=lambda key: (self._urgency(*key), key), reverse=True)
         while True:
             self._changed.clear()
@@ -369,7 +370,7 @@ class Resting:
                     await self._changed.wait()
 
     def _start_some(self) -> int:
-        """Begin to open what can be opened now; gives how many partitions were looked at."""
+        """Start opening what can be opened now; returns how many partitions were looked at."""
         for folder, held in self._held.items():
             while held and self._busy[folder] < OPENING_MAX:
                 self._start_one(held.popleft(), folder)
@@ -421,7 +422,7 @@ class Resting:
             self._all_known.set()
 
     def _urgency(self, generation: str, number: int) -> float:
-        """When a partition that was open had to act next, as far as its last note says."""
+        """When a partition that was open had to act next, according to its last note."""
         for each, _, note in self._index.partitions(generation):
             if each == number and is_readable(note) and (at_ms := wake_at_ms(note)) is not None:
                 return at_ms
@@ -439,7 +440,7 @@ class Resting:
         heapq.heapify(self._heap)
 
     def _next_due(self) -> _Key | None:
-        """A partition at rest that is due now, taken out; None if there is none."""
+        """Take out a closed partition that is due now; None if there is none."""
         now_ms = self._clock.now_ms()
         while self._heap and (
             self._heap[0][0] <= now_ms or self._due.get(self._heap[0][1]) != self._heap[0][0]
@@ -452,7 +453,7 @@ class Resting:
 
 
 async def _listed(generations: Mapping[str, int], store: EntityLogs) -> dict[str, list[int]]:
-    """The partitions of each entity that have a log; all of them where the disk does not say."""
+    """The partitions of each entity that have a log; all of them if the disk cannot say."""
     turns = asyncio.Semaphore(LISTING_MAX)
 
     async def of(generation: str, partitions: int) -> list[int]:
@@ -468,7 +469,7 @@ async def _listed(generations: Mapping[str, int], store: EntityLogs) -> dict[str
 
 
 def add_counts(total: dict[str, SubqueueCounts], counts: Mapping[str, SubqueueCounts]) -> None:
-    """Add what each subqueue holds."""
+    """Add each subqueue's counts to the total."""
     for subqueue, each in counts.items():
         sum_ = total.setdefault(subqueue, SubqueueCounts())
         sum_.active += each.active

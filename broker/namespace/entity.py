@@ -1,9 +1,8 @@
-"""An entity at work: its description, its partitions, its router, and who has to hear when it changes.
+"""A running entity: its description, partitions and router, and the watchers to notify when it changes.
 
 Each kind of entity is a subclass (`queue.py`) that says what clients may do with it.
 
-Partitions come to life when they are first used: a queue that nobody touches is its description and little
-more.
+Partitions start when they are first used, so an unused queue costs little more than its description.
 """
 
 from __future__ import annotations
@@ -37,35 +36,35 @@ from storage.spread_store import place
 
 
 class Partition(PartitionHandle, Protocol):
-    """What a queue needs of a partition's task beyond its mailbox."""
+    """What a queue needs from a partition's task besides its mailbox."""
 
     @property
     def health(self) -> str:
-        """Its state, as people read it."""
+        """The partition's state, as people read it."""
 
     def counts(self) -> dict[str, SubqueueCounts]:
-        """What it holds, by subqueue, or held when it was last open."""
+        """Message counts by subqueue; as of its last close if the partition is not open."""
 
     async def opened(self) -> None:
-        """Return once the log was opened, or could not be."""
+        """Return once the log is open or opening it has failed."""
 
     async def stop(self, *, is_deleted: bool = False) -> None:
-        """Finish the commit under way, close the log; save nothing more if it is about to be deleted. Safe to
-        call twice."""
+        """Finish the commit under way and close the log. If the queue is about to be deleted, save nothing
+        more. Safe to call twice."""
 
 
 class Watcher(Protocol):
-    """A link, or whoever else serves clients of the queue."""
+    """A link, or anything else that serves clients of the queue."""
 
     def queue_changed(self) -> None:
-        """The description is another one: check whether what is under way is still permitted."""
+        """The description has changed: check whether the operations under way are still permitted."""
 
     def queue_ended(self, why: Refused) -> None:
-        """The queue is gone."""
+        """The queue was deleted or is out of service."""
 
 
 class _Sleeping:
-    """A partition that nobody has used yet."""
+    """A partition that has not been used yet."""
 
     __slots__ = ("_number", "_queue")
     available = True
@@ -75,7 +74,7 @@ class _Sleeping:
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         if isinstance(operation, Detach | Release | Recalled):
-            return  # nobody holds anything in it, so there is nothing to end
+            return  # no client holds anything in it, so there is nothing to end
         gone = self._queue.gone
         if gone is None:
             self._queue.partition(self._number).post(operation, client, sink)
@@ -84,13 +83,13 @@ class _Sleeping:
 
 
 class Entity(ABC):
-    """An entity at work. Owned by the event loop.
+    """A running entity. Owned by the event loop.
 
-    Subclasses say what the kind of entity is. Links, nodes and the namespace treat all kinds alike.
+    Subclasses define each kind of entity. Links, nodes and the namespace treat all kinds alike.
     """
 
     FOREIGN_CAPABILITIES: ClassVar[frozenset[str]] = frozenset()
-    """Capabilities (§3.5.3) of nodes that behave in another way than this kind. A link that asks for one is
+    """Capabilities (§3.5.3) of nodes that behave differently from this kind. A link that asks for one is
     refused."""
 
     def __init__(
@@ -100,19 +99,19 @@ class Entity(ABC):
         start_partition: Callable[[Entity, int], Partition],
         resting: Resting,
     ) -> None:
-        """`resting` knows what the partitions hold that have not come to life, and wakes them on time."""
+        """`resting` knows what the partitions that have not started hold, and wakes them on time."""
         self.description = description
         self.meter = meter
         self.accessed_at_ms: int | None = None
         """When a client last sent, received or peeked; set by the links."""
         self.watchers: set[Watcher] = set()
         self.gone: Refused | None = None
-        """Why it is no more, or out of service: no partition comes to life after that, for its log would
-        outlive the queue."""
+        """Why the entity was deleted or is out of service; None while it is served. Once this is set, no
+        partition starts, because its log would outlive the queue."""
         self._start_partition, self._resting = start_partition, resting
         self._partitions: dict[int, Partition] = {}
         self._at_rest: dict[str, SubqueueCounts] | None = None
-        """What those partitions hold together that have not come to life; None while it is not added up."""
+        """Totals for the partitions that have not started; None until they are added up."""
         self._handles: list[PartitionHandle] = [
             _Sleeping(self, number) for number in range(description.partitions)
         ]
@@ -121,19 +120,20 @@ class Entity(ABC):
 
     @abstractmethod
     def check_can_send(self, subqueue: str) -> None:
-        """Raises Refused if clients cannot send to this subqueue, or not for now."""
+        """Raises Refused if clients cannot send to this subqueue, ever or at the moment."""
 
     @abstractmethod
     def check_can_receive(self, subqueue: str) -> None:
-        """Raises Refused if clients cannot receive from this subqueue, or not for now."""
+        """Raises Refused if clients cannot receive from this subqueue, ever or at the moment."""
 
     @abstractmethod
     def requires_session(self, subqueue: str) -> bool:
-        """Messages here belong to message sessions: each must name one, and is received with its session."""
+        """Whether messages here belong to message sessions: each must name its session and is received with
+        it."""
 
     @property
     def message_bytes_max(self) -> int:
-        """The largest message that it takes; a batch counts as one."""
+        """The largest message that the entity takes; a batch counts as one."""
         return self.description.settings.max_message_size_kb * 1024
 
     @property
@@ -141,7 +141,7 @@ class Entity(ABC):
         return self.description.name
 
     def partition(self, number: int) -> Partition:
-        """A partition, brought to life if it was not."""
+        """A partition, started if it was not."""
         partition = self._partitions.get(number)
         if partition is None:
             assert self.gone is None, "a queue that was deleted wakes no partition"
@@ -151,18 +151,18 @@ class Entity(ABC):
         return partition
 
     def folder_of(self, number: int) -> int:
-        """The number of the data folder that a partition is in."""
+        """The number of the data folder that holds a partition."""
         return place(self.description.generation, number, self.description.folders)
 
     async def wake(self, number: int) -> None:
-        """Something is due in a partition, or nobody knows what it holds: return once it is open, or cannot
-        be."""
+        """Open a partition because something in it is due or its content is unknown. Returns once it is open
+        or opening has failed."""
         if self.gone is None and number < self.description.partitions:
             await self.partition(number).opened()
 
     async def opened(self, numbers: Collection[int], turns: asyncio.Semaphore) -> None:
-        """Return once these partitions, and those that live, were opened, or could not be; `turns` bounds how
-        many open at a time.
+        """Return once these partitions and those already started are open or have failed to open. `turns`
+        limits how many open at a time.
 
         Raises Refused once the queue is gone.
         """
@@ -178,7 +178,7 @@ class Entity(ABC):
 
     @property
     def available(self) -> bool:
-        """All partitions are, as far as anybody knows."""
+        """Whether all partitions are available, as far as is known."""
         return self.gone is None and (
             not self._partitions or all(partition.available for partition in self._partitions.values())
         )
@@ -193,13 +193,14 @@ class Entity(ABC):
         ]
 
     def count_health(self, into: dict[str, int]) -> None:
-        """Add how many partitions are in which state. Does little for a queue that nobody has used."""
+        """Add the number of partitions in each state. Costs little for an unused queue."""
         into["closed"] = into.get("closed", 0) + self.description.partitions - len(self._partitions)
         for partition in self._partitions.values():
             into[partition.health] = into.get(partition.health, 0) + 1
 
     def counts(self) -> dict[str, SubqueueCounts]:
-        """What all partitions together hold, by subqueue: exact, but for those that are `unknown`."""
+        """Message counts of all partitions together, by subqueue. Exact except for those that are
+        `unknown`."""
         if self._at_rest is None:
             self._at_rest = self._resting.counts(self.description.generation, self._partitions)
         if not self._partitions:
@@ -212,18 +213,18 @@ class Entity(ABC):
 
     @property
     def unknown(self) -> Collection[int]:
-        """The partitions that may hold something, and nobody knows what until they were opened."""
+        """Partitions that may hold messages but whose content is unknown until they are opened."""
         return self._resting.unknown(self.description.generation)
 
     async def update(self, description: EntityDescription) -> None:
-        """Work with another description from now on; returns when every open partition does."""
+        """Switch to another description; returns once every open partition uses it."""
         self.description = description
         await asyncio.gather(*(self._tell(partition) for partition in self._partitions.values()))
         for watcher in list(self.watchers):
             watcher.queue_changed()
 
     async def _tell(self, partition: Partition) -> None:
-        with contextlib.suppress(Refused):  # it is down, and has taken note
+        with contextlib.suppress(Refused):  # the partition is down, but has noted the description
             await ask(partition, Update(self.description))
 
     async def stop(self) -> None:
@@ -231,7 +232,8 @@ class Entity(ABC):
         await asyncio.gather(*(partition.stop() for partition in self._partitions.values()))
 
     async def end(self, why: Refused, *, is_deleted: bool = False) -> None:
-        """The queue is deleted, or out of service: tell who is attached, stop, and be counted no more."""
+        """Delete the queue or take it out of service: notify watchers, stop the partitions and remove the
+        metrics."""
         self.gone = why
         self.meter.end()
         self._resting.leave(self.description.generation, self)
@@ -246,16 +248,16 @@ _clients = iter(range(1, 1 << 62))
 
 
 def next_client() -> ClientId:
-    """A number for one more client of partitions, unique in this process."""
+    """A new client number for partitions, unique in this process."""
     return ClientId(next(_clients))
 
 
 async def ask(handle: PartitionHandle, operation: Operation) -> Answer:
-    """Post one operation and wait for its answer. For the rare ways: the hot one registers a sink and never
-    waits.
+    """Post one operation and wait for its answer. Meant for rare operations: the hot path registers a sink
+    and never waits.
 
-    If the caller is cancelled, messages that were locked for it are released at once. Raises Refused where
-    the answer is `Failed`.
+    If the caller is cancelled, messages that were locked for it are released at once. Raises Refused if the
+    answer is `Failed`.
     """
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -270,7 +272,7 @@ async def ask(handle: PartitionHandle, operation: Operation) -> Answer:
     try:
         answer = await future
     except asyncio.CancelledError:
-        if not future.cancelled():  # the answer came, and the cancellation before it could be taken
+        if not future.cancelled():  # the answer arrived, but the caller was cancelled before taking it
             sink(future.result())
         raise
     finally:

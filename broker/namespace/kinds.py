@@ -19,5 +19,5 @@ def make_entity(
     start_partition: Callable[[Entity, int], Partition],
     resting: Resting,
 ) -> Entity:
-    """An entity of the kind that its description says."""
+    """An entity of the class that matches its description."""
     return KINDS[type(description)](description, meter, start_partition, resting)

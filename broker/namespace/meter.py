@@ -1,4 +1,5 @@
-"""One entity's counters, and what its partitions tell: the hot path adds to plain numbers, once per batch."""
+"""One entity's counters, and what its partitions report. The hot path adds to plain numbers, once per
+batch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _OUR_FAULT = frozenset({Reason.INTERNAL, Reason.DISK_FULL, Reason.PARTITION_UNAV
 
 
 class EntityMeter(EntityCounters):
-    """The counters of one entity, shown for as long as it lives."""
+    """The counters of one entity, exported while the entity exists."""
 
     __slots__ = ("_metrics",)
 
@@ -20,23 +21,23 @@ class EntityMeter(EntityCounters):
         metrics.entities[entity] = self
 
     def end(self) -> None:
-        """The entity is gone, and its series with it. Links that still hold this meter may go on counting:
-        nobody looks."""
+        """Stop exporting the entity's series. Links that still hold this meter may keep counting; nothing
+        reads it."""
         if self._metrics.entities.get(self.entity) is self:
             del self._metrics.entities[self.entity]
 
     def refused(self, reason: Reason, count: int) -> None:
-        """Operations that were not carried out."""
+        """Count operations that were refused."""
         if reason in _OUR_FAULT:
             self.server_errors += count
         else:
             self.user_errors += count
 
     def add(self, counter: str, count: int) -> None:
-        """So many more of a counter that is known by its name (`entity_counters.COUNTERS`)."""
+        """Add to a counter by its name (`entity_counters.COUNTERS`)."""
         setattr(self, counter, getattr(self, counter) + count)
 
-    # --- what a partition tells (`partition.task.PartitionMeter`) -------------------------------------------
+    # --- what a partition reports (`partition.task.PartitionMeter`) -----------------------------------------
 
     def committed(self, records: int, size: int, seconds: float) -> None:
         self._metrics.committed(records, size, seconds)

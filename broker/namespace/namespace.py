@@ -2,23 +2,24 @@
 
 *A damaged entry* (both of its files, or their content) puts only its own entity out of service. It is
 reported, and its logs are kept. If its name is still legible, clients are told to try again, not that the
-entity does not exist. Deleting the entity gives it up. If the name is not legible, any name could be the
-entity's: until the files are readable again, or were moved away, no queue is created, because it could take
-the place of one that still has its messages.
+entity does not exist. Deleting the entity discards its messages. If the name is not legible, the entity could
+have any name: until the files are readable again or have been moved away, no queue is created, because it
+could take the place of one that still has its messages.
 
-An entity exists on all its partitions or on none: its catalogue entry, written atomically, is the moment of
-its creation and of its end; its partitions' logs come to life when they are first used, and are deleted after
-the entry was. What a crash leaves in between is cleared at the next start, but only logs whose entry is known
-to be deleted: others may be somebody's messages.
+An entity exists on all its partitions or on none: writing or deleting its catalogue entry, which is atomic,
+creates or deletes it. Its partitions' logs are created on first use, and deleted after the entry. The next
+start clears what a crash leaves in between, but only logs whose entry is known to be deleted, because any
+other logs may hold messages that are still wanted.
 
-*An unknown outcome* (durability rule 3). A change of the catalogue that fails may be on the disk or not. The
-catalogue has then tried more than once, and the client hears that it may try again. Until the entry is known
-to match the queue that is served, the name is *unconfirmed*. It is confirmed in the background, or before the
+*An unknown outcome* (durability rule 3). A catalogue change that fails may or may not be on the disk. By then
+the catalogue has tried more than once, and the client is told that it may try again. Until the entry is known
+to match the queue being served, the name is *unconfirmed*. It is confirmed in the background, or before the
 next change of that name:
 
-    create failed    nobody is served under the name; what may have been written is deleted update failed
-    the queue is served as it was, and its entry written as it was delete failed    the queue is out of
-    service: what it acknowledged might be gone after a restart. It comes back with its entry
+- create failed: no queue is served under the name; delete what may have been written
+- update failed: the queue is served as it was; write its entry again as it was
+- delete failed: the queue is out of service, because what it acknowledged might be gone after a
+  restart; it comes back with its entry
 """
 
 from __future__ import annotations
@@ -57,20 +58,20 @@ from storage.threads import OwnerFailed, report_to_loop, start_background, withi
 log = structlog.get_logger("namespace")
 
 OPENING_MAX = 32
-"""Partitions that are opened at a time to be counted: a list of a thousand queues must not take all threads
-and descriptors."""
+"""How many partitions are opened at a time to be counted, so that listing a thousand queues does not take all
+threads and descriptors."""
 
 
 COUNTED_WITHIN_S = 8.0
-"""How long who counts all entities waits for what is unknown after a crash. Prometheus gives up after 10
-s."""
+"""How long, in seconds, a count of all entities waits for what is unknown after a crash. Prometheus gives up
+after 10 s."""
 
 
 @dataclass(
     slots=True
-)  # not frozen: that would take four times as long to make, and a list makes ten thousand
+)  # not frozen: creating one would take four times as long, and listing creates ten thousand
 class EntityRuntime:
-    """What an entity holds now, gathered from all its partitions (HTTP contract 2.6)."""
+    """What an entity holds now, summed over all its partitions (HTTP contract 2.6)."""
 
     active: int
     dead_letter: int
@@ -87,7 +88,7 @@ class EntityRuntime:
 
 
 class Namespace:
-    """All entities. Owned by the event loop; changes to one entity wait for each other."""
+    """All entities. Owned by the event loop; changes to one entity are made one at a time."""
 
     def __init__(
         self,
@@ -106,16 +107,16 @@ class Namespace:
         disk_timeout_ms: int = 5_000,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
-        """`unserved_topics`: topics of the configuration file, which this version reads and does not serve.
+        """`unserved_topics`: topics in the configuration file, which this version reads but does not serve.
 
         `folders`: over how many data folders the partitions of new entities are spread.
 
-        `confirm_retry_ms`: how often to try again to confirm a name whose change failed.
+        `confirm_retry_ms`: how long to wait between attempts to confirm an unconfirmed name.
 
-        `disk_timeout_ms`: how long a change waits for a disk that does not answer while it removes what a
-        deleted queue has left.
+        `disk_timeout_ms`: how long a deletion waits for a disk that does not answer while it removes the
+        queue's files.
 
-        `failed` is called if a background task dies. The namespace can then not be relied on.
+        `failed` is called if a background task dies. The namespace can no longer be relied on then.
         """
         self.name = name
         self._catalogue, self._store, self._clock, self._make_entity, self._resting = (
@@ -128,7 +129,7 @@ class Namespace:
         self._partitions_default, self._entities_max = partitions_default, entities_max
         self._queues: dict[str, Entity] = {}
         self._keys: list[str] | None = None
-        """Theirs, in order; None while nobody has asked since one came or went."""
+        """The keys of all queues, sorted; None until they are needed after a queue was added or removed."""
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self._folders = folders
@@ -137,21 +138,21 @@ class Namespace:
         self._disk_timeout_s = disk_timeout_ms / 1_000
         self._failed = failed
         self._unconfirmed: dict[str, str] = {}
-        """By key: the generation whose entry may not be what is served."""
+        """Generations whose entry may not match the queue being served, by key."""
         self._confirming: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._damaged: dict[str, str] = {}
-        """The generations of damaged entries, by the entity's key where its name is legible."""
+        """Generations of damaged entries with a legible name, by key."""
         self._illegible: set[str] = set()
-        """The generations of damaged entries whose names are not known for certain."""
+        """Generations of damaged entries whose names are not certain."""
         self.rules_changed: Callable[[], None] = lambda: None
-        """Called when an entity's authorization rules have changed, or were deleted with it. Set by
+        """Called when an entity's authorization rules have changed or were deleted with it. Set by
         `Services`."""
 
     async def load(self) -> None:
-        """Load the entities of the catalogue. Raises StorageError if the folder cannot be read or another
+        """Load the entities from the catalogue. Raises StorageError if the folder cannot be read or another
         process uses it."""
-        with_logs = set(await self._store.entities())  # before anything else: it locks the folder
+        with_logs = set(await self._store.entities())  # first of all, because this locks the folder
         known: set[str] = set()
         damaged: list[tuple[Damaged, str]] = []
         namesakes: dict[str, list[EntityDescription]] = {}
@@ -194,8 +195,8 @@ class Namespace:
         self._checking = start_background(self._open_missing(), "namespace-check", self._failed)
 
     async def _open_missing(self) -> None:
-        """Open the partitions whose logs are missing, in the background: each finds the damage, reports it,
-        and stays down."""
+        """Open the partitions whose logs are missing, in the background. Each partition finds the damage,
+        reports it and stays down."""
         try:
             missing = await self._store.missing()
         except StorageError as error:  # none of the folders can be listed
@@ -212,7 +213,7 @@ class Namespace:
     def _note_damaged(self, damaged: Damaged, why: str) -> None:
         found = list(map(salvage_name, damaged.remains))
         names = sorted({name for name in found if name})
-        # A name from bytes whose checksum does not match counts only if both files have it.
+        # A name read from bytes whose checksum does not match counts only if both files have it.
         is_certain = len(names) == 1 and None not in found and (len(found) > 1 or not damaged.files)
         if damaged.name is not None and not is_certain:
             self._illegible.add(damaged.name)
@@ -233,10 +234,10 @@ class Namespace:
                 self._damaged[key_of(name)] = damaged.name
 
     async def _choose(self, found: list[EntityDescription], with_logs: set[str]) -> EntityDescription:
-        """Of several entries of one name the newest that has logs, or else the newest. Those without logs are
-        deleted: they hold nothing.
+        """Of several entries with one name, choose the newest that has logs, else the newest. Delete those
+        without logs, since they hold nothing.
 
-        Such entries come from brokers before this version, or from a folder that was put together by hand.
+        Such entries come from earlier versions of the broker, or from a folder that was assembled by hand.
         """
         newest_last = sorted(
             found, key=lambda each: (each.generation in with_logs, each.created_at_ms, each.generation)
@@ -262,7 +263,7 @@ class Namespace:
         return chosen
 
     async def _is_without_logs(self, generation: str) -> bool:
-        """Whether it is certain that an entity has no logs: every data folder was looked at."""
+        """Whether an entity certainly has no logs, because every data folder was checked."""
         try:
             return await self._store.is_without_logs(generation)
         except StorageError:
@@ -275,7 +276,7 @@ class Namespace:
         return self._queues.get(key_of(name))
 
     def find_queue(self, name: str) -> EntityDescription | None:
-        """Its description."""
+        """The description of the queue of this name."""
         queue = self.find(name)
         return queue.description if queue else None
 
@@ -312,13 +313,13 @@ class Namespace:
 
     @property
     def damaged(self) -> Collection[str]:
-        """The queues that are out of service because their entries cannot be read: names in lower case, else
-        generations."""
+        """Queues out of service because their entries cannot be read: by lower-case name if known, else by
+        generation."""
         return [*self._damaged, *(self._illegible - set(self._damaged.values()))]
 
     def may_be_damaged(self, name: str) -> bool:
-        """Whether a queue that is not served may exist all the same: its entry cannot be read, or one of
-        which nobody knows the name."""
+        """Whether a queue that is not served may still exist: its entry cannot be read, or there is a damaged
+        entry whose name is unknown."""
         return bool(self._illegible) or key_of(name) in self._damaged
 
     def queues(self) -> Sequence[EntityDescription]:
@@ -326,43 +327,42 @@ class Namespace:
         return [self._queues[key].description for key in sorted(self._queues)]
 
     def queues_between(self, start: int, stop: int) -> Sequence[Entity]:
-        """Some of all queues, counted by name."""
+        """A slice of all queues, sorted by name."""
         if self._keys is None:
             self._keys = sorted(self._queues)
         return [self._queues[key] for key in self._keys[start:stop]]
 
     @property
     def queue_count(self) -> int:
-        """How many there are."""
+        """The number of queues."""
         return len(self._queues)
 
     def live_queues(self) -> Iterable[Entity]:
-        """All queues, in no order."""
+        """All queues, in no particular order."""
         return self._queues.values()
 
     def rules_of(self, path: str) -> Sequence[AuthorizationRule]:
-        """The SAS rules of an entity, none for one that does not exist."""
+        """The SAS rules of an entity; none if it does not exist."""
         queue = self.find(path)
         return queue.description.settings.authorization_rules if queue else ()
 
     async def runtime(self, name: str) -> EntityRuntime:
-        """Counts and health, once every partition that has a log was opened or has failed to. Raises
+        """Counts and health, once every partition that has a log is open or has failed to open. Raises
         Refused(ENTITY_NOT_FOUND).
 
-        A partition without a log holds nothing, and stays as it is: nothing is written because somebody
-        looks.
+        A partition without a log holds nothing and is left alone: reading the counts writes nothing.
         """
         queue = self._existing(name)
         try:
             with_logs: Collection[int] = await self._store.partitions(queue.description.generation)
-        except StorageError:  # whatever it is, opening them will tell, and end in a state
+        except StorageError:  # opening the partitions turns any failure into a state
             with_logs = range(queue.description.partitions)
         await queue.opened(with_logs, self._opening)
         return self.runtime_now(queue)
 
     async def counted(self, within_s: float = COUNTED_WITHIN_S) -> None:
-        """Return once `runtime_now` is exact for all queues, or the time is over: then it is not for those
-        with `Entity.unknown`."""
+        """Return once `runtime_now` is exact for all queues, or after `within_s`; then it is not exact for
+        queues with `Entity.unknown`."""
         until_s = asyncio.get_running_loop().time() + within_s
         if self._checking is not None and not self._checking.done():
             await asyncio.wait([self._checking], timeout=within_s)
@@ -370,11 +370,11 @@ class Namespace:
 
     @property
     def unknown_count(self) -> int:
-        """Partitions that were open when the broker ended before, and have not been opened yet."""
+        """Partitions that were open when the broker last ended and have not been opened yet."""
         return self._resting.unknown_count
 
     def runtime_now(self, queue: Entity) -> EntityRuntime:
-        """The same without waiting, and without opening a log: exact but for partitions that are
+        """Like `runtime`, without waiting or opening a log. Exact except for partitions that are
         `Entity.unknown`."""
         counts, availability = queue.counts(), "Available" if queue.available else "Limited"
         active = scheduled = messages = size = 0
@@ -409,9 +409,9 @@ class Namespace:
         *,
         file_settings: EntitySettings | None = None,
     ) -> EntityDescription:
-        """Create a queue, durably. `file_settings` if the configuration file asks for it.
+        """Create a queue, durably. Pass `file_settings` if the configuration file asks for it.
 
-        Settings without effect are refused, except those of the file: the emulator's own file must start,
+        Settings without effect are refused, except those from the file: the emulator's own file must start,
         with a warning. Raises Refused: ENTITY_EXISTS, ARGUMENT, NOT_IMPLEMENTED, QUOTA_EXCEEDED, and as
         `_on_disk`.
         """
@@ -455,11 +455,11 @@ class Namespace:
     async def update_queue(
         self, name: str, settings: EntitySettings, *, file_settings: EntitySettings | None = None
     ) -> EntityDescription:
-        """Replace a queue's settings, durably, on all partitions. `file_settings` if the configuration file
-        asks for it.
+        """Replace a queue's settings, durably, on all partitions. Pass `file_settings` if the configuration
+        file asks for it.
 
-        Settings without effect are refused as in `create_queue`, unless they are already stored.
-        Raises Refused: ENTITY_NOT_FOUND, ARGUMENT, NOT_IMPLEMENTED, and as `_on_disk`.
+        Settings without effect are refused as in `create_queue`, unless they are already stored. Raises
+        Refused: ENTITY_NOT_FOUND, ARGUMENT, NOT_IMPLEMENTED, and as `_on_disk`.
         """
         async with self._change(name):
             await self._confirm(key_of(name))
@@ -477,9 +477,9 @@ class Namespace:
             return description
 
     async def delete_queue(self, name: str) -> None:
-        """Delete a queue with all it holds, durably. Raises Refused: ENTITY_NOT_FOUND, and as `_on_disk`.
+        """Delete a queue and everything in it, durably. Raises Refused: ENTITY_NOT_FOUND, and as `_on_disk`.
 
-        Once the entry is deleted the queue is: what is left of its files is cleared at the next start.
+        The queue is deleted as soon as its entry is; the next start clears any files left behind.
         """
         key = key_of(name)
         async with self._change(name):
@@ -512,8 +512,8 @@ class Namespace:
             await self._clear(queue.description.generation)
 
     async def _clear(self, generation: str) -> None:
-        """Remove what a deleted entity has left. If the disk refuses, the next start does it; nobody waits
-        for a disk that hangs."""
+        """Remove the files of a deleted entity. If the disk refuses, the next start does it; a disk that
+        hangs is not waited for."""
         self._resting.forget(generation)
         with contextlib.suppress(TimeoutError):
             await within(self._disk_timeout_s, self._remove(generation))
@@ -541,16 +541,16 @@ class Namespace:
         entry = self._catalogue.put(description.generation, encode_description(description))
         await self._on_disk(key_of(description.name), description.generation, entry)
 
-    # --- what the disk refuses ------------------------------------------------------------------------------
+    # --- disk failures --------------------------------------------------------------------------------------
 
     @property
     def unconfirmed(self) -> Collection[str]:
-        """The keys of the names whose last change failed, and may be on the disk all the same."""
+        """The keys of the names whose last change failed but may be on the disk."""
         return self._unconfirmed.keys()
 
     async def _on_disk(self, key: str, generation: str, change: Awaitable[None]) -> None:
-        """Carry out a change of the catalogue. If it fails, or is cancelled and so goes on unheard, the name
-        is unconfirmed.
+        """Carry out a catalogue change. If it fails, or is cancelled while the disk may still carry it out,
+        the name becomes unconfirmed.
 
         Raises Refused: DISK_FULL (nothing happened), PARTITION_UNAVAILABLE, whose text says whether anything
         happened.
@@ -605,7 +605,7 @@ class Namespace:
         elif queue.gone is not None:
             await queue.end(
                 queue.gone
-            )  # whoever has attached meanwhile; and its logs are closed before they are claimed again
+            )  # end links attached since then, and close its logs before they are acquired again
             self._queues[key] = self._make_entity(queue.description)
             for watcher in list(queue.watchers):
                 watcher.queue_ended(queue.gone)
@@ -613,7 +613,7 @@ class Namespace:
         log.info("catalogue.confirmed", entity=key)
 
     async def _confirm_all(self) -> None:
-        """Try until nothing is unconfirmed."""
+        """Retry until nothing is unconfirmed."""
         try:
             while self._unconfirmed:
                 await asyncio.sleep(self._confirm_retry_ms / 1_000)
@@ -627,7 +627,7 @@ class Namespace:
                 with contextlib.suppress(Refused):
                     await self._confirm(key)
 
-    # --- within ---------------------------------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------------------------
 
     def _existing(self, name: str) -> Entity:
         queue = self.find(name)
@@ -641,7 +641,8 @@ class Namespace:
         return queue
 
     def _change(self, name: str) -> asyncio.Lock:
-        """One change at a time per name. A lock lives as long as somebody holds it or waits for it."""
+        """The lock that admits one change at a time per name. A lock exists only while somebody holds it or
+        waits for it."""
         key = key_of(name)
         lock = self._changing.get(key)
         if lock is None:
@@ -650,7 +651,7 @@ class Namespace:
 
 
 def _unconfirmed(name: str) -> Refused:
-    """Every client retries this: the name is confirmed as soon as the disk permits."""
+    """An error that every client retries: the name is confirmed as soon as the disk permits."""
     return Refused(
         Reason.PARTITION_UNAVAILABLE,
         f"The catalogue could not be written, and whether the last change of '{name}' reached the disk "
@@ -660,5 +661,5 @@ def _unconfirmed(name: str) -> Refused:
 
 
 def not_found_text(name: str) -> str:
-    """What JavaScript and Java recognise a missing entity by (AMQP contract 9.4)."""
+    """The text by which JavaScript and Java recognise a missing entity (AMQP contract 9.4)."""
     return f"The messaging entity '{name}' could not be found."

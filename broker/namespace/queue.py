@@ -1,4 +1,4 @@
-"""A queue: clients send to its main subqueue, and receive from all three."""
+"""A queue: clients send to its main subqueue and receive from all three."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from broker.namespace.entity import Entity
 
 
 class Queue(Entity):
-    """A queue at work. Owned by the event loop."""
+    """A running queue. Owned by the event loop."""
 
     FOREIGN_CAPABILITIES = frozenset({"topic", "temporary-topic", "shared", "temporary-queue"})
-    """JMS clients ask for them."""
+    """JMS clients ask for these."""
 
     def check_can_send(self, subqueue: str) -> None:
         """Raises Refused: NOT_ALLOWED, ENTITY_DISABLED."""
@@ -25,7 +25,7 @@ class Queue(Entity):
             )
 
     def check_can_receive(self, subqueue: str) -> None:
-        """Raises Refused(ENTITY_DISABLED) when its status does not let messages out."""
+        """Raises Refused(ENTITY_DISABLED) if the queue's status does not allow receiving."""
         status = self.description.settings.status
         if not status.can_receive:
             raise Refused(

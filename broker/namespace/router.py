@@ -1,11 +1,11 @@
-"""Which partition, and how it is: the router of one entity (AMQP contract 10.7).
+"""Choose the partition for each message: the router of one entity (AMQP contract 10.7).
 
-The key of a message is its session-id, else its partition-key, else its message-id where the entity detects
-duplicates. A key pins its messages to one partition by a stable hash; messages without a key go round over
-the partitions that are available, and have room as far as is known. A keyed send to a partition that is down
-is refused, and may be retried.
+The key of a message is its session-id, else its partition-key, else its message-id if the entity detects
+duplicates. A key pins its messages to one partition by a stable hash. Messages without a key go round robin
+over the partitions that are available and not known to be full. A keyed send to a partition that is down is
+refused, and may be retried.
 
-The hash is part of what we promise (docs/partitioning.md): BLAKE2b with an 8-byte digest over the key's UTF-8
+The hash is a documented promise (docs/partitioning.md): BLAKE2b with an 8-byte digest over the key's UTF-8
 bytes, read as a big-endian number, modulo the number of partitions. It never changes for an entity.
 """
 
@@ -21,10 +21,10 @@ from broker.operations import ClientId, Operation, Sink, partition_of, partition
 
 RUN_MESSAGES_MAX = 128
 EVEN_TO = 16
-"""One part in so many is what partitions may differ by."""
+"""Partitions' message counts differ by at most one part in this many."""
 FULL_S = 1.0
-"""For so long a partition that was full is given nothing that another one takes. Then it is tried: it may
-have been emptied."""
+"""After a partition was full, prefer others for this many seconds. Then try it again, since it may have been
+emptied."""
 
 
 class PartitionHandle(Protocol):
@@ -32,7 +32,7 @@ class PartitionHandle(Protocol):
 
     @property
     def available(self) -> bool:
-        """It takes operations now, or will as soon as it is open."""
+        """Whether it takes operations now, or will as soon as it is open."""
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         """Put an operation into the partition's mailbox. Never blocks, never drops."""
@@ -54,11 +54,11 @@ class Router:
         self._given = [0] * len(handles)
         """Messages without a key so far, by partition."""
         self._passed: set[int] = set()
-        """Partitions that were passed over at the last spread: not available, or full."""
+        """Partitions that the last spread passed over: unavailable or full."""
         self._full_until: dict[int, float] = {}
-        """Partitions that were full a moment ago."""
+        """Recently full partitions, and when to try each again."""
         self.unseen: set[int] = set()
-        """Partitions that browsers are not shown, for they are down, and of which that was logged."""
+        """Partitions that browsers skip because they are down, for which this has been logged."""
         self._turn = 0
 
     def keyed(self, key: str) -> PartitionHandle:
@@ -66,7 +66,7 @@ class Router:
         return self.pinned(self.number_of(key))
 
     def number_of(self, key: str) -> int:
-        """The partition that a key pins its messages to, by number."""
+        """The number of the partition that a key pins its messages to."""
         return partition_of_key(key, len(self.handles))
 
     def pinned(self, number: int) -> PartitionHandle:
@@ -80,16 +80,16 @@ class Router:
         return handle
 
     def spread(self, count: int, now: float) -> list[tuple[int, int, int]]:
-        """Where `count` messages without a key go: runs (partition, from, to), each to the partition that was
-        given the least.
+        """Divide `count` messages without a key into runs (partition, from, to), each for the partition that
+        has received the fewest.
 
-        `now` is in seconds, by any clock that does not run backwards.
+        `now` is in seconds, from any clock that does not run backwards.
 
-        Messages that come one by one go one by one round the partitions. Under load each partition gets a
-        run, for a commit costs the same for one message as for thirty: a run is never longer than a sixteenth
-        of what each partition got before, so the counts stay even to one part in sixteen (and to one message
-        while they are small), nor than RUN_MESSAGES_MAX unless the messages are more than that for every
-        partition. Raises Refused(PARTITION_UNAVAILABLE) when no partition is available.
+        Messages that arrive one at a time go round robin over the partitions. Under load each partition gets
+        a run, because a commit costs the same for one message as for thirty. A run is at most a sixteenth of
+        what each partition got before, so the counts stay even to one part in sixteen (and to one message
+        while they are small). It is also at most RUN_MESSAGES_MAX, unless there are more messages than that
+        for every partition. Raises Refused(PARTITION_UNAVAILABLE) if no partition is available.
         """
         given, handles = self._given, self.handles
         numbers = [number for number, handle in enumerate(handles) if handle.available]
@@ -108,18 +108,18 @@ class Router:
         runs, start = [], 0
         while start < count:
             stop = min(start + run, count)
-            number = min(numbers, key=given.__getitem__)  # the first of several, in their turn
+            number = min(numbers, key=given.__getitem__)  # on a tie, the next in order
             given[number] += stop - start
             runs.append((number, start, stop))
             start, self._turn = stop, number + 1
         return runs
 
     def full(self, number: int, now: float) -> None:
-        """A partition has refused messages for want of room: others come first, for a while."""
+        """A partition has refused messages because it is full: prefer others for a while."""
         self._full_until[number] = now + FULL_S
 
     def another(self, refused_by: Collection[int], count: int, now: float) -> int | None:
-        """The partition that is to take `count` messages that others have refused; None when no other one is
+        """Choose a partition for `count` messages that others have refused; None if no other one is
         available."""
         numbers = [
             number
@@ -133,14 +133,14 @@ class Router:
         return number
 
     def _with_room(self, numbers: list[int], now: float) -> list[int]:
-        """Those of which nobody knows that they are full; all, if that leaves none: what is too large for one
-        may fit in another."""
+        """Partitions not known to be full; all of them if that leaves none, because a message too large for
+        one may fit in another."""
         for number in [number for number, until in self._full_until.items() if until <= now]:
             del self._full_until[number]
         return [number for number in numbers if number not in self._full_until] or numbers
 
     def _keep_pace(self, taking: Sequence[int]) -> None:
-        """One that comes back is not given all that it missed."""
+        """Do not give a returning partition everything it missed."""
         back = self._passed.intersection(taking)
         others = [self._given[number] for number in taking if number not in back]
         for number in back:
@@ -148,14 +148,14 @@ class Router:
         self._passed = set(range(len(self.handles))).difference(taking)
 
     def of_sequence_number(self, sequence_number: int) -> PartitionHandle:
-        """The partition that gave a sequence number. Raises Refused(MESSAGE_NOT_FOUND) for one that nobody
-        gave."""
+        """The partition that assigned a sequence number. Raises Refused(MESSAGE_NOT_FOUND) if none can have
+        assigned it."""
         number = partition_of(sequence_number)
         if not 0 <= number < len(self.handles):
             raise Refused(Reason.MESSAGE_NOT_FOUND, f"No message has the sequence number {sequence_number}.")
         return self.handles[number]
 
     def of_token(self, token: bytes) -> PartitionHandle | None:
-        """The partition that gave out a lock token; None for one that nobody gave."""
+        """The partition that issued a lock token; None if none can have issued it."""
         number = partition_of_token(token)
         return self.handles[number] if len(token) == 16 and number < len(self.handles) else None
