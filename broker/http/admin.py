@@ -125,7 +125,7 @@ class Administration:
     # --- operations -----------------------------------------------------------------------------------------
 
     async def _get(self, request: web.Request, claim: Claim, name: str) -> web.StreamResponse:
-        queue = self._namespace.find_queue(name) if name else None
+        queue = self._namespace.describe(name) if name else None
         if queue is None:
             why = self._namespace.missing(name)
             if name and why.reason is not Reason.ENTITY_NOT_FOUND and claim.covers(name, MANAGE):
@@ -154,7 +154,7 @@ class Administration:
                 if end < 0 or key not in paths:  # an entity's own name shows its casing best
                     paths[key] = name if end < 0 else name[:end]
 
-        async for _ in self._slices.of(map(look, list(self._namespace.live_queues()))):
+        async for _ in self._slices.of(map(look, list(self._namespace.live_entities()))):
             pass
         shown = sorted(paths)[skip : skip + count]
         children = (Child(_url(request, paths[key]), paths[key], updated_ms[key]) for key in shown)
@@ -169,7 +169,7 @@ class Administration:
         description = await self._read_body(request)
         if description.kind != "QueueDescription":
             raise _not_yet(description.kind)
-        previous = self._namespace.find_queue(name)
+        previous = self._namespace.describe(name)
         if updating and previous is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, f"Entity '{name}' was not found.")
         settings = read_queue(
@@ -181,9 +181,9 @@ class Administration:
         settings = self._keep_creation_times(settings, previous)
         self._check_forwarding(request, claim, name, settings)
         if updating:
-            queue = await self._namespace.update_queue(name, settings)
+            queue = await self._namespace.update_entity(name, settings)
         else:
-            queue = await self._namespace.create_queue(name, settings)
+            queue = await self._namespace.create_entity(name, settings)
         if unknown := unknown_elements(description):
             shown = [element[:60] for element in unknown[:10]]
             log.warning(
@@ -196,14 +196,14 @@ class Administration:
 
     async def _delete(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         self._require(claim, name, _DELETE)
-        await self._namespace.delete_queue(name)
+        await self._namespace.delete_entity(name)
         return web.Response(status=200)  # Python takes no other
 
     async def _list_queues(self, request: web.Request, claim: Claim) -> web.StreamResponse:
         self._demand_namespace(request, claim, "$Resources/queues")
         skip, count = _page(request)
         await self._namespace.counted()
-        queues = self._namespace.queues_between(skip, skip + count)
+        queues = self._namespace.entities_between(skip, skip + count)
         for queue in queues:
             if queue.unknown:  # it has not been counted in time: this one is waited for
                 with contextlib.suppress(Refused):
@@ -216,7 +216,7 @@ class Administration:
                 write(queue.description, runtime_now(queue), address) if queue.gone is None else b""
             )  # deleted since
 
-        next_url = _next_url(request, "$Resources/queues", skip, count, self._namespace.queue_count)
+        next_url = _next_url(request, "$Resources/queues", skip, count, self._namespace.entity_count)
         return await self._list(request, "Queues", map(entry, queues), next_url)
 
     def _namespace_info(self, request: web.Request, claim: Claim) -> web.Response:
@@ -295,7 +295,7 @@ class Administration:
                             f"{header}."
                         ),
                     )
-            if self._namespace.find_queue(target) is None and key_of(target) != key_of(
+            if self._namespace.describe(target) is None and key_of(target) != key_of(
                 name
             ):  # itself: refused by the namespace
                 raise HttpRefusal(400, 40400, "The auto forwarding destination entity does not exist.")

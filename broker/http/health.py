@@ -60,7 +60,7 @@ class HealthHandler:
     def _entities(self, states: dict[str, int]) -> Iterator[str]:
         """Members of the object `entities`, a few queues in each step; counts all partitions by their
         state."""
-        queues = list(self._namespace.live_queues())
+        queues = list(self._namespace.live_entities())
         for start in range(0, len(queues), _QUEUES_PER_STEP):
             some = {
                 queue.name: {

@@ -75,7 +75,7 @@ class MetricsHandler:
         states = dict.fromkeys(PARTITION_STATES, 0)
         counts, down, damaged = [heading(name, text, "gauge") for name, text in PARTITION_GAUGES.items()]
         lines: list[str] = []
-        queues = list(self._namespace.live_queues())
+        queues = list(self._namespace.live_entities())
         for start in range(0, len(queues), _QUEUES_PER_STEP):
             for queue in queues[start : start + _QUEUES_PER_STEP]:
                 queue.count_health(states)
@@ -94,7 +94,7 @@ class MetricsHandler:
         yield f"{damaged}partibus_damaged_entities {len(self._namespace.damaged)}.0\n"
 
     def _gauges(self) -> Iterator[str]:
-        queues = list(self._namespace.live_queues())
+        queues = list(self._namespace.live_entities())
         texts: list[list[str]] = [[heading(name, text, "gauge")] for name, text in ENTITY_GAUGES.items()]
         for start in range(0, len(queues), _QUEUES_PER_STEP):
             lines: list[list[str]] = [[] for _ in texts]

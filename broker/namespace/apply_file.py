@@ -25,13 +25,13 @@ async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
     """Create and update queues as the file asks. Raises Refused if a queue cannot be created, except when a
     data folder is missing: then the other queues are served, and the next start creates this one."""
     for spec in queues:
-        existing = namespace.find_queue(spec.name)
+        existing = namespace.describe(spec.name)
         if existing is None and namespace.may_be_damaged(spec.name):
             log.error("config.not_applied", entity=spec.name, reason=namespace.missing(spec.name).description)
             continue
         if existing is None:
             try:
-                await namespace.create_queue(
+                await namespace.create_entity(
                     spec.name, spec.settings, spec.partitions, file_settings=spec.settings
                 )
             except Refused as why:
@@ -46,7 +46,7 @@ async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
         if existing.file_settings == spec.settings:
             continue
         try:
-            await namespace.update_queue(spec.name, _changeable(existing, spec), file_settings=spec.settings)
+            await namespace.update_entity(spec.name, _changeable(existing, spec), file_settings=spec.settings)
         except Refused as why:
             log.warning("config.not_applied", entity=spec.name, reason=why.description)
 

@@ -178,7 +178,7 @@ class Namespace:
         deleted = set(await self._catalogue.load_deleted())
         for generation in deleted - known:
             await self._clear(generation)
-        for queue in self.queues():
+        for queue in self.descriptions():
             if inactive := without_effect(queue.settings):
                 log.warning("entity.settings_without_effect", entity=queue.name, settings=inactive)
         for generation in sorted(with_logs - known - deleted):
@@ -189,7 +189,7 @@ class Namespace:
             )
         kept = dict.fromkeys((known | with_logs) - deleted, 0)
         await self._resting.load(
-            kept | {each.generation: each.partitions for each in self.queues()}, self._store
+            kept | {each.generation: each.partitions for each in self.descriptions()}, self._store
         )
         self._resting.start()
         self._checking = start_background(self._open_missing(), "namespace-check", self._failed)
@@ -275,7 +275,7 @@ class Namespace:
         """The queue of this name, in any case."""
         return self._queues.get(key_of(name))
 
-    def find_queue(self, name: str) -> EntityDescription | None:
+    def describe(self, name: str) -> EntityDescription | None:
         """The description of the queue of this name."""
         queue = self.find(name)
         return queue.description if queue else None
@@ -322,22 +322,22 @@ class Namespace:
         entry whose name is unknown."""
         return bool(self._illegible) or key_of(name) in self._damaged
 
-    def queues(self) -> Sequence[EntityDescription]:
+    def descriptions(self) -> Sequence[EntityDescription]:
         """All queues, by name."""
         return [self._queues[key].description for key in sorted(self._queues)]
 
-    def queues_between(self, start: int, stop: int) -> Sequence[Entity]:
+    def entities_between(self, start: int, stop: int) -> Sequence[Entity]:
         """A slice of all queues, sorted by name."""
         if self._keys is None:
             self._keys = sorted(self._queues)
         return [self._queues[key] for key in self._keys[start:stop]]
 
     @property
-    def queue_count(self) -> int:
+    def entity_count(self) -> int:
         """The number of queues."""
         return len(self._queues)
 
-    def live_queues(self) -> Iterable[Entity]:
+    def live_entities(self) -> Iterable[Entity]:
         """All queues, in no particular order."""
         return self._queues.values()
 
@@ -401,7 +401,7 @@ class Namespace:
 
     # --- changing -------------------------------------------------------------------------------------------
 
-    async def create_queue(
+    async def create_entity(
         self,
         name: str,
         settings: EntitySettings,
@@ -452,13 +452,13 @@ class Namespace:
             log.info("entity.created", entity=name, partitions=count)
             return description
 
-    async def update_queue(
+    async def update_entity(
         self, name: str, settings: EntitySettings, *, file_settings: EntitySettings | None = None
     ) -> EntityDescription:
         """Replace a queue's settings, durably, on all partitions. Pass `file_settings` if the configuration
         file asks for it.
 
-        Settings without effect are refused as in `create_queue`, unless they are already stored. Raises
+        Settings without effect are refused as in `create_entity`, unless they are already stored. Raises
         Refused: ENTITY_NOT_FOUND, ARGUMENT, NOT_IMPLEMENTED, and as `_on_disk`.
         """
         async with self._change(name):
@@ -476,7 +476,7 @@ class Namespace:
             log.info("entity.updated", entity=description.name)
             return description
 
-    async def delete_queue(self, name: str) -> None:
+    async def delete_entity(self, name: str) -> None:
         """Delete a queue and everything in it, durably. Raises Refused: ENTITY_NOT_FOUND, and as `_on_disk`.
 
         The queue is deleted as soon as its entry is; the next start clears any files left behind.

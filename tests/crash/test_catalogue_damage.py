@@ -26,10 +26,10 @@ async def made() -> tuple[RecordingDisk, list[Path]]:
     life = Life(RecordingDisk())
     await life.namespace.load()
     for name in ("orders", "bystander"):
-        await life.namespace.create_queue(name, OLD)
-        await life.namespace.update_queue(name, NEW)
+        await life.namespace.create_entity(name, OLD)
+        await life.namespace.update_entity(name, NEW)
         assert await life.send(name, b"message") == MESSAGES
-    queue = life.namespace.find_queue("orders")
+    queue = life.namespace.describe("orders")
     assert queue is not None
     path = ROOT / "catalogue" / file_name_of(queue.generation)
     await life.close()
@@ -72,7 +72,7 @@ async def test_every_byte_flipped_once_and_each_file_cut_off_or_missing_costs_no
             reported,
             "document.repaired",
         ]
-        assert {queue.name: queue.settings for queue in life.namespace.queues()} == {
+        assert {queue.name: queue.settings for queue in life.namespace.descriptions()} == {
             "orders": NEW,
             "bystander": NEW,
         }
@@ -106,12 +106,12 @@ async def test_a_queue_whose_description_is_lost_is_out_of_service_alone_and_kee
             and namespace.missing("Orders").reason is Reason.PARTITION_UNAVAILABLE
         )
         assert namespace.missing("others").reason is Reason.ENTITY_NOT_FOUND
-        assert await refused(namespace.create_queue("ORDERS", NEW)) is Reason.PARTITION_UNAVAILABLE
-        assert await refused(namespace.update_queue("orders", NEW)) is Reason.PARTITION_UNAVAILABLE
+        assert await refused(namespace.create_entity("ORDERS", NEW)) is Reason.PARTITION_UNAVAILABLE
+        assert await refused(namespace.update_entity("orders", NEW)) is Reason.PARTITION_UNAVAILABLE
         await apply_file(
             [QueueSpec("orders", QueueSettings(), None), QueueSpec("more", QueueSettings(), None)], namespace
         )
-        assert [queue.name for queue in namespace.queues()] == ["bystander", "more"]
+        assert [queue.name for queue in namespace.descriptions()] == ["bystander", "more"]
         assert set(await life.messages("bystander")) == MESSAGES
         await life.close()
     healed = disk.after_power_cut()
@@ -122,10 +122,10 @@ async def test_a_queue_whose_description_is_lost_is_out_of_service_alone_and_kee
     await life.close()
 
     life = await restarted(disk)
-    await life.namespace.delete_queue("orders")
+    await life.namespace.delete_entity("orders")
     assert life.namespace.missing("orders").reason is Reason.ENTITY_NOT_FOUND
     assert generation not in await life.store.entities()
-    await life.namespace.create_queue("orders", OLD)
+    await life.namespace.create_entity("orders", OLD)
     await life.close()
     with capture_logs() as lines:
         life = await restarted(disk)
@@ -148,7 +148,7 @@ async def test_a_whole_document_that_describes_no_queue_costs_nothing_else() -> 
     with capture_logs() as lines:
         life = await restarted(disk)
     assert len([line for line in lines if line["event"] == "entity.damaged"]) == 3
-    assert [queue.name for queue in life.namespace.queues()] == ["bystander", "orders"]
+    assert [queue.name for queue in life.namespace.descriptions()] == ["bystander", "orders"]
     assert life.namespace.missing("t").reason is Reason.PARTITION_UNAVAILABLE
     await life.close()
 
@@ -179,8 +179,8 @@ async def test_a_queue_whose_name_nobody_knows_is_not_replaced_by_an_empty_one(h
     with capture_logs() as lines:
         await apply_file([QueueSpec(name, NEW, None) for name in ("orders", "more", "bystander")], namespace)
     assert [line["entity"] for line in lines if line["event"] == "config.not_applied"] == ["orders", "more"]
-    assert await refused(namespace.create_queue("orders", NEW)) is Reason.PARTITION_UNAVAILABLE
-    assert await refused(namespace.update_queue("orders", NEW)) is Reason.PARTITION_UNAVAILABLE
+    assert await refused(namespace.create_entity("orders", NEW)) is Reason.PARTITION_UNAVAILABLE
+    assert await refused(namespace.update_entity("orders", NEW)) is Reason.PARTITION_UNAVAILABLE
     assert len(namespace.damaged) == 1
     assert set(await faulty.messages("bystander")) == MESSAGES
     await faulty.close()
@@ -192,6 +192,6 @@ async def test_a_queue_whose_name_nobody_knows_is_not_replaced_by_an_empty_one(h
         life = await restarted(disk)
     await apply_file([QueueSpec(name, NEW, None) for name in ("orders", "more")], life.namespace)
     assert not [line for line in lines if line["event"] == "entity.name_taken_twice"]
-    assert [queue.name for queue in life.namespace.queues()] == ["bystander", "more", "orders"]
+    assert [queue.name for queue in life.namespace.descriptions()] == ["bystander", "more", "orders"]
     assert set(await life.messages("orders")) == MESSAGES
     await life.close()

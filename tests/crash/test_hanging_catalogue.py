@@ -70,7 +70,7 @@ class Admin:
     def delete(self, name: str) -> tuple[int, str, Message]:
         return self.ask("DELETE", name)
 
-    def queues(self) -> dict[str, str]:
+    def descriptions(self) -> dict[str, str]:
         """The queues that are served, each with its maximum of deliveries."""
         text = self.ask("GET", "$Resources/queues")[1]
         return dict(re.findall(r"<entry.*?<title[^>]*>(\w+)</title>.*?<MaxDeliveryCount>(\d+)<", text, re.S))
@@ -106,7 +106,7 @@ def test_administration_is_answered_while_the_catalogues_disk_hangs_and_nobody_e
             "update": lambda: admin.update("other" if first == "delete" else "orders", 3),
             "delete": lambda: admin.delete("other"),
         }
-        served = admin.queues()
+        served = admin.descriptions()
         assert list(served) == ["orders", "other"]
         disk.hang("sync", CATALOGUE)
         disk.hang("sync_directory", "/catalogue")
@@ -120,7 +120,7 @@ def test_administration_is_answered_while_the_catalogues_disk_hangs_and_nobody_e
                 assert client.send(number) is None
             assert set(health(broker.addresses)["partitions"]) == {"healthy"}
             in_doubt = {"other"} if first == "delete" else set()
-            assert admin.queues().keys() == served.keys() - in_doubt, (
+            assert admin.descriptions().keys() == served.keys() - in_doubt, (
                 "a queue that may be gone after a restart is out of service"
             )
         finally:
@@ -128,12 +128,12 @@ def test_administration_is_answered_while_the_catalogues_disk_hangs_and_nobody_e
         wait_until(
             lambda: not broker.broker.namespace.unconfirmed, "it is known what is on the disk", BACK_WITHIN_S
         )
-        assert admin.queues() == served, "what was refused has not happened"
+        assert admin.descriptions() == served, "what was refused has not happened"
         assert asyncio.run(on_disk(broker)) == served, "memory and disk agree"
         assert (
             admin.create("new")[0] == 201 and admin.update("orders", 3)[0] == admin.delete("other")[0] == 200
         )
-        assert admin.queues() == asyncio.run(on_disk(broker)) == {"orders": "3", "new": "10"}
+        assert admin.descriptions() == asyncio.run(on_disk(broker)) == {"orders": "3", "new": "10"}
 
 
 def test_a_deletion_that_the_logs_disk_holds_up_is_answered_once_the_entry_is_deleted(tmp_path: Path) -> None:

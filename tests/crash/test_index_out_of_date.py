@@ -68,7 +68,7 @@ def test_while_the_first_folder_hangs_partitions_elsewhere_open_and_a_crash_lose
         client_of(broker.addresses, queue_name="other") as other,
     ):
         orders = in_second(broker, "orders")
-        generation = broker.broker.namespace.queues()[0].generation
+        generation = broker.broker.namespace.descriptions()[0].generation
 
         def are_at_rest() -> bool:
             return all(broker.broker._resting.summary(generation, number) is not None for number in orders)

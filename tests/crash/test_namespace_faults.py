@@ -122,7 +122,7 @@ class Life:
         """Wait until it is known what is on the disk, and all partitions are back."""
         async with asyncio.timeout(WAIT_S):
             while self.namespace.unconfirmed or not all(
-                queue.available for queue in self.namespace.live_queues()
+                queue.available for queue in self.namespace.live_entities()
             ):
                 self.clock.advance(1_000)
                 for task in self.tasks:
@@ -169,11 +169,11 @@ async def change(life: Life, what: str) -> bool:
     try:
         match what:
             case "create":
-                await life.namespace.create_queue("orders", NEW)
+                await life.namespace.create_entity("orders", NEW)
             case "update":
-                await life.namespace.update_queue("orders", NEW)
+                await life.namespace.update_entity("orders", NEW)
             case _:
-                await life.namespace.delete_queue("orders")
+                await life.namespace.delete_entity("orders")
     except Refused as why:
         assert why.reason in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL)
         return False
@@ -188,7 +188,7 @@ async def tell(life: Life, what: str, expected: Expected) -> bool:
         expected.settings = after
         if what == "delete":
             expected.acknowledged.clear()
-    served = life.namespace.find_queue("orders")
+    served = life.namespace.describe("orders")
     assert (served.settings if served else None) == expected.settings
     return acknowledged
 
@@ -200,7 +200,7 @@ async def post(life: Life, expected: Expected, body: bytes) -> None:
 
 async def check(life: Life, expected: Expected) -> None:
     """After a restart: what was acknowledged, or what could not be known, as a whole."""
-    queue = life.namespace.find_queue("orders")
+    queue = life.namespace.describe("orders")
     settings = queue.settings if queue else None
     assert settings == expected.settings or settings in expected.possible
     expected.settings = settings
@@ -214,7 +214,7 @@ async def check(life: Life, expected: Expected) -> None:
         )
         assert expected.acknowledged <= set(found), "nothing acknowledged is lost"
     assert set(await life.messages("bystander")) == {b"bystander to 0", b"bystander to 1"}
-    generations = {each.generation for each in life.namespace.queues()}
+    generations = {each.generation for each in life.namespace.descriptions()}
     assert set(await life.store.entities()) <= generations, "what a deletion left is cleared"
     assert len(await Catalogue(ROOT / "catalogue", life.inner).load_all()) == len(generations), (
         "one entry for each name"
@@ -225,11 +225,11 @@ async def first_life(what: str, lossy: bool) -> tuple[Life, Expected]:
     """A queue that sees nothing of all this, and one to update or delete, with a message."""
     life = Life(RecordingDisk(), lossy=lossy)
     await life.namespace.load()
-    await life.namespace.create_queue("bystander", OLD)
+    await life.namespace.create_entity("bystander", OLD)
     assert await life.send("bystander", b"bystander") == {b"bystander to 0", b"bystander to 1"}
     expected = Expected(None)
     if what != "create":
-        await life.namespace.create_queue("orders", OLD)
+        await life.namespace.create_entity("orders", OLD)
         expected.settings = OLD
         await post(life, expected, b"before")
         assert expected.has(b"before")
@@ -298,7 +298,7 @@ async def test_a_change_that_the_disk_fails_loses_nothing_acknowledged_and_shows
             await check(life, expected)
             expected.possible = []
             if expected.settings is None:
-                await life.namespace.create_queue("orders", OLD)
+                await life.namespace.create_entity("orders", OLD)
                 expected.settings = OLD
             await post(life, expected, further)
             assert expected.has(further)
@@ -314,7 +314,7 @@ async def test_over_many_changes_failures_and_restarts_each_queue_is_as_it_was_l
     for _ in range(30):
         life = Life(inner)
         await life.namespace.load()
-        assert {each.name: each for each in life.namespace.queues()} == described
+        assert {each.name: each for each in life.namespace.descriptions()} == described
         for _ in range(10):
             name = rng.choice(["a", "b", "c"])
             for operation in rng.sample(["sync_directory", "rename", "sync", "create", "write", "remove"], 2):
@@ -324,15 +324,15 @@ async def test_over_many_changes_failures_and_restarts_each_queue_is_as_it_was_l
             settings = QueueSettings(max_delivery_count=rng.randrange(1, 1_000))
             try:
                 if name not in described:
-                    described[name] = await life.namespace.create_queue(name, settings)
+                    described[name] = await life.namespace.create_entity(name, settings)
                 elif rng.random() < 0.6:
-                    described[name] = await life.namespace.update_queue(name, settings)
+                    described[name] = await life.namespace.update_entity(name, settings)
                 else:
-                    await life.namespace.delete_queue(name)
+                    await life.namespace.delete_entity(name)
                     del described[name]
             except Refused as why:
                 assert why.reason is Reason.PARTITION_UNAVAILABLE
         life.disk.heal()
         await life.confirmed()
-        assert {each.name: each for each in life.namespace.queues()} == described
+        assert {each.name: each for each in life.namespace.descriptions()} == described
         inner = await life.end(rng.choice(["stop", "kill", "power cut"]), rng)

@@ -100,10 +100,10 @@ def waiting(folder: Path, count: int) -> Waiting:
         return Waiting(memory_mib, memory_restarted_mib, restart_killed_s, _restart_s(broker))
 
 
-def idle(folder: Path, queue_count: int, observed_s: float) -> Idle:
-    """Leave a broker with queue_count queues to itself for observed_s, untouched and then after traffic on
+def idle(folder: Path, entity_count: int, observed_s: float) -> Idle:
+    """Leave a broker with entity_count queues to itself for observed_s, untouched and then after traffic on
     every queue."""
-    names = tuple(f"{QUEUE}-{number:03}" for number in range(queue_count))
+    names = tuple(f"{QUEUE}-{number:03}" for number in range(entity_count))
     with fresh_broker(folder, names) as broker:
         time.sleep(SETTLE_S)
         memory_mib, cpu_percent = resident_mib(broker.pid), _cpu_percent(broker.pid, observed_s)

@@ -45,7 +45,7 @@ async def test_a_background_task_that_dies_takes_the_broker_down_loudly_and_in_o
     with capture_logs() as lines:
         running = asyncio.create_task(broker.run())
         await asyncio.wait_for(broker.ready.wait(), 30)
-        await broker.namespace.create_queue("orders", QueueSettings())
+        await broker.namespace.create_entity("orders", QueueSettings())
         queue = broker.namespace.find("orders")
         assert queue is not None
         assert isinstance(await ask(queue.router.handles[0], Send([b"\x00Sw\xa0\x01x"], None)), Sent)
@@ -80,7 +80,7 @@ async def test_a_step_of_the_wall_clock_is_reported_once_and_a_suspend_wakes_the
     with capture_logs() as lines:
         running = asyncio.create_task(broker.run())
         await asyncio.wait_for(broker.ready.wait(), 30)
-        await broker.namespace.create_queue("orders", QueueSettings(dead_lettering_on_expiration=True))
+        await broker.namespace.create_entity("orders", QueueSettings(dead_lettering_on_expiration=True))
         queue = broker.namespace.find("orders")
         assert queue is not None
         assert isinstance(await ask(queue.router.handles[0], Send([b"\x00Sw\xa0\x01x"], [60_000])), Sent)
@@ -119,7 +119,7 @@ async def test_a_partition_without_its_folder_or_last_segment_fails_at_start_alo
     broker = Broker(settings)
     running = asyncio.create_task(broker.run())
     await asyncio.wait_for(broker.ready.wait(), 30)
-    generation = (await broker.namespace.create_queue("orders", QueueSettings(), 4)).generation
+    generation = (await broker.namespace.create_entity("orders", QueueSettings(), 4)).generation
     queue = broker.namespace.find("orders")
     assert queue is not None
     for number in range(160):  # two segments of 1 MiB to a partition

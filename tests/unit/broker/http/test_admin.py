@@ -119,7 +119,7 @@ async def test_a_queue_that_does_not_say_is_partitioned_and_an_explicit_word_cou
             ("b", "<EnablePartitioning>false</EnablePartitioning>", 1),
         ):
             _, text, _ = await stack.ask("PUT", f"/{name}", queue_body(inner))
-            queue = stack.namespace.find_queue(name)
+            queue = stack.namespace.describe(name)
             assert queue is not None and queue.partitions == partitions
             assert value(text, "EnablePartitioning") == str(partitions > 1).lower()
     async with http_stack(tmp_path, partitioned_by_default=False) as stack:
@@ -146,7 +146,7 @@ async def test_updating_or_deleting_what_does_not_exist_is_not_found(stack: Http
             "404",
             "application/xml; charset=utf-8",
         )
-    assert stack.namespace.find_queue("nowhere") is None
+    assert stack.namespace.describe("nowhere") is None
 
 
 @pytest.mark.parametrize("path", ["/nowhere?enrich=false", "/", "/dir%2Fnowhere"])
@@ -174,7 +174,7 @@ async def test_a_path_where_no_entity_is_lists_what_lies_directly_below(
     stack: HttpStack, path: str, children: list[str]
 ) -> None:
     for name in ("z", "a", "a/x/y", "Dir/b", "dir/deep/d", "Dir/deep/c"):
-        await stack.namespace.create_queue(name, QueueSettings())
+        await stack.namespace.create_entity(name, QueueSettings())
     status, text, headers = await stack.ask("GET", path)
     assert (status, headers["Content-Type"]) == (200, "application/atom+xml;type=feed;charset=utf-8")
     assert '<title type="text">Publicly Listed Services</title>' in text and "<content" not in text
@@ -188,7 +188,7 @@ async def test_a_path_where_no_entity_is_lists_what_lies_directly_below(
 
 async def test_discovery_is_paged_like_a_list(stack: HttpStack) -> None:
     for number in range(105):
-        await stack.namespace.create_queue(f"dir/q{number:03}", QueueSettings(enable_partitioning=False))
+        await stack.namespace.create_entity(f"dir/q{number:03}", QueueSettings(enable_partitioning=False))
     first = (await stack.ask("GET", "/dir?api-version=2024-05"))[1]
     following = next_of(first)
     assert following == f"{stack.url}/dir?api-version=2024-05&%24skip=100&%24top=100"
@@ -203,9 +203,9 @@ async def test_discovery_names_only_what_the_caller_may_manage(tmp_path: Path) -
     rules = [{"key_name": "app", "primary_key": "k", "rights": ["Send", "Listen"]}]
     async with http_stack(tmp_path, sas_rules=rules) as stack:
         own = AuthorizationRule("own", "k1", "k2", frozenset({"Manage", "Send", "Listen"}))
-        await stack.namespace.create_queue("dir/mine", QueueSettings(authorization_rules=(own,)))
+        await stack.namespace.create_entity("dir/mine", QueueSettings(authorization_rules=(own,)))
         for name in ("dir/other", "top"):
-            await stack.namespace.create_queue(name, QueueSettings())
+            await stack.namespace.create_entity(name, QueueSettings())
         for token, root, below in (
             (sas_token("https://h"), ["dir", "top"], ["dir/mine", "dir/other"]),
             (sas_token("https://h/dir"), ["dir"], ["dir/mine", "dir/other"]),
@@ -237,7 +237,7 @@ async def test_a_wrong_property_is_a_bad_request_that_names_it(
     status, text, _ = await stack.ask("PUT", "/orders", queue_body(inner))
     assert status == 400 and "SubCode=40000." in text and words in text
     stored = QueueSettings(requires_session="RequiresSession" in inner)
-    await stack.namespace.create_queue("orders", stored, file_settings=stored)
+    await stack.namespace.create_entity("orders", stored, file_settings=stored)
     status, text, _ = await stack.ask("PUT", "/orders", queue_body(inner), headers=UPDATE)
     assert status == 400 and "SubCode=40000." in text and words in text
 
@@ -269,7 +269,7 @@ async def test_a_name_that_is_not_allowed_is_a_bad_request(stack: HttpStack, nam
 @pytest.mark.parametrize("body", [b"", b"<not-xml", b'{"a": 1}', queue_body()[:-20]])
 async def test_a_body_that_is_no_entry_is_a_bad_request(stack: HttpStack, body: bytes) -> None:
     assert (await stack.ask("PUT", "/orders", body))[0] == 400
-    assert stack.namespace.find_queue("orders") is None
+    assert stack.namespace.describe("orders") is None
 
 
 async def test_a_name_with_slashes_is_the_same_escaped_or_not(stack: HttpStack) -> None:
@@ -285,7 +285,7 @@ async def test_another_method_is_refused_in_the_contracts_shape(stack: HttpStack
 
 
 async def test_runtime_counts_come_from_all_partitions(stack: HttpStack) -> None:
-    await stack.namespace.create_queue("orders", QueueSettings())
+    await stack.namespace.create_entity("orders", QueueSettings())
     stack.partition.held = {
         "": SubqueueCounts(active=5, deferred=1, scheduled=2, bytes=900),
         "$deadletterqueue": SubqueueCounts(active=3, bytes=100),
@@ -309,13 +309,13 @@ async def test_authorization_rules_keep_their_times_over_an_update_that_does_not
     rule = AuthorizationRule(
         "app", "k1", "k2", frozenset({"Send"}), created_at_ms=1_000, modified_at_ms=2_000
     )
-    await stack.namespace.create_queue("orders", QueueSettings(authorization_rules=(rule,)))
+    await stack.namespace.create_entity("orders", QueueSettings(authorization_rules=(rule,)))
     complete = (await stack.ask("GET", "/orders"))[1]
     assert (await stack.ask("PUT", "/orders", complete.encode(), headers=UPDATE))[0] == 200
-    queue = stack.namespace.find_queue("orders")
+    queue = stack.namespace.describe("orders")
     assert queue is not None and queue.settings.authorization_rules == (rule,)
     await stack.ask("PUT", "/orders", complete.replace("k2", "k3").encode(), headers=UPDATE)
-    queue = stack.namespace.find_queue("orders")
+    queue = stack.namespace.describe("orders")
     assert queue is not None
     (changed,) = queue.settings.authorization_rules
     assert (changed.secondary_key, changed.created_at_ms) == ("k3", 1_000) and changed.modified_at_ms > 2_000
@@ -326,7 +326,7 @@ async def test_authorization_rules_keep_their_times_over_an_update_that_does_not
 
 async def test_lists_are_paged_as_every_client_expects(stack: HttpStack) -> None:
     for number in range(105):
-        await stack.namespace.create_queue(f"q{number:03}", QueueSettings(enable_partitioning=False))
+        await stack.namespace.create_entity(f"q{number:03}", QueueSettings(enable_partitioning=False))
     _, first, headers = await stack.ask("GET", "/$Resources/Queues?api-version=2021-05")
     assert headers["Content-Type"] == "application/atom+xml;type=feed;charset=utf-8"
     assert titles(first) == [f"q{number:03}" for number in range(100)]
@@ -443,7 +443,7 @@ async def test_every_request_needs_a_token_that_verifies(stack: HttpStack) -> No
             )
             assert (status, value(text, "Code")) == (401, "401")
             assert words in text
-    assert stack.namespace.find_queue("orders") is None
+    assert stack.namespace.describe("orders") is None
 
 
 async def test_a_token_is_taken_for_sixty_seconds_after_its_end(stack: HttpStack) -> None:
@@ -453,7 +453,7 @@ async def test_a_token_is_taken_for_sixty_seconds_after_its_end(stack: HttpStack
 
 
 async def test_tokens_are_taken_as_every_sdk_makes_them(stack: HttpStack) -> None:
-    await stack.namespace.create_queue("orders", QueueSettings())
+    await stack.namespace.create_entity("orders", QueueSettings())
     host = f"127.0.0.1:{stack.port}"
     for resource in (
         f"https://{host}",
@@ -471,7 +471,7 @@ async def test_tokens_are_taken_as_every_sdk_makes_them(stack: HttpStack) -> Non
 
 async def test_a_token_for_one_queue_manages_that_queue_and_no_other(stack: HttpStack) -> None:
     for name in ("mine", "other"):
-        await stack.namespace.create_queue(name, QueueSettings())
+        await stack.namespace.create_entity(name, QueueSettings())
     token = sas_token(f"https://127.0.0.1:{stack.port}/mine")
     assert (await stack.ask("GET", "/mine", token=token))[0] == 200
     assert (await stack.ask("PUT", "/mine", queue_body(), token=token, headers=UPDATE))[0] == 200
@@ -485,7 +485,7 @@ async def test_a_token_for_one_queue_manages_that_queue_and_no_other(stack: Http
 async def test_send_and_listen_do_not_manage_and_learn_no_names(tmp_path: Path) -> None:
     rules = [{"key_name": "app", "primary_key": "k", "rights": ["Send", "Listen"]}]
     async with http_stack(tmp_path, sas_rules=rules) as stack:
-        await stack.namespace.create_queue("orders", QueueSettings())
+        await stack.namespace.create_entity("orders", QueueSettings())
         token = sas_token("https://h", key_name="app", key="k")
         for method, path in (
             ("DELETE", "/orders"),
@@ -504,7 +504,7 @@ async def test_send_and_listen_do_not_manage_and_learn_no_names(tmp_path: Path) 
 
 async def test_a_key_of_the_queue_manages_it(stack: HttpStack) -> None:
     rule = AuthorizationRule("own", "k1", "k2", frozenset({"Manage", "Send", "Listen"}))
-    await stack.namespace.create_queue("orders", QueueSettings(authorization_rules=(rule,)))
+    await stack.namespace.create_entity("orders", QueueSettings(authorization_rules=(rule,)))
     for key in ("k1", "k2"):
         token = sas_token("https://h/orders", key_name="own", key=key)
         assert "<QueueDescription" in (await stack.ask("GET", "/orders", token=token))[1]
@@ -551,7 +551,7 @@ async def test_a_forwarding_target_is_kept_and_shown_as_an_absolute_address(
         if element == "ForwardTo"
         else QueueSettings(forward_dead_lettered_to="dir/target")
     )
-    await stack.namespace.create_queue("orders", stored, file_settings=stored)
+    await stack.namespace.create_entity("orders", stored, file_settings=stored)
     status, text, _ = await stack.ask("GET", "/orders")
     assert (status, value(text, element)) == (200, f"sb://127.0.0.1:{stack.port}/dir/target")
     for body in (text.encode(), queue_body(f"<{element}>{target}</{element}>")):
@@ -562,14 +562,14 @@ async def test_a_forwarding_target_is_kept_and_shown_as_an_absolute_address(
 async def test_a_forwarding_target_must_exist(stack: HttpStack) -> None:
     status, text, _ = await stack.ask("PUT", "/orders", queue_body("<ForwardTo>sb://h/nowhere</ForwardTo>"))
     assert status == 400 and "SubCode=40400. The auto forwarding destination entity does not exist." in text
-    assert stack.namespace.find_queue("orders") is None
+    assert stack.namespace.describe("orders") is None
 
 
 async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_second_one(
     stack: HttpStack,
 ) -> None:
     for name in ("orders", "target"):
-        await stack.namespace.create_queue(name, QueueSettings())
+        await stack.namespace.create_entity(name, QueueSettings())
     body = queue_body("<ForwardTo>target</ForwardTo>")
     token = sas_token("https://h/orders")
     assert (await stack.ask("PUT", "/orders", body, token=token, headers=UPDATE))[0] == 401
@@ -606,9 +606,9 @@ async def test_a_setting_without_effect_is_refused_unless_it_is_stored_already(
     body = queue_body(f"<{element}>{value_given}</{element}>")
     status, text, _ = await stack.ask("PUT", "/orders", body)
     assert status == 501 and f"{element} is not supported by this version of the broker" in text
-    assert stack.namespace.find_queue("orders") is None
+    assert stack.namespace.describe("orders") is None
     settings = QueueSettings(**{field: stored})  # type: ignore[arg-type]
-    await stack.namespace.create_queue("orders", settings, file_settings=settings)
+    await stack.namespace.create_entity("orders", settings, file_settings=settings)
     status, text, _ = await stack.ask("PUT", "/orders", body, headers=UPDATE)
     assert status == 200 and value(text, element) == (
         f"sb://127.0.0.1:{stack.port}/target" if value_given == "target" else value_given
@@ -621,7 +621,7 @@ async def test_a_setting_without_effect_cannot_be_added_later(stack: HttpStack) 
         "PUT", "/orders", queue_body("<AutoDeleteOnIdle>PT5M</AutoDeleteOnIdle>"), headers=UPDATE
     )
     assert status == 501 and "idle entities are not deleted yet" in text
-    found = stack.namespace.find_queue("orders")
+    found = stack.namespace.describe("orders")
     assert found is not None and found.settings.auto_delete_on_idle_ms is None
 
 
@@ -630,7 +630,7 @@ async def test_whatever_else_a_client_adds_to_the_query_is_ignored(stack: HttpSt
 
 
 async def test_a_token_for_another_host_is_good_for_its_path_alone(stack: HttpStack) -> None:
-    await stack.namespace.create_queue("orders", QueueSettings())
+    await stack.namespace.create_entity("orders", QueueSettings())
     assert (await stack.ask("GET", "/orders", token=sas_token("sb://some.other.name/orders")))[0] == 200
 
 
@@ -640,7 +640,7 @@ async def test_a_field_of_the_configuration_file_is_refused_over_http_where_it_w
 ) -> None:
     status, text, _ = await stack.ask("PUT", "/orders", queue_body(f"<{element}>1</{element}>"))
     assert status == 400 and f"'{element}' is a field of the configuration file alone" in text
-    assert stack.namespace.find_queue("orders") is None
+    assert stack.namespace.describe("orders") is None
 
 
 async def test_elements_that_no_setting_has_are_passed_over_and_warned_of(stack: HttpStack) -> None:

@@ -185,7 +185,7 @@ async def test_bodies_that_nobody_finishes_are_bounded_in_total(
 async def test_an_answer_that_nobody_reads_has_its_time(tmp_path: Path) -> None:
     async with http_stack(tmp_path, http_transfer_timeout_ms=500) as stack:
         for number in range(200):
-            await stack.namespace.create_queue(
+            await stack.namespace.create_entity(
                 f"a-queue-with-a-long-name-to-fill-the-answer-{number:03}", QueueSettings()
             )
         sock = socket.socket()

@@ -56,7 +56,7 @@ async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_th
     for meter in stack.metrics.entities.values():
         meter.incoming_messages += 7
         meter.send_seconds.observe(0.003)
-    names = {queue.name for queue in stack.namespace.queues()}
+    names = {queue.name for queue in stack.namespace.descriptions()}
     assert len(names) == QUEUES
 
     async with Ticker() as ticker:
@@ -155,7 +155,7 @@ async def test_a_list_shows_each_queue_as_it_is_shown_alone_and_opens_no_log(tmp
             ("marked", odd),
             ("short", QueueSettings(lock_duration_ms=5_000)),
         ):
-            await stack.namespace.create_queue(name, settings, file_settings=settings)
+            await stack.namespace.create_entity(name, settings, file_settings=settings)
         stack.partition.held = {
             "": SubqueueCounts(active=3, deferred=1, scheduled=2, bytes=70),
             "$deadletterqueue": SubqueueCounts(active=4, bytes=9),
@@ -183,10 +183,10 @@ async def test_a_list_shows_each_queue_as_it_is_shown_alone_and_opens_no_log(tmp
         assert len(before) == 4 and b">10<" in before["plain"].replace(b"MessageCount", b""), (
             "3 + 1 + 2 + 4 messages"
         )
-        await stack.namespace.update_queue("plain", QueueSettings(max_delivery_count=77))
-        await stack.namespace.delete_queue("short")
+        await stack.namespace.update_entity("plain", QueueSettings(max_delivery_count=77))
+        await stack.namespace.delete_entity("short")
         after = await same()
         assert b">77<" in after["plain"] and len(after) == 3
-        assert not any(queue._partitions.keys() - {0, 1} for queue in stack.namespace.live_queues()), (
+        assert not any(queue._partitions.keys() - {0, 1} for queue in stack.namespace.live_entities()), (
             "nobody was woken"
         )

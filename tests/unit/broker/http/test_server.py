@@ -128,7 +128,7 @@ async def test_stopping_lets_an_open_request_finish_and_refuses_new_connections(
         began.set()
         await go_on.wait()
 
-    stack.namespace.delete_queue = slow  # type: ignore[method-assign]
+    stack.namespace.delete_entity = slow  # type: ignore[method-assign]
     request = asyncio.create_task(stack.ask("DELETE", "/q"))
     await began.wait()
     stopping = asyncio.create_task(stack.server.stop())
@@ -155,7 +155,7 @@ async def test_health_tells_when_messages_are_refused_for_lack_of_memory(stack: 
 
 
 async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: HttpStack) -> None:
-    await stack.namespace.create_queue("orders", QueueSettings(), 3)
+    await stack.namespace.create_entity("orders", QueueSettings(), 3)
     for number in range(3):
         stack.queue("orders").partition(number)
     stack.partition.health, stack.partition.available = "recovering", False
@@ -178,7 +178,7 @@ async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: H
 async def test_damaged_and_closed_partitions_differ_from_healthy_ones_in_health_and_metrics(
     stack: HttpStack,
 ) -> None:
-    await stack.namespace.create_queue("orders", QueueSettings(), 4)
+    await stack.namespace.create_entity("orders", QueueSettings(), 4)
     stack.queue("orders").partition(0)
     stack.partition.health, stack.partition.available = "damaged", False
     _, text, _ = await stack.ask("GET", "/health", token=None)
@@ -212,7 +212,7 @@ async def test_a_broker_that_does_not_serve_is_unhealthy_in_the_emulators_words(
 
 
 async def test_metrics_are_prometheus_text_with_gauges_gathered_at_the_scrape(stack: HttpStack) -> None:
-    await stack.namespace.create_queue("orders", QueueSettings(), 2)
+    await stack.namespace.create_entity("orders", QueueSettings(), 2)
     stack.queue("orders").partition(0)
     stack.partition.held = {
         "": SubqueueCounts(active=5, bytes=700),
@@ -238,7 +238,7 @@ async def test_metrics_are_prometheus_text_with_gauges_gathered_at_the_scrape(st
 async def test_a_queue_may_be_called_metrics_for_a_request_with_a_token_is_administration(
     stack: HttpStack,
 ) -> None:
-    await stack.namespace.create_queue("metrics", QueueSettings())
+    await stack.namespace.create_entity("metrics", QueueSettings())
     assert "<QueueDescription" in (await stack.ask("GET", "/metrics"))[1]
     assert "# HELP" in (await stack.ask("GET", "/metrics", token=None))[1]
 
@@ -283,7 +283,7 @@ async def test_what_goes_wrong_inside_is_answered_500_in_the_contracts_shape_wit
     async def broken(name: str) -> None:
         raise RuntimeError("secret detail")
 
-    stack.namespace.delete_queue = broken  # type: ignore[method-assign]
+    stack.namespace.delete_entity = broken  # type: ignore[method-assign]
     status, text, headers = await stack.ask("DELETE", "/q", headers={"x-ms-client-request-id": "abc"})
     assert (status, headers["Content-Type"], headers["x-ms-client-request-id"]) == (
         500,

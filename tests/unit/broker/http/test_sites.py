@@ -190,7 +190,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[HttpStack]:
     async with http_stack(
         tmp_path, hostnames=("bus.example.com",), origins=("http://app.example.com",)
     ) as running:
-        await running.namespace.create_queue("orders", QueueSettings())
+        await running.namespace.create_entity("orders", QueueSettings())
         yield running
 
 
@@ -207,7 +207,7 @@ async def raw(stack: HttpStack, request: bytes) -> bytes:
 async def test_a_rebound_name_deletes_nothing_and_learns_what_to_set(stack: HttpStack) -> None:
     code, text, _ = await stack.ask("DELETE", "/orders", headers={"Host": f"evil.example:{stack.port}"})
     assert (code, "PARTIBUS_HOSTNAMES" in text) == (421, True)
-    assert stack.namespace.find_queue("orders") is not None
+    assert stack.namespace.describe("orders") is not None
     assert (await stack.ask("DELETE", "/orders", headers={"Host": "bus.example.com"}))[0] == 200
 
 
@@ -264,7 +264,7 @@ async def test_hosts_that_contradict_each_other_and_targets_for_a_proxy_are_refu
     ):
         answer = await raw(stack, request + b"Authorization: " + token + b"\r\nConnection: close\r\n\r\n")
         assert answer.split(b" ", 2)[1] == b"400", (request, answer)
-    assert stack.namespace.find_queue("orders") is not None
+    assert stack.namespace.describe("orders") is not None
 
 
 # --- where the names come from ------------------------------------------------------------------------------

@@ -81,13 +81,13 @@ async def change(folder: Path, settings: QueueSettings | None, name: str = "orde
     """What the administration API does while the broker runs: update, or delete."""
 
     async def act(namespace: Namespace) -> None:
-        await (namespace.update_queue(name, settings) if settings else namespace.delete_queue(name))
+        await (namespace.update_entity(name, settings) if settings else namespace.delete_entity(name))
 
     await start(folder, then=act)
 
 
 def settings_of(namespace: Namespace, name: str = "orders") -> QueueSettings:
-    description = namespace.find_queue(name)
+    description = namespace.describe(name)
     assert description is not None
     return description.settings
 
@@ -95,7 +95,7 @@ def settings_of(namespace: Namespace, name: str = "orders") -> QueueSettings:
 async def test_what_is_missing_is_created_and_what_the_file_does_not_name_stays(tmp_path: Path) -> None:
     await start(tmp_path, QueueSpec("orders", FILE, 7))
     namespace, warnings = await start(tmp_path, QueueSpec("Bills", FILE, None))
-    assert [(queue.name, queue.partitions, queue.settings) for queue in namespace.queues()] == [
+    assert [(queue.name, queue.partitions, queue.settings) for queue in namespace.descriptions()] == [
         ("Bills", 4, FILE),
         ("orders", 7, FILE),
     ]
@@ -181,7 +181,7 @@ async def test_what_is_fixed_at_creation_is_warned_of_at_every_start_and_the_res
         assert warnings == [f"orders: {field} since the queue's creation: it cannot be changed."]
         assert (
             settings_of(namespace) == replace(FILE, max_delivery_count=5)
-            and namespace.queues()[0].partitions == 4
+            and namespace.descriptions()[0].partitions == 4
         )
     await change(tmp_path, BY_API)
     namespace, _ = await start(tmp_path, changed)

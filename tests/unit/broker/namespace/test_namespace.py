@@ -151,40 +151,40 @@ async def again(world: World) -> World:
 
 
 async def test_a_queue_that_was_created_is_found_in_any_case_and_after_a_restart(world: World) -> None:
-    created = await world.namespace.create_queue("Orders/New", QueueSettings(lock_duration_ms=5_000), 7)
+    created = await world.namespace.create_entity("Orders/New", QueueSettings(lock_duration_ms=5_000), 7)
     assert (created.partitions, created.created_at_ms, created.name) == (
         7,
         world.clock.now_ms(),
         "Orders/New",
     )
     for name in ("Orders/New", "orders/new", "/ORDERS/NEW/"):
-        assert world.namespace.find_queue(name) == created
+        assert world.namespace.describe(name) == created
     restarted = await again(world)
-    assert restarted.namespace.find_queue("orders/new") == created and list(restarted.namespace.queues()) == [
-        created
-    ]
+    assert restarted.namespace.describe("orders/new") == created and list(
+        restarted.namespace.descriptions()
+    ) == [created]
     await restarted.store.close()
 
 
 async def test_partitions_are_the_default_where_nothing_is_said_and_one_where_the_queue_is_not_partitioned(
     world: World,
 ) -> None:
-    assert (await world.namespace.create_queue("a", QueueSettings())).partitions == 4
+    assert (await world.namespace.create_entity("a", QueueSettings())).partitions == 4
     assert (
-        await world.namespace.create_queue("b", QueueSettings(enable_partitioning=False), 9)
+        await world.namespace.create_entity("b", QueueSettings(enable_partitioning=False), 9)
     ).partitions == 1
 
 
 async def test_a_name_can_be_taken_once(world: World) -> None:
-    await world.namespace.create_queue("orders", QueueSettings())
+    await world.namespace.create_entity("orders", QueueSettings())
     with pytest.raises(Refused) as refused:
-        await world.namespace.create_queue("ORDERS", QueueSettings())
+        await world.namespace.create_entity("ORDERS", QueueSettings())
     assert refused.value.reason is Reason.ENTITY_EXISTS
 
 
 async def test_of_two_that_create_a_name_at_once_one_succeeds(world: World) -> None:
     results = await asyncio.gather(
-        *(world.namespace.create_queue("orders", QueueSettings()) for _ in range(5)), return_exceptions=True
+        *(world.namespace.create_entity("orders", QueueSettings()) for _ in range(5)), return_exceptions=True
     )
     assert sum(isinstance(result, QueueDescription) for result in results) == 1
     assert all(
@@ -197,17 +197,17 @@ async def test_a_wrong_description_and_one_entity_too_many_leave_nothing_behind(
     world = World(tmp_path, entities_max=1)
     await world.namespace.load()
     with pytest.raises(Refused) as wrong:
-        await world.namespace.create_queue("orders", QueueSettings(lock_duration_ms=0))
-    await world.namespace.create_queue("orders", QueueSettings())
+        await world.namespace.create_entity("orders", QueueSettings(lock_duration_ms=0))
+    await world.namespace.create_entity("orders", QueueSettings())
     with pytest.raises(Refused) as many:
-        await world.namespace.create_queue("more", QueueSettings())
+        await world.namespace.create_entity("more", QueueSettings())
     assert (wrong.value.reason, many.value.reason) == (Reason.ARGUMENT, Reason.QUOTA_EXCEEDED)
-    assert [each.name for each in world.namespace.queues()] == ["orders"]
+    assert [each.name for each in world.namespace.descriptions()] == ["orders"]
     await world.store.close()
 
 
 async def test_a_new_queue_costs_no_partition_until_it_is_used(world: World) -> None:
-    await world.namespace.create_queue("orders", QueueSettings())
+    await world.namespace.create_entity("orders", QueueSettings())
     queue = world.queue("orders")
     assert world.parts == {} and queue.health() == ["closed"] * 4 and queue.available
     for operation in (Detach(), Release([]), Recalled("", [])):
@@ -228,13 +228,13 @@ async def test_a_new_queue_costs_no_partition_until_it_is_used(world: World) -> 
 async def test_an_update_is_durable_reaches_every_partition_that_lives_and_is_told_to_watchers(
     world: World,
 ) -> None:
-    created = await world.namespace.create_queue("orders", QueueSettings())
+    created = await world.namespace.create_entity("orders", QueueSettings())
     queue, watcher = world.queue("orders"), Watcher()
     queue.watchers.add(watcher)
     queue.partition(0)
     queue.partition(3)
     world.clock.advance(1_000)
-    updated = await world.namespace.update_queue("Orders", QueueSettings(max_delivery_count=3))
+    updated = await world.namespace.update_entity("Orders", QueueSettings(max_delivery_count=3))
     assert (updated.generation, updated.created_at_ms, updated.updated_at_ms) == (
         created.generation,
         created.created_at_ms,
@@ -246,25 +246,25 @@ async def test_an_update_is_durable_reaches_every_partition_that_lives_and_is_to
         and len(world.parts) == 2
     )
     restarted = await again(world)
-    assert restarted.namespace.find_queue("orders") == updated
+    assert restarted.namespace.describe("orders") == updated
     await restarted.store.close()
 
 
 async def test_an_update_while_a_partition_is_down_is_carried_out(world: World) -> None:
-    await world.namespace.create_queue("orders", QueueSettings())
+    await world.namespace.create_entity("orders", QueueSettings())
     queue, watcher = world.queue("orders"), Watcher()
     queue.watchers.add(watcher)
     queue.partition(0)
     world.parts["orders", 0].available = False
-    updated = await world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3))
-    assert world.namespace.find_queue("orders") == updated and watcher.changes == 1
+    updated = await world.namespace.update_entity("orders", QueueSettings(max_delivery_count=3))
+    assert world.namespace.describe("orders") == updated and watcher.changes == 1
 
 
 async def test_what_is_fixed_at_creation_cannot_be_changed(world: World) -> None:
-    await world.namespace.create_queue("orders", QueueSettings())
+    await world.namespace.create_entity("orders", QueueSettings())
     for settings in (QueueSettings(requires_session=True), QueueSettings(enable_partitioning=False)):
         with pytest.raises(Refused) as refused:
-            await world.namespace.update_queue("orders", settings)
+            await world.namespace.update_entity("orders", settings)
         assert refused.value.reason is Reason.ARGUMENT
     assert world.queue("orders").description.settings == QueueSettings()
 
@@ -272,23 +272,23 @@ async def test_what_is_fixed_at_creation_cannot_be_changed(world: World) -> None
 async def test_a_deleted_queue_is_gone_with_its_partitions_and_who_is_attached_hears_of_it(
     world: World,
 ) -> None:
-    await world.namespace.create_queue("orders", QueueSettings())
+    await world.namespace.create_entity("orders", QueueSettings())
     queue, watcher = world.queue("orders"), Watcher()
     queue.watchers.add(watcher)
     queue.partition(1)
-    await world.namespace.delete_queue("ORDERS")
+    await world.namespace.delete_entity("ORDERS")
     assert world.namespace.find("orders") is None and world.parts["orders", 1].stopped
     (why,) = watcher.ended
     assert why.reason is Reason.ENTITY_NOT_FOUND and "could not be found" in why.description
     restarted = await again(world)
-    assert list(restarted.namespace.queues()) == []
+    assert list(restarted.namespace.descriptions()) == []
     await restarted.store.close()
 
 
 async def test_a_queue_created_again_is_another_one(world: World) -> None:
-    first = await world.namespace.create_queue("orders", QueueSettings())
-    await world.namespace.delete_queue("orders")
-    second = await world.namespace.create_queue("orders", QueueSettings())
+    first = await world.namespace.create_entity("orders", QueueSettings())
+    await world.namespace.delete_entity("orders")
+    second = await world.namespace.create_entity("orders", QueueSettings())
     assert first.generation != second.generation
 
 
@@ -299,9 +299,9 @@ async def test_what_does_not_exist_is_not_found_in_the_words_that_clients_know(
     with pytest.raises(Refused) as refused:
         match act:
             case "update":
-                await world.namespace.update_queue("nothing", QueueSettings())
+                await world.namespace.update_entity("nothing", QueueSettings())
             case "delete":
-                await world.namespace.delete_queue("nothing")
+                await world.namespace.delete_entity("nothing")
             case _:
                 await world.namespace.runtime("nothing")
     assert refused.value.reason is Reason.ENTITY_NOT_FOUND
@@ -322,7 +322,7 @@ async def make_logs(world: World, generation: str) -> None:
 
 
 async def test_a_folder_that_another_broker_uses_is_not_touched(world: World) -> None:
-    await world.namespace.create_queue("orders", QueueSettings())
+    await world.namespace.create_entity("orders", QueueSettings())
     being_written = world.folder / "catalogue" / "orders-0.document.tmp"
     being_written.write_bytes(b"half")
     second = World(world.folder)
@@ -336,12 +336,12 @@ async def test_logs_without_an_entry_are_kept_and_reported_unless_it_is_known_th
     world: World,
 ) -> None:
     kept, deleted = [
-        (await world.namespace.create_queue(name, QueueSettings())).generation for name in ("orders", "gone")
+        (await world.namespace.create_entity(name, QueueSettings())).generation for name in ("orders", "gone")
     ]
     for generation in (kept, deleted, "f" * 32):
         await make_logs(world, generation)
     world.disk.fail("sync_directory", path_part="/logs/logs", times=1_000)
-    await world.namespace.delete_queue("gone")
+    await world.namespace.delete_entity("gone")
     world.disk.heal()
     (world.folder / "logs" / "logs" / f"{deleted}#deleted").rename(
         world.folder / "logs" / "logs" / deleted
@@ -363,16 +363,16 @@ async def test_logs_without_an_entry_are_kept_and_reported_unless_it_is_known_th
 async def test_a_deletion_whose_files_stay_has_succeeded_and_is_finished_at_the_next_start(
     world: World, operation: str
 ) -> None:
-    generation = (await world.namespace.create_queue("orders", QueueSettings())).generation
+    generation = (await world.namespace.create_entity("orders", QueueSettings())).generation
     await make_logs(world, generation)
     world.disk.fail(operation, path_part="/logs/logs", times=1_000)
     with capture_logs() as lines:
-        await world.namespace.delete_queue("orders")
+        await world.namespace.delete_entity("orders")
     assert [line["log_level"] for line in lines if line["event"] == "entity.not_cleared"] == ["warning"]
     with pytest.raises(Refused) as refused:
-        await world.namespace.delete_queue("orders")
+        await world.namespace.delete_entity("orders")
     assert refused.value.reason is Reason.ENTITY_NOT_FOUND
-    assert (await world.namespace.create_queue("orders", QueueSettings())).generation != generation
+    assert (await world.namespace.create_entity("orders", QueueSettings())).generation != generation
     restarted = await again(world)
     assert not [name for name in os.listdir(world.folder / "logs" / "logs") if name.startswith(generation)]
     assert await restarted.namespace.runtime("orders")
@@ -395,7 +395,7 @@ async def test_of_two_entries_of_one_name_none_that_has_logs_is_deleted(world: W
     for _ in range(2):
         with capture_logs() as lines:
             world = await again(world)
-        assert list(world.namespace.queues()) == [served]
+        assert list(world.namespace.descriptions()) == [served]
         (reported,) = [
             line["kept_unserved"] for line in lines if line["event"] == "entity.name_taken_twice"
         ] or [None]
@@ -433,10 +433,10 @@ async def refused_change(change: Awaitable[object]) -> Refused:
 async def test_a_creation_of_unknown_outcome_is_undone_before_the_name_is_used_again(world: World) -> None:
     world.disk.fail("sync_directory", path_part="catalogue", times=2 * ATTEMPTS)
     for _ in range(2):
-        why = await refused_change(world.namespace.create_queue("orders", QueueSettings()))
+        why = await refused_change(world.namespace.create_entity("orders", QueueSettings()))
         assert why.reason is Reason.PARTITION_UNAVAILABLE and list(world.namespace.unconfirmed) == ["orders"]
         assert world.namespace.find("orders") is None
-    created = await world.namespace.create_queue("orders", QueueSettings())
+    created = await world.namespace.create_entity("orders", QueueSettings())
     assert await entries(world) == [created] and not world.namespace.unconfirmed
 
 
@@ -444,8 +444,8 @@ async def test_who_deletes_what_may_have_been_created_hears_that_it_is_not_there
     world: World,
 ) -> None:
     world.disk.fail("sync_directory", path_part="catalogue", times=ATTEMPTS)
-    await refused_change(world.namespace.create_queue("orders", QueueSettings()))
-    assert (await refused_change(world.namespace.delete_queue("orders"))).reason is Reason.ENTITY_NOT_FOUND
+    await refused_change(world.namespace.create_entity("orders", QueueSettings()))
+    assert (await refused_change(world.namespace.delete_entity("orders"))).reason is Reason.ENTITY_NOT_FOUND
     assert await entries(world) == [] and not world.namespace.unconfirmed
 
 
@@ -454,10 +454,10 @@ async def test_an_update_of_unknown_outcome_leaves_the_queue_as_it_was_in_servic
 ) -> None:
     world = World(tmp_path, confirm_retry_ms=1)
     await world.namespace.load()
-    created = await world.namespace.create_queue("orders", QueueSettings())
+    created = await world.namespace.create_entity("orders", QueueSettings())
     world.disk.fail("sync_directory", path_part="catalogue", times=ATTEMPTS)
-    await refused_change(world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)))
-    assert world.namespace.find_queue("orders") is created
+    await refused_change(world.namespace.update_entity("orders", QueueSettings(max_delivery_count=3)))
+    assert world.namespace.describe("orders") is created
     await until(lambda: not world.namespace.unconfirmed)
     assert await entries(world) == [created]
     await world.namespace.close()
@@ -469,16 +469,16 @@ async def test_a_queue_whose_deletion_has_an_unknown_outcome_is_out_of_service_u
 ) -> None:
     world = World(tmp_path, confirm_retry_ms=1)
     await world.namespace.load()
-    created = await world.namespace.create_queue("orders", QueueSettings())
+    created = await world.namespace.create_entity("orders", QueueSettings())
     queue, attached, later = world.queue("orders"), Watcher(), Watcher()
     queue.watchers.add(attached)
     queue.partition(1)
     world.disk.fail("sync_directory", path_part="catalogue", times=1_000_000)
-    await refused_change(world.namespace.delete_queue("orders"))
+    await refused_change(world.namespace.delete_entity("orders"))
     assert world.parts["orders", 1].stopped and [why.reason for why in attached.ended] == [
         Reason.PARTITION_UNAVAILABLE
     ]
-    assert world.namespace.find_queue("orders") is created and not queue.available
+    assert world.namespace.describe("orders") is created and not queue.available
     queue.watchers.add(later)
     why = await refused_change(ask(queue.router.handles[0], Send([b"x"], None)))
     assert why.reason is Reason.PARTITION_UNAVAILABLE and list(world.parts) == [("orders", 1)]
@@ -495,12 +495,12 @@ async def test_a_queue_whose_deletion_has_an_unknown_outcome_is_out_of_service_u
 
 
 async def test_a_deletion_that_is_tried_again_succeeds_when_the_disk_does(world: World) -> None:
-    created = await world.namespace.create_queue("orders", QueueSettings())
+    created = await world.namespace.create_entity("orders", QueueSettings())
     await make_logs(world, created.generation)
     world.disk.fail("sync_directory", path_part="catalogue", times=2 * ATTEMPTS)
     for _ in range(2):
-        await refused_change(world.namespace.delete_queue("orders"))
-    await world.namespace.delete_queue("orders")
+        await refused_change(world.namespace.delete_entity("orders"))
+    await world.namespace.delete_entity("orders")
     assert (await entries(world), await world.store.entities()) == (
         [],
         [],
@@ -531,35 +531,35 @@ async def test_a_change_cancelled_while_the_disk_works_leaves_no_queue_that_may_
         assert task.cancelled()
         world.disk.sync_directory = sync_directory  # type: ignore[method-assign]
 
-    await cancelled(world.namespace.create_queue("orders", QueueSettings()))
-    created = await world.namespace.create_queue("orders", QueueSettings())
+    await cancelled(world.namespace.create_entity("orders", QueueSettings()))
+    created = await world.namespace.create_entity("orders", QueueSettings())
     assert await entries(world) == [created]
-    await cancelled(world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)))
-    await cancelled(world.namespace.delete_queue("orders"))
+    await cancelled(world.namespace.update_entity("orders", QueueSettings(max_delivery_count=3)))
+    await cancelled(world.namespace.delete_entity("orders"))
     assert not world.queue("orders").available
-    updated = await world.namespace.update_queue("orders", QueueSettings(max_delivery_count=4))
+    updated = await world.namespace.update_entity("orders", QueueSettings(max_delivery_count=4))
     assert await entries(world) == [updated] and world.queue("orders").available
 
 
 async def test_what_is_unconfirmed_is_tried_once_more_when_the_broker_stops(world: World) -> None:
-    created = await world.namespace.create_queue("orders", QueueSettings())
+    created = await world.namespace.create_entity("orders", QueueSettings())
     world.disk.fail("sync_directory", path_part="catalogue", times=ATTEMPTS)
-    await refused_change(world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)))
+    await refused_change(world.namespace.update_entity("orders", QueueSettings(max_delivery_count=3)))
     await world.namespace.close()
     assert await entries(world) == [created]
 
 
 async def test_a_full_disk_refuses_a_change_for_certain_and_lets_queues_be_deleted(world: World) -> None:
-    created = await world.namespace.create_queue("orders", QueueSettings())
+    created = await world.namespace.create_entity("orders", QueueSettings())
     for operation in ("create", "write", "sync"):
         world.disk.fail(operation, errno.ENOSPC, path_part="catalogue", times=1_000_000)
     for change in (
-        world.namespace.create_queue("more", QueueSettings()),
-        world.namespace.update_queue("orders", QueueSettings(max_delivery_count=3)),
+        world.namespace.create_entity("more", QueueSettings()),
+        world.namespace.update_entity("orders", QueueSettings(max_delivery_count=3)),
     ):
         assert (await refused_change(change)).reason is Reason.DISK_FULL
     assert not world.namespace.unconfirmed and await entries(world) == [created]
-    await world.namespace.delete_queue("orders")
+    await world.namespace.delete_entity("orders")
     assert await entries(world) == []
 
 
@@ -577,7 +577,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_counts_are_those_of_all_partitions_and_availability_is_limited_while_one_is_down(
     world: World,
 ) -> None:
-    await world.namespace.create_queue("orders", QueueSettings())
+    await world.namespace.create_entity("orders", QueueSettings())
     queue = world.queue("orders")
     for number in range(4):
         queue.partition(number)
@@ -604,7 +604,7 @@ async def test_counts_are_those_of_all_partitions_and_availability_is_limited_wh
 async def test_only_partitions_that_have_a_log_are_opened_to_be_counted_and_so_many_at_a_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    description = await world.namespace.create_queue("orders", QueueSettings(), 200)
+    description = await world.namespace.create_entity("orders", QueueSettings(), 200)
     await world.namespace.runtime("orders")
     assert world.parts == {} and await world.store.entities() == []
     for number in (7, *range(100, 160)):
@@ -630,7 +630,7 @@ async def test_only_partitions_that_have_a_log_are_opened_to_be_counted_and_so_m
 async def test_where_the_disk_does_not_say_which_logs_there_are_all_partitions_are_opened(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await world.namespace.create_queue("orders", QueueSettings(), 3)
+    await world.namespace.create_entity("orders", QueueSettings(), 3)
 
     async def fails(entity: str) -> list[int]:
         raise DiskFailed("broken")
@@ -658,7 +658,7 @@ async def test_who_counts_all_queues_waits_once_for_the_check_and_for_what_is_un
 async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    description = await world.namespace.create_queue("orders", QueueSettings(), 2)
+    description = await world.namespace.create_entity("orders", QueueSettings(), 2)
     queue, listing, go_on = world.queue("orders"), asyncio.Event(), asyncio.Event()
 
     async def partitions(entity: str) -> list[int]:
@@ -669,7 +669,7 @@ async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_ag
     monkeypatch.setattr(world.store, "partitions", partitions)
     counting = asyncio.create_task(world.namespace.runtime("orders"))
     await listing.wait()
-    await world.namespace.delete_queue("orders")
+    await world.namespace.delete_entity("orders")
     go_on.set()
     with pytest.raises(Refused) as refused:
         await counting
@@ -687,12 +687,12 @@ async def test_names_that_come_and_go_leave_nothing_in_the_metrics(world: World)
     before = series()
     meters = []
     for number in range(100):
-        await world.namespace.create_queue(f"queue{number}", QueueSettings())
+        await world.namespace.create_entity(f"queue{number}", QueueSettings())
         meters.append(world.queue(f"queue{number}").meter)
         meters[-1].incoming_messages += 3
         meters[-1].send_seconds.observe(0.001)
         assert series() > before
-        await world.namespace.delete_queue(f"queue{number}")
+        await world.namespace.delete_entity(f"queue{number}")
     for meter in meters:  # links that have not ended yet
         meter.incoming_messages += 1
         meter.refused(Reason.ENTITY_NOT_FOUND, 1)
@@ -703,11 +703,11 @@ async def test_names_that_come_and_go_leave_nothing_in_the_metrics(world: World)
 async def test_a_queue_created_again_counts_from_nothing_and_the_old_ones_links_do_not_count_for_it(
     world: World,
 ) -> None:
-    await world.namespace.create_queue("orders", QueueSettings())
+    await world.namespace.create_entity("orders", QueueSettings())
     old = world.queue("orders").meter
     old.incoming_messages += 5
-    await world.namespace.delete_queue("orders")
-    await world.namespace.create_queue("orders", QueueSettings())
+    await world.namespace.delete_entity("orders")
+    await world.namespace.create_entity("orders", QueueSettings())
     old.incoming_messages += 5
     world.queue("orders").meter.incoming_messages += 1
     old.end()  # once more, late
@@ -719,7 +719,7 @@ async def test_a_queue_created_again_counts_from_nothing_and_the_old_ones_links_
 
 async def test_closing_stops_every_partition_that_lives(world: World) -> None:
     for name in ("a", "b"):
-        await world.namespace.create_queue(name, QueueSettings())
+        await world.namespace.create_entity(name, QueueSettings())
         world.queue(name).partition(1)
     await world.namespace.close()
     assert len(world.parts) == 2 and all(part.stopped for part in world.parts.values())
@@ -730,7 +730,7 @@ async def test_closing_stops_every_partition_that_lives(world: World) -> None:
 
 async def test_the_rules_of_an_entity_are_found_by_its_path_and_a_missing_one_has_none(world: World) -> None:
     rule = AuthorizationRule("app", "primary", "secondary", ALL)
-    await world.namespace.create_queue("orders", QueueSettings(authorization_rules=(rule,)))
+    await world.namespace.create_entity("orders", QueueSettings(authorization_rules=(rule,)))
     assert (
         list(world.namespace.rules_of("ORDERS")) == [rule] and list(world.namespace.rules_of("nothing")) == []
     )
@@ -738,8 +738,8 @@ async def test_the_rules_of_an_entity_are_found_by_its_path_and_a_missing_one_ha
 
 async def test_stored_settings_without_effect_stay_and_are_listed_at_the_start(world: World) -> None:
     stored = QueueSettings(requires_session=True, auto_delete_on_idle_ms=300_000)
-    await world.namespace.create_queue("kept", stored, file_settings=stored)
-    await world.namespace.create_queue("plain", QueueSettings())
+    await world.namespace.create_entity("kept", stored, file_settings=stored)
+    await world.namespace.create_entity("plain", QueueSettings())
     with capture_logs() as lines:
         restarted = await again(world)
     named = [
@@ -757,16 +757,16 @@ async def test_whoever_keeps_claims_hears_when_rules_change_or_go_and_not_otherw
     heard: list[str] = []
     rules = (AuthorizationRule("app", "one", "", frozenset({"Send"})),)
     with_rules = QueueSettings(authorization_rules=rules)
-    await world.namespace.create_queue("orders", with_rules)
-    await world.namespace.create_queue("plain", QueueSettings())
+    await world.namespace.create_entity("orders", with_rules)
+    await world.namespace.create_entity("plain", QueueSettings())
     world.namespace.rules_changed = lambda: heard.append("changed")
-    await world.namespace.update_queue(
+    await world.namespace.update_entity(
         "orders", QueueSettings(authorization_rules=rules, max_delivery_count=4)
     )
-    await world.namespace.delete_queue("plain")
+    await world.namespace.delete_entity("plain")
     assert heard == []
-    await world.namespace.update_queue("orders", QueueSettings())
+    await world.namespace.update_entity("orders", QueueSettings())
     assert len(heard) == 1
-    await world.namespace.update_queue("orders", with_rules)
-    await world.namespace.delete_queue("orders")
+    await world.namespace.update_entity("orders", with_rules)
+    await world.namespace.delete_entity("orders")
     assert len(heard) == 3 and world.namespace.rules_of("orders") == ()

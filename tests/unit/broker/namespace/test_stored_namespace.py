@@ -72,7 +72,7 @@ def contents(root: Path, pattern: str) -> dict[Path, bytes]:
 async def test_whatever_is_stored_for_a_queue_carries_its_namespace(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     await folder.namespace.load()
-    generation = (await folder.namespace.create_queue("orders", QueueSettings())).generation
+    generation = (await folder.namespace.create_entity("orders", QueueSettings())).generation
     assert re.fullmatch("sbemulatorns_[0-9a-f]{32}", generation)
     await folder.resting.register(generation, 0).opening()
     log = folder.store.log(generation, 0)
@@ -119,12 +119,12 @@ async def test_a_queue_is_checked_repaired_served_and_deleted_whether_or_not_it_
 
     folder = Folder(tmp_path, name="renamed")
     await folder.namespace.load()
-    assert [each.generation for each in folder.namespace.queues()] == [generation]
+    assert [each.generation for each in folder.namespace.descriptions()] == [generation]
     log = folder.store.log(generation, 3)
     await log.claim()
     assert b"kept" in b"".join([frame.data async for frame in log.replay(log.start)])
     await log.close()
-    await folder.namespace.delete_queue("old")
+    await folder.namespace.delete_entity("old")
     assert await folder.store.entities() == []
     assert list((tmp_path / "catalogue").glob(f"{generation}*")) == []
     await folder.close()
