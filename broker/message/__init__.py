@@ -1,2 +1,1 @@
-"""The bytes of a message: as the log keeps them, as they are changed by a settlement, and as clients get
-them."""
+"""The bytes of a message: as stored in the log, as changed by a settlement, and as delivered to clients."""

@@ -1,19 +1,18 @@
-"""What the broker puts in front of a message when it hands it out: header and `x-opt-*` annotations.
+"""What the broker puts in front of a message on delivery: its header and the `x-opt-*` annotations.
 
-    header                delivery-annotations      message-annotations          bare message durable,
-    priority,    x-opt-lock-token of a     the broker's, then the       as it rests (`stored.py`)        ,
-    ttl, delivery-count   lock, then the sender's   sender's own                 unless properties were
-    changed
+    header                delivery-annotations      message-annotations     bare message
+    durable, priority,    x-opt-lock-token of a     the broker's, then      as stored (`stored.py`),
+    ttl, delivery-count   lock, then the sender's   the sender's own        unless properties were changed
 
-Types are those that the official clients cast to (AMQP contract 5.5): `long` for sequence numbers,
-`timestamp` for times, `int` for the state, `short` for the partition; descriptors are smallulongs, for the
-Python client reads them at a fixed place. The ttl is the one in force, so that enqueued-time + ttl is when
-the message expires: the client computes it so. A delivery always has a delivery-annotations section, with or
-without a lock (AMQP contract 5.5); a message that is only shown has the section if its sender set it.
+The types are those that the official clients cast to (AMQP contract 5.5): `long` for sequence numbers,
+`timestamp` for times, `int` for the state, `short` for the partition. Descriptors are smallulongs, because
+the Python client reads them at a fixed place. The ttl is the one in force, so that enqueued-time + ttl is
+when the message expires, as the client computes it. A delivery always has a delivery-annotations section,
+with or without a lock (AMQP contract 5.5); a browsed message has the section only if its sender set it.
 
-One call per batch: what is the same for all its messages is prepared once, and native code
-(`broker/native/annotations.c`) makes what differs, for all but the few messages that cannot follow as they
-rest. Nothing here knows links or partitions.
+One call handles a batch: what all its messages share is prepared once, and native code
+(`broker/native/annotations.c`) makes the rest for all but the few messages that cannot be sent as stored.
+Nothing here knows links or partitions.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def _key(name: str) -> bytes:
 
 
 def _numbers_layout() -> tuple[struct.Struct, tuple[bytes, bytes, bytes, bytes]]:
-    """The begin of the message-annotations section: its size, its count, and the three numbers each delivery
+    """The start of the message-annotations section: its size, its count, and the three numbers each delivery
     has."""
     constants = (
         b"\x00\x53\x72\xd1",
@@ -52,7 +51,7 @@ def _numbers_layout() -> tuple[struct.Struct, tuple[bytes, bytes, bytes, bytes]]
 _NUMBERS, (_SECTION, _SEQUENCE_NUMBER, _ENQUEUED_TIME, _ENQUEUE_SEQUENCE_NUMBER) = _numbers_layout()
 _NUMBERS_BYTES = (
     _NUMBERS.size - 8
-)  # what counts for the size of the map: not the section's head, but its count
+)  # what the map's size covers: the count and what follows, but not the section's head
 _NUMBERS_ELEMENTS = 6
 
 _LOCKED_UNTIL, _PARTITION_ID = _key("x-opt-locked-until"), _key("x-opt-partition-id")
@@ -65,9 +64,9 @@ _NO_TOKEN = b"\x00\x53\x71\xc1\x01\x00"
 _SIZE_AND_COUNT = struct.Struct(">II")
 
 Deliverables = tuple[list[bytes], list[bytes]]
-"""Messages as a receiver is to see them, in two parts, which the engine joins for all of them at once: what
-stands in front of each, and the rest, behind the first HEAD.size bytes of it; empty where the front is
-all."""
+"""Messages as delivered, in two parallel lists, which the engine joins for all of them at once: the bytes in
+front of each message, and its stored form, from which the engine skips the first HEAD.size bytes. The second
+is empty where the first is the whole message."""
 
 
 def deliverables(
@@ -81,8 +80,8 @@ def deliverables(
     """The messages of a batch, in the batch's order.
 
     `peek_lock` is False for receive-and-delete, whose messages show no lock. `dead_letter_source` names the
-    entity that messages forwarded out of a dead-letter queue died in. `wall_ahead_ms` converts the end of the
-    locks to wall time (`broker/base/clock.py`).
+    entity that forwarded messages were dead-lettered in. `wall_ahead_ms` converts the end of the locks to
+    wall time (`broker/base/clock.py`).
     """
     constants = constants_of(
         locked_until_ms=locked.locked_until_ms + wall_ahead_ms if peek_lock else None,
@@ -111,7 +110,7 @@ def deliverables(
 
 
 def built(locked: Locked, index: int, constants: Constants, peek_lock: bool) -> bytes:
-    """One message of a batch, whole, without native code: what counts if the two differ."""
+    """One complete message of a batch, made without native code. This is the reference if the two differ."""
     (whole,) = _build(
         [constants],
         [locked.messages[index]],
@@ -131,7 +130,7 @@ def joined(deliverables: Deliverables) -> list[bytes]:
 
 
 def peeked_messages(peeked: Peeked, *, partitioned: bool = True) -> list[bytes]:
-    """Messages as a browser is to see them: with their state, without a lock."""
+    """Messages as a browser sees them: with their state, without a lock."""
     by_state: dict[tuple[int, int], Constants] = {}
     constants = []
     for state, sequence_number in zip(peeked.states, peeked.sequence_numbers, strict=True):
@@ -184,8 +183,8 @@ def _build(
     changed: Sequence[bytes | None],
     tokens: Sequence[bytes] | None,
 ) -> list[bytes]:
-    """Any messages, whole. `tokens` is None for messages that are only shown; a token is empty without a
-    lock."""
+    """Complete messages of any kind. `tokens` is None for browsed messages; a message without a lock has an
+    empty token."""
     join, pack, unpack, head_bytes = b"".join, _NUMBERS.pack, HEAD.unpack_from, HEAD.size
     built = []
     for index, stored in enumerate(messages):
@@ -199,7 +198,7 @@ def _build(
         )
         shared, shared_elements = constants[index]
         if expires_ms is not None:
-            ttl_ms = min(max(expires_ms - enqueued_ms, 1), TIME_TO_LIVE_MS_MAX)  # 0 would read as none
+            ttl_ms = min(max(expires_ms - enqueued_ms, 1), TIME_TO_LIVE_MS_MAX)  # 0 would mean no ttl
         header = _header(priority if flags & HAS_PRIORITY else None, ttl_ms, delivery_counts[index])
         if tokens is not None or delivery_pairs:
             header += _delivery_section(
@@ -230,10 +229,9 @@ def _build(
     return built
 
 
-@lru_cache(maxsize=1024)  # the messages of a queue differ little in this
+@lru_cache(maxsize=1024)  # few values differ within a queue
 def _header(priority: int | None, ttl_ms: int, delivery_count: int) -> bytes:
-    """A header section (§3.2.1): durable, priority and ttl where there is one, first-acquirer,
-    delivery-count."""
+    """A header section (§3.2.1): durable, priority and ttl if set, first-acquirer, delivery-count."""
     body = b"".join(
         (
             b"\x05\x41",
@@ -246,8 +244,7 @@ def _header(priority: int | None, ttl_ms: int, delivery_count: int) -> bytes:
 
 
 def _delivery_section(token: bytes, pairs: int, own: bytes) -> bytes:
-    """The delivery-annotations of one message: its lock's token, if it has one, and the sender's own
-    pairs."""
+    """The delivery-annotations of one message: its lock token, if any, and the sender's own pairs."""
     if not pairs:
         return _LOCK_TOKEN + token if token else _NO_TOKEN
     body = _TOKEN_KEY + token + own if token else own
@@ -256,6 +253,6 @@ def _delivery_section(token: bytes, pairs: int, own: bytes) -> bytes:
 
 
 def _uuid(token: bytes) -> bytes:
-    """A lock token in the byte order of AMQP's uuid: a delivery tag has it as a .NET GUID (AMQP contract
+    """A lock token in the byte order of AMQP's uuid; a delivery tag holds it as a .NET GUID (AMQP contract
     5.3)."""
     return token[3::-1] + token[5:3:-1] + token[7:5:-1] + token[8:]

@@ -1,8 +1,8 @@
 """Batches as the official clients send them: a transfer with message-format 0x80013700 (AMQP contract 4.5).
 
-The payload is a message of its own, the *envelope*, and each data section of its body holds a whole message.
-The envelope's annotations and properties are copied from the first message, more or less of them by each
-client: a hint for routing, never a message's content. Whether a transfer is a batch its format tells
+The payload is itself a message, the *envelope*, and each data section of its body holds a whole message.
+Clients copy annotations and properties from the first message to the envelope, each client a different set.
+They are a hint for routing, never part of a message. Only its message-format marks a transfer as a batch
 (`protocol/frames.py`), never its content.
 """
 
@@ -17,23 +17,24 @@ from protocol.sections import DATA, PROPERTIES, annotation, data_sections, field
 BATCH_MESSAGE_FORMAT = 0x80013700
 
 BATCH_BYTES_MAX = 1024 * 1024
-"""Of a batch as a whole, also where the entity takes larger messages (AMQP contract 4.5)."""
+"""The limit for a batch as a whole, even where the entity takes larger messages (AMQP contract 4.5)."""
 
-_GROUP_ID = 10  # place in the properties (§3.2.4)
+_GROUP_ID = 10  # position in the properties (§3.2.4)
 
 
 @dataclass(slots=True, frozen=True)
 class RoutingHint:
-    """What the envelope says of its messages' keys: to be believed only as far as the messages agree."""
+    """The keys that the envelope gives for its messages. Trust them only as far as the messages agree."""
 
     session_id: str | None
     partition_key: str | None
 
 
 def split(payload: bytes) -> tuple[list[bytes], RoutingHint]:
-    """The messages of a batch, each as its sender encoded it.
+    """The messages of a batch, each as its sender encoded it, and the envelope's routing hint.
 
-    Raises Refused: DECODE if there are none, or no batch; MESSAGE_TOO_LARGE for more than BATCH_BYTES_MAX.
+    Raises Refused: DECODE if the payload is not a batch or holds no messages; MESSAGE_TOO_LARGE for more than
+    BATCH_BYTES_MAX.
     """
     if len(payload) > BATCH_BYTES_MAX:
         raise Refused(

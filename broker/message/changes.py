@@ -1,10 +1,10 @@
-"""Application properties changed by a settlement: abandon and defer with modifications, dead-lettering with a
+"""Application properties that a settlement changes: abandon and defer with modifications, dead-letter with a
 reason.
 
-A change is an encoded AMQP map with string keys; a null as value removes the property. Changes are laid over
-one another (`merge_changes`) and over the message when it is delivered (`with_changes`); the message itself
-rests unchanged. Values that are not changed keep their bytes: nothing of them is decoded. Both the partition
-and the front end work with changes; neither AMQP frames nor links are known here.
+A change is an encoded AMQP map with string keys; a null value removes the property. Changes are laid over one
+another (`merge_changes`), and over the message on delivery (`with_changes`); the stored message stays as it
+is. Unchanged values keep their bytes and are never decoded. Both the partition and the front end use changes;
+nothing here knows AMQP frames or links.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from protocol.codec import EncodeError, encode, encode_map, encode_text
 from protocol.sections import APPLICATION_PROPERTIES, PROPERTIES, find_sections, pairs, text_bytes
 
 DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
-"""Application properties of a dead-lettered message: strings and never null, or the official Go client
-panics."""
+"""Application properties of a dead-lettered message. They must be strings and never null, or the official Go
+client panics."""
 
 _NULL = b"\x40"
 
 
 def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -> bytes | None:
-    """A change from what a client sent, symbols or strings as keys; None if there is nothing to change.
+    """Encode a client's change, whose keys are symbols or strings; None if there is nothing to change.
 
-    `drop_nulls` for a dead-letter's info map: the official Python and JS clients write null there for "not
-    given" (AMQP contract 6.1). Raises Refused(ARGUMENT) for keys that are no text, values AMQP cannot carry,
-    or more than a message may have (AMQP contract 10.1).
+    Set `drop_nulls` for a dead-letter's info map, where the official Python and JS clients write null for
+    "not given" (AMQP contract 6.1). Raises Refused(ARGUMENT) for keys that are not text, values that AMQP
+    cannot carry, or more than a message may have (AMQP contract 10.1).
     """
     changes: list[bytes] = []
     for key, value in properties.items():
@@ -57,10 +57,10 @@ def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -
 
 
 def merge_changes(earlier: bytes | None, later: bytes | None) -> bytes | None:
-    """Both changes as one; where they differ, the later one holds. Removals are kept, for the message they
-    will meet.
+    """Merge two changes; where they differ, the later one wins. Removals are kept, because they apply to the
+    message later.
 
-    What does not fit into METADATA_BYTES_MAX is left out, the oldest first: a message may be given back any
+    Changes that exceed METADATA_BYTES_MAX are dropped, oldest first, because a message may be given back any
     number of times.
     """
     if earlier is None or later is None:
@@ -75,7 +75,7 @@ def merge_changes(earlier: bytes | None, later: bytes | None) -> bytes | None:
 
 
 def with_changes(bare_message: bytes, changed: bytes) -> bytes:
-    """The bare message with the change laid over its application properties; all other sections as they
+    """The bare message with the change applied to its application properties; all other sections stay as they
     are."""
     sections = find_sections(bare_message)
     begin, end = sections.begins[APPLICATION_PROPERTIES], sections.ends[APPLICATION_PROPERTIES]

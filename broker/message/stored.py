@@ -1,22 +1,29 @@
-"""The form in which a message rests in the log: opaque to the partition, cheap to make and cheap to deliver.
+"""The form in which a message is kept in the log: opaque to the partition, cheap to make and cheap to
+deliver.
 
-    version   1 byte     1; 2 with delivery-annotations flags     1 byte     1: the sender set a priority, 2:
-    the sender set a time to live priority  1 byte     header.priority (AMQP 1.0 §3.2.1), 0 if not set zero
-    1 byte ttl       4 bytes    header.ttl in milliseconds, 0 if not set pairs     2 bytes    number of
-    message-annotation pairs that follow length    2 bytes    their length in bytes …                    the
-    sender's message-annotation pairs, key and value in turn, as they came pairs     2 bytes    version 2
-    only: number of delivery-annotation pairs that follow length    2 bytes    version 2 only: their length in
-    bytes …                    version 2 only: the sender's delivery-annotation pairs, as they came …
-    the bare message (§3.2): properties, application-properties, body, footer, each as it came
+    version   1 byte     1; 2 with delivery-annotations
+    flags     1 byte     1: the sender set a priority, 2: the sender set a time to live
+    priority  1 byte     header.priority (AMQP 1.0 §3.2.1), 0 if not set
+    zero      1 byte
+    ttl       4 bytes    header.ttl in milliseconds, 0 if not set
+    pairs     2 bytes    number of message-annotation pairs that follow
+    length    2 bytes    their length in bytes
+    …                    the sender's message-annotation pairs, key and value in turn, as they came
+    pairs     2 bytes    version 2 only: number of delivery-annotation pairs that follow
+    length    2 bytes    version 2 only: their length in bytes
+    …                    version 2 only: the sender's delivery-annotation pairs, as they came
+    …                    the bare message (§3.2): properties, application-properties, body, footer, each
+                         as it came
 
-All numbers big endian. The header ends here; a delivery gets its own (`message/annotations.py`), as it gets
-the annotations that only the broker may set, so a sender's are dropped. Few senders set delivery-annotations,
-so most messages have version 1. The bare message is never decoded and encoded again. One thing is added to
-it: a message without message-id is given one, since the official JS client cannot settle a message that has
-none (AMQP contract 12.20). Sections are put into the order of the specification.
+All numbers are big endian. The sender's header goes no further than this: each delivery gets its own
+(`message/annotations.py`), and also the annotations that only the broker may set, so those from a sender are
+dropped. Few senders set delivery-annotations, so most messages have version 1. The bare message is never
+decoded and encoded again. Its sections are put into the order of the specification, and a message without a
+message-id is given one, because the official JS client cannot settle a message that has none (AMQP contract
+12.20). Nothing else is changed.
 
-What a message may not be is refused here, before anything is stored: nothing malformed that this broker would
-later have to read, no keys over their limits, no more metadata than the service takes (AMQP contract 10.1).
+Invalid messages are refused here, before anything is stored: malformed parts that this broker would have to
+read later, keys over their limits, and more metadata than the service takes (AMQP contract 10.1).
 """
 
 from __future__ import annotations
@@ -52,12 +59,12 @@ HEAD = struct.Struct(">BBBxIHH")
 HAS_PRIORITY, HAS_TIME_TO_LIVE = 1, 2
 
 KEY_CHARACTERS_MAX = 128
-"""Of a message-id, session-id or partition-key (AMQP contract 10.1)."""
+"""Limit of a message-id, session-id or partition-key (AMQP contract 10.1)."""
 METADATA_BYTES_MAX = 65_536
-"""Bound on all annotations, properties and application-properties together (AMQP contract 10.1, header
+"""Limit of all annotations, properties and application-properties together (AMQP contract 10.1, header
 size)."""
 PROPERTY_BYTES_MAX = 32_768
-"""Of one property, as it is encoded (AMQP contract 10.1, header size)."""
+"""Limit of one encoded property (AMQP contract 10.1, header size)."""
 
 BROKER_ANNOTATIONS = frozenset(
     (
@@ -68,22 +75,22 @@ BROKER_ANNOTATIONS = frozenset(
 )  # fmt: skip
 """Message annotations that only the broker sets (AMQP contract 5.5)."""
 
-_MESSAGE_ID, _GROUP_ID = 0, 10  # places in the properties list (§3.2.4)
+_MESSAGE_ID, _GROUP_ID = 0, 10  # positions in the properties list (§3.2.4)
 _NULL = 0x40
 _U32, _I64 = struct.Struct(">I"), struct.Struct(">q")
 
 
 @dataclass(slots=True)
 class StoredMessage:
-    """A message as it goes into the log, and what routing and time want to know of it."""
+    """A message as it goes into the log, with the values that routing and timers need."""
 
     data: bytes
     time_to_live_ms: int | None
-    """As the sender set it; None if it did not, or said 0, which many clients write for "for ever"."""
+    """As the sender set it; None if it set none, or 0, which many clients write for "for ever"."""
     session_id: str | None
     partition_key: str | None
     scheduled_enqueue_time_ms: int | None
-    """Wall clock since the epoch at which the message becomes active, None for now."""
+    """When the message becomes active, in wall time since the epoch; None for now."""
 
     def message_id(self) -> bytes:
         """See `message_id`."""
@@ -92,7 +99,7 @@ class StoredMessage:
 
 @dataclass(slots=True)
 class StoredRun:
-    """Messages that came together, by columns: each is as long as the run, or None when no message has a
+    """Messages that came together, by columns. Each column is as long as the run, or None if no message has a
     value."""
 
     data: list[bytes]
@@ -103,8 +110,7 @@ class StoredRun:
     partition_keys: list[str | None] | None
     scheduled_enqueue_times_ms: list[int | None] | None
     refused: dict[int, Refused]
-    """Why, by the message's number in the run. Whoever raises one takes it out: its traceback leads to the
-    run."""
+    """The reason, by the message's number in the run."""
 
     def put(self, index: int, message: StoredMessage) -> None:
         """Set one message's values."""
@@ -138,7 +144,7 @@ def _at(column: list[_Value | None] | None, index: int) -> _Value | None:
 def _put(
     column: list[_Value | None] | None, count: int, index: int, value: _Value | None
 ) -> list[_Value | None] | None:
-    """Set one value of a column that may not be there yet."""
+    """Set one value of a column that may not exist yet."""
     if value is None:
         return column
     if column is None:
@@ -148,8 +154,7 @@ def _put(
 
 
 class MessageIds:
-    """Message ids for those that come without: 32 hex digits, a random prefix of this process and a
-    counter."""
+    """Makes ids for messages without one: 32 hex digits, a random prefix of this process and a counter."""
 
     def __init__(self, prefix: bytes | None = None) -> None:
         self._prefix = (os.urandom(8) if prefix is None else prefix).hex()
@@ -160,7 +165,7 @@ class MessageIds:
 
 
 def message_id(stored: bytes) -> bytes:
-    """The message-id of a stored message in its AMQP encoding, type included: for comparing and hashing.
+    """The message-id of a stored message in its AMQP encoding, including the type, for comparing and hashing.
 
     Walks the message.
     """
@@ -170,13 +175,13 @@ def message_id(stored: bytes) -> bytes:
 
 
 def bare_message_offset(stored: bytes) -> int:
-    """Where the bare message begins in a stored one."""
+    """Where the bare message begins in a stored message."""
     return delivery_annotations(stored, HEAD.size + (stored[10] << 8 | stored[11]))[2]
 
 
 def delivery_annotations(stored: bytes, offset: int) -> tuple[int, bytes, int]:
     """The number of the sender's delivery-annotation pairs, their bytes, and where the bare message begins
-    behind them.
+    after them.
 
     `offset` is where the message-annotation pairs end.
     """
@@ -189,7 +194,7 @@ def delivery_annotations(stored: bytes, offset: int) -> tuple[int, bytes, int]:
 
 
 def section_end(buffer: bytes, value: int) -> int:
-    """Where the list or map ends whose constructor is at `value`."""
+    """Where the list or map whose constructor is at `value` ends."""
     constructor = buffer[value]
     if constructor == 0x45:
         return value + 1
@@ -201,12 +206,12 @@ def section_end(buffer: bytes, value: int) -> int:
 def store_run(payloads: Sequence[bytes], fallback_message_id: Callable[[], str]) -> StoredRun:
     """The stored form of messages as their senders encoded them.
 
-    `fallback_message_id` is asked for an id for each message that has none. Refusals are part of the answer:
-    DECODE for what is malformed, ARGUMENT for a key over its limit or of a wrong type, NOT_ALLOWED for a
-    session-id and a partition-key that differ, MESSAGE_TOO_LARGE for too much metadata.
+    `fallback_message_id` makes an id for each message that has none. Refusals are part of the result: DECODE
+    for malformed messages, ARGUMENT for a key over its limit or of a wrong type, NOT_ALLOWED if session-id
+    and partition-key differ, MESSAGE_TOO_LARGE for too much metadata.
 
-    The native code takes whatever is in order, in one walk. What it leaves, which is everything that must be
-    refused and a few rare spellings, is stored by the Python code below, which knows all rules.
+    The native code stores ordinary messages in one walk. It leaves those that must be refused, and a few rare
+    encodings, to the Python code below, which knows all the rules.
     """
     data, times_to_live_ms, session_ids, partition_keys, scheduled_ms, left = native_store(
         payloads, fallback_message_id
@@ -229,7 +234,8 @@ def store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessa
 
 
 def store_by_rules(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
-    """The stored form of any message, without native code: what counts if the two differ. Raises Refused."""
+    """The stored form of any message, made without native code. This is the reference if the two differ.
+    Raises Refused."""
     try:
         return _store(payload, fallback_message_id)
     except (DecodeError, IndexError, struct.error, UnicodeDecodeError) as error:
@@ -248,7 +254,7 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
                 f"{METADATA_BYTES_MAX} are allowed."
             ),
         )
-    if metadata_bytes > PROPERTY_BYTES_MAX:  # seldom: no property of a smaller whole can be too large
+    if metadata_bytes > PROPERTY_BYTES_MAX:  # rare: if the total is smaller, no property can be too large
         _check_property_sizes(payload, sections)
     flags = priority = ttl_ms = 0
     if ends[HEADER] - values[HEADER] > 1:  # many clients send it empty
@@ -301,7 +307,7 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
 
 
 def _header(payload: bytes, value: int, end: int) -> tuple[int, int, int]:
-    """Flags, priority and time to live in milliseconds of a header section (§3.2.1)."""
+    """Flags, priority and time to live in milliseconds from a header section (§3.2.1)."""
     places = fields(payload, value, end, 5)
     known = len(places) - 1
     flags = priority = ttl_ms = 0
@@ -328,8 +334,8 @@ def _uint(payload: bytes, place: int) -> int:
 
 
 _Annotations = tuple[bytes, int, str | None, int | None]
-"""What is kept of a sender's annotations, the number of their pairs, partition-key, scheduled time in
-milliseconds."""
+"""The sender's annotations that are kept, the number of their pairs, the partition-key, and the scheduled
+time in milliseconds."""
 
 _NO_ANNOTATIONS: _Annotations = (b"", 0, None, None)
 
@@ -361,7 +367,7 @@ def _annotations(payload: bytes, value: int, end: int) -> _Annotations:
 
 
 def _delivery_annotations(payload: bytes, value: int, end: int) -> bytes:
-    """A sender's delivery-annotations in stored form, with their number and size in front; empty if none is
+    """A sender's delivery-annotations in stored form, preceded by their number and size; empty if none is
     kept."""
     places = pairs(payload, value, end)
     kept = [
@@ -387,7 +393,7 @@ def _key(payload: bytes, place: int, name: str) -> str:
 
 
 def _check_message_id(payload: bytes, place: int, end: int) -> None:
-    """Refuse an id that is too long, or of a type that an id cannot have (§3.2.11 to §3.2.14)."""
+    """Refuse an id that is too long or of a type that an id cannot have (§3.2.11 to §3.2.14)."""
     if payload[place] not in (0xA1, 0xB1, 0xA0, 0xB0, 0x98, 0x80, 0x53, 0x44):
         raise Refused(Reason.ARGUMENT, "The message-id is neither string, binary, ulong nor uuid.")
     head = 2 if payload[place] in (0xA0, 0xA1) else 5 if payload[place] in (0xB0, 0xB1) else 0
@@ -428,8 +434,8 @@ def _check_property_size(name: str, size: int) -> None:
 
 
 def _with_message_id(payload: bytes, places: list[int], message_id: str) -> bytes:
-    """A properties section with this id, otherwise as it came: `places` are its fields, of which the first is
-    null or missing."""
+    """The properties section with this id set. `places` are its fields, of which the first is null or
+    missing; the others stay as they came."""
     count = max(1, len(places) - 1)
     body = encode(message_id) + payload[places[0] + 1 : places[-1]]
     size = len(body)
@@ -439,7 +445,7 @@ def _with_message_id(payload: bytes, places: list[int], message_id: str) -> byte
 
 
 def _behind_properties(payload: bytes, sections: Sections) -> bytes:
-    """The bare message but its properties, in the order of the specification."""
+    """The bare message without its properties, in the order of the specification."""
     if sections.in_order:
         return payload[max(sections.ends[: PROPERTIES + 1]) :]
     extents = zip(sections.begins[PROPERTIES + 1 : FOOTER + 1], sections.ends[PROPERTIES + 1 :], strict=True)
