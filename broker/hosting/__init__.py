@@ -1,1 +1,1 @@
-"""Where partitions run: in the broker's own process, or in another one."""
+"""Where partitions run: in the broker's own process or in another one."""

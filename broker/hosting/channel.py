@@ -1,4 +1,4 @@
-"""A stream of frames over a pair of sockets, one end in each process."""
+"""A stream of frames over a socket pair, with one end in each process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.hosting.schema import LENGTH
 
 
 class Channel:
-    """One end. What is written leaves in order; what is read is the bodies of frames."""
+    """One end of the channel. Frames leave in the order in which they are sent."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -18,11 +18,11 @@ class Channel:
 
     @classmethod
     async def of(cls, end: socket.socket) -> Channel:
-        """The channel over this socket, which it owns from now on."""
+        """A channel over this socket, which it owns from now on."""
         return cls(*await asyncio.open_connection(sock=end))
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, together with all others of this turn of the event loop."""
+        """Queue a frame. All frames queued in one turn of the event loop are written together."""
         if not self._gathered:
             asyncio.get_running_loop().call_soon(self._flush)
         self._gathered.append(frame)
@@ -33,7 +33,7 @@ class Channel:
             self._writer.write(b"".join(gathered))
 
     async def bodies(self) -> AsyncIterator[bytes]:
-        """The bodies of all frames until the other end is gone."""
+        """Yield the bodies of incoming frames until the other end is gone."""
         try:
             while True:
                 (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
@@ -42,7 +42,7 @@ class Channel:
             return
 
     async def close(self) -> None:
-        """Send what was gathered, and close this end."""
+        """Send the queued frames and close this end."""
         self._flush()
         self._writer.close()
         try:

@@ -1,4 +1,4 @@
-"""Errors of the storage between two processes: a name and a text."""
+"""Carry storage errors between two processes, as a name and a text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS: dict[str, type[StorageError]] = {
 
 
 def error_of(name: str, message: str) -> StorageError:
-    """The error of this name, or the nearest one that needs nothing but a text."""
+    """An error of this class, or of its nearest base class that takes only a text."""
     kind = _KINDS.get(name, StorageError)
     while kind.__init__ is not Exception.__init__ and kind is not StorageError:
         parent = kind.__bases__[0]

@@ -1,8 +1,8 @@
-"""What the broker needs of the place where its partitions run.
+"""What the broker needs from the host that runs its partitions.
 
 Everything that passes between the broker and a partition is plain data: operations and answers
-(`broker/operations.py`), what the partition says of itself (its health, its counts), and its entries in the
-index of partitions. So a partition may run beside the broker (`local.py`) or in another process
+(`broker/operations.py`), what the partition reports about itself (its health, its counts), and its entries in
+the index of partitions. So a partition may run beside the broker (`local.py`) or in another process
 (`remote.py`).
 """
 
@@ -23,21 +23,21 @@ from storage.log import EntityLogs
 
 @dataclass(slots=True, frozen=True)
 class HostFolder:
-    """One data folder; its place in `HostSettings.folders` is its number."""
+    """One data folder; its position in `HostSettings.folders` is its number."""
 
     path: str
     id: str
-    """Empty for the only folder of a broker."""
+    """Empty if the broker has only one folder."""
     is_missing: bool
 
 
 @dataclass(slots=True, frozen=True)
 class HostSettings:
-    """What the logs and partitions of a broker need of its settings."""
+    """The settings that a broker's logs and partitions need."""
 
     folders: tuple[HostFolder, ...]
     unknown: str
-    """A path that stands for folders that nobody knows any more."""
+    """A path that stands in for folders that are no longer known."""
     open_files_max: int
     """Log files open for reading at a time, over all folders."""
     open_segments_max: int
@@ -56,28 +56,29 @@ class HostedPartition(Protocol):
     """One partition as the broker sees it."""
 
     available: bool
-    """It takes operations now, or will as soon as it is open. An attribute: routers ask often."""
+    """Whether it takes operations now, or will as soon as it is open. A plain attribute, because routers read
+    it often."""
 
     @property
     def health(self) -> str:
-        """Its state, as people read it."""
+        """The partition's state, as people read it."""
 
     def counts(self) -> dict[str, SubqueueCounts]:
-        """What it holds, by subqueue, as of the last answer that it gave."""
+        """Message counts by subqueue, as of the last answer that it gave."""
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
-        """Put an operation into its mailbox. Never blocks, never drops."""
+        """Put an operation into the partition's mailbox. Never blocks, never drops."""
 
     async def opened(self) -> None:
-        """Return once the log was opened, or could not be."""
+        """Return once the log is open or opening it has failed."""
 
     async def stop(self, *, is_deleted: bool = False) -> None:
-        """Finish the commit under way, close the log; save nothing more if it is about to be deleted. Safe to
-        call twice."""
+        """Finish the commit under way and close the log. If the queue is about to be deleted, save nothing
+        more. Safe to call twice."""
 
 
 class PartitionHost(EntityLogs, Protocol):
-    """Runs partitions, and owns their logs."""
+    """Runs partitions and owns their logs."""
 
     catalogue_lane: Executor
     """A thread for the catalogue, which the broker's own process writes …"""
@@ -85,27 +86,27 @@ class PartitionHost(EntityLogs, Protocol):
     """… and one for the index in each folder."""
 
     async def open(self) -> None:
-        """Begin to work; comes before everything else. Raises OSError where another process cannot be
+        """Start the host. Call this before anything else. Raises OSError if another process cannot be
         started."""
 
     def start(
         self, description: QueueDescription, number: int, meter: PartitionMeter, register: Register
     ) -> HostedPartition:
-        """Bring a partition to life. Its log is opened when it is first used."""
+        """Start a partition. Its log is opened on first use."""
 
     def wake(self) -> None:
-        """Have all partitions look at the clock again after a suspend."""
+        """Make all partitions check the clock again after a suspend."""
 
     def folder_states(self) -> Sequence[str]:
-        """How each data folder is, by number: one of `storage.file_store.FolderState`."""
+        """The state of each data folder, by number: one of `storage.file_store.FolderState`."""
 
     @property
     def waiting_bytes(self) -> int:
-        """What waiting messages take of the memory, by the partitions' own count."""
+        """Memory that waiting messages take, by the partitions' own count."""
 
     @property
     def resident_bytes(self) -> int:
-        """The resident memory of another process that the partitions run in; 0 if they run in this one."""
+        """Resident memory of the process that runs the partitions; 0 if that is this process."""
 
     def set_scarce(self, is_scarce: bool) -> None:
-        """Memory is scarce from now on, or is not any more."""
+        """Tell the partitions whether memory is scarce."""

@@ -1,4 +1,4 @@
-"""Partitions in the process that made this host: their logs, their tasks, and what they share."""
+"""Partitions in this host's own process: their logs, their tasks, and what they share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LocalHost(SpreadStore):
     def __init__(
         self, settings: HostSettings, disk: Disk, clock: Clock, *, spawn: Spawn, failed: OwnerFailed
     ) -> None:
-        """`failed` is called if a background task of the storage has died."""
+        """`failed` is called if a background task of the storage dies."""
         self._clock, self._spawn, self._failed = clock, spawn, failed
         stores = [self._make_store(settings, folder, disk) for folder in settings.folders]
         unknown = HostFolder(settings.unknown, "unknown", is_missing=True)
@@ -44,14 +44,14 @@ class LocalHost(SpreadStore):
         self.index_lanes: Sequence[Executor] = [store.lanes.index for store in stores]
         self.payloads = PayloadBudget(settings.payload_memory_bytes)
         self._opening = Slices()
-        """The turns in which partitions are opened, recovered and forgotten."""
+        """Time slices for opening, recovering and forgetting partitions."""
         self._limits = TaskLimits(
             disk_timeout_ms=settings.disk_timeout_ms,
             rest_ms=settings.log_idle_ms if settings.fsync == "always" else None,
             upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes),
         )
         self._tasks: weakref.WeakSet[PartitionTask] = weakref.WeakSet()
-        """All partitions that were started and are still referred to."""
+        """All started partitions that are still referenced."""
 
     def _make_store(self, settings: HostSettings, folder: HostFolder, disk: Disk) -> FileLogStore:
         folders = len(settings.folders)
@@ -70,7 +70,7 @@ class LocalHost(SpreadStore):
         )
 
     async def open(self) -> None:
-        """Nothing to do: stores open their folders when they are first asked."""
+        """Do nothing: stores open their folders on first use."""
 
     def start(
         self,
@@ -80,7 +80,8 @@ class LocalHost(SpreadStore):
         register: Register,
         changed: Callable[[], None] | None = None,
     ) -> PartitionTask:
-        """See `PartitionHost.start`. `changed` is called at each change of health, in the event loop."""
+        """See `PartitionHost.start`. `changed` is called in the event loop whenever the partition's health
+        changes."""
         partition = PartitionTask(
             number,
             log=self.log(description.generation, number, description.folders),

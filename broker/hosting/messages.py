@@ -1,7 +1,7 @@
-"""What passes between the broker and a process that runs its partitions, beside operations and answers.
+"""Messages between the broker and a process that runs its partitions, besides operations and answers.
 
-To the partitions: `Configure` first, then everything else. To the broker: `Ready` first. A request carries a
-number, and its `Done` carries the same one; requests of both sides are numbered apart.
+The broker sends `Configure` first, and the partitions' process sends `Ready` first. A request carries a
+number, and its `Done` carries the same number; each side numbers its own requests.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Configure:
 
 @dataclass(slots=True)
 class Start:
-    """Bring a partition to life."""
+    """Start a partition."""
 
     partition: int
-    """Its number between the two processes, given by the broker and used for one partition only."""
+    """The number by which the two processes know the partition; the broker gives it to one partition only."""
     number: int
-    """Its number within the queue."""
+    """The partition's number within the queue."""
     description: QueueDescription
     summary: bytes | None
-    """What the index says it holds (`broker/partition/summary.py`); None if that is not known."""
+    """What the index says the partition holds (`broker/partition/summary.py`); None if unknown."""
 
 
 @dataclass(slots=True)
 class Post:
-    """An operation of a client. Its cookie is a number, and comes back with the answer."""
+    """A client's operation. Its cookie is a number that comes back with the answer."""
 
     partition: int
     client: ClientId
@@ -49,7 +49,7 @@ class Post:
 
 @dataclass(slots=True)
 class OpenPartition:
-    """Open the partition's log if it was not. Done once it is open, or could not be opened."""
+    """Open the partition's log if it is not open. Done once it is open or opening has failed."""
 
     request: int
     partition: int
@@ -57,7 +57,7 @@ class OpenPartition:
 
 @dataclass(slots=True)
 class StopPartition:
-    """Finish the commit under way, and close the log."""
+    """Finish the commit under way and close the log."""
 
     request: int
     partition: int
@@ -66,7 +66,7 @@ class StopPartition:
 
 @dataclass(slots=True)
 class Forget:
-    """A partition that has stopped: nothing more is posted to it."""
+    """The partition has stopped; nothing more is posted to it."""
 
     partition: int
 
@@ -111,19 +111,19 @@ class DeleteLogs:
 
 @dataclass(slots=True)
 class Close:
-    """All partitions have stopped: close the data folders, and end once that is done."""
+    """All partitions have stopped: close the data folders, then end."""
 
     request: int
 
 
 @dataclass(slots=True)
 class LookAtClock:
-    """The machine was suspended: all partitions look at the clock again."""
+    """The machine was suspended: all partitions check the clock again."""
 
 
 @dataclass(slots=True)
 class MemoryScarce:
-    """Memory is scarce from now on, or is not any more."""
+    """Memory has become scarce, or is no longer scarce."""
 
     is_scarce: bool
 
@@ -133,7 +133,7 @@ class MemoryScarce:
 
 @dataclass(slots=True)
 class Ready:
-    """The settings were taken."""
+    """The settings have been applied."""
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class Answered:
 
 @dataclass(slots=True)
 class Detached:
-    """The client's `Detach` was served: no answer for it follows."""
+    """The client's `Detach` was carried out; it gets no more answers."""
 
     partition: int
     client: ClientId
@@ -155,7 +155,7 @@ class Detached:
 
 @dataclass(slots=True)
 class Status:
-    """What a partition says of itself: sent when it has changed, before the answers of the same commit."""
+    """A partition's report about itself, sent when it changes and before the answers of the same commit."""
 
     partition: int
     health: str
@@ -166,7 +166,7 @@ class Status:
 
 @dataclass(slots=True)
 class IndexOpening:
-    """The partition is about to be opened, or to change: enter that in the index. Answered with `Done`."""
+    """The partition is about to be opened or changed: enter that in the index. Answered with `Done`."""
 
     request: int
     partition: int
@@ -174,7 +174,7 @@ class IndexOpening:
 
 @dataclass(slots=True)
 class IndexClosed:
-    """The partition was closed in good order, or came to rest: enter what it holds."""
+    """The partition was closed cleanly or came to rest: enter what it holds."""
 
     partition: int
     summary: bytes
@@ -186,7 +186,7 @@ class Counted:
 
     partition: int
     commits: list[tuple[int, int, float]] = field(default_factory=list)
-    """For each commit: records, bytes, seconds."""
+    """Records, bytes and seconds of each commit."""
     commit_failures: int = 0
     restarts: int = 0
     dead_lettered: int = 0
@@ -204,7 +204,7 @@ class MemoryUsed:
 
 @dataclass(slots=True)
 class FolderStates:
-    """How each data folder is, by number (`storage.file_store.FolderState`)."""
+    """The state of each data folder, by number (`storage.file_store.FolderState`)."""
 
     states: list[str]
 
@@ -226,11 +226,11 @@ class Done:
 
     request: int
     found: dict[str, list[int]] = field(default_factory=dict)
-    """What was asked for, by entity."""
+    """The result, by entity."""
     error: str | None = None
-    """The name of the error, where the request failed …"""
+    """The name of the error if the request failed …"""
     message: str = ""
-    """… and what it says."""
+    """… and its text."""
 
 
 ToPartitions = (

@@ -1,7 +1,7 @@
 """`python -m broker.hosting.process`: the process that runs partitions for a broker. See `remote.py`.
 
-It ends when the broker says so or is gone, and heeds no signal for that: a signal to the broker's group of
-processes must not end the partitions before the broker has closed them.
+It ends when the broker tells it to or is gone. It ignores signals, because a signal to the broker's process
+group must not end the partitions before the broker has closed them.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ from storage.disk import LocalDisk
 from storage.errors import StorageError
 
 RESOURCES_EVERY_S = 0.25
-"""How often the broker hears how much memory the partitions use, and how the data folders are."""
+"""How often, in seconds, to report the partitions' memory and the state of the data folders to the broker."""
 GC_THRESHOLDS = (50_000, 20, 100)
-"""As in the broker (`broker/server.py`)."""
+"""The same as in the broker (`broker/server.py`)."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -80,13 +80,13 @@ class _Hosted:
         self._sinks: dict[ClientId, Sink] = {}
 
     def post(self, message: Post) -> None:
-        """An operation of a client has come."""
+        """Pass a client's operation to the partition."""
         client = message.client
         sink = self._sinks.get(client)
         if sink is None:
             sink = self._sinks[client] = self._sink_of(client)
         self.task.post(message.operation, client, sink)
-        if isinstance(message.operation, Detach):  # the answer to what comes next is the client's last one
+        if isinstance(message.operation, Detach):  # the answer to this Withdraw is the client's last
             del self._sinks[client]
             self.task.post(Withdraw(MAIN), client, lambda _: self._detached(client))
 
@@ -102,11 +102,11 @@ class _Hosted:
         self._process.answers.append(Detached(self._partition, client))
 
     def changed(self) -> None:
-        """Its health is another one."""
+        """The partition's health has changed."""
         self._process.changed(self)
 
     def status(self) -> Status:
-        """What it says of itself."""
+        """The partition's report about itself."""
         return Status(self._partition, self.task.health, self.task.available, self.task.counts())
 
     # --- the register (`broker.partition.idle.Register`) ----------------------------------------------------
@@ -153,14 +153,14 @@ class PartitionProcess:
         self._partitions: dict[int, _Hosted] = {}
         self._changed: dict[_Hosted, None] = {}
         self.answers: list[Answered | Detached] = []
-        """Of this turn of the event loop."""
+        """Answers of this turn of the event loop."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests: dict[int, asyncio.Future[Done]] = {}
         self._numbers = count(1)
         self._is_closed = False
 
     async def run(self) -> None:
-        """Serve until the broker says `Close`, or is gone: then end at once, as a crash would."""
+        """Serve until the broker says `Close`. If the broker is gone, end at once, as in a crash."""
         async for body in self._channel.bodies():
             self._hear(decode_to_partitions(body))
             if self._is_closed:
@@ -187,7 +187,7 @@ class PartitionProcess:
             raise error_of(done.error, done.message)
 
     def changed(self, hosted: _Hosted) -> None:
-        """The partition has something to say: it is said in this turn, what has changed before the
+        """Report this partition at the end of this turn of the event loop: its status first, then the
         answers."""
         if not self._changed:
             asyncio.get_running_loop().call_soon(self._tell)
@@ -204,7 +204,7 @@ class PartitionProcess:
         for answer in answers:
             self.send(answer)
 
-    # --- what the broker says -------------------------------------------------------------------------------
+    # --- from the broker ------------------------------------------------------------------------------------
 
     def _hear(self, message: ToPartitions) -> None:
         if isinstance(message, Configure):
@@ -281,7 +281,7 @@ class PartitionProcess:
             raise
         else:
             done = Done(request, found or {})
-        self._tell()  # what came before it
+        self._tell()  # send earlier answers first
         self.send(done)
 
     async def _report_resources(self, host: LocalHost) -> None:
@@ -308,8 +308,8 @@ async def _with_logs(host: LocalHost, entity: str) -> dict[str, list[int]]:
 
 
 def _end_with(broker: int) -> None:
-    """Have the kernel end this process together with the broker; elsewhere than on Linux, the channel's end
-    alone tells."""
+    """Have the kernel end this process together with the broker. Other systems than Linux rely on the
+    channel's end alone."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,12 +1,12 @@
 """Partitions in another process: the broker's side.
 
-The process is started with one end of a pair of sockets, and everything passes through it
-(`messages.py`, `schema.py`). What the broker keeps of a partition is what it was told last: whether it is
-available, its health, its counts. A cookie never leaves the broker: a number goes in its place, and is
-replaced again when the answer comes back.
+The broker starts the process with one end of a socket pair, and everything passes through it (`messages.py`,
+`schema.py`). For each partition the broker keeps the last report: whether it is available, its health, its
+counts. A cookie never leaves the broker: a number is sent instead, and replaced by the cookie when the answer
+comes back.
 
-If the process ends, the broker stops: nobody else may open the logs while it is not known that they are free.
-If the broker ends, the process does, too.
+If the process ends, the broker stops, because no other process may open the logs until they are known to be
+free. If the broker ends, the process ends too.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ ENDS_WITHIN_S = 10.0
 
 
 class ProcessEnded(Exception):
-    """The process that runs the partitions has ended although nobody asked it to."""
+    """The process that runs the partitions ended without being asked to."""
 
 
 class RemotePartition:
@@ -118,7 +118,7 @@ class RemotePartition:
             if answer is not None:
                 asyncio.get_running_loop().call_soon(sink, answer)
             return
-        if not isinstance(operation, Release | Recalled):  # which are never answered
+        if not isinstance(operation, Release | Recalled):  # these are never answered
             self._sinks[client] = sink
         self._host.send(Post(self._partition, client, self._host.keep_cookie(self, client, operation)))
 
@@ -137,27 +137,27 @@ class RemotePartition:
         self.available, self._health = False, "gone"
         self._host.forget(self._partition)
 
-    # --- what it says ---------------------------------------------------------------------------------------
+    # --- from the partition ---------------------------------------------------------------------------------
 
     def answered(self, client: ClientId, answer: Answer) -> None:
-        """An answer for a client has come."""
+        """An answer for a client has arrived."""
         sink = self._sinks.get(client)
         if sink is not None:
             sink(answer)
 
     def detached(self, client: ClientId) -> None:
-        """No answer for the client follows."""
+        """The client gets no more answers."""
         self._sinks.pop(client, None)
 
     def ended(self) -> None:
-        """The process has ended: tell everybody who may still wait."""
+        """The process has ended: tell every client that may still be waiting."""
         self.available = False
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink(Unavailable(self.number, for_good=True))
 
     def heard(self, status: Status) -> None:
-        """It has changed."""
+        """The partition has reported a change."""
         self._health, self.available, self._counts = status.health, status.available, status.counts
 
 
@@ -172,7 +172,7 @@ class RemoteHost:
         log_level: LogLevel,
         failed: OwnerFailed,
     ) -> None:
-        """`failed` is called if the process ends unasked, or a part of it dies."""
+        """`failed` is called if the process ends unasked or one of its background tasks dies."""
         self._configure = Configure(settings, log_format, log_level)
         self._failed = failed
         self.catalogue_lane: Executor = Workers(1, "storage-catalogue")
@@ -186,7 +186,7 @@ class RemoteHost:
         self._numbers = count(1)
         self._partitions: dict[int, tuple[RemotePartition, PartitionMeter]] = {}
         self._cookies: dict[int, tuple[RemotePartition, ClientId, object]] = {}
-        """What stands behind the numbers that were sent and have not come back."""
+        """The partition, client and cookie behind each number that was sent and has not come back."""
         self._requests: dict[int, asyncio.Future[Done]] = {}
         self._entering: set[asyncio.Task[None]] = set()
         self._memory = MemoryUsed(0, 0)
@@ -235,8 +235,8 @@ class RemoteHost:
         return done
 
     def keep_cookie(self, partition: RemotePartition, client: ClientId, operation: Operation) -> Operation:
-        """The operation with a number in place of its cookie, if it has one: then it is answered exactly
-        once."""
+        """The operation with a number in place of its cookie. An operation without a cookie is returned as it
+        is; one with a cookie is answered exactly once."""
         if not hasattr(operation, "cookie"):
             return operation
         number = next(self._numbers)
@@ -262,7 +262,7 @@ class RemoteHost:
         return made
 
     def forget(self, partition: int) -> None:
-        """The partition has stopped, and nothing is posted to it any more."""
+        """The partition has stopped; nothing more is posted to it."""
         self._partitions.pop(partition, None)
         self.send(Forget(partition))
 
@@ -319,13 +319,13 @@ class RemoteHost:
     # --- from the process -----------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Hear what the process says until it ends."""
+        """Handle the process's messages until it ends."""
         assert self._channel is not None and self._ready is not None
         error: BaseException = ProcessEnded("The process that runs the partitions has ended.")
         try:
             async for body in self._channel.bodies():
                 self._hear(decode_to_broker(body))
-        except Exception as found:  # a message that nobody can read, or a bug: the broker cannot go on
+        except Exception as found:  # an unreadable message or a bug: the broker cannot go on
             error = found
         self.has_ended = True
         if not self._ready.done():

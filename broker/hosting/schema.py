@@ -1,12 +1,12 @@
-"""Messages between the broker and its partitions as bytes (docs/partition-messages.md). Pure.
+"""Encode and decode the messages between the broker and its partitions (docs/partition-messages.md). Pure.
 
-A message is a frame: the length of its body (u32, little endian), and the body, an array in MessagePack whose
+A message is a frame: the length of its body (u32, little endian), then the body, a MessagePack array whose
 first item is the number of the message's kind and whose other items are its fields, in the order of their
 declaration. A field that holds a message is such an array; a description is its catalogue document
-(`broker/entities/documents.py`); an enumeration is its value. What is decoded is checked against the declared
-types.
+(`broker/entities/documents.py`); an enumeration is its value. Decoding checks each value against the declared
+type.
 
-Both ends are of one release, so nothing here is versioned, and nothing of it is stored.
+Both ends come from the same release, so nothing here is versioned or stored.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class _Kind:
-    """How one kind is written and read."""
+    """How one kind is encoded and decoded."""
 
     number: int
     names: tuple[str, ...]
@@ -76,8 +76,8 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _converters(hint: Any) -> tuple[Convert | None, Convert | None]:
-    """What a field of this type is passed through before it is written, and after it was read; None where it
-    is written as it is."""
+    """Functions to apply to a field of this type before encoding and after decoding; None if it needs
+    none."""
     if hint is QueueDescription:
         return encode_description, decode_description
     if all(map(_is_kind, _members(hint))):
@@ -136,7 +136,7 @@ _KINDS = {kind: _kind(number, kind) for number, kind in KINDS.items()}
 _STRUCTS: dict[type, type[msgspec.Struct]] = {}
 for _number, _made_of in sorted(
     KINDS.items(), reverse=True
-):  # parts have higher numbers than what holds them
+):  # parts have higher numbers than the messages that hold them
     _defaults = {each.name: each for each in dataclasses.fields(_made_of)}
     _STRUCTS[_made_of] = msgspec.defstruct(
         _made_of.__name__,
@@ -175,7 +175,7 @@ def decode_to_broker(body: bytes) -> messages.ToBroker:
 
 
 def type_text(hint: Any) -> str:
-    """A field's type as the documentation gives it."""
+    """A field's type as the documentation shows it."""
     if hint is QueueDescription:
         return "catalogue document"
     if all(map(_is_kind, _members(hint))) and len(_members(hint)) > 1:
