@@ -1,9 +1,8 @@
 """Checks a data folder: every frame of every log, every checkpoint, extent and document. Reads only.
 
-No lock is taken, and a broker may be at work in the folder. Its files change under the reader: a commit is
-half written, a segment is trimmed, an extent replaced. So a log in which something was found is surveyed
-again after a pause, and only what is found at the same place each time is reported. Real damage stays where
-it is.
+It takes no lock, so a broker may be working in the folder, and its files may change during a look: a commit
+is half written, a segment is trimmed, an extent is replaced. So a log with findings is surveyed again after a
+pause, and only what is found at the same place each time is reported. Real damage stays where it is.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ class Progress:
     logs_read: int = 0
     bytes_read: int = 0
     files: int = 0
-    """Documents that were read."""
+    """How many documents were read."""
 
     def add(self, size: int) -> None:
-        """More bytes of frames were read."""
+        """Count more bytes of frames that were read."""
         self.bytes_read += size
         self.report()
 
@@ -55,15 +54,15 @@ class Documents:
     """The documents of the catalogue, as far as they can be read."""
 
     contents: dict[str, bytes] = field(default_factory=dict)
-    """By document name."""
+    """By the document's name."""
     findings: list[Finding] = field(default_factory=list)
 
 
 def log_folders(disk: Disk, root: Path, findings: list[Finding] | None = None) -> list[LogFolder]:
-    """All logs of a data folder, and those that an extent says were there. Raises OSError if the folder of
-    all logs cannot be listed.
+    """All logs in a data folder, including those that only an extent mentions. Raises OSError if the folder
+    of all logs cannot be listed.
 
-    `findings` gets what else cannot be listed.
+    Other folders that cannot be listed are added to `findings`.
     """
 
     def names_in(directory: Path) -> list[str]:
@@ -100,7 +99,7 @@ def log_folders(disk: Disk, root: Path, findings: list[Finding] | None = None) -
 def check_log(
     disk: Disk, folder: LogFolder, pause: Callable[[float], None], progress: Progress
 ) -> list[Finding]:
-    """Read every frame of one log; what is damaged, missing or unfinished in it."""
+    """Read every frame of one log; gives what is damaged, missing or unfinished in it."""
     found = _check_log_once(disk, folder, progress)
     for _ in range(LOOKS_MAX - 1):
         if not found:
@@ -139,8 +138,8 @@ def _check_log_once(disk: Disk, folder: LogFolder, progress: Progress) -> list[F
 def check_documents(
     disk: Disk, roots: Sequence[Path], pause: Callable[[float], None], progress: Progress
 ) -> Documents:
-    """Read every document of the catalogue, both of its files, in whichever of the data folders they are.
-    Raises OSError."""
+    """Read both files of every document of the catalogue, in whichever data folders they are. Raises
+    OSError."""
     found = _check_documents_once(disk, roots, progress)
     for _ in range(LOOKS_MAX - 1):
         if not found.findings:
@@ -157,7 +156,7 @@ def _check_documents_once(disk: Disk, roots: Sequence[Path], progress: Progress)
     directories = [root / CATALOGUE_DIRECTORY for root in roots]
     documents = Documents()
     places: dict[str, list[Path]] = {suffix: [] for suffix in (DOCUMENT_SUFFIX, COPY_SUFFIX)}
-    """By suffix: the folders that hold such files."""
+    """The folders that hold files with each suffix."""
     stems: dict[str, dict[str, Path]] = {}
     for directory in directories:
         for name in disk.names(directory):
@@ -210,7 +209,7 @@ def _check_document(
                 newest, documents.contents[copy.name] = copy.number, copy.document
     for path, offset, size, why in broken:
         if is_old and not size:
-            continue  # written by a version that kept one file of each document
+            continue  # written by a version that kept only one file of each document
         severity = Severity.SPARE if newest >= 0 else Severity.UNUSABLE
         documents.findings.append(Finding(severity, entity, None, str(path), offset, size, why))
     progress.report()

@@ -5,11 +5,11 @@ A job is one file's share. If it is certain not to wait, it writes at once, in t
 that grows, a new segment), and all work on a disk without such a queue, goes to a few threads, several files
 each: while the event loop is busy, a hop to a thread and back costs more than the write.
 
-A job's failure is its own. The caller ensures that no two jobs of one file are under way at once. A submitted
-job is carried to its end and its `finish` is called even if the caller is cancelled meanwhile, because what
-was begun cannot be taken back. The caller waits for that end unless the job was let go (`Job.is_let_go`).
+One job's failure affects no other. The caller ensures that no two jobs of one file are under way at once. A
+submitted job runs to its end and its `finish` is called even if the caller is cancelled meanwhile, because
+what has begun cannot be undone. The caller waits for that end unless the job was let go (`Job.is_let_go`).
 
-*A disk that hangs* delays only the files that it does not answer for. While a sync has been under way for
+*A disk that hangs* delays only the files for which it does not answer. While a sync has been under way for
 longer than SLOW_S, the event loop writes nothing, because the write might wait as well. A thread that has
 been busy for longer than STUCK_S gives up the jobs of its batch that it has not begun, and another thread
 takes its place.
@@ -39,7 +39,7 @@ SLOW_S = 0.25
 STUCK_S = 1.0
 """If a batch takes longer, its thread is replaced …"""
 STUCK_MAX = 64
-"""… but no more than this many replaced threads may be out at once."""
+"""… but at most this many replaced threads may be stuck at once."""
 
 NEEDS_THREAD = -1
 ENDED = -2
@@ -78,7 +78,7 @@ class _Entry:
         self.job = job
         self.ended = ended
         self.began = began
-        """In seconds of the loop's clock."""
+        """The time in seconds, by the event loop's clock."""
         self.error: Exception | None = None
         self.done = False
 
@@ -90,9 +90,9 @@ class _Batch:
 
     def __init__(self, entries: Iterable[_Entry], began: float) -> None:
         self.entries = deque(entries)
-        """Jobs not begun yet. The thread takes them from the front; the event loop takes back the rest."""
+        """Jobs not yet begun. The thread takes them from the front; the event loop takes back the rest."""
         self.ended: deque[_Entry] = deque()
-        """Jobs that the thread has carried out and whose callers do not know yet."""
+        """Jobs that the thread has carried out, but whose callers have not been told."""
         self.began = began
         self.is_stuck = False
 
@@ -120,7 +120,7 @@ class Committer:
         self._syncing: dict[int, _Entry] = {}
 
     async def run(self, job: Job) -> None:
-        """Carry the job out. Raises what it raises."""
+        """Carry the job out. Raises what the job raises."""
         loop = asyncio.get_running_loop()
         if not self._sync_queue_sought:
             self._seek_sync_queue(loop)
@@ -158,7 +158,7 @@ class Committer:
             is_alone = not self._syncing and not self._dispatch_due
             self._syncing[number] = entry
             self._to_sync.append((number, fd))
-            # The disk is idle and no other job has gathered, so waiting for the next turn would gain nothing.
+            # The disk is idle and there is no other job, so waiting for the next turn would gain nothing.
             if is_alone:
                 self._submit_syncs()
                 if not self._waiting:
@@ -166,7 +166,7 @@ class Committer:
         self._dispatch_soon(loop)
 
     def _is_slow(self, now: float) -> bool:
-        """Whether a sync has taken so long that a write might block, too."""
+        """Whether a sync has taken so long that a write might block as well."""
         return bool(self._syncing) and now - next(iter(self._syncing.values())).began > SLOW_S
 
     def _end(self, entry: _Entry) -> None:
@@ -208,7 +208,7 @@ class Committer:
             self._report(batch)
             self._stuck += 1
             self._idle += 1
-            with contextlib.suppress(IndexError):  # the thread may take the last one at the same time
+            with contextlib.suppress(IndexError):  # the thread may take the last job at the same time
                 while True:
                     self._waiting.append(batch.entries.popleft())
         if not all(batch.is_stuck for batch in self._out):
@@ -260,7 +260,7 @@ class Committer:
                         entry.error = error
                     batch.ended.append(entry)
                     del entry  # its frame may take MiBs, and the next batch may be hours away
-            # RuntimeError: the loop is closed, because the broker has stopped without this disk's answer.
+            # RuntimeError: the loop is closed, because the broker stopped without waiting for this disk.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._batch_ended, loop, batch)
 
@@ -279,8 +279,8 @@ class Committer:
             self._end(batch.ended.popleft())
 
     async def close(self) -> bool:
-        """Stop the threads and close the queue. False if the disk still owes an answer: then both are left as
-        they are."""
+        """Stop the threads and close the queue. If the disk has not answered yet, leaves both as they are and
+        returns False."""
         if self._look is not None:
             self._look.cancel()
             self._look = None

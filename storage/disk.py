@@ -1,16 +1,17 @@
-"""Disk: what storage does with files. Only this file opens, writes, syncs, renames and removes them.
+"""Disk: the file operations of storage. Only this file opens, writes, syncs, renames and removes files.
 
-`LocalDisk` makes one system call per method, so a test's disk can refuse each of them, or remember what was
-synced (`tests/support/faulty_disk.py`, `tests/support/recording_disk.py`). The functions below the classes
-combine them: `read_file`, `write_all`, and `publish`, the only way in which a file gets its final name.
+`LocalDisk` makes one system call per method, so that a test's disk can make each of them fail, or record what
+was synced (`tests/support/faulty_disk.py`, `tests/support/recording_disk.py`). The functions below the
+classes combine them: `read_file`, `write_all`, and `publish`, the only way in which a file gets its final
+name.
 
 Everything here relies on these rules of Linux file systems:
 - Data is durable once `sync` has returned, and not before. After a failed sync it never is: the failure marks
-  the pages clean, so a second sync succeeds without writing anything. So a sync is never repeated on the same
-  file (durability rule 4).
+  the pages as clean, so a second sync succeeds without writing anything. So a sync is never repeated on the
+  same file (durability rule 4).
 - A new, renamed or removed name is durable once `sync_directory` has returned.
 
-`sync_queue` and `read_cached` save a hop to a thread where the system supports it (`kernel_sync.py`).
+Where the system supports it, `sync_queue` and `read_cached` avoid a hop to a thread (`kernel_sync.py`).
 """
 
 from __future__ import annotations
@@ -30,39 +31,39 @@ from storage.kernel_sync import open_sync_queue
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Ends the name of a file that is not published yet; whoever finds one after a crash may remove it."""
+"""The end of the name of an unpublished file. A file left with this name after a crash may be removed."""
 
 _READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
-"""preadv2's flag to read only what is in memory (Linux 4.14)."""
+"""The flag of preadv2 that reads only what is in memory (Linux 4.14)."""
 
 _IOV_MAX = 1024
 """Buffers per write (Linux: UIO_MAXIOV)."""
 
 
 class Space(NamedTuple):
-    """A file system's size and what is free of it for the broker, in bytes."""
+    """A file system's size, and the part of it that the broker can still use, in bytes."""
 
     total: int
     free: int
 
 
 class Disk(Protocol):
-    """Files by descriptor, directories by path. Every method blocks, and raises OSError."""
+    """Files by descriptor, directories by path. Every method blocks and raises OSError."""
 
     def names(self, directory: Path) -> list[str]:
-        """The names in a directory, in no order; none if it does not exist."""
+        """The names in a directory, in any order; empty if it does not exist."""
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory whose parent exists; nothing if it is there."""
+        """Make a directory in an existing one; does nothing if it exists."""
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory and all in it; nothing if it is not there."""
+        """Remove a directory with all its content; does nothing if it does not exist."""
 
     def sync_directory(self, path: Path) -> None:
         """Make the directory's names durable."""
 
     def create(self, path: Path) -> int:
-        """Open a new, empty file for writing and reading; one of that name is emptied."""
+        """Open a new, empty file for writing and reading. An existing file of this name is emptied."""
 
     def open_write(self, path: Path) -> int:
         """Open an existing file for writing and reading."""
@@ -71,71 +72,71 @@ class Disk(Protocol):
         """Open an existing file for reading."""
 
     def close(self, fd: int) -> None:
-        """Close what `create`, `open_write`, `open_read` or `lock` gave."""
+        """Close a descriptor from `create`, `open_write`, `open_read` or `lock`."""
 
     def space(self, directory: Path) -> Space:
-        """What the file system of an existing directory holds."""
+        """The size and free space of the file system that holds an existing directory."""
 
     def size(self, fd: int) -> int:
         """The file's size in bytes."""
 
     def identity(self, fd: int) -> tuple[int, int]:
-        """Device and inode: the same for two descriptors of one file, and never for those of two files that
-        both exist."""
+        """Device and inode: the same for two descriptors of one file, different for two files that exist at
+        the same time."""
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes at `offset`; fewer only at the file's end."""
 
     def read_cached(self, fd: int, size: int, offset: int) -> bytes:
-        """`size` bytes at `offset` that are in memory already; BlockingIOError if they are not, or nobody can
-        tell."""
+        """`size` bytes at `offset` that are in memory already. Raises BlockingIOError if they are not, or if
+        the system cannot tell."""
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
         """Write the buffers one after the other at `offset`; gives how many bytes were written, which may be
-        too few."""
+        fewer."""
 
     def sync(self, fd: int) -> None:
         """Make the file's bytes and size durable."""
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut the file off."""
+        """Cut the file to this size."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file or directory another name in its directory, in place of what bears it."""
+        """Rename a file or directory within its directory, replacing what has that name."""
 
     def remove(self, path: Path) -> None:
-        """Remove a file; nothing if it is not there."""
+        """Remove a file; does nothing if it does not exist."""
 
     def lock(self, path: Path) -> int:
-        """Open a file, made if need be, that no other process has locked; BlockingIOError if one has."""
+        """Open and lock a file, creating it if needed. Raises BlockingIOError if another process has locked
+        it."""
 
     def sync_queue(self) -> SyncQueue | None:
-        """A way to sync without a thread that waits, if there is one."""
+        """A queue that syncs without a waiting thread; None if the system has none."""
 
 
 class SyncQueue(Protocol):
-    """Syncs that run by themselves. Nothing here blocks."""
+    """Syncs that run in the background. Nothing here blocks."""
 
     @property
     def ready_fd(self) -> int:
-        """Readable while there are ended syncs to be heard of."""
+        """A descriptor that is readable while `ended` has something to return."""
 
     def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
-        """Begin syncs, each a number of the caller's and a file descriptor; gives how many were begun, from
-        the first on.
+        """Begin syncs, each given as a number chosen by the caller and a file descriptor.
 
-        The others were not tried at all.
+        Gives how many were begun, counting from the first; the others were not tried.
         """
 
     def ended(self) -> list[tuple[int, int]]:
-        """The syncs that have ended since: their numbers, each with its errno, 0 if it went well."""
+        """The syncs that ended since the last call: the number of each, and its errno, 0 for success."""
 
     def close(self) -> None:
-        """No sync is under way."""
+        """Close the queue. No sync may be under way."""
 
 
 class LocalDisk:
-    """The machine's own file system."""
+    """The file system of this machine."""
 
     def names(self, directory: Path) -> list[str]:
         try:
@@ -228,7 +229,7 @@ class LocalDisk:
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[bytes], offset: int) -> None:
-    """Write every byte of the buffers at `offset`; a short write goes on where it stopped. Raises OSError."""
+    """Write every byte of the buffers at `offset`, continuing after short writes. Raises OSError."""
     for first in range(0, len(buffers), _IOV_MAX):
         some = buffers[first : first + _IOV_MAX]
         _write_some(disk, fd, some, offset)
@@ -258,7 +259,7 @@ def read_file(disk: Disk, path: Path) -> bytes:
 
 
 def publish(disk: Disk, path: Path, buffers: Sequence[bytes]) -> int:
-    """Make a file appear at `path`, whole and durable or not at all; gives its descriptor, still open for
+    """Make a file appear at `path`, durably, and whole or not at all; gives its descriptor, still open for
     writing.
 
     Raises DiskFull if nothing happened, CommitFailed if the name may or may not be durable.
@@ -286,7 +287,7 @@ def publish(disk: Disk, path: Path, buffers: Sequence[bytes]) -> int:
 def publish_together(
     disk: Disk, paths: Sequence[Path], buffers: Sequence[bytes], *, sync_directory: bool = True
 ) -> None:
-    """Make files with the same content appear in one directory, each whole or not at all, and durably.
+    """Make files with the same content appear in one directory, durably, each whole or not at all.
 
     With `sync_directory` False the caller syncs the directory. Raises DiskFull if nothing happened,
     CommitFailed if some or all of the files may have been replaced.
@@ -318,7 +319,7 @@ def publish_together(
 
 
 def make_directories(disk: Disk, root: Path, names: Iterable[str]) -> None:
-    """Make `root/name/name/…` durably; `root` exists. Raises OSError."""
+    """Make `root/name/name/…`, durably. `root` must exist. Raises OSError."""
     directory = root
     for name in names:
         parent, directory = directory, directory / name
@@ -327,7 +328,7 @@ def make_directories(disk: Disk, root: Path, names: Iterable[str]) -> None:
 
 
 def make_root(disk: Disk, path: Path) -> None:
-    """Make a folder and those above it that are missing, durably. Raises OSError."""
+    """Make a folder and its missing parents, durably. Raises OSError."""
     try:
         disk.make_directory(path)
     except FileNotFoundError:
@@ -337,20 +338,19 @@ def make_root(disk: Disk, path: Path) -> None:
 
 
 def close_quietly(disk: Disk, fd: int) -> None:
-    """Close a descriptor whose content does not matter any more; -1 is none."""
+    """Close a descriptor whose content no longer matters; -1 stands for none."""
     if fd >= 0:
         with contextlib.suppress(OSError):
             disk.close(fd)
 
 
 def commit_error(error: OSError, path: Path) -> StorageError:
-    """What a failed write or sync means, provided that nothing of it is kept when the disk was full."""
+    """The error for a failed write or sync. If the disk was full, nothing of the write may have been kept."""
     if error.errno in FULL_ERRNOS:
         return DiskFull(f"{path}: {error.strerror}")
     return CommitFailed(f"{path}: {error.strerror}")
 
 
 def disk_error(error: OSError, path: Path) -> DiskFailed:
-    """What a failure of anything that is no commit means. `path`: what was at hand, where the error does not
-    say itself."""
+    """The error for a failure outside of commits. `path` is named if the error names no file itself."""
     return DiskFailed(f"{error.filename or path}: {error.strerror}")

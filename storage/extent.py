@@ -3,8 +3,8 @@
 A log's own files cannot show that its folder or its last segment is gone: the rest looks like an older log
 that is intact. So a file outside that folder records which segments there are and up to which position
 everything is durable. It is written
-- when a log is claimed or rolled, before the first commit in the new segment is acknowledged: a segment that
-  the extent does not know holds nothing that was acknowledged;
+- when a log gets a new owner or a new segment, before the first commit in that segment is acknowledged: a
+  segment that the extent does not know holds nothing that was acknowledged;
 - after each checkpoint;
 - some seconds after commits, in the background (`end_record.py`);
 - before trimmed segments are removed.
@@ -32,9 +32,9 @@ The file has two slots of 512 bytes, one sector each. All numbers are little end
         88   184  the entity's identifier, UTF-8
        272     …  zeros
 
-A new version is written to the slot that does not hold the last one, and synced; then it is copied to the
-other slot without a sync. So a torn write leaves the version before, and one damaged slot costs nothing but a
-report.
+Each new version is written to the slot that does not hold the latest one, and synced; then it is copied to
+the other slot without a sync. So a torn write leaves the previous version, and one damaged slot costs nothing
+but a report.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _log = structlog.get_logger()
 
 
 class Extent(NamedTuple):
-    """What a log is known to hold."""
+    """What a log is known to hold. The fields are those of the drawing above."""
 
     start: Position
     base: Position
@@ -79,10 +79,10 @@ class Extent(NamedTuple):
 
 
 class ExtentFile:
-    """The extent of one log. Thread-safe: a roll, a checkpoint and a trim may come at the same time."""
+    """The extent of one log. Thread-safe: a roll, a checkpoint and a trim may happen at the same time."""
 
     def __init__(self, disk: Disk, root: Path, entity_directory: str, entity: str, partition: int) -> None:
-        """`root` holds a folder for each entity, and is made by the caller."""
+        """`root` holds a folder for each entity. The caller has made it."""
         self._disk = disk
         self._root = root
         self._path = root / entity_directory / f"{partition:04x}{EXTENT_SUFFIX}"
@@ -92,11 +92,11 @@ class ExtentFile:
         self._number = 0
         self._bases: list[Position] = []
         self._extent: Extent | None = None
-        """The extent as it must become."""
+        """The extent that the file should hold."""
         self._kept: Extent | None = None
-        """The extent that is known to be on stable storage."""
+        """The extent that is known to be durable in the file."""
         self._is_sound = False
-        """The file may be written to: both slots are whole, and no write to it has failed."""
+        """Whether the file may be written to: both slots are whole, and no write to it has failed."""
 
     @property
     def path(self) -> Path:
@@ -104,8 +104,8 @@ class ExtentFile:
         return self._path
 
     def slots(self) -> list[tuple[int, Extent] | None] | None:
-        """What stands in each slot, with its number; None for a damaged slot, and for no file. For those who
-        only look.
+        """The number and extent in each slot; None for a damaged slot, or if there is no file. Changes
+        nothing.
 
         Raises UnknownFormat, OSError.
         """
@@ -116,7 +116,7 @@ class ExtentFile:
         return [self._decode(data[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES)]
 
     def read(self) -> Extent | None:
-        """The extent in the file; None without a file.
+        """The extent in the file; None if there is no file.
 
         Raises CorruptRecord if both slots are damaged; UnknownFormat, OSError.
         """
@@ -146,36 +146,41 @@ class ExtentFile:
             return extent
 
     def claimed(self, bases: Sequence[Position], extent: Extent) -> None:
-        """The log has a new owner and these segments. Raises DiskFull (nothing happened), CommitFailed."""
+        """Record a new owner, with the bases of the log's segments. Raises DiskFull (nothing happened),
+        CommitFailed."""
         with self._mutex:
             self._bases = list(bases)
             self._keep(extent)
 
     def rolled(self, base: Position) -> None:
-        """The owner has begun a segment; all before it is durable. Raises as `claimed`."""
+        """Record that the owner began a segment at `base`, and that everything before it is durable.
+
+        Raises what `claimed` raises.
+        """
         with self._mutex:
             self._bases.append(base)
             self._keep(self._known()._replace(base=base, durable=base))
 
     def checkpointed(self, position: Position, durable: Position) -> None:
-        """A checkpoint was saved. Raises as `claimed`."""
+        """Record a saved checkpoint. Raises what `claimed` raises."""
         with self._mutex:
             extent = self._known()
             self._keep(extent._replace(checkpoint=position, durable=max(extent.durable, durable)))
 
     @property
     def durable(self) -> Position:
-        """The position up to which the file calls everything durable."""
+        """The position below which everything is durable according to the file."""
         return self._kept.durable if self._kept is not None else Position(0)
 
     def reached(self, durable: Position) -> None:
-        """Everything below `durable` is on stable storage. Raises as `claimed`."""
+        """Record that everything below `durable` is on stable storage. Raises what `claimed` raises."""
         with self._mutex:
             extent = self._known()
             self._keep(extent._replace(durable=max(extent.durable, durable)))
 
     def trimmed(self, start: Position) -> None:
-        """The segments below `start` are to be removed. Raises as `claimed`: then they must stay."""
+        """Record that the segments below `start` are about to be removed. If this raises, as `claimed` does,
+        they must stay."""
         with self._mutex:
             self._keep(self._known()._replace(start=start))
 
@@ -218,7 +223,7 @@ class ExtentFile:
     def _publish(self, slot: bytes) -> None:
         try:
             make_directories(self._disk, self._root, [self._path.parent.name])
-        except FileNotFoundError:  # somebody has removed the folder of all extents
+        except FileNotFoundError:  # somebody has removed the folder that holds all extents
             make_directories(self._disk, self._root.parent, [self._root.name, self._path.parent.name])
         close_quietly(self._disk, publish(self._disk, self._path, [slot, slot]))
 
@@ -240,7 +245,8 @@ class ExtentFile:
         return _HEAD.pack(_MAGIC, crc32c(tail)) + tail
 
     def _decode(self, slot: bytes) -> tuple[int, Extent] | None:
-        """Number and extent, None if the slot is damaged, or another log's. Raises UnknownFormat."""
+        """The slot's number and extent; None if it is damaged or belongs to another log. Raises
+        UnknownFormat."""
         if len(slot) < SLOT_BYTES:
             return None
         magic, crc = _HEAD.unpack_from(slot)

@@ -3,10 +3,10 @@
 A log is a sequence of *frames*. A frame is one commit: it becomes durable as a whole or not at all, and holds
 one or more *records*, each a kind (one byte, the caller's) and a body (opaque bytes).
 
-Positions are logical byte positions in the log: frame headers count, segment headers do not, so the position
-of every record of a commit is known before it is written (`Commit.add`), and stays the same however the log
-is cut into files. Nothing here says that the log is a local file: a replicated log can stand behind the same
-interface.
+Positions are logical byte positions in the log. Frame headers count, segment headers do not. So the position
+of every record of a commit is known before it is written (`Commit.add`), and it does not depend on how the
+log is divided into files. Nothing here says that the log is a local file: a replicated log can implement the
+same interface.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
 Position = NewType("Position", int)
-"""A logical byte position in one log. Once a frame is durable, its position never means anything else, also
-not after a restart; a position whose commit failed may be given to another, which its epoch and the digest
-chain tell apart."""
+"""A logical byte position in one log. Once a frame is durable, its position never means anything else, even
+after a restart. The position of a failed commit may be used again; the epoch and the digest chain tell the
+two frames apart."""
 
 FRAME_HEADER_BYTES = 64
 """Bytes in front of the first record of a frame (`storage/record.py` draws them)."""
@@ -32,22 +32,21 @@ RECORD_HEADER = struct.Struct("<IBBH")
 
 
 class Commit:
-    """The records of one commit while they are gathered. Made by `Log.begin`, given to `Log.append`, used
-    once."""
+    """Collects the records of one commit. Made by `Log.begin`, passed to `Log.append`, used once."""
 
     __slots__ = ("bytes", "parts", "start")
 
     def __init__(self, start: Position) -> None:
         self.start = start
-        """Where the frame will stand."""
+        """The position at which the frame will begin."""
         self.parts: list[bytes] = []
-        """Record headers and bodies, in order; the frame header is put in front by the log."""
+        """Record headers and bodies, in order. The log adds the frame header."""
         self.bytes = 0
-        """The size of all parts."""
+        """The total size of all parts."""
 
     def add(self, kind: int, body: Sequence[bytes], version: int = 1) -> int:
         """Append one record whose body is the concatenation of `body`; gives the body's offset from the
-        frame's start."""
+        start of the frame."""
         length = 0
         for part in body:
             length += len(part)
@@ -62,23 +61,22 @@ class Commit:
 
 
 class Record(NamedTuple):
-    """One record as it is replayed or fetched. A tuple, for a replay makes one for each record of the log."""
+    """One replayed or fetched record. A tuple, because a replay makes one for each record of the log."""
 
     kind: int
     version: int
     offset: int
-    """Where the body begins, counted from the start of the frame."""
+    """Where the body begins, in bytes from the start of the frame."""
     body: memoryview
 
 
 @dataclass(slots=True, frozen=True)
 class Frame:
-    """One commit as it is replayed or fetched; its checksum was verified."""
+    """One replayed or fetched commit; its checksums have been verified."""
 
     position: Position
     data: bytes
-    """The whole frame, header included: `data[offset:offset + size]` is what `Commit.add` and `Record.offset`
-    speak of."""
+    """The whole frame with its header. `Commit.add` and `Record.offset` count from its first byte."""
 
     def records(self) -> list[Record]:
         """The records of the commit, in order."""
@@ -96,32 +94,32 @@ class Frame:
 
 @dataclass(slots=True, frozen=True)
 class Section:
-    """One part of an owner's state, in blocks that are written apart from each other."""
+    """One part of an owner's state, divided into blocks that are written separately."""
 
     name: str
     """At most 24 bytes of ASCII; empty for the whole state in a checkpoint of format version 1."""
     version: int
-    """Of the blocks' format, the owner's."""
+    """The version of the blocks' format, which belongs to the owner."""
     blocks: Mapping[int, bytes]
-    """Each block's content by its number. To `save_checkpoint`: those that have changed, empty if there is no
-    such block any more."""
+    """Each block's content by its number. For `save_checkpoint`: the blocks that changed, with empty content
+    for a block that no longer exists."""
     taken: Mapping[int, Position] = field(default_factory=dict, compare=False)
-    """From `load_checkpoint`: the position of the checkpoint for which each block was written. It did not
-    change between then and now."""
+    """From `load_checkpoint`: the position of the checkpoint that last wrote each block. The block has not
+    changed since that position."""
 
 
 @dataclass(slots=True, frozen=True)
 class Checkpoint:
-    """The owner's state as of a position: replay goes on from there."""
+    """The owner's state as of a position, from which replay continues."""
 
     position: Position
     sections: tuple[Section, ...]
 
 
 class RoomTurns(asyncio.Lock):
-    """Who makes room on a full disk, of all logs that share it: held by the one that does.
+    """A lock over all logs that share a disk: its holder makes room on the full disk.
 
-    Each of the others comes back at a time of its own, so that few ask at a time, however many there are.
+    The others retry at different times, so that only a few ask at once, however many there are.
     """
 
     def __init__(self) -> None:
@@ -129,8 +127,8 @@ class RoomTurns(asyncio.Lock):
         self._free_from_ms = 0
 
     def next_ms(self, earliest_ms: int, apart_ms: int) -> int:
-        """When to come back, in monotonic time: not before `earliest_ms`, and `apart_ms` after whoever asked
-        last."""
+        """When to retry, in monotonic ms: not before `earliest_ms`, and `apart_ms` after the previous
+        caller's time."""
         time_ms = max(earliest_ms, self._free_from_ms)
         self._free_from_ms = time_ms + apart_ms
         return time_ms
@@ -145,151 +143,150 @@ class Log(Protocol):
 
     @property
     def end(self) -> Position:
-        """Where the next frame will stand."""
+        """The position of the next frame."""
 
     @property
     def start(self) -> Position:
-        """The lowest position that was not trimmed."""
+        """The lowest position that has not been trimmed."""
 
     @property
     def trim_points(self) -> Sequence[Position]:
-        """Ascending, above `start`: the positions at which `trim` gives room back; between them it waits for
-        the next.
+        """The positions above `start` at which `trim` frees space, ascending. A trim to a position between
+        two of them frees space up to the lower one.
 
-        What a few live records keep in front of the first one can be appended again, and then trimmed
-        (compaction).
+        If only a few live records lie below the first one, compaction can append them again and then trim.
         """
 
     @property
     def checkpoints(self) -> Sequence[Position]:
-        """Where the checkpoints that can be used stand, newest first: at most two. The log can be trimmed up
-        to the second."""
+        """The positions of the usable checkpoints, newest first: at most two. The log can be trimmed up to
+        the second."""
 
     @property
     def checkpoint_base(self) -> Position | None:
-        """The checkpoint on which the next one builds: it needs the blocks that were changed by frames from
-        this position on.
+        """The position on which the next checkpoint builds: it needs the blocks changed by frames from here
+        on.
 
-        None if it needs all blocks: there are not two checkpoints, or one of them is damaged or of an earlier
+        None if it needs all blocks, because there are not two usable checkpoints or one has an earlier
         format.
         """
 
     async def claim(self, epoch: int | None = None) -> int:
-        """Open the log and become its owner; gives the epoch, higher than any before (epoch given: that one).
+        """Open the log and become its owner; gives the new epoch, which is `epoch` if given.
 
-        Cuts off a torn tail and says so in the log output (durability rule 5). Raises CorruptRecord for
-        damage that a crash cannot explain, Fenced if `epoch` is not higher than the last one, StorageError
-        where the disk refuses.
+        The epoch is higher than any before. A torn tail is cut off and logged (durability rule 5). Raises
+        CorruptRecord for damage that a crash cannot explain, Fenced if `epoch` is not higher than the last
+        one, StorageError if the disk refuses.
         """
 
     async def load_checkpoint(self) -> Checkpoint | None:
-        """The newest whole checkpoint, with all its blocks, or None. A damaged one is reported, and does not
-        count from then on.
+        """The newest whole checkpoint, with all its blocks, or None. A damaged checkpoint is logged and no
+        longer counts.
 
-        Raises CorruptRecord if the log was trimmed and no whole checkpoint is left, DiskFailed.
+        Raises CorruptRecord if the log was trimmed and no whole checkpoint is left; DiskFailed.
         """
 
     def replay(self, since: Position) -> AsyncIterator[Frame]:
-        """Every frame from `since` (a frame's position, or `end`) on, in order, verified. Raises
-        CorruptRecord, DiskFailed."""
+        """Every frame from `since` on, in order and verified. `since` is the position of a frame, or `end`.
+        Raises CorruptRecord, DiskFailed."""
 
     def begin(self) -> Commit:
-        """A new, empty commit that will stand at `end`."""
+        """A new, empty commit that begins at `end`."""
 
     on_full: Callable[[], None]
-    """Called in the event loop when the disk was found full: whoever owns the log gives back what it can. Not
-    before `claim`."""
+    """Called in the event loop when the disk was found full, so that the log's owner can free space. Not
+    called before `claim`."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk is short of room, so that only urgent commits are written."""
+        """Whether the disk is so short of space that only urgent commits are written."""
 
     @property
     def is_confined(self) -> bool:
-        """Whether the disk has so little room that segments are shorter than the log's length asks for."""
+        """Whether segments are shorter than usual for a log of this length, because the disk has little
+        free space."""
 
     @property
     def making_room(self) -> RoomTurns:
-        """Held by whoever makes room on a full disk. It belongs to all logs that share the disk: one makes
-        room at a time."""
+        """The lock for making room on a full disk. All logs on the disk share it, so one makes room at a
+        time."""
 
     async def room(self) -> int:
-        """How many bytes a commit that `frees` would find, roughly. Raises DiskFailed."""
+        """Roughly how many bytes a commit with `frees` could write. Raises DiskFailed."""
 
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
-        """Make the commit durable. Only one at a time; `end` moves when it is.
+        """Make the commit durable, then move `end` behind it. One at a time.
 
-        `urgent` commits (settlements: what gives room back in the end) may use the room kept in reserve for a
-        full disk (durability rule 6). What `frees` room soon, trimming and compaction, may use the last of
-        it. A commit that has begun is carried to its end also when the caller is cancelled. Raises
-        CommitFailed (the log must be claimed anew, which gives up what this commit may have left on disk),
-        DiskFull (nothing happened), Fenced.
+        `urgent` commits (settlements, which free space in the end) may use the space kept in reserve for a
+        full disk (durability rule 6). Commits that `frees` marks (trimming and compaction, which free space
+        soon) may use the last of it. A commit that has begun runs to its end even if the caller is cancelled.
+        Raises CommitFailed (the log must then be claimed anew, which voids what the commit may have left on
+        the disk), DiskFull (nothing happened), Fenced.
         """
 
     async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
-        """The frames that stand at these positions, in the order asked for, verified. Raises CorruptRecord,
+        """The frames at these positions, in the order asked for, verified. Raises CorruptRecord,
         DiskFailed."""
 
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Keep the checkpoint durably, in place of the older one of two. It holds what has changed since
-        `checkpoint_base`.
+        """Save the checkpoint durably, in place of the older of the two.
 
-        All that is not given is as it was. Raises StorageError; both checkpoints stay then, or the damaged
-        one does not count any more.
+        It holds the blocks that changed since `checkpoint_base`; all others stay as they were. Raises
+        StorageError: then both checkpoints remain, except that a damaged one no longer counts.
         """
 
     async def roll(self) -> None:
-        """Make `end` a trim point, unless nothing was appended since the last one. Raises as `append`."""
+        """Make `end` a trim point, unless nothing was appended since the last one. Raises what `append`
+        raises."""
 
     async def trim(self, position: Position) -> None:
-        """Nothing below `position` will be read again: what lies below the last trim point up to it is given
-        back.
+        """Free the space up to the last trim point at or below `position`. Nothing below `position` may be
+        read again.
 
-        What a replay from the older of two checkpoints would read is kept in any case, and everything while
-        there are not two.
+        Keeps what a replay from the older of two checkpoints would read, and everything unless there are two
+        checkpoints.
         """
 
     def fence(self) -> None:
-        """The disk does not answer: what is under way has failed, however it ends. Its caller is to be
-        cancelled next.
+        """Count everything under way as failed, however it ends, because the disk does not answer. The
+        caller then cancels whoever waits for it.
 
-        A commit that was under way is never read, unless it had ended already: then `end` has moved. `claim`
-        waits until all that was under way has ended. Nothing happens if nothing is.
+        A commit under way is never read, unless it had already ended and moved `end`. `claim` waits until
+        everything under way has ended. Does nothing if nothing is under way.
         """
 
     async def close(self) -> None:
         """Finish what is under way and release the files. The log may be claimed again. Raises DiskFailed
-        where `fence` was called."""
+        after `fence`."""
 
 
 class EntityLogs(Protocol):
-    """The logs of whole entities: which there are, and deleting them."""
+    """The logs of whole entities: list them and delete them."""
 
     async def entities(self) -> list[str]:
         """The identifiers of all entities that have logs."""
 
     async def partitions(self, entity: str) -> list[int]:
-        """The partitions of an entity that have a log, ascending: those ever claimed. Opens none. Raises
-        DiskFailed."""
+        """The partitions of an entity that have a log, ascending. Opens no log. Raises DiskFailed."""
 
     async def is_without_logs(self, entity: str) -> bool:
-        """Whether an entity has no log anywhere, for certain: every folder has answered. Raises DiskFailed
-        when one has not."""
+        """Whether every folder confirms that an entity has no log. Raises DiskFailed if a folder does not
+        answer."""
 
     async def missing(self) -> dict[str, list[int]]:
-        """The partitions, by entity, that are known to have had a log and have none now. Opens no log. Raises
+        """The partitions, by entity, whose log is known to have existed and is missing. Opens no log. Raises
         DiskFailed."""
 
     async def delete(self, entity: str) -> None:
-        """Delete all logs of an entity, durably. They must be closed."""
+        """Delete all logs of an entity, durably. The caller has closed them."""
 
     async def close(self) -> None:
-        """Stop the threads; every log was closed before."""
+        """Stop the threads. The caller has closed every log."""
 
 
 class LogStore(EntityLogs, Protocol):
-    """All logs of a broker, and what they share: the disk, the committer's threads, the fsync policy."""
+    """All logs of a broker, and what they share: the disk, the committer's threads and the fsync policy."""
 
     def log(self, entity: str, partition: int) -> Log:
-        """The log of one partition of an entity (`entity` is its generation identifier). Touches no file
-        until claimed."""
+        """The log of one partition. `entity` is the entity's generation identifier. No file is touched
+        before `claim`."""

@@ -1,14 +1,13 @@
-"""Index of partitions: what is known of each partition without opening its log, so that a start need not open
-them all.
+"""Index of partitions: what each partition holds, so that the broker can start without opening every log.
 
-For each partition that was ever opened the index holds a *note* (bytes of the owner's choice) and whether the
-partition is *open*: then the note may be out of date, and only the log knows. A partition that the index does
-not know was never opened, and holds nothing.
+For each partition that was ever opened, the index holds a *note* (bytes chosen by the owner) and whether the
+partition is *open*. While it is open, its note may be out of date and only its log is right. A partition that
+is not in the index was never opened and holds nothing.
 
-A partition is entered as open, durably, before its log is claimed, and with its note after its log was
-closed. A commit costs nothing. So a clean stop leaves an index that is right for all partitions; after a
-crash it is right for all but those that were open, and says which these are. What was entered last, and not
-synced yet, costs no more than opening a partition that need not be opened.
+Before a partition's log is acquired, the partition is entered as open, durably. After its log is closed, it
+is entered with its note. Commits never touch the index. So after a clean stop the index is right for all
+partitions; after a crash it is right for all that were not open, and says which were. A last entry that was
+not synced costs at most opening a partition that need not be opened.
 
 The index is a file `partitions.index` of frames, and a copy of it. All numbers are little endian.
 
@@ -27,23 +26,23 @@ The index is a file `partitions.index` of frames, and a copy of it. All numbers 
          6     …  the entity's identifier, UTF-8
          …     …  note
 
-The first frame says everything. A frame is appended to the file and synced, then appended to the copy,
-without a sync. When most of the file is out of date, both are replaced.
+The first frame holds all entries. Each further frame is appended to the file and synced, then appended to the
+copy without a sync. When most of the file is out of date, both files are replaced.
 
-*Damage costs time, not truth.* Of the two files the one with more whole frames counts. What ends in a torn
-frame was never acknowledged. If there is no whole file, or a damaged frame stands in front of others, `load`
-gives False: the owner tells which partitions there are, and all of them count as open. The same holds for a
-folder that has no index yet. When the index cannot be written (a full disk, a failing one), its files are
-removed rather than left to say what is wrong, and a partition is opened all the same; the index is written
-anew as soon as the disk takes it.
+*Damage costs time, not truth.* Of the two files, the one with more whole frames counts. A torn frame at the
+end was never acknowledged. If neither file is whole, or a damaged frame is followed by others, `load` returns
+False: the owner then lists the partitions that exist, and all of them count as open. The same happens in a
+folder that has no index yet. If the index cannot be written (the disk is full or failing), its files are
+removed so that they cannot mislead, and partitions are opened all the same; the index is written anew as soon
+as the disk accepts it.
 
-*An index that is out of date* is not believed: each data folder has a witness (`index_witness.py`) that says
-how far the index had come. All partitions of a folder whose witness contradicts the index count as open.
+*An outdated index* is not trusted: each data folder has a witness (`index_witness.py`) that says how far the
+index had come. If a folder's witness contradicts the index, all partitions of that folder count as open.
 
-*A disk that hangs* holds up the partitions of its own folder alone. If a partition of another folder waits
-for LATE_MS, the witness of that folder is made void instead. From then on partitions there are opened without
-waiting, and after a crash all of that folder would count as open. When the index's disk has answered, the
-entries are made up for, and the witness is valid again.
+*A disk that hangs* delays only the partitions of its own folder. If a partition in another folder has waited
+for LATE_MS, that folder's witness is made void instead. From then on partitions there are opened without
+waiting, and after a crash the whole folder would count as open. Once the index's disk answers, the missing
+entries are written and the witness becomes valid again.
 """
 
 from __future__ import annotations
@@ -79,20 +78,21 @@ INDEX_NAME = "partitions.index"
 COPY_NAME = "partitions.index-copy"
 NOTE_BYTES_MAX = 65_535
 WRITE_DELAY_MS = 1_000
-"""How long a note that nobody waits for may wait for others."""
+"""How long a note that nobody waits for may be delayed so that others join it."""
 LATE_MS = 250
-"""How long a partition in another folder than the index waits for it, before that folder does without it."""
+"""How long a partition in a folder other than the index's waits for the index before that folder goes on
+without it."""
 CONFIRM_DELAY_S = 10.0
-"""How soon the witnesses are told how far the index has come."""
+"""The pause before the witnesses are told how far the index has come."""
 NUMBERS_AHEAD = 1 << 32
-"""An index that is made anew goes on so far above what the witnesses know of the one before."""
+"""How far above the numbers known to the witnesses a new index starts counting its frames."""
 CLOSE_WITHIN_MS = 5_000
-"""How long the disk has for what is not written yet, when the index is closed."""
+"""How long closing the index may take to write what is outstanding."""
 RETRY_DELAY_S = 10.0
-"""How soon it is tried again to write an index that the disk refused."""
+"""The pause before another attempt to write an index that the disk refused."""
 STALE_BYTES_MIN = 1 << 20
-"""So much of the file may be out of date before it is replaced, or as much as all entries take, if that is
-more."""
+"""How many bytes of the file may be out of date before it is replaced, or as many as all entries take if that
+is more."""
 
 _MAGIC = b"PbIx"
 _HEAD = struct.Struct("<4sI")
@@ -105,23 +105,23 @@ _AT_REST, _OPEN_MARK = b"\0", b"\1"
 _log = structlog.get_logger("index")
 
 _Rows = dict[str, dict[int, bytes]]
-"""By entity and partition: one byte for its state, and the note."""
+"""By entity and partition: one byte for the partition's state, then its note."""
 
 
 class _File(NamedTuple):
-    """What one of the two files says."""
+    """The content of one of the two files."""
 
     number: int
-    """Of its last whole frame, 0 if there is none."""
+    """The number of its last whole frame; 0 if it has none."""
     rows: _Rows
     size: int
-    """Of the whole frames."""
+    """The bytes of its whole frames."""
     all_bytes: int
-    """Of the last frame that says everything."""
+    """The bytes of its last frame that holds all entries."""
     is_torn: bool
-    """Something stands behind them."""
+    """Something follows the whole frames."""
     is_damaged: bool
-    """Something whole, or that was, stands behind the first frame that is not whole."""
+    """The first frame that is not whole is followed by another frame, or the start of one."""
 
 
 class PartitionIndex:
@@ -138,11 +138,11 @@ class PartitionIndex:
         witnesses: Sequence[Witness] = (),
         failed: OwnerFailed = report_to_loop,
     ) -> None:
-        """`executor`: whose threads do the work, the event loop's own unless given.
+        """`executor`: its threads do the work; the event loop's own by default.
 
-        `witnesses`: one for each data folder, by number. The index is in the folder of one of them.
+        `witnesses`: one for each data folder, by number. The index lies in one of these folders.
 
-        `failed`: called when the task that writes in the background has died.
+        `failed`: called when the background task that writes has died.
         """
         self._directory, self._disk = directory, disk
         self._paths = (directory / INDEX_NAME, directory / COPY_NAME)
@@ -152,20 +152,20 @@ class PartitionIndex:
         self._failed = failed
         self._under_way = UnderWay()
         self._is_left = False
-        """The disk hung when the index was closed: nothing is written any more."""
+        """The disk hung when the index was closed, so nothing is written any more."""
         self._rows: _Rows = {}
         self._number = 0
         self._least = 0
-        """The next frame that says everything has a number above this one."""
+        """The next frame that holds all entries gets a number above this one."""
         self._loaded = -1
-        """The number of the last frame that was loaded."""
+        """The number of the last frame that was read by `load`."""
         self._size = 0
-        """Of the file; 0 while it has to be written anew."""
+        """The file's bytes; 0 if the file must be written anew."""
         self._all_bytes = 0
-        """What the last frame that said everything took."""
+        """The bytes of the last frame that held all entries."""
         self._pending: list[bytes] = []
         self._entered = self._written = 0
-        """How many entries were made, and how many of them are on the disk, or given up."""
+        """How many entries were made, and how many of them were written or given up."""
         self._turn = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
         self._retry_at_s = 0.0
@@ -173,32 +173,31 @@ class PartitionIndex:
         self._giving_up: dict[Witness, asyncio.Task[None]] = {}
         """Witnesses that are being made void."""
         self._unconfirmed: set[Witness] = set()
-        """Those that could not be told, which was reported."""
+        """Witnesses that could not be updated; this was logged."""
         self._confirming: asyncio.Task[None] | None = None
         self._is_urgent = asyncio.Event()
-        """A witness is void without need."""
+        """Set when a witness is void and can be made valid again."""
         self._is_wrong = False
-        """The disk took no index, and would not remove the one that is there."""
+        """The disk refused the new index and also refused to remove the old one."""
 
     # --- what is known --------------------------------------------------------------------------------------
 
     def entities(self) -> Collection[str]:
-        """The identifiers of all entities of which a partition was opened."""
+        """The identifiers of all entities with a partition that was ever opened."""
         return self._rows.keys()
 
     def partitions(self, entity: str) -> Iterator[tuple[int, bool, bytes]]:
-        """The partitions of an entity that were ever opened: number, whether it counts as open, and its last
-        note."""
+        """The partitions of an entity that were ever opened: number, whether it counts as open, last note."""
         for partition, row in self._rows.get(entity, {}).items():
             yield partition, bool(row[0]), row[1:]
 
     def note(self, entity: str, partition: int) -> bytes | None:
-        """The note of a partition that is not open; None for one that is, or was never opened."""
+        """The note of a partition that is not open; None if it is open or was never opened."""
         row = self._rows.get(entity, {}).get(partition)
         return row[1:] if row is not None and not row[0] else None
 
     def notes(self, entity: str, leave_out: Container[int]) -> list[bytes]:
-        """The notes of an entity's partitions that are not open, but for some."""
+        """The notes of an entity's partitions that are not open, except those in `leave_out`."""
         return [
             row[1:]
             for partition, row in self._rows.get(entity, {}).items()
@@ -208,8 +207,10 @@ class PartitionIndex:
     # --- loading --------------------------------------------------------------------------------------------
 
     async def load(self) -> bool:
-        """Read the index; False if there is none, or it is damaged: then `rebuild` has to follow. Raises
-        UnknownFormat, DiskFailed."""
+        """Read the index. False if it is missing or damaged: the caller must then call `rebuild`.
+
+        Raises UnknownFormat, DiskFailed.
+        """
         found = await self._in_thread(self._load)
         if found is None:
             return False
@@ -222,8 +223,7 @@ class PartitionIndex:
         return True
 
     def damage(self) -> list[tuple[Path, int, str]]:
-        """The files that are damaged or missing: path, byte and why. For those who only look. Raises
-        OSError."""
+        """The files that are damaged or missing: path, byte and reason. Changes nothing. Raises OSError."""
         found: list[tuple[Path, int, str]] = []
         names = set(self._disk.names(self._directory))
         for path in self._paths if names & {INDEX_NAME, COPY_NAME} else ():
@@ -240,18 +240,22 @@ class PartitionIndex:
         return found
 
     async def rebuild(self, partitions: Mapping[str, Iterable[int]]) -> None:
-        """There are these partitions, and nothing else is known of them: they count as open. The witnesses
-        were read, if they can be."""
+        """Start over with exactly these partitions, all of which count as open.
+
+        The caller has read the witnesses, as far as they can be read.
+        """
         self._rows.clear()
         await self.doubt(partitions)
 
     def contradicts(self, witness: Witness) -> bool:
-        """Whether a folder's witness, which was read, says that what was loaded is not to be believed about
-        it. `doubt` has to follow."""
+        """Whether a folder's witness says not to trust the loaded index about that folder.
+
+        The witness must have been read. If so, the caller must call `doubt`.
+        """
         return witness.says is Says.VOID or witness.number > self._loaded
 
     async def doubt(self, partitions: Mapping[str, Iterable[int]]) -> None:
-        """What is known of these partitions is not to be believed: they count as open."""
+        """Stop trusting what is known of these partitions: they count as open from now on."""
         for entity, numbers in partitions.items():
             rows = self._rows.setdefault(entity, {})
             for number in numbers:
@@ -270,7 +274,7 @@ class PartitionIndex:
         for path in self._paths:
             try:
                 files += [self._read(path)] if path.name in names else []
-            except OSError as error:  # all that it says can be found anew
+            except OSError as error:  # everything in it can be found out again
                 _log.error("index.unreadable", path=str(path), error=error.strerror)
         if not files:
             return None
@@ -285,8 +289,8 @@ class PartitionIndex:
                 advice="The frames that are whole serve; both files are written anew.",
             )
             return best._replace(is_torn=True)
-        # The copy may be behind, for nobody waits for it. Frames are appended where each file ends, so both
-        # begin anew then.
+        # Nobody waits for the copy, so it may be behind. Each file is appended to at its own end, so both
+        # are written anew then.
         return best._replace(is_torn=files[0].number != files[1].number)
 
     def _read(self, path: Path) -> _File:
@@ -311,13 +315,12 @@ class PartitionIndex:
     # --- writing --------------------------------------------------------------------------------------------
 
     async def opened(self, entity: str, partition: int, folder: int = 0) -> None:
-        """The partition is about to be opened: its note does not count any more. Durable when it returns, or
-        the index is given up.
+        """Enter a partition that is about to be opened: its note stops counting.
 
-        `folder`: the number of the data folder that its log is in.
+        `folder`: the number of the data folder that holds its log.
 
-        A caller that is cancelled leaves at once, also while the disk hangs. What it began goes on, and the
-        next caller waits for that.
+        Returns once the entry is durable, or the index is given up. A cancelled caller returns at once, even
+        while the disk hangs; the write goes on, and the next caller waits for it.
         """
         rows = self._rows.setdefault(entity, {})
         row = rows.get(partition, _AT_REST)
@@ -340,8 +343,10 @@ class PartitionIndex:
             await self._goes_without(witness)
 
     async def _goes_without(self, witness: Witness, writing: asyncio.Task[None] | None = None) -> bool:
-        """Make a folder's witness void, unless the write that its caller waits for ends first; False if that
-        was refused."""
+        """Make a folder's witness void, unless the write that the caller waits for ends first.
+
+        False if the write ended first or the witness could not be written.
+        """
         giving_up = self._giving_up.get(witness)
         if giving_up is None:
             giving_up = self._giving_up[witness] = asyncio.create_task(
@@ -360,21 +365,20 @@ class PartitionIndex:
         return False
 
     def closed(self, entity: str, partition: int, note: bytes) -> None:
-        """The partition's log was closed in good order, and this is its note. It reaches the disk some time
-        later."""
+        """Enter the note of a partition whose log was closed cleanly. It reaches the disk some time later."""
         assert len(note) <= NOTE_BYTES_MAX
         self._rows.setdefault(entity, {})[partition] = row = _AT_REST + note
         self._enter(entity, partition, row)
         self._write_later()
 
     def forget(self, entity: str) -> None:
-        """The entity is no more. On the disk some time later."""
+        """Remove an entity that was deleted. This reaches the disk some time later."""
         if self._rows.pop(entity, None) is not None:
             self._enter(entity, 0, bytes([_FORGOTTEN]))
             self._write_later()
 
     async def close(self) -> None:
-        """Write what is not written, but do not wait for a disk that hangs."""
+        """Write what is outstanding, but give up on a disk that hangs."""
         self._retry_at_s = 0.0
         for task in (self._confirming, *self._giving_up.values()):
             if task is not None:
@@ -420,13 +424,12 @@ class PartitionIndex:
     # --- witnesses ------------------------------------------------------------------------------------------
 
     def _reached(self) -> int | None:
-        """The number of the frame with which all that was entered is durable; None if not all of it is."""
+        """The number of the frame that makes all entries durable; None if some are not durable yet."""
         is_durable = self._size and self._number >= self._least and not (self._is_behind or self._is_left)
         return self._number if is_durable else None
 
     async def _confirm(self) -> None:
-        """Tell the witnesses how far the index has come. Nobody waits longer for them than when the index is
-        closed."""
+        """Tell the witnesses how far the index has come. Waits no longer than `close_within_ms` for each."""
         await asyncio.gather(
             *(self._confirm_one(witness) for witness in self.witnesses if not witness.is_busy)
         )
@@ -448,7 +451,7 @@ class PartitionIndex:
             self._confirming = start_background(self._keep_confirming(), "index-confirm", self._failed)
 
     async def _keep_confirming(self) -> None:
-        """Until all witnesses know what is durable."""
+        """Update the witnesses until all of them know what is durable."""
         while any(
             witness.is_read and (witness.says, witness.number) != (Says.VALID, self._number)
             for witness in self.witnesses
@@ -460,8 +463,7 @@ class PartitionIndex:
             await self._confirm()
 
     async def _write(self) -> None:
-        """Write all entries that were made before. They wait for each other: what gathers meanwhile is
-        written at once."""
+        """Write all entries made so far. One write at a time: entries made meanwhile go out together."""
         entered = self._entered
         async with self._turn:
             if (self._written >= entered and self._size) or self._is_left:
@@ -480,15 +482,14 @@ class PartitionIndex:
                     await self._write_anew()
             except asyncio.CancelledError:
                 self._pending[:0] = (
-                    pending  # what was written nevertheless is written twice, which changes nothing
+                    pending  # entries that were written after all are written twice, which is harmless
                 )
                 raise
             self._written = entered
             self._confirm_later()
 
     async def _write_anew(self) -> None:
-        """Write everything into new files; if the disk refuses, remove the old ones, which are not right any
-        more."""
+        """Write all entries to new files. If the disk refuses, remove the old files, which are outdated."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._retry_at_s:
             return
@@ -505,10 +506,10 @@ class PartitionIndex:
             self._write_at_end(self._paths[0], frame, sync=True)
         except OSError as error:
             _log.warning("index.not_written", path=str(self._paths[0]), error=error.strerror)
-            return False  # durability rule 4: to a new file
+            return False  # durability rule 4: write to a new file
         with contextlib.suppress(
             OSError
-        ):  # a copy that is behind is noticed, and costs nothing as long as the file is whole
+        ):  # a copy that is behind is noticed, and does no harm while the file is whole
             self._write_at_end(self._paths[1], frame, sync=False)
         self._number += 1
         self._size += len(frame)
@@ -574,7 +575,7 @@ class _Frame(NamedTuple):
 
 
 def _frame_at(data: bytes, at: int, path: Path) -> _Frame | None:
-    """The whole frame that stands there, None if there is none. Raises UnknownFormat."""
+    """The whole frame at this offset, or None. Raises UnknownFormat."""
     if len(data) < at + _FRAME_BYTES:
         return None
     magic, crc = _HEAD.unpack_from(data, at)
@@ -591,8 +592,10 @@ def _frame_at(data: bytes, at: int, path: Path) -> _Frame | None:
 
 
 def _apply(rows: _Rows, data: bytes, at: int, end: int, shared: dict[bytes, bytes]) -> None:
-    """Enter a whole frame's entries. `shared` makes equal rows one object: most of them say that a partition
-    is empty."""
+    """Enter the entries of a whole frame.
+
+    `shared` maps equal rows to one object, because most rows say that a partition is empty.
+    """
     encoded, of_entity = b"", dict[int, bytes]()
     while at < end:
         state, length, partition, note_length = _ENTRY.unpack_from(data, at)

@@ -1,15 +1,15 @@
-"""Claiming a log that is on disk: which files it consists of, and what a crash or a failed commit has left.
+"""Opens a log on disk as its new owner: its files, and what a crash or a failed commit has left.
 
 Invariants (durability rules 4 and 5):
-- A segment makes void whatever segments of lower epochs hold from its base on: that is never read. So a
-  segment ends where the next one begins, and one whose base is not below the base of a later epoch holds
-  nothing.
-- Where the last segment ends, and whether what follows is a torn tail or damage, is for `torn_tail.py`.
-- Every claim begins a new segment and never writes to one that another owner wrote. Frames that nothing
-  proves durable are copied into the new segment: after a failed sync they may exist only in memory, where
-  they can be read until the power goes, and another sync of that file would write nothing.
-- Whatever the log's extent (`extent.py`) records and the log's own files lack is damage.
-- Nothing is changed before the claim's epoch has been checked.
+- A segment voids everything that segments of lower epochs hold from its base on; that is never read. So each
+  segment ends where the next one begins, and a segment whose base is not below the base of a later epoch
+  holds nothing.
+- `torn_tail.py` decides where the last segment ends, and whether what follows is a torn tail or damage.
+- Every new owner begins a new segment and never writes to an earlier owner's. Frames that are not proven
+  durable are copied into the new segment: after a failed sync they may exist only in memory, where they can
+  be read until the power fails, and syncing that file again would write nothing.
+- If the log's files lack anything that its extent (`extent.py`) records, the log is damaged.
+- The epoch is checked before anything is changed.
 """
 
 from __future__ import annotations
@@ -44,30 +44,29 @@ _log = structlog.get_logger()
 
 
 REWRITTEN_BYTES_MAX = 256 << 10
-"""A last segment with no more than this is written again as a whole, so that many restarts do not make many
-files."""
+"""A last segment of at most this size is copied as a whole, so that many restarts do not make many files."""
 
 
 @dataclass(slots=True)
 class OpenLog:
-    """A claimed log: all that `FileLog` needs to go on."""
+    """An open log: everything that `FileLog` needs to continue it."""
 
     directory: Path
     segments: list[Segment]
-    """In order of their positions; the last one is active."""
+    """In the order of their positions; the last one is active."""
     active: ActiveSegment
     codec: FrameCodec
     tail: Chain
     durable: Position
-    """Everything below is on stable storage."""
+    """Everything below this position is on stable storage."""
     epoch: int
     checkpoints: Checkpoints
     segment_bytes_max: int = 0
-    """The active segment is not filled beyond this, but for a single larger frame."""
+    """The bound for the active segment; only a single larger frame may exceed it."""
     is_confined: bool = False
-    """That is less than the log's length asks for, because the disk has little room."""
+    """Whether that bound is lower than usual for a log of this length, because the disk has little space."""
     strays: list[Path] = field(default_factory=list)
-    """Files that no reader heeds, and that are not removed durably yet; in the order in which they may go."""
+    """Files that no reader uses and that are not yet removed durably, in the order to remove them."""
 
 
 def claim_log(
@@ -80,11 +79,11 @@ def claim_log(
     rewritten_bytes_max: int,
     known: Extent | None = None,
 ) -> OpenLog:
-    """Become the owner of the log in `directory`; `salt` is for a new one. Durable when it returns.
+    """Become the owner of the log in `directory`. `salt` is used if the log is new. Durable when it returns.
 
-    The caller then writes the new extent, and only then clears up (`clear_up`): until then the old extent may
-    need the old files. known: the log's extent; None if it has none. Then the directory must exist, and the
-    log may be new. rewritten_bytes_max: REWRITTEN_BYTES_MAX, or 0 where there is hardly room for what must be
+    The caller then writes the new extent, and only after that calls `clear_up`: the old extent may need the
+    old files. known: the log's extent, or None if it has none; then the directory must exist, and the log may
+    be new. rewritten_bytes_max: REWRITTEN_BYTES_MAX, or 0 if the disk hardly has space for what must be
     written. Raises CorruptRecord, Fenced, CommitFailed, DiskFull, UnknownFormat, OSError.
     """
     names = disk.names(directory)
@@ -122,10 +121,10 @@ def claim_log(
 
 
 def reclaim_log(disk: Disk, log: OpenLog, epoch: int | None, rewritten_bytes_max: int) -> None:
-    """Go on with a log after a failed commit, in a new segment; nothing of that commit is ever read
+    """Continue a log after a failed commit, in a new segment; nothing of that commit is ever read
     (durability rule 4).
 
-    What its owner knows is better than what could be read from its files. Raises as `claim_log`.
+    Uses what the owner knows instead of reading the files again. Raises what `claim_log` raises.
     """
     log.epoch = epoch = _next_epoch(log.directory, log.epoch, epoch)
     log.active.abandon()
@@ -136,7 +135,7 @@ def reclaim_log(disk: Disk, log: OpenLog, epoch: int | None, rewritten_bytes_max
 
 
 def extent_of(log: OpenLog) -> Extent:
-    """The extent of a log that was just claimed."""
+    """The extent of a log that was just opened."""
     last, newest = log.active.segment, log.checkpoints.newest
     checkpoint = newest.position if newest else None
     return Extent(
@@ -151,7 +150,7 @@ def extent_of(log: OpenLog) -> Extent:
 
 
 def clear_up(disk: Disk, log: OpenLog) -> None:
-    """Remove what nothing reads: unpublished files, trimmed and void segments, and the void end of the last
+    """Remove what nobody reads: unpublished files, trimmed and void segments, and the void end of the last
     segment but one."""
     if len(log.segments) > 1:
         cut_void(disk, log.segments[-2], log.active.segment.base)
@@ -167,7 +166,7 @@ def clear_up(disk: Disk, log: OpenLog) -> None:
 
 
 def remove_strays(disk: Disk, log: OpenLog) -> None:
-    """Remove these files, durably one after the other: if they came back in part, that would look like
+    """Remove these files durably, one after the other: if only some of them came back, that would look like
     damage. Raises OSError."""
     while log.strays:
         disk.remove(log.strays[0])
@@ -184,11 +183,11 @@ def _next_epoch(directory: Path, last: int, wanted: int | None) -> int:
 def _read_segments(
     disk: Disk, directory: Path, names: list[str], entity: str, partition: int
 ) -> list[tuple[Segment, int]]:
-    """The segments with the sizes of their files."""
+    """The segments, each with the size of its file."""
     found: list[tuple[Segment, int]] = []
     for name in sorted(
         name for name in names if name.endswith(SEGMENT_SUFFIX)
-    ):  # sorted: damage is told the same each time
+    ):  # sorted, so that the same damage is reported each time
         path = directory / name
         fd = disk.open_read(path)
         try:
@@ -208,8 +207,8 @@ def _read_segments(
 
 
 def _live_segments(found: list[tuple[Segment, int]], known: Extent | None) -> list[Segment]:
-    """Those that hold a part of the log, in order, checked for gaps. What the extent says was trimmed is left
-    out."""
+    """The segments that hold a part of the log, in order and checked for gaps. Leaves out those that were
+    trimmed according to the extent."""
     start = known.start if known is not None else Position(0)
     live: list[tuple[Segment, int]] = []
     for segment, size in sorted(found, key=lambda entry: (entry[0].header.epoch, entry[0].base)):
@@ -220,7 +219,7 @@ def _live_segments(found: list[tuple[Segment, int]], known: Extent | None) -> li
     for (segment, size), (successor, _) in pairwise(live):
         if segment.offset_of(successor.base) > size:
             if known is not None and sum(each.base <= known.base for each, _ in live) < known.segments:
-                # Most likely this one is whole, and the file that follows it is gone.
+                # Most likely this segment is whole, and the file that follows it is missing.
                 missing = segment.path.with_name(f"{segment.position_at(size):016x}-*{SEGMENT_SUFFIX}")
                 why = f"the segment between {segment.path.name} and {successor.path.name} is missing"
                 raise RecordsMissing(
@@ -270,8 +269,8 @@ def _begin_segment(
     epoch: int,
     rewritten_bytes_max: int,
 ) -> tuple[ActiveSegment, Chain]:
-    """Begin the new owner's segment with a copy of what may not be durable; gives it, and where the log ends
-    now."""
+    """Begin the new owner's segment with a copy of what may not be durable; gives it and the log's new
+    end."""
     last = segments[-1]
     fd = disk.open_read(last.path)
     try:
@@ -289,7 +288,7 @@ def _begin_segment(
         raise CorruptRecord(str(last.path), last.offset_of(end.position), scanner.why)
     if (
         end.position < tail.position
-    ):  # possible where commits are acknowledged unsynced: `fsync` is `interval` or `never`
+    ):  # possible if commits are acknowledged before a sync: `fsync` is `interval` or `never`
         _log.error(
             "log.unsynced_lost",
             path=str(last.path),
@@ -301,14 +300,14 @@ def _begin_segment(
     header = last.header._replace(epoch=epoch, chain=begin)
     active = ActiveSegment.begin(disk, directory, header, copied)
     if begin.position == last.base:
-        segments[-1] = active.segment  # the old one is void: its successor has its base
+        segments[-1] = active.segment  # the old one is void, because its successor has the same base
     else:
         segments.append(active.segment)
     return active, end
 
 
 def _chain_at(disk: Disk, fd: int, segment: Segment, codec: FrameCodec, position: Position) -> Chain:
-    """The place in front of the frame that stands at `position`, by that frame's own word."""
+    """The chain in front of the frame at `position`, according to that frame's header."""
     offset = segment.offset_of(position)
     header = codec.parse_header(disk.read(fd, FRAME_HEADER_BYTES, offset))
     if header is None or header.position != position:

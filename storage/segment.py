@@ -1,4 +1,4 @@
-"""One segment: a file of a log, its name, its header, and writing at its end. Knows no other segments.
+"""One segment: a file of a log, its name, its header, and writing at its end. Knows no other segment.
 
 A segment is a header of 256 bytes, followed by the frames from position `base` on. All numbers are little
 endian.
@@ -49,10 +49,10 @@ ENTITY_BYTES_MAX = 184
 FILL_STEP_BYTES_MIN = 16 << 10
 """The first step, so that ten thousand logs with a message or two stay small."""
 FILL_STEP_BYTES_MAX = 512 << 10
-"""Larger steps gain nothing more (measured), and make one commit wait longer."""
+"""Larger steps gain nothing (measured) and delay a commit longer."""
 
 PUT_BYTES = 4 << 10
-"""How many bytes before the end must be the same when a file that was put away is opened again."""
+"""How many bytes before the end are compared when a file that was put away is opened again."""
 
 _MAGIC = b"PbSegmnt"
 _HEAD = struct.Struct("<8sI")
@@ -63,14 +63,14 @@ _ZEROS = bytes(FILL_STEP_BYTES_MAX)
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment says of itself."""
+    """The content of a segment's header."""
 
     entity: str
     partition: int
     epoch: int
     salt: bytes
     chain: Chain
-    """Where the segment begins: its base, and what its first frame must be."""
+    """Where the segment begins: its base, and what its first frame must carry."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,11 +86,11 @@ class Segment:
         return self.header.chain.position
 
     def offset_of(self, position: Position) -> int:
-        """Where in the file a position is."""
+        """The offset of a position in the file."""
         return SEGMENT_HEADER_BYTES + position - self.base
 
     def position_at(self, offset: int) -> Position:
-        """The position of a byte of the file."""
+        """The position of an offset in the file."""
         return Position(self.base + offset - SEGMENT_HEADER_BYTES)
 
 
@@ -112,7 +112,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: bytes, path: Path) -> SegmentHeader:
-    """What the first 256 bytes say. Raises CorruptRecord, or UnknownFormat for a version that came later."""
+    """Decode the first 256 bytes. Raises CorruptRecord, or UnknownFormat for a later version."""
     if len(data) < SEGMENT_HEADER_BYTES:
         raise CorruptRecord(str(path), len(data), "the segment header is cut off")
     magic, crc = _HEAD.unpack_from(data)
@@ -132,13 +132,13 @@ class _Put(NamedTuple):
     identity: tuple[int, int]
     size: int
     end: bytes
-    """Its last bytes up to the end of the last frame."""
+    """The last bytes before the end of its last frame."""
 
 
 class ActiveSegment:
-    """The segment that is written to. Used by one thread at a time; after CommitFailed not at all.
+    """The segment that is written to. Used by one thread at a time, and never again after CommitFailed.
 
-    While nothing is written, the file may be put away: it is closed as it is, and taken up again before the
+    While nothing is written, the file may be put away: it is closed as it is, and opened again before the
     next write.
     """
 
@@ -151,14 +151,14 @@ class ActiveSegment:
         self._fill_step = FILL_STEP_BYTES_MIN
         self.segment = segment
         self.used = used
-        """The file's bytes up to the end of the last whole frame."""
+        """The bytes of the file up to the end of its last whole frame."""
         self._put: _Put | None = None
 
     @classmethod
     def begin(
         cls, disk: Disk, directory: Path, header: SegmentHeader, frames: Sequence[bytes] = ()
     ) -> ActiveSegment:
-        """Begin a new segment, durably, which holds these frames. Raises DiskFull (nothing happened),
+        """Begin a new segment that holds these frames, durably. Raises DiskFull (nothing happened),
         CommitFailed."""
         segment = Segment(directory / segment_name(header), header)
         fd = publish(disk, segment.path, [encode_segment_header(header), *frames])
@@ -167,26 +167,26 @@ class ActiveSegment:
 
     @property
     def fd(self) -> int:
-        """The open file, for a sync queue."""
+        """The file's descriptor, for a sync queue."""
         return self._fd
 
     @property
     def is_open(self) -> bool:
-        """Whether it has a descriptor."""
+        """Whether the file is open."""
         return self._fd >= 0
 
     def put_away(self) -> None:
-        """Close the file; nothing on the disk changes. Every frame must be durable, for a later error of this
-        file would go unnoticed."""
-        with contextlib.suppress(OSError):  # then it is not taken up again either
+        """Close the file without changing it. Every frame must be durable, because a later error of this file
+        would go unnoticed."""
+        with contextlib.suppress(OSError):  # then `take_up` refuses the file
             begin = max(0, self.used - PUT_BYTES)
             end = self._disk.read(self._fd, self.used - begin, begin)
             self._put = _Put(self._disk.identity(self._fd), self._disk.size(self._fd), end)
         self.abandon()
 
     def take_up(self) -> None:
-        """Open the file that was put away. Raises CommitFailed, with nothing written, if it cannot be opened
-        or has changed."""
+        """Open a file that was put away. Raises CommitFailed, with nothing written, if it cannot be opened or
+        has changed."""
         put, self._put = self._put, None
         fd = -1
         try:
@@ -220,14 +220,15 @@ class ActiveSegment:
         self._fd = fd
 
     def has_room(self, length: int) -> bool:
-        """Whether so much is written over zeros already there: that waits for nothing but memory."""
+        """Whether this many bytes fit into the zeros already written, so that a write does not wait for the
+        disk."""
         return self.used + length <= self._filled
 
     def write(self, frame: list[bytes], fill_until: int) -> None:
-        """Write a frame behind the last one, and zeros behind it as far as `fill_until` allows; it is not
-        durable yet.
+        """Write a frame behind the last one, and zeros behind it as far as `fill_until` allows. Does not
+        sync.
 
-        Raises DiskFull, and then nothing of it is kept, or CommitFailed.
+        Raises DiskFull if nothing of it was kept, else CommitFailed.
         """
         try:
             self._write(frame, fill_until)
@@ -256,8 +257,8 @@ class ActiveSegment:
         self.used = end
 
     def _undo(self) -> None:
-        """Cut off what a write to a full disk has left. Raises CommitFailed: then only a new segment makes it
-        void."""
+        """Cut off what a write to a full disk has left. Raises CommitFailed: then only a new segment can void
+        it."""
         try:
             self._disk.truncate(self._fd, self.used)
         except OSError as error:
@@ -267,19 +268,19 @@ class ActiveSegment:
         self._filled = self.used
 
     def sync(self) -> None:
-        """Make all frames durable. Raises CommitFailed; it is never tried again on this file (durability rule
-        4)."""
+        """Make all frames durable. Raises CommitFailed; the sync is never repeated on this file (durability
+        rule 4)."""
         try:
             self._disk.sync(self._fd)
         except OSError as error:
             raise self.sync_error(error) from error
 
     def sync_error(self, error: OSError) -> CommitFailed:
-        """What a failed sync means, full disk or not."""
+        """The error for a failed sync, whether the disk is full or not."""
         return CommitFailed(f"{self.segment.path}: sync failed: {error.strerror}")
 
     def close(self) -> None:
-        """Cut off the zeros and close the file. Whatever fails here changes nothing that is durable."""
+        """Cut off the zeros and close the file. A failure here affects nothing durable."""
         if self._filled > self.used and not self.is_open:
             with contextlib.suppress(CommitFailed):
                 self.take_up()
@@ -290,7 +291,6 @@ class ActiveSegment:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is: what stands behind its last durable frame is made void by the next
-        segment."""
+        """Close the file as it is. The next segment voids whatever follows its last durable frame."""
         fd, self._fd = self._fd, -1
         close_quietly(self._disk, fd)

@@ -66,8 +66,8 @@ async def run_to_end(
 ) -> T:
     """Run a function in a thread and wait for its end, even when cancelled: a thread cannot be cancelled.
 
-    Executor None is the event loop's own. A cancellation is raised afterwards, in place of the function's
-    result. With `under_way`, a cancelled caller stops waiting after `let_go`.
+    None stands for the event loop's own executor. If the caller was cancelled, that is raised after the
+    function's end, in place of its result. With `under_way`, a cancelled caller stops waiting after `let_go`.
     """
     future = asyncio.get_running_loop().run_in_executor(executor, function)
     if under_way is not None:
@@ -80,13 +80,13 @@ async def run_to_end(
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
         if future.done() and not future.cancelled():
-            future.exception()  # taken note of: the caller hears of the cancellation instead
+            future.exception()  # marks it as retrieved: the caller gets the cancellation instead
         raise
 
 
 async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives. If it takes longer, or the caller is cancelled, it goes on unheard. Raises
-    TimeoutError."""
+    """The result of `work`. If it takes too long or the caller is cancelled, it continues and its result is
+    dropped. Raises TimeoutError."""
     task = asyncio.create_task(work)
     task.add_done_callback(take_note)
     if not (await asyncio.wait([task], timeout=limit_s))[0]:
@@ -95,7 +95,7 @@ async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
 
 
 def take_note(future: asyncio.Future[Any]) -> None:
-    """A callback for what may raise when nobody listens any more."""
+    """Done callback that marks an exception as retrieved, for a future that nobody may be awaiting."""
     if not future.cancelled():
         future.exception()
 

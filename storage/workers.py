@@ -24,8 +24,8 @@ STUCK_MAX = 64
 
 
 class Workers(Executor):
-    """A pool of `threads` threads, not counting stuck ones. Submit work from the event loop, or where there
-    is none."""
+    """A pool of `threads` threads, not counting stuck ones. Submit work from the event loop, or when no loop
+    runs."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._threads_max, self._name = threads, name
@@ -34,7 +34,7 @@ class Workers(Executor):
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._threads: dict[int, threading.Thread] = {}
         self._busy: dict[int, int] = {}
-        """By thread: the number of the work that it is doing."""
+        """The number of the work that each busy thread is doing."""
         self._stuck: set[int] = set()
         """Threads that count as stuck."""
         self._seen: dict[int, int] = {}
@@ -92,7 +92,7 @@ class Workers(Executor):
                         break
                     self._changed.wait()
                 if not self._waiting or len(self._threads) > self._threads_max + len(self._stuck):
-                    del self._threads[number]  # the end, or it is back and was replaced meanwhile
+                    del self._threads[number]  # the pool closes, or this thread was replaced while stuck
                     self._changed.notify()
                     return
                 future, function = self._waiting.popleft()
@@ -104,11 +104,11 @@ class Workers(Executor):
                     future.set_exception(error)
                 else:
                     future.set_result(result)
-                    del result  # it may be some MiB, and the next job hours away
+                    del result  # it may take some MiB, and the next job may be hours away
             del future, function
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Release the threads as they end, and wait for that if told to."""
+        """Let the threads end when their work is done; `wait` waits for that."""
         self._end(cancel_futures)
         if wait:
             self.join(None)
@@ -123,6 +123,6 @@ class Workers(Executor):
             self._changed.notify_all()
 
     def join(self, within_s: float | None) -> bool:
-        """Wait for the threads after `shutdown`; False if one has not ended in time."""
+        """Wait for the threads after `shutdown`; False if some are still running after `within_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._threads, within_s)
