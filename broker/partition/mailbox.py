@@ -1,4 +1,4 @@
-"""The mailbox of a partition: operations that wait, those on their way to the log, and whom answers reach."""
+"""A partition's mailbox: waiting operations, the batch being committed, and the clients to be answered."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Iterable
 from broker.operations import Answer, ClientId, Demand, Detach, Operation, Send, Sink, Watch
 
 Waiting = tuple[ClientId, Operation, Sink, int]
-"""An operation in the mailbox, and the monotonic time of its arrival."""
+"""An operation in the mailbox, with its client, its sink and its arrival in monotonic time (ms)."""
 
 _MAY_BE_ANSWERED_LATER = (Demand, Watch)
 
 
 class Mailbox:
-    """Owned by a partition's task."""
+    """The operations waiting for one partition. Owned by the partition's task."""
 
     __slots__ = ("attached", "undecided", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Waiting] = deque()
         self.undecided: list[Waiting] = []
-        """A batch on its way to the log. If its commit fails: refused once the log was reopened, or could not
-        be."""
+        """The batch being committed. If the commit fails, its operations are refused after the log has been
+        reopened or could not be."""
         self.attached: dict[ClientId, Sink] = {}
-        """Clients that have asked for messages: until they detach, answers may come at any time."""
+        """Clients with demand or a watch. Answers may be sent to them at any time until they detach."""
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
     @property
     def since_ms(self) -> int | None:
-        """When the oldest operation that waits arrived, in monotonic time."""
+        """When the oldest waiting operation arrived, in monotonic time; None if none waits."""
         return self.waiting[0][3] if self.waiting else None
 
     def gather(self, operations_max: int, bytes_max: int) -> list[Waiting]:
-        """Take out the operations of the next batch; they are undecided from now on."""
+        """Take out the operations of the next batch and remember them as undecided."""
         mailbox = self.waiting
         batch: list[Waiting] = []
         room = bytes_max
@@ -49,21 +49,21 @@ class Mailbox:
         return batch
 
     def put_back(self, batch: list[Waiting], place: int) -> None:
-        """The batch ends with the operation before `place`: the others wait for the next one."""
+        """End the batch before the operation at `place`: that operation and all later ones wait for the next
+        batch."""
         self.waiting.extendleft(reversed(batch[place:]))
         del batch[place:]
 
     def note(self, client: ClientId, operation: Operation, sink: Sink) -> None:
-        """The operation is about to be carried out: the client's answers may come at any time from now on, or
-        do no more."""
+        """Before an operation is carried out, note whether its client may get answers later (`Demand`,
+        `Watch`), or no longer (`Detach`)."""
         if isinstance(operation, _MAY_BE_ANSWERED_LATER):
             self.attached[client] = sink
         elif isinstance(operation, Detach):
             self.attached.pop(client, None)
 
     def deliver(self, answers: Iterable[tuple[ClientId, Answer]], batch: Iterable[Waiting]) -> None:
-        """Hand out the answers of a batch, each to the client that sent an operation in it, or is
-        attached."""
+        """Send each answer to its client, if the client has an operation in the batch or is attached."""
         sinks = {client: sink for client, _, sink, _ in batch}
         for client, answer in answers:
             sink = sinks.get(client) or self.attached.get(client)
@@ -71,7 +71,7 @@ class Mailbox:
                 sink(answer)
 
     def take_all(self) -> list[Waiting]:
-        """Take out everything that is undecided or waits, to be refused."""
+        """Take out all undecided and waiting operations, so that they can be refused."""
         entries = [*self.undecided, *self.waiting]
         self.undecided = []
         self.waiting.clear()

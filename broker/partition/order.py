@@ -1,8 +1,9 @@
-"""The order of a subqueue: sequence numbers, ascending, in chunks. Pure; knows no messages.
+"""The order of a subqueue: ascending sequence numbers, in chunks. Pure; it does not look at the messages.
 
-A number stays after its message has gone, until about half of its chunk has gone; then that one chunk is
-rebuilt without them. So no call works on more than a few chunks, however many messages wait, and a walk along
-the order skips at most about one number for each that is present. Takes 8 bytes for each message.
+The number of a removed message stays in its chunk until about half of the chunk's numbers are stale; then
+that chunk alone is rebuilt. So no call touches more than a few chunks, however many messages wait, and a walk
+along the order skips about one stale number at most for each number still present. Memory use is 8 bytes per
+number.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Sequence
 
 CHUNK = 4096
-"""Numbers in a chunk when it is made; twice as many at most."""
+"""Numbers in a new chunk. A chunk holds at most twice as many."""
 _SLACK = 64
-"""Below this many gone numbers a chunk is not worth sifting."""
+"""A chunk with fewer stale numbers than this is not rebuilt."""
 
 
 class _Chunk:
@@ -23,25 +24,25 @@ class _Chunk:
     def __init__(self, numbers: array[int]) -> None:
         self.numbers = numbers
         self.gone = 0
-        """How many of the numbers have no message any more."""
+        """How many of the numbers belong to removed messages."""
 
 
 class Order:
-    """Numbers that are in `present` (the owner's messages) and some that have gone. Owned by a subqueue."""
+    """The numbers in `present` (the owner's messages), and some stale ones. Owned by a subqueue."""
 
     __slots__ = ("_chunks", "_firsts", "_present")
 
     def __init__(self, present: Container[int], numbers: Sequence[int] = ()) -> None:
-        """`numbers` ascend, and each is present."""
+        """`numbers` must be ascending, and all of them present."""
         self._present = present
         self._chunks: list[_Chunk] = [_Chunk(array("Q"))]
         self._firsts: list[int] = [0]
-        """By chunk: none of its numbers is lower, and all numbers of the chunk before are."""
+        """Per chunk: a lower bound of its numbers, higher than every number in the chunk before."""
         if numbers:
             self.extend(numbers)
 
     def extend(self, numbers: Sequence[int]) -> None:
-        """Add numbers behind all others; they ascend."""
+        """Add ascending numbers at the end."""
         last = self._chunks[-1].numbers
         assert not last or numbers[0] > last[-1], "sequence numbers never come back"
         if not last:
@@ -56,7 +57,7 @@ class Order:
             self._firsts.append(numbers[start])
 
     def insert(self, number: int) -> None:
-        """Add a number wherever it belongs. One that has gone may come back."""
+        """Add a number at its place. A stale number may become present again."""
         last = self._chunks[-1].numbers
         if not last or number > last[-1]:
             self.extend((number,))
@@ -73,7 +74,7 @@ class Order:
             self._split(place)
 
     def left(self, numbers: Sequence[int]) -> None:
-        """The messages with these numbers have gone: they are not present any more."""
+        """Note that the messages with these numbers are no longer present."""
         if not numbers:
             return
         low, high = self._chunk_of(min(numbers)), self._chunk_of(max(numbers))
@@ -84,11 +85,11 @@ class Order:
         for number in numbers:
             place = self._chunk_of(number)
             counts[place] = counts.get(place, 0) + 1
-        for place in sorted(counts, reverse=True):  # a chunk that is dropped moves those behind it
+        for place in sorted(counts, reverse=True):  # from the end: dropping a chunk moves those behind
             self._leave(place, counts[place])
 
     def cut(self, first: int) -> None:
-        """Forget all numbers from `first` on; none of them is present."""
+        """Drop all numbers from `first` on; none of them is present."""
         while len(self._chunks) > 1 and self._firsts[-1] >= first:
             self._drop(len(self._chunks) - 1)
         chunk = self._chunks[-1]
@@ -97,10 +98,10 @@ class Order:
         del chunk.numbers[at:]
 
     def runs(self, from_number: int) -> Iterator[array[int]]:
-        """All numbers from one on, in order, in pieces of a chunk at most. Numbers that have gone may be
-        among them.
+        """Yield all numbers from `from_number` on, in order, at most one chunk at a time. Stale numbers may
+        be among them.
 
-        The order must not change meanwhile.
+        The order must not change during the iteration.
         """
         place = self._chunk_of(from_number)
         numbers = self._chunks[place].numbers
@@ -109,12 +110,12 @@ class Order:
             yield chunk.numbers
 
     def numbers(self, from_number: int) -> Iterator[int]:
-        """The same, one by one."""
+        """As `runs`, but one number at a time."""
         for run in self.runs(from_number):
             yield from run
 
     def take(self, from_number: int, count: int) -> array[int]:
-        """Up to `count` numbers from one on, as many as stand in one chunk; empty if there are none."""
+        """Return up to `count` numbers from `from_number` on, all from one chunk; empty if there are none."""
         place = self._chunk_of(from_number)
         while True:
             numbers = self._chunks[place].numbers
@@ -155,7 +156,7 @@ class Order:
             chunk.gone = 0
 
     def _drop(self, place: int) -> None:
-        """Forget a chunk; the only one is emptied."""
+        """Drop a chunk. If it is the only one, empty it instead."""
         if len(self._chunks) == 1:
             self._chunks[0].gone = 0
             del self._chunks[0].numbers[:]

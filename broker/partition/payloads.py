@@ -1,14 +1,14 @@
-"""How many message bodies may stay in memory: one budget for the broker, a share for each partition. Pure.
+"""Limits the message bodies kept in memory: one budget for the broker, with a share for each partition. Pure.
 
-A body that is in memory need not be read from the log when its message is handed out. Within a partition the
-oldest bodies are kept, for they go out first, and nothing is added to a full budget. Between partitions, the
-least recently used bodies make room: a partition that receivers read takes the room of one that was read
-COLD_MS earlier, or never. Partitions that nobody reads take nothing from each other, so a backlog that only
-grows costs no more than one that fits. Each partition may always hold a small *reserve*, so that a queue with
-a large backlog does not make the others read every message back from the disk.
+A body in memory need not be read from the log when its message is delivered. Within a partition the oldest
+bodies stay, because they are delivered first; a full budget accepts no new ones. Between partitions the least
+recently read one gives up its bodies: a partition that receivers read takes over space from one that was last
+read at least COLD_MS earlier, or never. Partitions that nobody reads take nothing from each other, so a
+backlog that only grows costs no more than one that fits. Each partition may always hold a small *reserve*, so
+that one queue with a large backlog does not force the others to read every message back from the disk.
 
-The budget also adds up what the state of all waiting messages takes. It does not bound that: quotas and the
-memory mark do.
+The budget also adds up the memory used by the state of all waiting messages, but does not limit it; quotas
+and the memory mark do that.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 RESERVE_BYTES = 64 * 1024
-"""What one partition may hold whatever the others do: some dozens of messages, enough to read ahead in a
-frame."""
+"""What each partition may always hold: some dozens of messages, enough to read ahead in a frame."""
 COLD_MS = 1_000
-"""A partition was read so much longer ago than another one that it makes room for it."""
+"""A partition gives up bodies for another one that was read at least this much later."""
 
 
 class PayloadBudget:
-    """Bytes of message bodies in memory, over all partitions. Owned by the event loop."""
+    """Counts the bytes of message bodies in memory, over all partitions. Owned by the event loop."""
 
     __slots__ = ("_holders", "bytes_max", "is_scarce", "reserve_bytes", "state_bytes", "used")
 
@@ -33,25 +32,26 @@ class PayloadBudget:
         self.reserve_bytes = reserve_bytes
         self.used = 0
         self.state_bytes = 0
-        """What the state of waiting messages takes beside their bodies, over all partitions."""
+        """Memory used by the state of waiting messages besides their bodies, over all partitions."""
         self._holders: OrderedDict[PayloadShare, None] = OrderedDict()
-        """Partitions that hold more than their reserve. About in the order in which they were read: those
-        that were not come first."""
+        """Partitions that hold more than their reserve, roughly in the order in which they were last read;
+        those never read come first."""
         self.is_scarce = False
-        """The broker uses more memory than it should: no body stays in memory beyond the reserves."""
+        """The broker uses more memory than it should, so partitions keep no new bodies beyond their
+        reserves."""
 
     def set_scarce(self, is_scarce: bool) -> None:
-        """Memory is scarce from now on, or is not any more."""
+        """Note that memory has become scarce, or no longer is."""
         self.is_scarce = is_scarce
 
     def share(self, evict: Callable[[], None] | None = None) -> PayloadShare:
-        """The account of one more partition. `evict` has it give bodies back, a bounded number at a time;
-        None if it cannot."""
+        """Open a share for another partition. Calling `evict` makes the partition release a bounded number of
+        bodies; None if it cannot."""
         return PayloadShare(self, evict)
 
     def make_room(self, reader: PayloadShare) -> None:
-        """Have the partition that was not read for longest give bodies back, if it was not read for long
-        enough."""
+        """Make the least recently read partition release bodies, if it was read at least COLD_MS before
+        `reader`."""
         coldest = next(iter(self._holders), None)
         if coldest is None or reader.read_ms is None:
             return
@@ -59,7 +59,7 @@ class PayloadBudget:
             coldest.evict()
 
     def sort_in(self, share: PayloadShare) -> None:
-        """The share has grown or become smaller, or was read."""
+        """Update the place of a share that has grown, shrunk or been read."""
         if share.used <= self.reserve_bytes:
             self._holders.pop(share, None)
         else:
@@ -68,7 +68,7 @@ class PayloadBudget:
 
 
 class PayloadShare:
-    """What one partition holds of the budget."""
+    """One partition's share of the budget."""
 
     __slots__ = ("_budget", "_evict", "_state_bytes", "read_ms", "used")
 
@@ -77,16 +77,16 @@ class PayloadShare:
         self._evict = evict
         self.used = 0
         self.read_ms: int | None = None
-        """When messages were handed out last, in monotonic time; None if none were."""
+        """When messages were last delivered, in monotonic time; None if none were."""
         self._state_bytes = 0
 
     @property
     def is_scarce(self) -> bool:
-        """The broker uses more memory than it should."""
+        """Whether the broker uses more memory than it should."""
         return self._budget.is_scarce
 
     def take(self, size: int) -> bool:
-        """Whether `size` more bytes may stay in memory; if so they are counted."""
+        """Count `size` more bytes and return True if they may stay in memory; otherwise return False."""
         budget = self._budget
         used = self.used + size
         if budget.used + size > budget.bytes_max and used > budget.reserve_bytes and not budget.is_scarce:
@@ -101,7 +101,7 @@ class PayloadShare:
         return True
 
     def give(self, size: int) -> None:
-        """`size` bytes have left the memory."""
+        """Return `size` bytes that are no longer in memory."""
         budget = self._budget
         was_holder = self.used > budget.reserve_bytes
         self.used -= size
@@ -111,18 +111,18 @@ class PayloadShare:
             budget.sort_in(self)
 
     def read(self, now_ms: int) -> None:
-        """Messages were handed out."""
+        """Note that messages were delivered."""
         self.read_ms = now_ms
         if self.used > self._budget.reserve_bytes:
             self._budget.sort_in(self)
 
     def evict(self) -> None:
-        """Give some bodies back."""
+        """Release some bodies."""
         if self._evict is not None:
             self._evict()
 
     def count_state(self, size: int) -> None:
-        """The state of this partition's messages takes `size` bytes now."""
+        """Set the memory used by the state of this partition's messages, in bytes."""
         self._budget.state_bytes += size - self._state_bytes
         self._state_bytes = size
 

@@ -1,14 +1,14 @@
-"""What a partition may hold: messages, and the properties that settlements change. Pure.
+"""The quotas of a partition: for its messages, and for the properties that settlements change. Pure.
 
-Each partition may hold the entity's whole `max_size_mb`, so a partitioned one holds a multiple (HTTP contract
-3.2). A message counts with its bytes as it was sent, its changed properties and MESSAGE_OVERHEAD_BYTES for
-its state, so a quota bounds memory too. What a partition keeps beside its messages (`durable_state.py`)
-counts as well.
+Each partition may hold the entity's whole `max_size_mb`, so a partitioned entity can hold a multiple of it
+(HTTP contract 3.2). A message counts with its size as sent, its changed properties, and
+MESSAGE_OVERHEAD_BYTES for its state, so a quota limits memory as well. The other durable state of a partition
+(`durable_state.py`) also counts.
 
-Changed properties rest in memory, up to 64 KiB for a message. They are refused where they alone would take
-the whole quota: so a full queue still dead-letters with a reason, and what abandoning and deferring add has
-an end. While memory is scarce in the whole broker, settlements may only change a little. A settlement without
-changed properties is never refused here: it frees memory, or takes none.
+Changed properties stay in memory, up to 64 KiB per message. They are refused only when they alone would
+exceed the whole quota: a full queue can still dead-letter with a reason, and yet abandoning and deferring
+cannot add properties without limit. While memory is scarce in the whole broker, a settlement may change only
+a few properties. A settlement that changes none is never refused here: it frees memory or uses none.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from broker.partition.subqueue import Subqueue
 
 MIB = 1024 * 1024
 SCARCE_CHANGE_BYTES_MAX = 1024
-"""What a settlement may change of each message while memory is scarce: the reason of a dead-lettering and a
-sentence."""
+"""How many bytes a settlement may change in each message while memory is scarce: enough for a dead-letter
+reason and a sentence."""
 
 
 def check_size(
     description: QueueDescription, number: int, subqueues: Iterable[Subqueue], state_bytes: int, added: int
 ) -> None:
-    """`added` bytes are to be stored: messages, or state, which takes `state_bytes` now. Raises
-    Refused(QUOTA_EXCEEDED) if there is no room for them."""
+    """Check that there is room for `added` bytes of messages or state. `state_bytes` is the size of the state
+    now.
+
+    Raises Refused(QUOTA_EXCEEDED).
+    """
     limit = description.settings.max_size_mb * MIB
     used = sum([subqueue.size_bytes for subqueue in subqueues]) + state_bytes
     if used + added > limit:
@@ -50,8 +53,8 @@ def check_changes(
     change: bytes | None,
     messages: int,
 ) -> None:
-    """A settlement changes properties of some messages. Raises Refused: QUOTA_EXCEEDED, SERVER_BUSY while
-    memory is scarce."""
+    """Check that a settlement may change properties of some messages. Raises Refused(QUOTA_EXCEEDED), or
+    Refused(SERVER_BUSY) while memory is scarce."""
     if change is None:
         return
     if payloads.is_scarce and len(change) > SCARCE_CHANGE_BYTES_MAX:

@@ -1,20 +1,20 @@
-"""The records of a partition's log: kinds, versions, bytes. Encodes and decodes; knows nothing of state or
-files.
+"""The records of a partition's log: their kinds, versions and bytes. Encodes and decodes; knows nothing of
+state or files.
 
 All numbers are little endian. A table is one number per message, in the order of the messages. Sequence
-numbers are the full 64 bits. A subqueue is its number: 0 main, 1 dead-letter, 2 transfer dead-letter. Times
-are milliseconds since the Unix epoch; 0 as expiry means never. Every body begins as drawn here (version 1 of
-each kind):
+numbers are the full 64 bits. A subqueue is given by its number: 0 main, 1 dead-letter, 2 transfer
+dead-letter. Times are milliseconds since the Unix epoch; an expiry of 0 means never. Every body begins as
+drawn here (version 1 of each kind):
 
-    1 ENQUEUED    messages that were sent, in the main subqueue
-    2 REMOVED     references that are gone
-    3 RETURNED    a delivery failed, the messages stay
-    4 DEFERRED    set aside
-    5 MOVED       from one subqueue to another
+    1 ENQUEUED    messages were sent to the main subqueue
+    2 REMOVED     references were removed
+    3 RETURNED    a delivery failed, and the messages stay
+    4 DEFERRED    messages were set aside
+    5 MOVED       messages were moved to another subqueue
     6 COUNTERS    what must survive when everything before is trimmed
     7 RELOCATED   whole messages, stored here from now on
     8 CHANGED     properties were changed, and nothing else
-    16 and above  state beside the messages (`durable_state.py`)
+    16 and above  other durable state (`durable_state.py`)
 
     ENQUEUED                                     REMOVED, RETURNED, DEFERRED, MOVED, CHANGED
     offset  size  field                          offset  size  field
@@ -46,8 +46,8 @@ each kind):
          …     …  the stored messages
 
 A RETURNED record always counts a delivery. DEFERRED records without the flag were written by releases that
-did not count it. A record that cannot be read (a kind or version of a later release, tables that do not fit)
-is an `UnreadableRecord`.
+did not count the delivery. A record that cannot be read (a kind or version of a later release, tables that do
+not fit) raises UnreadableRecord.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED = ran
 VERSION = 1
 
 RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2 + column_parts.MESSAGE_BYTES
-"""What the tables of a RELOCATED record take for each message, beside the message, its changed properties and
-its columns' values of bytes."""
+"""Size of one message's row in the tables of a RELOCATED record. The message, its changed properties and the
+byte values of its columns come on top."""
 
 _HAS_EXPIRIES, _HAS_COLUMNS = 1, 2
 _RELOCATED_HAS_COLUMNS = 1
@@ -82,11 +82,11 @@ assert array("Q").itemsize == 8 and array("I").itemsize == 4 and array("H").item
 
 
 RELOCATED_FRAME_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + _RELOCATED.size + column_parts.PART_BYTES
-"""What a frame with one RELOCATED record takes before its tables."""
+"""Bytes in a frame with one RELOCATED record before the record's tables."""
 
 
 class UnreadableRecord(Exception):
-    """A whole, verified record that this release does not understand."""
+    """An intact record that this release does not understand."""
 
 
 class Enqueued(NamedTuple):
@@ -96,14 +96,14 @@ class Enqueued(NamedTuple):
     enqueued_at_ms: int
     sizes: Sequence[int]
     expires_at_ms: Sequence[int] | None
-    """None when no message expires."""
+    """None if no message expires."""
     messages_offset: int
-    """Where the first message's bytes begin, counted from the frame's start; the others follow."""
+    """Offset of the first message's bytes from the start of the frame; the others follow."""
     columns: Columns = NO_COLUMNS
 
 
 class Mark(NamedTuple):
-    """One thing that happens to some messages of a subqueue."""
+    """A change to some messages of one subqueue."""
 
     kind: int
     subqueue: int
@@ -114,14 +114,14 @@ class Mark(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """What a partition must know when every older record is gone."""
+    """What a partition must still know once every older record is gone."""
 
     next_sequence_number: int
     latest_enqueued_at_ms: int
 
 
 class Relocated(NamedTuple):
-    """Messages with all that is known of them."""
+    """Messages with everything known about them."""
 
     sequence_numbers: Sequence[int]
     enqueued_at_ms: Sequence[int]
@@ -135,12 +135,12 @@ class Relocated(NamedTuple):
     columns: Columns = NO_COLUMNS
 
     def rows(self) -> Iterator[tuple[int, int, int, int, int, int, int, bytes | None]]:
-        """All but the columns, for one message after the other."""
+        """Everything but the columns, one row per message."""
         tables: tuple[Any, ...] = self[:_RELOCATED_TABLES]
         return zip(*tables, strict=True)
 
     def part(self, here: slice, messages_offset: int) -> Relocated:
-        """Some of the messages; `messages_offset` is where the first of them begins."""
+        """Some of the messages. `messages_offset` is the offset of the first of them."""
         tables: tuple[Any, ...] = self[:_RELOCATED_TABLES]
         cut: dict[str, Any] = {name: each[here] for name, each in zip(self._fields, tables, strict=False)}
         columns = column_parts.part_of(self.columns, here)
@@ -148,11 +148,11 @@ class Relocated(NamedTuple):
 
 
 _RELOCATED_TABLES = Relocated._fields.index("messages_offset")
-"""How many of the fields have one entry for each message."""
+"""The number of fields with one entry per message."""
 
 
 def table(code: str, values: Iterable[int]) -> bytes:
-    """Numbers as a table; `code` is the array type: Q 8 bytes, I 4, H 2."""
+    """Encode numbers as a table. `code` is the array type: Q is 8 bytes, I 4, H 2."""
     numbers = array(code, values)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -160,7 +160,8 @@ def table(code: str, values: Iterable[int]) -> bytes:
 
 
 def read_table(code: str, view: memoryview, offset: int, count: int) -> tuple[array[int], int]:
-    """A table of `count` numbers, and the offset behind it. Raises UnreadableRecord when it does not fit."""
+    """Decode a table of `count` numbers; also returns the offset after it. Raises UnreadableRecord if it does
+    not fit."""
     numbers: array[int] = array(code)
     end = offset + count * numbers.itemsize
     if end > len(view):
@@ -180,7 +181,7 @@ def add_enqueued(
     messages: Sequence[bytes],
     columns: Columns = NO_COLUMNS,
 ) -> int:
-    """Append an ENQUEUED record; gives the offset of the first message from the frame's start."""
+    """Append an ENQUEUED record. Returns the offset of the first message from the start of the frame."""
     flags = 0 if expiries is None else _HAS_EXPIRIES
     column_part = column_parts.encode(columns) if columns else b""
     if column_part:
@@ -205,7 +206,7 @@ def read_enqueued(record: Record) -> Enqueued:
 
 
 def read_columns(view: memoryview, offset: int, count: int) -> tuple[Columns, int]:
-    """A column part, and the offset behind it. Raises UnreadableRecord."""
+    """Decode a column part; also returns the offset after it. Raises UnreadableRecord."""
     try:
         return column_parts.decode(view, offset, count)
     except UnreadableColumns as error:
@@ -213,7 +214,7 @@ def read_columns(view: memoryview, offset: int, count: int) -> tuple[Columns, in
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """The body of a REMOVED, RETURNED, DEFERRED, MOVED or CHANGED record."""
+    """Encode the body of a REMOVED, RETURNED, DEFERRED, MOVED or CHANGED record."""
     changed = mark.changed or b""
     flags = _COUNTS_DELIVERY if mark.counts_delivery else 0
     head = _MARK.pack(mark.subqueue, mark.target, flags, 0, len(mark.sequence_numbers), len(changed))
@@ -230,7 +231,7 @@ def read_mark(record: Record) -> Mark:
 
 
 def encode_counters(counters: Counters) -> bytes:
-    """The body of a COUNTERS record."""
+    """Encode the body of a COUNTERS record."""
     return _COUNTERS.pack(*counters)
 
 
@@ -240,8 +241,7 @@ def read_counters(record: Record) -> Counters:
 
 
 def add_relocated(commit: Commit, relocated: Relocated, messages: Sequence[bytes]) -> int:
-    """Append a RELOCATED record (its own `messages_offset` is ignored); gives the offset of the first
-    message."""
+    """Append a RELOCATED record, ignoring its `messages_offset`. Returns the offset of the first message."""
     changed = [each or b"" for each in relocated.changed]
     column_part = column_parts.encode(relocated.columns)
     head = b"".join(

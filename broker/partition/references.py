@@ -1,15 +1,15 @@
-"""What a subqueue knows of a message, and who holds it: references, leases, holders. Plain data.
+"""References to messages, and the leases and holders that lock them. Plain data.
 
-A *reference* is what a subqueue knows of a message; the bytes stand once in the log (`frame`, `offset`,
-`size`). A *lease* holds messages that were locked together, and a *holder* is a client with leases that may
-be recalled. The three refer to one another, so they stand in one file.
+A *reference* is what a subqueue knows of a message; the message's bytes are in the log (`frame`, `offset`,
+`size`). A *lease* holds messages that were locked together. A *holder* is a client with leases that may be
+recalled. The three classes refer to one another, so they share a file.
 
-A million waiting messages should fit in memory, so a reference is one object with slots and no container;
-numbers that many messages share (times, sizes, the frame) are one object for all.
+A million waiting messages should fit in memory. So a reference is a single object with slots and no
+container, and messages share the objects for equal values (times, sizes, the frame).
 
-The cyclic garbage collector does not look at references and frames, nor at the containers that hold all of
-them (`_untracked`): to look at a million of them takes up to 100 ms. A reference is part of a cycle only
-while a lease holds it, and whoever ends a lease or drops the state breaks it.
+References, frames and the containers that hold all of them are hidden from the cyclic garbage collector
+(`_untracked`), which would take up to 100 ms to scan a million of them. A reference is part of a cycle only
+while a lease holds it; the code that ends the lease or drops the state breaks the cycle.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from storage.log import Position
 
 ACTIVE, DEFERRED = MessageState.ACTIVE, MessageState.DEFERRED
 STATES = (ACTIVE, DEFERRED)
-"""The states of messages, by the number that records and checkpoints give them. A lock on top of a state is
-volatile: `Reference.lease`."""
+"""The states of messages, by their number in records and checkpoints. A lock is volatile and not part of the
+state: see `Reference.lease`."""
 
 
 @keep_untracked
 class StoredFrame:
-    """A frame of the log in which messages stand that are still referred to."""
+    """A frame of the log that contains messages still referred to."""
 
     __slots__ = ("live", "position")
 
     def __init__(self, position: Position) -> None:
         self.position = position
         self.live = 0
-        """References to messages in this frame, over all subqueues."""
+        """How many references point into this frame, over all subqueues."""
 
 
 @keep_untracked
@@ -73,11 +73,12 @@ class Reference:
         self.size = size
         self.enqueued_at_ms = enqueued_at_ms
         self.expires_at_ms = expires_at_ms
-        """Enqueued time plus time to live, in wall time: stored and shown, but never used as a deadline."""
+        """Enqueued time plus time to live, in wall time. Stored and shown to clients, but never used as a
+        deadline."""
         self.lives_until_ms = lives_until_ms
-        """When its time to live ends, in monotonic time; None for never, and while a replay goes on."""
+        """When its time to live ends, in monotonic time. None if it never ends, and during a replay."""
         self.payload = payload
-        """The stored message while it is in memory, else empty."""
+        """The stored message while it is in memory; otherwise empty."""
         self.delivery_count = 0
         self.state = ACTIVE
         self.lease: Lease | None = None
@@ -85,35 +86,36 @@ class Reference:
 
 
 class Lease:
-    """Messages locked for one client at one time: they share the end of the lock and the nonce of their
-    tokens."""
+    """Messages locked together for one client. Their locks share one end, and their lock tokens one nonce."""
 
     __slots__ = ("holder", "id", "left", "nonce", "references", "subqueue", "until_ms")
 
     def __init__(self, id: int, nonce: int, subqueue: int, holder: Holder | None, until_ms: int) -> None:
         self.id = id
         self.nonce = nonce
-        """The second half of the lock tokens. A renewal makes another lease with the same nonce."""
+        """The second half of the lock tokens. A renewal creates another lease with the same nonce."""
         self.subqueue = subqueue
-        """Its number."""
+        """The number of the subqueue."""
         self.holder = holder
-        """Whom the messages can be recalled from; None if the client asked for these very messages."""
+        """The client that the messages can be recalled from; None if it asked for these messages by
+        number."""
         self.until_ms = until_ms
         self.references: list[Reference] = []
-        """What was locked; those whose `lease` is another one by now are not held by this one any more."""
+        """The messages that were locked. This lease no longer holds those whose `lease` is now another
+        one."""
         self.left = 0
-        """How many it still holds."""
+        """How many messages it still holds."""
 
 
 class Holder:
-    """A client that was granted messages in answer to a demand."""
+    """A client that was granted messages for its demand."""
 
     __slots__ = ("asked", "client", "granted", "under_way")
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
         self.granted: set[Lease] = set()
-        """Leases since the last recall that still hold something."""
+        """Leases granted since the last recall that still hold messages."""
         self.asked: set[Lease] = set()
-        """Leases that the recall under way speaks of, and that still hold something."""
+        """Leases named in the recall under way that still hold messages."""
         self.under_way = False

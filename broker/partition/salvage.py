@@ -1,19 +1,21 @@
-"""Salvage: the state of a partition from what is left of a damaged log, and which sequence numbers are gone.
-Pure.
+"""Salvage: rebuilds the state of a partition from what is left of a damaged log, and finds which sequence
+numbers are lost. Pure.
 
-It begins with the newest whole checkpoint, if there is one, and applies every whole frame behind it, as a
-replay does. Unlike a replay it goes on where records contradict each other because others between them are
-gone:
-- a message that a later record mentions in another subqueue was moved there by a record that is gone;
-- a record about an unknown message is passed over.
-What a partition keeps beside its messages makes no difference: its records do not depend on each other
+Salvage begins with the newest whole checkpoint, if there is one, and applies every whole frame after it, as a
+replay does. Unlike a replay, it continues where records contradict each other because records between them
+are missing:
+
+- if a later record mentions a message in another subqueue, the record that moved it there is missing;
+- a record about an unknown message is skipped.
+
+Other durable state of a partition needs no such care: its records do not depend on each other
 (`durable_state.py`).
 
-What is gone. Sequence numbers rise without a gap, so the numbers between those before a gap in the log and
-those behind it were in the gap. Those that a later record removes were settled, and those that a later record
-relocates are still there; all others are gone. So is every message that the checkpoint knows and whose bytes
-stand in a gap. Where nothing comes behind a gap, everything from a number on is gone. Settlements in a gap
-are forgotten: the messages come again.
+Which messages are lost: sequence numbers rise without a gap, so the numbers between the last one before a gap
+in the log and the first one after it were in the gap. Those that a later record removes were settled, and
+those that a later record relocates still exist; all others are lost. A message that the checkpoint knows is
+lost if its bytes were in a gap. If nothing follows a gap, all numbers from its first one on are lost.
+Settlements in a gap are forgotten, so their messages are delivered again.
 """
 
 from __future__ import annotations
@@ -34,50 +36,52 @@ from storage.log import Checkpoint, Frame, Position, Record
 from storage.survey import Gap
 
 UNSEEN_NUMBERS = 1 << 32
-"""How far sequence numbers jump where nobody knows which ones were given: none is ever given twice."""
+"""How far sequence numbers jump when the last one given is unknown, so that none is ever given twice."""
 _BYTES_PER_MESSAGE_MIN = 4
-"""A message takes at least so much of a log: its place in a table of sizes."""
+"""The least that a message takes in a log: its entry in a table of sizes."""
 
 
 class Range(NamedTuple):
-    """Sequence numbers, both ends included."""
+    """A range of sequence numbers, both ends included."""
 
     first: int | None
-    """None: nobody knows where it begins."""
+    """None if the beginning is unknown."""
     last: int | None
-    """None: nobody knows where it ends; everything from `first` on is gone."""
+    """None if the end is unknown; then everything from `first` on is lost."""
 
 
 @dataclass(slots=True)
 class Salvage:
-    """One partition. Feed it `frame` and `gap` in the order of the log, then call `finish`."""
+    """Salvages one partition. Pass the log's parts in order to `frame` and `gap`, then call `finish`."""
 
     number: int
     messages: Messages = field(init=False)
     since: Position | None = None
-    """The position of the checkpoint that it began with."""
+    """The position of the checkpoint that salvage began with; None if there was none."""
     start: int = 0
-    """Where the log begins, as far as anybody knows."""
+    """Where the log begins, as far as is known."""
     trimmed_to: Position | None = None
-    """The same if the log's extent says so; None if the files are all there is to go by."""
+    """Where the log begins according to its extent; None if only the files say so."""
     gone: list[Range] = field(default_factory=list)
-    """What is gone, once finished; ascending."""
+    """The lost numbers, ascending; complete after `finish`."""
     gaps: list[Gap] = field(default_factory=list)
     end: int = 0
-    """The highest position that was seen."""
+    """The highest position seen."""
     _numbers_known: bool = False
-    """`messages.next_number` is what it was at this place of the log."""
+    """Whether `messages.next_number` is correct for this place in the log."""
     _in_gap: bool = False
     _missing: list[Range] = field(default_factory=list)
     _settled: set[int] = field(default_factory=set)
-    """Unknown messages that a record has removed."""
+    """Unknown messages that a record removed."""
 
     def __post_init__(self) -> None:
         self.messages = Messages(self.number, PayloadBudget(0, 0), tick_ms=20)
 
     def begin(self, checkpoints: Iterable[Checkpoint], start: Position, *, is_start_known: bool) -> None:
-        """Take the first of these checkpoints that can be read. `start`: where the log begins; known if the
-        log's extent says so."""
+        """Load the first checkpoint that can be read.
+
+        `start` is where the log begins; `is_start_known` is True if the log's extent says so.
+        """
         self.start = start
         self.trimmed_to = start if is_start_known else None
         self._numbers_known = start == 0
@@ -94,13 +98,13 @@ class Salvage:
     # --- the log --------------------------------------------------------------------------------------------
 
     def gap(self, gap: Gap) -> None:
-        """Nothing of this part of the log can be read."""
+        """Note a part of the log that cannot be read."""
         self.gaps.append(gap)
         if gap.end is None or self.since is None or gap.end > self.since:
             self._in_gap = True
 
     def frame(self, frame: Frame) -> None:
-        """The next whole frame. Raises UnreadableRecord for one that a later release wrote."""
+        """Apply the next whole frame. Raises UnreadableRecord if a later release wrote it."""
         self.end = frame.position + len(frame.data)
         if self.since is not None and frame.position < self.since:
             return
@@ -129,8 +133,8 @@ class Salvage:
                 self.messages.states.apply(record, position)
 
     def _expect(self, number: int) -> None:
-        """The next sequence number at this place of the log: behind a gap it says which numbers were in
-        it."""
+        """Note that `number` is the next sequence number here. After a gap, this tells which numbers were in
+        the gap."""
         if self._in_gap and number > self.messages.next_number:
             self._missing.append(
                 Range(self.messages.next_number if self._numbers_known else None, number - 1)
@@ -151,8 +155,8 @@ class Salvage:
             self.messages.apply_mark(mark._replace(sequence_numbers=known))
 
     def _bring(self, number: int, subqueue: Subqueue) -> Reference | None:
-        """A message, if it is known; it stands in this subqueue afterwards, whatever became of the record
-        that has moved it there."""
+        """Find a message, and move it to `subqueue` if it is in another one because the record that moved it
+        is missing. None if the message is unknown."""
         reference = subqueue.references.get(number)
         if reference is None:
             for other in self.messages.subqueues:
@@ -162,7 +166,8 @@ class Salvage:
         return reference
 
     def _relocated(self, position: Position, relocated: Relocated) -> None:
-        """A whole message with its state: what was known of it before may lack what stood in a gap."""
+        """Apply relocated messages with their whole state, because records about them may be missing in a
+        gap."""
         for number, _, _, _, deliveries, subqueue, state, changed in relocated.rows():
             if subqueue >= len(self.messages.subqueues):
                 raise UnreadableRecord(
@@ -177,10 +182,10 @@ class Salvage:
     # --- the end --------------------------------------------------------------------------------------------
 
     def finish(self, extent_durable: int = 0, numbers_before: int = 0) -> None:
-        """Drop what cannot be read, and say what is gone.
+        """Drop the messages that cannot be read, and determine what is lost.
 
-        `extent_durable`: a position that the log is known to have reached.
-        `numbers_before`: the next sequence number after an earlier repair.
+        `extent_durable` is a position that the log is known to have reached. `numbers_before` is the next
+        sequence number after an earlier repair.
         """
         for subqueue in self.messages.subqueues:
             trimmed: list[int] = []
@@ -202,16 +207,16 @@ class Salvage:
         self.gone = _joined(self.gone)
 
     def _is_trimmed(self, position: Position) -> bool:
-        """Whether the log was trimmed behind this place, and a gap holds the record that has settled what
-        stands there.
+        """Whether a message at this position was settled by a record in a gap, because the log was trimmed
+        past it.
 
-        Without a gap nothing has settled it: then the extent was made anew for a log whose first segments are
-        missing.
+        Without a gap, no missing record can have settled it: the extent was then created anew for a log whose
+        first segments are missing.
         """
         return self.trimmed_to is not None and position < self.trimmed_to and bool(self.gaps)
 
     def refers_below(self, position: Position) -> bool:
-        """Whether a message stands below this place of the log, as far as is known now."""
+        """Whether a known message is stored below this position in the log."""
         return any(
             each.frame.position < position
             for subqueue in self.messages.subqueues
@@ -224,7 +229,7 @@ class Salvage:
         return any(gap.position <= position and (gap.end is None or position < gap.end) for gap in self.gaps)
 
     def _without_known(self, missing: Range) -> list[Range]:
-        """The range without those numbers that were settled, or came again as a whole."""
+        """The range without the numbers that were settled, or that a later record relocated."""
         first, last = missing
         known = {
             number

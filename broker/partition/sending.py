@@ -1,9 +1,8 @@
-"""Sends of a partition: messages get their sequence numbers and times, and become records and references.
-Pure.
+"""Sends to a partition: messages get sequence numbers and times, and become records and references. Pure.
 
-A batch that a client sends as one is stored in one commit, so that all of it is there or nothing. A long one
-is enqueued in steps, between which the task lets others have the event loop; the commit begins after the last
-step.
+Messages that a client sends as one batch are stored in one commit, so either all of them are stored or none.
+A long batch is enqueued in steps, between which the task lets others use the event loop; the commit begins
+after the last step.
 """
 
 from __future__ import annotations
@@ -22,20 +21,22 @@ from broker.partition.records import Enqueued
 
 
 class Sending:
-    """Enqueues what is sent. Owned by the state machine."""
+    """Enqueues sent messages. Owned by the state machine."""
 
     __slots__ = ("_at_once", "_messages", "_number", "_rest", "_times")
 
     def __init__(self, number: int, messages: Messages, at_once: int) -> None:
-        """`number`: the partition's. `at_once`: how many messages one step enqueues."""
+        """`number` is the partition's; `at_once` is how many messages one step enqueues."""
         self._number, self._messages, self._at_once = number, messages, at_once
         self._times = EnqueuedTimes()
         self._rest: Iterator[None] | None = None
-        """What is left to do of a long `Send`."""
+        """The remaining steps of a long `Send`."""
 
     def send(self, batch: Batch, description: QueueDescription, send: Send) -> int:
-        """Enqueue messages, or the first ones of many: `go_on` has to follow. Gives the first sequence
-        number. Raises Refused."""
+        """Enqueue the messages, or only the first of many: the caller must then call `go_on`.
+
+        Returns the first sequence number. Raises Refused.
+        """
         messages, first = send.messages, self._messages.next_number
         if not messages:
             return first
@@ -64,7 +65,8 @@ class Sending:
         return first
 
     def go_on(self) -> Iterator[None]:
-        """The rest of a long `Send`, in steps. Nothing else may be carried out before the last of them."""
+        """Enqueue the rest of a long `Send`, in steps. No other operation may be carried out before the last
+        step."""
         if self._rest is not None:
             yield from self._rest
             self._rest = None

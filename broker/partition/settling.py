@@ -1,7 +1,7 @@
-"""Settling locked messages: complete, abandon, defer, dead-letter, release; and renewing locks. Pure.
+"""Settles locked messages (complete, abandon, defer, dead-letter, release) and renews their locks. Pure.
 
-A settlement counts if it arrived before its lock ended (`Workspace.arrived_ms`). Those that come too late are
-named by their places.
+A settlement counts if it arrived before the lock ended (`Workspace.arrived_ms`). The answer names the
+settlements that came too late by their index.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Settling:
         self._settle(client, operation, self._remove)
 
     def abandon(self, client: ClientId, operation: Abandon) -> None:
-        """Have messages delivered again, or dead-lettered. Raises Refused."""
+        """Make messages available again, or dead-letter them at the maximum delivery count. Raises
+        Refused."""
         self._check_changes(operation)
         self._settle(
             client,
@@ -62,8 +63,8 @@ class Settling:
     def dead_letter(self, client: ClientId, operation: DeadLetter) -> None:
         """Move messages to the dead-letter subqueue. Raises Refused.
 
-        Messages of a dead-letter subqueue go no further: their locks are left as they are (AMQP contract
-        10.4).
+        Messages in a dead-letter subqueue cannot be dead-lettered again; their locks are left alone (AMQP
+        contract 10.4).
         """
         space = self._space
         self._check_changes(operation)
@@ -85,14 +86,14 @@ class Settling:
         space.answer(client, Settled(operation.cookie, failures))
 
     def release(self, operation: Release) -> None:
-        """Give back messages that no client has seen: no delivery is counted."""
+        """Give back messages that no client has seen, without counting a delivery."""
         space = self._space
         space.batch.work += len(operation.tokens)
         for subqueue, references in space.locks.unlock(operation.tokens, space.arrived_ms):
             self._time_to_live.give_back(subqueue, references)
 
     def renew(self, client: ClientId, operation: RenewLocks) -> None:
-        """Begin locks anew."""
+        """Renew locks."""
         space = self._space
         space.batch.work += len(operation.tokens)
         failures = space.locks.renew(operation.tokens, space.arrived_ms, space.locked_until_ms)
@@ -112,7 +113,7 @@ class Settling:
         space.answer(client, Settled(operation.cookie, failures))
 
     def _check_changes(self, operation: Abandon | Defer | DeadLetter) -> None:
-        """Raises Refused; the locks go on."""
+        """Raise Refused if there is no room for the changed properties. The locks stay."""
         space = self._space
         check_changes(
             space.description,

@@ -1,8 +1,8 @@
-"""A heap whose owner may lose numbers without telling it: they are sifted out, a few at a time. Pure.
+"""A heap that tolerates stale numbers: they are sifted out, a few at a time. Pure.
 
-To make a heap of a million numbers anew takes half a second. So once most of the numbers are stale, the heap
-is set aside as it is, and its numbers go one by one into a new one if they are still live. Until that is
-done, both are in use. The last number of a heap can be taken without touching the others.
+Rebuilding a heap of a million numbers takes half a second. So when most of the numbers are stale, the heap is
+set aside, and its live numbers move one by one to a new heap. Both heaps are in use until that is done. The
+last number of a heap can be removed without touching the others.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import heapq
 from collections.abc import Container, Iterator
 
 SIFTED_AT_ONCE = 64
-"""Numbers that one `tidy` looks at, unless more were added: some 20 microseconds."""
+"""Numbers that one `tidy` looks at, unless more were added: about 20 microseconds."""
 _SLACK = 64
-"""Below this many stale numbers nothing is worth tidying."""
+"""With fewer stale numbers than this, `tidy` does nothing."""
 
 
 class SiftedHeap:
-    """Numbers, of which the least comes first. One may be in it twice."""
+    """A heap of numbers, lowest first. A number may occur twice."""
 
     __slots__ = ("_aside", "_numbers")
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._aside: list[int] | None = None
-        """The heap that is being sifted."""
+        """The heap being sifted."""
 
     def __bool__(self) -> bool:
         return bool(self._numbers or self._aside)
@@ -33,13 +33,13 @@ class SiftedHeap:
         return len(self._numbers) + len(self._aside or ())
 
     def __iter__(self) -> Iterator[int]:
-        """All numbers, in no order."""
+        """Yield all numbers, in no particular order."""
         yield from self._numbers
         yield from self._aside or ()
 
     @property
     def first(self) -> int:
-        """The least number. There must be one."""
+        """The lowest number. The heap must not be empty."""
         return self._least()[0]
 
     def push(self, number: int) -> None:
@@ -47,23 +47,25 @@ class SiftedHeap:
         heapq.heappush(self._numbers, number)
 
     def pop(self) -> int:
-        """Take out the least number. There must be one."""
+        """Remove and return the lowest number. The heap must not be empty."""
         return heapq.heappop(self._least())
 
     def clear(self) -> None:
-        """Forget all numbers."""
+        """Remove all numbers."""
         self._numbers.clear()
         self._aside = None
 
     def shorten(self, count: int) -> None:
-        """Forget so many numbers, whichever they are. For one that nobody uses any more."""
+        """Remove `count` arbitrary numbers, to free a heap that is no longer used."""
         del self._numbers[-count:]
         if self._aside:
             del self._aside[-count:]
 
     def tidy(self, live: Container[int], live_count: int, changed: int = 1) -> None:
-        """Keep the heap in proportion to the numbers that are live: called by who has lost or added `changed`
-        of them."""
+        """Sift out some stale numbers, so that the heap stays in proportion to the live ones.
+
+        The caller has just lost or added `changed` numbers.
+        """
         if not self._aside:
             if len(self._numbers) <= _SLACK + 2 * live_count:
                 return

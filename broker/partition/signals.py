@@ -1,5 +1,7 @@
-"""What a partition's task waits for (`Signal`), and what others wait for in it (`Once`). The queue of an
-asyncio.Event takes 760 bytes."""
+"""What a partition's task waits for (`Signal`), and what others wait for in a partition (`Once`).
+
+These replace asyncio.Event, whose queue alone takes 760 bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import asyncio
 
 
 class Signal:
-    """Set by whoever has work; waited for by the one task that does it. Lives in one event loop."""
+    """Set to announce work; awaited by the one task that does it. Lives in one event loop."""
 
     __slots__ = ("_is_set", "_waiter")
 
@@ -16,17 +18,17 @@ class Signal:
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """There is work: end the wait, or the next one."""
+        """Announce work: end the current wait, or the next one."""
         self._is_set = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def clear(self) -> None:
-        """The work is taken up."""
+        """Note that the work has been taken up."""
         self._is_set = False
 
     async def wait(self) -> None:
-        """Return when there is work. For one task at a time."""
+        """Return when there is work. Only one task may wait at a time."""
         if self._is_set:
             return
         assert self._waiter is None, "one task waits"
@@ -38,7 +40,7 @@ class Signal:
 
 
 class Once:
-    """Something that happens once, for any number of waiters. Lives in one event loop."""
+    """An event that happens once, for any number of waiters. Lives in one event loop."""
 
     __slots__ = ("_happened", "_waiters")
 
@@ -47,7 +49,7 @@ class Once:
         self._waiters: list[asyncio.Future[None]] = []
 
     def set(self) -> None:
-        """It has happened. Safe to call again."""
+        """Note that it has happened. Safe to call again."""
         self._happened = True
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:

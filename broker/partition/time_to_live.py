@@ -1,8 +1,8 @@
-"""Messages whose time to live is over: they are removed, or dead-lettered if the queue says so (AMQP contract
-10.4). Pure.
+"""Enforces the time to live: expired messages are removed, or dead-lettered if the queue says so (AMQP
+contract 10.4). Pure.
 
-An expired message is never handed out. A locked one expires when its lock ends, a deferred one never.
-Dead-letter subqueues know no time to live (AMQP contract 5.6).
+An expired message is never delivered. A locked message expires when its lock ends, a deferred one never.
+Dead-letter subqueues ignore the time to live (AMQP contract 5.6).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class TimeToLive:
     def __init__(self, space: Workspace) -> None:
         self._space = space
         self._overdue: dict[int, DueKeys] = {}
-        """By subqueue: sequence numbers whose time came, and which were not looked at yet."""
+        """By subqueue: sequence numbers that have come due and were not dealt with yet."""
         self._has_passed_over = False
-        """A message was locked when its time came. False again once nothing is locked."""
+        """A message was locked when it came due. False again once nothing is locked."""
 
     @property
     def has_more(self) -> bool:
-        """Something was left for the next batch."""
+        """Whether the next batch has expired messages left to deal with."""
         return bool(self._overdue)
 
     def next_due_ms(self) -> int | None:
@@ -43,15 +43,17 @@ class TimeToLive:
         return due_ms
 
     def next_at_rest_ms(self) -> int | None:
-        """The same if the partition is left alone from now on. A message that was locked when its time came
-        expires with its lock."""
+        """When the next message expires if nothing else happens to the partition; None if none does.
+
+        A message that was locked when it came due expires with its lock.
+        """
         due_ms, lock_ends_ms = self.next_due_ms(), self._space.locks.next_due_ms()
         if not self._has_passed_over or lock_ends_ms is None:
             return due_ms
         return lock_ends_ms if due_ms is None else min(due_ms, lock_ends_ms)
 
     def expire_overdue(self) -> None:
-        """Deal with messages whose time has come, so many in a batch."""
+        """Remove or dead-letter messages that have come due, a bounded number per batch."""
         space = self._space
         if self._has_passed_over and space.locks.next_due_ms() is None:
             self._has_passed_over = False
@@ -99,7 +101,7 @@ class TimeToLive:
             space.mark(Mark(records.REMOVED, subqueue.number, [each.sequence_number for each in references]))
 
     def give_back(self, subqueue: Subqueue, references: list[Reference]) -> None:
-        """Unlocked messages are available again, but for those that expired while they were locked."""
+        """Make unlocked messages available again, except those that expired while they were locked."""
         subqueue.give_back(references)
         if subqueue.expiry is not None:
             expired = [
@@ -110,7 +112,7 @@ class TimeToLive:
             self.expire(subqueue, [each for each in expired if each.state is not DEFERRED])
 
     def is_overdue(self, subqueue: Subqueue, reference: Reference) -> bool:
-        """Whether a message counts as gone, although it was not dealt with yet."""
+        """Whether a message has expired, even if it was not dealt with yet."""
         if (
             subqueue.expiry is None
             or reference.lives_until_ms is None

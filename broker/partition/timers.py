@@ -1,12 +1,12 @@
-"""A timer wheel: what falls due when. Pure; the time is an argument.
+"""A timer wheel: which keys come due when. Pure; the time is an argument.
 
-Keys (integers of the owner's choice) stand in *buckets*, one per tick; a heap orders the ticks that have a
-bucket. Adding and cancelling cost O(1) however many keys wait; nothing ever scans them. A bucket keeps its
-keys in an array (8 bytes each: a million messages with a time to live cost 8 MB) and only counts what is
-cancelled; when most of it is, the array is sifted once. What comes out may therefore hold cancelled keys: the
-owner looks each one up.
+Keys (integers of the owner's choice) are kept in *buckets*, one per tick; a heap orders the ticks that have a
+bucket. Adding and cancelling cost O(1) however many keys wait, and nothing ever scans all keys. A bucket
+keeps its keys in an array (8 bytes each: a million messages with a time to live cost 8 MB) and only counts
+cancellations; when most of its keys are cancelled, the array is sifted once. So the wheel may return
+cancelled keys: the owner looks each one up.
 
-A key never comes out before its time, and at most one tick after.
+A key never comes out before its time, and at most one tick after it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from broker.partition._untracked import keep_untracked, untrack
 from broker.partition.sifted_heap import SiftedHeap
 
 PASSED_OVER_MAX = 1024
-"""Ticks without a bucket that one look for the next time passes over: less than a millisecond."""
+"""Empty ticks that one search for the next due time skips: less than a millisecond."""
 DROPPED_AT_ONCE = 1024
-"""Buckets that one step of `drop` forgets: less than a millisecond."""
+"""Buckets that one step of `drop` frees: less than a millisecond."""
 _SLACK = 64
-"""Below this many entries nothing is worth tidying."""
+"""With fewer entries than this, a bucket is not sifted."""
 
 
-@keep_untracked  # messages that come one by one have a bucket each
+@keep_untracked  # messages sent one by one have a bucket each
 class _Bucket:
     __slots__ = ("keys", "live")
 
@@ -37,12 +37,12 @@ class _Bucket:
 
 
 class TimerWheel:
-    """Owned by the partition's state machine."""
+    """Keys by due time. Owned by the partition's state machine."""
 
     __slots__ = ("_buckets", "_is_live", "_tick_ms", "_ticks")
 
     def __init__(self, tick_ms: int, is_live: Callable[[int], bool]) -> None:
-        """`is_live` tells of a key that it was added and not cancelled."""
+        """`is_live` says whether a key was added and not cancelled."""
         assert tick_ms > 0
         self._tick_ms = tick_ms
         self._is_live = is_live
@@ -50,20 +50,20 @@ class TimerWheel:
         self._ticks = SiftedHeap()
 
     def add(self, due_ms: int, key: int) -> None:
-        """Have `key` come out once `due_ms` is reached."""
+        """Add a key that comes due at `due_ms`."""
         bucket = self._bucket(due_ms)
         bucket.keys.append(key)
         bucket.live += 1
 
     def add_all(self, due_ms: int, keys: Iterable[int]) -> None:
-        """The same for several keys that fall due together."""
+        """Add several keys that come due together."""
         bucket = self._bucket(due_ms)
         before = len(bucket.keys)
         bucket.keys.extend(keys)
         bucket.live += len(bucket.keys) - before
 
     def cancel(self, due_ms: int, count: int = 1) -> None:
-        """`count` keys with this time are not live any more. Does nothing for keys that have come out."""
+        """Cancel `count` keys with this due time. Does nothing for keys that have already come out."""
         tick = -(-due_ms // self._tick_ms)
         bucket = self._buckets.get(tick)
         if bucket is None:
@@ -77,16 +77,16 @@ class TimerWheel:
             bucket.keys = array("Q", filter(self._is_live, bucket.keys))
 
     def sift(self, due_ms: int) -> None:
-        """Drop the cancelled keys with this time now: they are about to be used again."""
+        """Remove the cancelled keys with this due time now, because they are about to be used again."""
         bucket = self._buckets.get(-(-due_ms // self._tick_ms))
         if bucket is not None:
             bucket.keys = array("Q", filter(self._is_live, bucket.keys))
 
     def expire(self, now_ms: int, ticks_max: int = 1 << 62) -> list[array[int]]:
-        """Take out whatever is due; earlier ticks first. Cancelled keys may be among it.
+        """Take out all due keys, earlier ticks first. Cancelled keys may be among them.
 
-        Takes out `ticks_max` ticks at most: after a pause of hours there are hundreds of thousands. The
-        others stay due.
+        Takes out at most `ticks_max` ticks; the others stay due. After a pause of hours there are hundreds of
+        thousands.
         """
         due: list[array[int]] = []
         if not self._buckets:
@@ -100,8 +100,8 @@ class TimerWheel:
         return due
 
     def next_due_ms(self) -> int | None:
-        """When the next key comes out; None when none waits. It may be earlier than that where a great many
-        were cancelled."""
+        """When the next key comes due; None if no key waits. May be too early if a great many keys were
+        cancelled."""
         if not self._buckets:
             return None
         ticks = self._ticks
@@ -112,8 +112,8 @@ class TimerWheel:
         return ticks.first * self._tick_ms if ticks else None
 
     def drop(self) -> Iterator[int]:
-        """Forget everything, in steps: messages that come one by one have a bucket each. Nobody uses this
-        object any more."""
+        """Free everything, in steps, because messages sent one by one have a bucket each. The wheel is no
+        longer used."""
         while self._buckets:
             count = min(len(self._buckets), DROPPED_AT_ONCE)
             for _ in range(count):
@@ -124,7 +124,7 @@ class TimerWheel:
             yield 0
 
     def check(self, due_ms: Iterable[int]) -> None:
-        """Assert that the live keys are exactly those with these times, as far as they have not come out."""
+        """Assert that the live keys have exactly these due times, apart from keys that have come out."""
         expected: dict[int, int] = {}
         for each in due_ms:
             tick = -(-each // self._tick_ms)
@@ -147,29 +147,29 @@ class TimerWheel:
 
 
 class DueKeys:
-    """Keys that have come out of a wheel and were not dealt with yet, in their order: a million of them cost
-    no more to keep than one."""
+    """Due keys that were not dealt with yet, in order. Keeps the wheel's arrays as they are, so a million
+    keys cost no more than one."""
 
     __slots__ = ("_keys", "_place")
 
     def __init__(self) -> None:
         self._keys: deque[array[int]] | None = None
-        """None while there are none: an empty deque takes 760 bytes, in each partition twice."""
+        """None while there are none: an empty deque takes 760 bytes, and each partition would have two."""
         self._place = 0
-        """In the first array: where those that were not taken begin."""
+        """Index of the first key in the first array that was not taken."""
 
     def __bool__(self) -> bool:
         return self._keys is not None
 
     def add(self, due: Iterable[array[int]]) -> None:
-        """More keys, as `TimerWheel.expire` gives them."""
+        """Add keys, as returned by `TimerWheel.expire`."""
         more = [keys for keys in due if keys]
         if more:
             self._keys = self._keys or deque()
             self._keys.extend(more)
 
     def take(self, count: int) -> list[int]:
-        """The next keys, up to `count`."""
+        """Take out the next keys, at most `count`."""
         taken: list[int] = []
         while self._keys and len(taken) < count:
             first = self._keys[0]

@@ -1,8 +1,8 @@
-"""What the parts of a partition's state machine share: its state, and the batch in hand. Pure.
+"""The state that the parts of a partition's state machine share, and their current batch. Pure.
 
 `state.py` owns it and begins each batch. The parts (`delivering.py`, `settling.py`, `time_to_live.py`,
-`browsing.py`) change the state by records alone: what `mark` puts into the commit is applied at once, by the
-same method that replay uses.
+`browsing.py`) change the durable state only through records: `mark` puts a record into the commit and applies
+it at once, by the same method that replay uses.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from broker.partition.records import Mark
 from storage.log import Commit, Position
 
 NO_BATCH = Batch(Commit(Position(0)), 0, 0, 0)
-"""Stands for the batch between two batches; nothing is ever put into it."""
+"""The placeholder between two batches; nothing is ever added to it."""
 
 
 class Workspace:
-    """The state of one partition and its batch in hand."""
+    """The state of one partition and its current batch."""
 
     __slots__ = (
         "arrived_ms",
@@ -48,18 +48,18 @@ class Workspace:
         first_nonce: int,
     ) -> None:
         self.number = number
-        """The partition's."""
+        """The partition's number."""
         self.bounds = bounds
         self.description = description
         self.messages = messages
         self.subqueues = messages.subqueues
         self.books = [DemandBook() for _ in self.subqueues]
-        """By the subqueue's number: who waits for its messages."""
+        """The demand for messages, by subqueue number."""
         self.locks = Locks(self.subqueues, self.books, epoch, first_nonce, bounds.tick_ms)
         self.batch = NO_BATCH
         self.arrived_ms = 0
-        """When the operation in hand came into the mailbox. It may have waited there for the disk since,
-        which ends no lock."""
+        """When the current operation was put into the mailbox, in monotonic time. Time it has spent waiting
+        for the disk since then ends no lock."""
 
     @property
     def locked_until_ms(self) -> int:
@@ -67,14 +67,14 @@ class Workspace:
         return self.batch.now_ms + self.description.settings.lock_duration_ms
 
     def answer(self, client: ClientId, answer: Answer) -> None:
-        """To be released once the batch's commit is durable."""
+        """Add an answer, to be released once the batch's commit is durable."""
         self.batch.answers.append((client, answer))
 
     def record(self, record: NewRecord, *, with_send: bool = False) -> None:
-        """Write a record of a `DurableState`, and have it applied.
+        """Write a record of a `DurableState` and apply it.
 
-        `with_send`: it belongs to messages that this batch enqueues, and is undone with them if the disk is
-        full.
+        `with_send` means that the record belongs to messages that this batch enqueues; if the disk is full,
+        it is undone with them.
         """
         batch = self.batch
         batch.commit.add(record.kind, [record.body], record.version)
@@ -82,7 +82,7 @@ class Workspace:
         self.messages.states.apply(read_back(record), batch.commit.start)
 
     def mark(self, mark: Mark) -> None:
-        """Record what happens to messages, and do it."""
+        """Write a record of what happens to messages and apply it."""
         body = records.encode_mark(mark)
         self.batch.commit.add(mark.kind, [body], records.VERSION)
         self.batch.marks.append((mark.kind, body, records.VERSION))
