@@ -1,1 +1,1 @@
-"""Who may do what: shared access signatures, and the addresses that they are for."""
+"""Who may do what: shared access signatures, and the addresses they apply to."""

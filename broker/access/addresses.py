@@ -3,9 +3,9 @@
     amqps://host:port/orders      /orders      orders      percent%20encoded      topic/Subscriptions/sub
     …/$DeadLetterQueue            …/$Transfer/$DeadLetterQueue          …/$management          $cbs
 
-Scheme and authority are cut off, the rest is percent-decoded and loses its slashes at both ends; suffixes are
-known in any case. Whether the entity exists is not known here. An attach is answered with the address as it
-came, never with what is made of it here.
+Scheme and authority are cut off. The rest is percent-decoded and loses its slashes at both ends. Suffixes
+match in any case. This module does not know whether the entity exists. An attach is answered with the address
+as the client sent it, never with a form made here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
 NODE_CBS, NODE_MANAGEMENT = "$cbs", "$management"
 
 ENTITY_CHARACTERS_MAX = 260
-"""Of an entity's path (AMQP contract 3)."""
+"""The longest path of an entity (AMQP contract 3)."""
 
 _SUBSCRIPTIONS = "subscriptions"
 _ILLEGAL = frozenset("@?#*\\")
 
 
 class BadAddress(ValueError):
-    """Text that can be no entity's address; says why."""
+    """Text that cannot be an entity's address; says why."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,16 +33,15 @@ class Address:
     """Where a link leads."""
 
     entity: str
-    """As the client spelled it, but for a subscription's `/Subscriptions/`; empty for `$cbs`."""
+    """As the client spelled it, except that `/Subscriptions/` is normalised; empty for `$cbs`."""
     subqueue: str = MAIN
     """One of `entities.MAIN`, `DEAD_LETTER`, `TRANSFER_DEAD_LETTER`."""
     node: str = ""
-    """`NODE_CBS` or `NODE_MANAGEMENT` if it leads there, not to messages."""
+    """`NODE_CBS` or `NODE_MANAGEMENT` if the address leads to that node and not to messages."""
 
     @property
     def path(self) -> str:
-        """What a claim must reach for a client to be let in: a claim on an entity reaches its subqueues and
-        its node."""
+        """The path that a claim must cover. A claim on an entity covers its subqueues and its node."""
         return "/".join(part for part in (self.entity, self.subqueue, self.node) if part)
 
     @property
@@ -53,7 +52,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """What an address means. Raises BadAddress."""
+    """Parse an address. Raises BadAddress."""
     segments = _path(text).split("/")
     if [segment.casefold() for segment in segments] == [NODE_CBS]:
         return Address("", MAIN, NODE_CBS)
@@ -75,8 +74,8 @@ def parse_address(text: str) -> Address:
 def audience_path(audience: str) -> str:
     """The entity path of a token's audience, or of a SAS token's resource; "" for the whole namespace.
 
-    Scheme, authority and query are cut off, slashes trimmed, case folded (AMQP contract 2.5). Without a
-    scheme the first part is the host: `host/orders`, `host`. The text is decoded already.
+    Scheme, authority and query are cut off, slashes trimmed, and case folded (AMQP contract 2.5). Without a
+    scheme, the first part is the host: `host/orders`, `host`. The text is already decoded.
     """
     _, scheme, rest = audience.partition("://")
     without_scheme = rest if scheme else audience

@@ -2,10 +2,10 @@
 
     SharedAccessSignature sr=<resource>&sig=<signature>&se=<unix seconds>&skn=<rule name>         in any order
 
-The signature covers `sr` as it stands in the token, still encoded, and `se`: each SDK encodes differently, so
-nothing is decoded and encoded again. Keys look like Base64 but are used as text. A rule is looked for on the
-entity that `sr` names, on its parents, then on the namespace; a token is good for its resource and everything
-below it.
+The signature covers `se`, and `sr` as it stands in the token, still encoded: each SDK encodes differently, so
+nothing is decoded and encoded again. Keys look like Base64 but are used as text. The rule is looked up on the
+entity that `sr` names, then on its parents, then on the namespace. A token is valid for its resource and
+everything below it.
 
 No text made here repeats a key, a signature or a token.
 """
@@ -36,36 +36,37 @@ _SEGMENTS_MAX = 64
 
 @dataclass(slots=True, frozen=True)
 class Claim:
-    """What a token, or a key name and key, permit."""
+    """What a token permits, or a key name with its key."""
 
     path: str
     """Entity path, case folded; "" is the whole namespace."""
     rights: frozenset[str]
     expires_at_ms: int | None
-    """Wall clock since the epoch; None for a key, which does not expire."""
+    """Wall time in ms since the epoch; None for a key, which does not expire."""
     key_name: str
     owner: str = ""
-    """The entity (case folded) to whose rules the key belongs; "" for the namespace."""
+    """The entity (case folded) whose rules contain the key; "" for the namespace."""
     key: str = field(default="", repr=False)
-    """The key that signed the token, or was given at the login."""
+    """The key that signed the token, or that the client logged in with."""
 
     @property
     def of_namespace(self) -> bool:
-        """Whether the key is one of the namespace's rules; an entity's own key creates and lists no entities
-        (HTTP contract 1.7)."""
+        """Whether the key belongs to the namespace. An entity's own key cannot create or list entities (HTTP
+        contract 1.7)."""
         return not self.owner
 
     def lasts(self, now_ms: int) -> bool:
-        """Whether it has not run out."""
+        """Whether the claim has not expired."""
         return self.expires_at_ms is None or self.expires_at_ms > now_ms
 
     def covers_path(self, path: str) -> bool:
-        """Whether the claim reaches the entity path, in any case: it is the claim's own, or lies below it."""
+        """Whether the claim reaches the entity path, given in any case: the claim's own path, or one below
+        it."""
         return reaches(self.path, path)
 
     def covers(self, path: str, right: str) -> bool:
         """Whether the claim gives the right on the entity path; "" is the namespace. Manage includes the
-        other two."""
+        other two rights."""
         return (right in self.rights or MANAGE in self.rights) and self.covers_path(path)
 
     def covers_any(self, path: str, rights: Iterable[str]) -> bool:
@@ -81,16 +82,16 @@ class Authorizer:
         namespace_rules: Sequence[AuthorizationRule],
         entity_rules: Callable[[str], Sequence[AuthorizationRule]],
     ) -> None:
-        """`entity_rules` gives the rules of an entity path, in any case; none for an entity that does not
+        """`entity_rules` gives the rules for an entity path, in any case; none if the entity does not
         exist."""
         self._namespace_rules = namespace_rules
         self._entity_rules = entity_rules
 
     def verify_token(self, text: str, now_ms: int, grace_ms: int = 0) -> Claim:
-        """The claim of a SAS token. Raises Refused(UNAUTHORIZED).
+        """Verify a SAS token and return its claim. Raises Refused(UNAUTHORIZED).
 
-        `grace_ms` is how long after its end the token is still taken: Python's administration client uses one
-        for 60 s more.
+        `grace_ms` is how long a token is still accepted after it expires: Python's administration client uses
+        one for 60 s longer.
         """
         resource, signature, expiry, key_name = _token_parts(text)
         path = audience_path(unquote_plus(resource))
@@ -117,11 +118,10 @@ class Authorizer:
         return claim
 
     def verify_key(self, key_name: str, key: str) -> Claim:
-        """The claim of a rule of the namespace by its name and either of its keys (SASL PLAIN). Raises
-        Refused(UNAUTHORIZED).
+        """Verify the name of a namespace rule and one of its keys (SASL PLAIN). Raises Refused(UNAUTHORIZED).
 
-        An entity's rules cannot be meant: the login comes before any address, and rules of many entities may
-        share a name. Their keys sign tokens, which name the entity.
+        Rules of entities are not considered: the login comes before any address, and rules of several
+        entities may share a name. An entity's keys sign tokens, which name the entity.
         """
         for rule in self._namespace_rules:
             if rule.key_name == key_name and any(
@@ -131,11 +131,12 @@ class Authorizer:
         raise _refused("InvalidSignature: Unknown key name or wrong key.")
 
     def in_force(self, claim: Claim) -> Claim | None:
-        """What is left of a claim under the rules of now: with fewer rights if its rule lost some, None
-        without any.
+        """What a claim still permits under the current rules: fewer rights if its rule lost some, None if it
+        lost them all.
 
-        None once the key was removed or changed, or its entity was deleted (even if created again without
-        it). A right that the rule has gained does not count: a token put anew brings it.
+        The result is also None once the key was removed or changed, or its entity was deleted, even if the
+        entity was created again without the key. Rights that the rule has gained do not count until the
+        client puts a new token.
         """
         rules = self._entity_rules(claim.owner) if claim.owner else self._namespace_rules
         for rule in rules:
@@ -148,7 +149,7 @@ class Authorizer:
         return None
 
     def _rules(self, path: str, key_name: str) -> Iterator[tuple[str, AuthorizationRule]]:
-        """Rules of that name, the nearest first, each with the entity it belongs to; "" is the namespace."""
+        """Rules of that name, the nearest first, each with the entity that has it; "" is the namespace."""
         while path:
             yield from ((path, rule) for rule in self._entity_rules(path) if rule.key_name == key_name)
             path = path.rpartition("/")[0]
@@ -156,7 +157,7 @@ class Authorizer:
 
 
 def key_name_of(token: object) -> str | None:
-    """The name of the key that a token says it was signed with, for log lines; None if it does not say so."""
+    """The name of the key that a token claims as its signer, for log lines; None if it names none."""
     try:
         return _token_parts(token)[3] if isinstance(token, str) else None
     except Refused:
@@ -164,14 +165,14 @@ def key_name_of(token: object) -> str | None:
 
 
 def reaches(claimed: str, path: str) -> bool:
-    """Whether an entity path, in any case, is a claimed one (case folded; "" is the whole namespace), or lies
-    below it."""
+    """Whether a claim on `claimed` (case folded; "" is the whole namespace) reaches `path`, given in any
+    case: the same path, or one below it."""
     path = path.strip("/").casefold()
     return not claimed or path == claimed or path.startswith(claimed + "/")
 
 
 def _token_parts(text: str) -> tuple[str, str, str, str]:
-    """`sr`, `sig` and `se` as they stand in the token, and `skn` decoded."""
+    """`sr`, `sig` and `se` exactly as in the token, and `skn` decoded."""
     if len(text) > _TOKEN_CHARACTERS_MAX:
         raise _refused(
             f"MalformedToken: The token has {len(text)} characters, at most {_TOKEN_CHARACTERS_MAX} "
@@ -179,7 +180,7 @@ def _token_parts(text: str) -> tuple[str, str, str, str]:
         )
     if any(
         "\ud800" <= character <= "\udfff" for character in text
-    ):  # a header that is no UTF-8, as Python HTTP stacks hand it over
+    ):  # Python HTTP stacks decode a header that is not UTF-8 to surrogates
         raise _refused("MalformedToken: The token is no UTF-8.")
     if text[: len(_SCHEME)].casefold() != _SCHEME:
         raise _refused(
@@ -202,8 +203,8 @@ def _token_parts(text: str) -> tuple[str, str, str, str]:
 
 
 def _expires_at_ms(expiry: str) -> int:
-    """A token's `se` in milliseconds since the epoch, clamped to what a timestamp can hold: long-lived
-    ready-made tokens work."""
+    """A token's `se` in milliseconds since the epoch, clamped to what a timestamp can hold, so that
+    ready-made long-lived tokens work."""
     digits = expiry.lstrip("0")
     return (
         EXPIRY_S_MAX if len(digits) > len(str(EXPIRY_S_MAX)) else min(int(digits or "0"), EXPIRY_S_MAX)
