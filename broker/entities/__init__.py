@@ -1,1 +1,1 @@
-"""Entities as data: what they are made of, what is allowed, and how the catalogue keeps them."""
+"""Entities as data: descriptions, validation, and the documents that the catalogue keeps."""

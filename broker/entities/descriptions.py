@@ -1,7 +1,7 @@
-"""Entities as data: the kinds of entities, what a queue is made of and what each of its settings may be.
+"""Entities as data: the kinds of entities, a queue's description and its settings.
 
-Durations are milliseconds; None means without limit. Nothing here knows how settings come in (`http/atom.py`,
-`settings.py`) or where they are kept (`catalogue.py`).
+Durations are in milliseconds; None means without limit. This module does not know where settings come from
+(`http/queue_xml.py`, `settings/config_file.py`) or where they are kept (`documents.py`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from dataclasses import dataclass, field, replace
 
 PARTITIONS_DEFAULT = 16
 NAMESPACE = "sbemulatorns"
-"""The namespace as everything on disk names it. There is one, and this never changes.
+"""The namespace's name on disk. There is only one namespace, and this name never changes.
 
-The setting `namespace` is only how clients see it, and may change at any start.
+The setting `namespace` only decides the name that clients see, and may change at any start.
 """
 MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER = "", "$deadletterqueue", "$transfer/$deadletterqueue"
-"""Names of an entity's subqueues, as they stand (case folded) behind the entity in an address."""
+"""Names of an entity's subqueues, as they follow the entity in an address (case folded)."""
 
 MESSAGE_OVERHEAD_BYTES = 256
-"""What a waiting message takes of the broker's memory, whatever its size: its reference, and its entries in
-indexes.
+"""The memory that a waiting message takes, whatever its size: its reference, and its entries in indexes.
 
-An entity's size counts it for each message, so that quotas bound memory. Measured: 264 bytes with 3.6 million
-messages in 16 partitions.
+It is added to an entity's size for each message, so that quotas bound memory. Measured: 264 bytes with 3.6
+million messages in 16 partitions.
 """
 
 
 class EntityStatus(enum.Enum):
-    """What an entity lets through (HTTP contract 3.3)."""
+    """The operations that an entity permits (HTTP contract 3.3)."""
 
     ACTIVE = "Active"
     DISABLED = "Disabled"
@@ -48,7 +47,7 @@ class EntityStatus(enum.Enum):
 
 @dataclass(slots=True, frozen=True)
 class AuthorizationRule:
-    """A SAS key pair and what it permits: any of "Send", "Listen", "Manage"."""
+    """A SAS key pair and the rights it gives: any of "Send", "Listen", "Manage"."""
 
     key_name: str
     primary_key: str
@@ -64,7 +63,7 @@ class QueueSettings:
 
     lock_duration_ms: int = 60_000
     max_size_mb: int = 1024
-    """MiB that each partition may hold: the entity holds so much times the number of its partitions."""
+    """MiB that each partition may hold. The entity may hold this much times the number of its partitions."""
     requires_duplicate_detection: bool = False
     duplicate_detection_window_ms: int = 600_000
     requires_session: bool = False
@@ -87,28 +86,30 @@ class QueueSettings:
 
 @dataclass(slots=True, frozen=True)
 class QueueDescription:
-    """A queue as the catalogue keeps it."""
+    """A queue's description, as the catalogue keeps it."""
 
     name: str
-    """As spelled at creation; compared without case."""
+    """As spelled at creation; compared without regard to case."""
     generation: str
-    """New for each creation (`new_generation`). It names everything that is stored for the queue, and tells a
-    client that the queue is another one."""
+    """New for each creation (`new_generation`). Everything stored for the queue carries it, and clients can
+    tell by it that a queue of the same name is a new one."""
     partitions: int
-    """How many partitions, fixed at creation (1 unless partitioned)."""
+    """The number of partitions, fixed at creation (1 unless partitioned)."""
     settings: QueueSettings = field(default_factory=QueueSettings)
     created_at_ms: int = 0
     updated_at_ms: int = 0
     file_settings: QueueSettings | None = None
-    """What the configuration file asked for when it was last applied: only what has changed in it since is
+    """The settings from the configuration file as last applied. Only what has changed in the file since is
     applied again."""
     folders: int = 1
-    """Over how many data folders its partitions are spread: as many as there were when it was created."""
+    """The number of data folders that its partitions are spread over: as many as there were when it was
+    created."""
 
     def updated(
         self, settings: QueueSettings, now_ms: int, file_settings: QueueSettings | None = None
     ) -> QueueDescription:
-        """The same queue with other settings; `file_settings` if they come from the configuration file."""
+        """The same queue with new settings; `file_settings` is given if they come from the configuration
+        file."""
         return replace(
             self, settings=settings, updated_at_ms=now_ms, file_settings=file_settings or self.file_settings
         )
@@ -116,11 +117,11 @@ class QueueDescription:
 
 EntitySettings = QueueSettings
 EntityDescription = QueueDescription
-"""The settings and descriptions of all kinds of entities: unions, once there is more than one kind."""
+"""The settings and descriptions of all kinds of entities. These become unions once there is a second kind."""
 KINDS: Mapping[str, tuple[type[EntityDescription], type[EntitySettings]]] = {
     "queue": (QueueDescription, QueueSettings)
 }
-"""The kinds by the names that the catalogue uses."""
+"""The kinds, by the names that the catalogue uses."""
 
 
 def describe(
@@ -132,26 +133,27 @@ def describe(
     file_settings: EntitySettings | None,
     folders: int,
 ) -> EntityDescription:
-    """The description of a new entity, of the kind that its settings are for."""
+    """Make the description of a new entity, of the kind that the settings belong to."""
     (make,) = (description for description, of in KINDS.values() if of is type(settings))
     return make(name, new_generation(), partitions, settings, now_ms, now_ms, file_settings, folders)
 
 
 def new_generation(namespace: str = NAMESPACE) -> str:
-    """An identifier that no entity has had before: the namespace, an underscore, 32 random hex digits.
+    """Make an identifier that no entity has had before: the namespace, an underscore, 32 random hexadecimal
+    digits.
 
     Log folders, headers of segments and extents, documents and the index of partitions carry it. A namespace
-    contains no underscore, so the identifier tells the namespace (`namespace_of`).
+    contains no underscore, so the identifier gives the namespace (`namespace_of`).
     """
     return f"{namespace}_{uuid.uuid4().hex}"
 
 
 def namespace_of(generation: str) -> str:
-    """The namespace of an entity. Identifiers of earlier builds do not contain it: then there was only
+    """The namespace of an entity. Identifiers from earlier builds do not contain it, because there was only
     one."""
     return generation.rpartition("_")[0] or NAMESPACE
 
 
 def key_of(name: str) -> str:
-    """What an entity is found by: names are compared without case (HTTP contract 3.1)."""
+    """The key by which an entity is found: names are compared without regard to case (HTTP contract 3.1)."""
     return name.strip("/").casefold()

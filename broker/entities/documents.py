@@ -1,12 +1,12 @@
-"""Entities as the catalogue keeps them: one document each, JSON, so that a person can read it. Pure.
+"""Entities as the catalogue keeps them: one JSON document each, readable by people. Pure.
 
     {"version": 1, "kind": "queue", "namespace": …, "name": …, "generation": …, "partitions": …,
      "settings": {…}, "created_at_ms": …, "updated_at_ms": …,
      "file_settings": null, or {…} as the configuration file gave them when they were last applied,
      "folders": the number of data folders over which its partitions are spread; 1 where it is missing}
 
-Older documents lack fields that were added later, such as `namespace`, `file_settings`, and some of the
-settings. They are read as if these had their defaults. The namespace is that of the generation.
+Older documents lack fields that were added later, such as `namespace`, `file_settings` and some of the
+settings; such fields get their defaults. The namespace is that of the generation.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from broker.entities.descriptions import (
 CATALOGUE_VERSION = 1
 
 _NAME_LINE = re.compile(rb'^ "name": ("(?:[^"\\]|\\.)*"),?\r?$', re.MULTILINE)
-"""The entity's own name; the names of its rules are indented further."""
+"""The entity's own name; the names of its rules are indented more deeply."""
 
 
 def encode_description(description: EntityDescription) -> bytes:
-    """An entity as its catalogue document."""
+    """Encode a description as its catalogue document."""
     (kind,) = (kind for kind, (of, _) in KINDS.items() if of is type(description))
     fields = asdict(description)
     for settings in (fields["settings"], fields["file_settings"]):
@@ -50,7 +50,7 @@ def encode_description(description: EntityDescription) -> bytes:
 
 
 def decode_description(content: bytes) -> EntityDescription:
-    """The inverse."""
+    """Decode a catalogue document; the inverse of `encode_description`."""
     fields: dict[str, Any] = json.loads(content)
     kind = fields.pop("kind")
     assert fields.pop("version") == CATALOGUE_VERSION and kind in KINDS, (
@@ -69,8 +69,8 @@ def decode_description(content: bytes) -> EntityDescription:
 
 
 def salvage_name(remains: bytes) -> str | None:
-    """The entity's name from a damaged document, if it is still legible. It may be damaged itself, so use it
-    only for messages to people."""
+    """The entity's name from a damaged document, if it is legible. The name may be damaged too, so use it
+    only in messages to people."""
     found = _NAME_LINE.search(remains)
     if found is None:
         return None

@@ -1,9 +1,9 @@
-"""What an entity may be called, and what its settings may be: one place for the API and the configuration
-file.
+"""Which names and settings an entity may have; used by both the API and the configuration file.
 
-Pure. Raises `WrongProperty` (a `Refused` for `Reason.ARGUMENT`) with the element, the limit and the value
-met, worded for the person who set it. Ranges are the service's (HTTP contract 3.1 to 3.4) unless a comment
-says that ours are wider. Existence of other entities is not judged here: only the namespace knows them.
+Pure. Raises `WrongProperty` (a `Refused` with `Reason.ARGUMENT`) with the element, the limit and the actual
+value, worded for the person who set it. Ranges are the service's (HTTP contract 3.1 to 3.4) unless a comment
+says that ours are wider. This module does not check whether other entities exist: only the namespace knows
+that.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ AUTHORIZATION_RULES_MAX = 12
 LOCK_DURATION_MS_MAX = 300_000
 AUTO_DELETE_ON_IDLE_MS_MIN = 300_000
 DUPLICATE_WINDOW_MS = (5_000, 604_800_000)
-"""Wider than the service's 20 s to 7 d: the emulator's files may say 5 s."""
+"""Wider than the service's 20 s to 7 d, because the emulator's files may say 5 s."""
 MAX_SIZE_MB_MAX = 81_920
-"""The service takes 1,024 and some multiples of it alone; here any number counts, so that a small disk can
-say what it has."""
+"""The service accepts only 1,024 and some multiples of it. We accept any number, so that a small disk's size
+can be given."""
 MAX_DELIVERY_COUNT_MAX = 2_147_483_647
 MAX_MESSAGE_SIZE_KB = (1, 102_400)
 """Wider than the service's, which begins at 1,024: a user may want small messages only."""
 
-# Starts and ends with a letter or a digit. `~` is not in the documentation, but the service takes it and
-# MassTransit makes such names.
+# Starts and ends with a letter or a digit. The documentation does not mention `~`, but the service accepts it
+# and MassTransit creates such names.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._~/-]*[A-Za-z0-9])?")
 # `{topic}/subscriptions/{name}` addresses a subscription, in AMQP as over HTTP.
 _SUBSCRIPTION = re.compile(r"/subscriptions(?:/|$)", re.IGNORECASE)
@@ -64,12 +64,11 @@ _NOT_YET: tuple[tuple[str, Callable[[QueueSettings], object], str], ...] = (
     ),
 )
 """Settings that this version keeps but does not carry out: the element, its value (None if it asks for
-nothing), what is missing."""
+nothing), and what is missing."""
 
 
 class WrongProperty(Refused):
-    """A setting that cannot be; `element` is its name in the administration API and in the configuration
-    file."""
+    """An invalid setting. `element` is its name in the administration API and in the configuration file."""
 
     def __init__(self, element: str, description: str) -> None:
         super().__init__(Reason.ARGUMENT, description)
@@ -81,7 +80,7 @@ def _refuse(element: str, description: str) -> NoReturn:
 
 
 def check_entity_name(name: str) -> None:
-    """A queue's or topic's name: 1 to 260 characters, and not the address of a subscription."""
+    """Check a queue's or topic's name: 1 to 260 characters, and not the address of a subscription."""
     if not 1 <= len(name) <= NAME_LENGTH_MAX:
         _refuse("Name", f"The entity name has {len(name)} characters; 1 to {NAME_LENGTH_MAX} are allowed.")
     if not _NAME.fullmatch(name) or "//" in name:
@@ -110,8 +109,7 @@ def check_entity_name(name: str) -> None:
 
 
 def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
-    """Checks every setting of a queue by itself and with the others; gives the settings as they take
-    effect."""
+    """Check each setting of a queue, and how they combine. Returns the settings as they take effect."""
     check_entity_name(name)
     if not 0 < settings.lock_duration_ms <= LOCK_DURATION_MS_MAX:
         _refuse(
@@ -144,14 +142,15 @@ def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
 
 
 def check_settings(name: str, settings: EntitySettings) -> EntitySettings:
-    """Checks the settings of a new entity of any kind; gives them as they take effect."""
+    """Check the settings of a new entity of any kind. Returns them as they take effect."""
     match settings:
         case QueueSettings():
             return check_queue(name, settings)
 
 
 def check_update(name: str, old: EntitySettings, new: EntitySettings) -> EntitySettings:
-    """As `check_settings`, and what is fixed at creation must not change."""
+    """Check the settings of an existing entity: as `check_settings`, and nothing fixed at creation may
+    change."""
     for element, before, after in (
         ("requiresDuplicateDetection", old.requires_duplicate_detection, new.requires_duplicate_detection),
         ("requiresSession", old.requires_session, new.requires_session),
@@ -167,13 +166,13 @@ def check_update(name: str, old: EntitySettings, new: EntitySettings) -> EntityS
 
 
 def without_effect(settings: EntitySettings) -> list[str]:
-    """The elements of a description that have no effect in this version."""
+    """The elements of a description that ask for something this version does not carry out."""
     return [element for element, value_of, _ in _NOT_YET if value_of(settings) is not None]
 
 
 def check_effect(settings: EntitySettings, stored: EntitySettings | None = None) -> None:
-    """Refuse a setting that would have no effect. Stored values may stay, because an update sends the whole
-    description back.
+    """Refuse a setting that would have no effect. A value already stored may stay, because an update sends
+    the whole description back.
 
     Raises Refused(NOT_IMPLEMENTED).
     """
@@ -190,7 +189,8 @@ def check_effect(settings: EntitySettings, stored: EntitySettings | None = None)
 
 
 def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:
-    """At most 12, each with a name of its own, keys, and rights of which Manage includes the others."""
+    """Check a list of rules: at most 12, each with a unique name, a key, and rights. Manage requires the
+    other two."""
     if len(rules) > AUTHORIZATION_RULES_MAX:
         _refuse(
             "AuthorizationRules",
