@@ -1,11 +1,11 @@
-"""The administration API for queues (HTTP contract 1.7, 2.1, 2.2, 2.8, 2.10): addresses, rights, status
+"""The administration API for queues (HTTP contract 1.7, 2.1, 2.2, 2.8, 2.10): addresses, rights and status
 codes.
 
-Create and update are the same PUT: `If-Match` tells them apart. Where no queue is, GET answers 200 with the
-feed of what lies directly below, most often nothing. Rights are checked before existence, so that nobody
-learns names without them. Reads and writes no files: the namespace carries out what is asked, durably, before
-the answer. Topics, subscriptions and rules come in a later version: lists of them are empty, creating one is
-refused with 501.
+Create and update are the same PUT; `If-Match` tells them apart. A GET of a path without a queue answers 200
+with the feed of its direct children, which is usually empty. Rights are checked before existence, so that
+names cannot be probed without them. This module neither reads nor writes files: the namespace makes each
+change durable before the answer is sent. Topics, subscriptions and rules come in a later version: lists of
+them are empty, and creating one is refused with 501.
 """
 
 from __future__ import annotations
@@ -59,17 +59,16 @@ _READ, _WRITE, _DELETE = "EntityRead", "EntityWrite", "EntityDelete"
 
 @dataclass(slots=True, frozen=True)
 class Address:
-    """What a path speaks of. `child` is `subscriptions` or `rules` where the path goes below an entity, else
-    empty."""
+    """The entity that a path names, and what it addresses below that entity."""
 
     entity: str
     below: tuple[str, ...] = ()
-    """The segments from `subscriptions` on."""
+    """The segments from `subscriptions` on; empty if the path ends at the entity."""
 
 
 def read_address(raw_path: str) -> Address:
-    """Split the path as it came, then decode: Python and Java escape the slashes in a name, the others do
-    not."""
+    """Split the raw path, then decode its segments: Python and Java escape the slashes in a name, other
+    clients do not."""
     segments = [urllib.parse.unquote(segment) for segment in raw_path.split("/")]
     path = "/".join(segments).strip("/").split("/")
     for place, segment in enumerate(path[1:], start=1):
@@ -84,7 +83,7 @@ class Administration:
     def __init__(
         self, settings: Settings, namespace: Namespace, tokens: TokenVerifier, clock: Clock, slices: Slices
     ) -> None:
-        """`slices`: the turns that long lists take with whoever else works long on the event loop."""
+        """`slices` makes long lists take turns with other long work on the event loop."""
         self._settings, self._namespace, self._tokens, self._clock, self._slices = (
             settings,
             namespace,
@@ -98,7 +97,7 @@ class Administration:
         self._entries = EntryTexts(namespace.name)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Any path that nothing else serves. Raises HttpRefusal and Refused."""
+        """Serve every path that no other route matches. Raises HttpRefusal and Refused."""
         claim = self._authenticate(request)
         address = read_address(request.rel_url.raw_path)
         if address.below:
@@ -135,10 +134,10 @@ class Administration:
         return await self._entry_response(request, queue, 200)
 
     async def _discover(self, request: web.Request, claim: Claim, path: str) -> web.StreamResponse:
-        """What lies directly below a path where no entity is (HTTP contract 2.8), as far as the caller may
-        manage it.
+        """List the direct children of a path that is no entity, as far as the caller may manage them (HTTP
+        contract 2.8).
 
-        Open to whoever has a token at all: who may manage nothing there finds nothing there.
+        Any valid token will do: a caller without rights below the path gets an empty feed.
         """
         skip, count = _page(request)
         prefix = f"{key_of(path)}/" if path else ""
@@ -151,7 +150,7 @@ class Administration:
                 end = name.find("/", len(prefix))
                 key = key_of(name if end < 0 else name[:end])
                 updated_ms[key] = max(updated_ms.get(key, 0), queue.description.updated_at_ms)
-                if end < 0 or key not in paths:  # an entity's own name shows its casing best
+                if end < 0 or key not in paths:  # prefer an entity's own casing
                     paths[key] = name if end < 0 else name[:end]
 
         async for _ in self._slices.of(map(look, list(self._namespace.live_entities()))):
@@ -197,7 +196,7 @@ class Administration:
     async def _delete(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         self._require(claim, name, _DELETE)
         await self._namespace.delete_entity(name)
-        return web.Response(status=200)  # Python takes no other
+        return web.Response(status=200)  # the Python client accepts no other status
 
     async def _list_queues(self, request: web.Request, claim: Claim) -> web.StreamResponse:
         self._demand_namespace(request, claim, "$Resources/queues")
@@ -205,7 +204,7 @@ class Administration:
         await self._namespace.counted()
         queues = self._namespace.entities_between(skip, skip + count)
         for queue in queues:
-            if queue.unknown:  # it has not been counted in time: this one is waited for
+            if queue.unknown:  # not counted in time: wait for this one
                 with contextlib.suppress(Refused):
                     await self._namespace.runtime(queue.name)
         address = EntryAddress(request.host, *_url_parts(request))
@@ -214,7 +213,7 @@ class Administration:
         def entry(queue: Entity) -> bytes:
             return (
                 write(queue.description, runtime_now(queue), address) if queue.gone is None else b""
-            )  # deleted since
+            )  # deleted in the meantime
 
         next_url = _next_url(request, "$Resources/queues", skip, count, self._namespace.entity_count)
         return await self._list(request, "Queues", map(entry, queues), next_url)
@@ -232,13 +231,13 @@ class Administration:
             ("NamespaceType", "Messaging"),
         ):
             child(info, name, value)
-        # Python takes the namespace's name from the title, the others from the description.
+        # Python reads the namespace's name from the title, the other clients read it from the description.
         name = self._namespace.name
         entry = Entry(_url(request, "$namespaceinfo"), name, name, self._started_ms, self._started_ms, info)
         return _xml(write_entry(entry), ENTRY_TYPE)
 
     def _topic_part(self, request: web.Request, claim: Claim, address: Address) -> web.Response:
-        """Subscriptions and rules: there is no topic yet to have any."""
+        """Answer for subscriptions and rules. None exist, because there are no topics yet."""
         path = "/".join((address.entity, *address.below))
         self._require(claim, path, _READ if request.method in ("GET", "HEAD") else _WRITE)
         if request.method == "PUT":
@@ -254,16 +253,16 @@ class Administration:
         return self._tokens.verify_token(header, self._clock.now_ms(), self._settings.sas_grace_ms)
 
     def _demand_namespace(self, request: web.Request, claim: Claim, path: str) -> None:
-        """For what only the namespace's keys may read."""
+        """Require a key of the namespace, and a method that only reads."""
         self._require(claim, path, _READ, of_namespace=True)
         if request.method not in ("GET", "HEAD"):
             raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET"})
 
     def _require(self, claim: Claim, path: str, action: str, *, of_namespace: bool = False) -> None:
-        """Manage on the path, before anything is looked up, so that names cannot be probed.
+        """Require Manage on the path, before anything is looked up, so that names cannot be probed.
 
-        `of_namespace`: by a key of the namespace. Its token need not reach further than the path: JavaScript
-        signs each URL for itself.
+        `of_namespace` requires a key of the namespace. The token's own scope may still be as narrow as the
+        path: JavaScript signs each URL separately.
         """
         if claim.covers(path, MANAGE) and (claim.of_namespace or not of_namespace):
             return
@@ -274,7 +273,7 @@ class Administration:
     def _check_forwarding(
         self, request: web.Request, claim: Claim, name: str, settings: QueueSettings
     ) -> None:
-        """The caller needs Manage on a destination too, by the same token or by a second one (HTTP contract
+        """Require Manage on each forwarding destination, by the same token or by a second one (HTTP contract
         1.4)."""
         for target, header in (
             (settings.forward_to, "ServiceBusSupplementaryAuthorization"),
@@ -297,7 +296,7 @@ class Administration:
                     )
             if self._namespace.describe(target) is None and key_of(target) != key_of(
                 name
-            ):  # itself: refused by the namespace
+            ):  # the namespace refuses forwarding to itself
                 raise HttpRefusal(400, 40400, "The auto forwarding destination entity does not exist.")
 
     # --- bodies ---------------------------------------------------------------------------------------------
@@ -319,8 +318,8 @@ class Administration:
     def _keep_creation_times(
         self, settings: QueueSettings, previous: QueueDescription | None
     ) -> QueueSettings:
-        """A SAS rule that was there before keeps its time of creation, and of change when nothing in it
-        changed."""
+        """Keep the creation time of each existing SAS rule, and its modification time if the rule is
+        unchanged."""
         known = (
             {rule.key_name.casefold(): rule for rule in previous.settings.authorization_rules}
             if previous
@@ -363,24 +362,25 @@ class Administration:
 
 
 def _url(request: web.Request, path: str) -> str:
-    """The absolute address, as the client reached us: JS takes an entity's name from it."""
+    """The absolute URL under the host name that the client used. JavaScript takes an entity's name from
+    it."""
     start, end = _url_parts(request)
     return f"{start}{urllib.parse.quote(path, safe='/$~')}{end}"
 
 
 def _url_parts(request: web.Request) -> tuple[str, str]:
-    """What stands in front of a path in an address, and behind it."""
+    """The parts of a URL before and after its path."""
     version = urllib.parse.quote(request.query.get("api-version", API_VERSION_DEFAULT), safe="")
     return f"{request.scheme}://{request.host}/", f"?api-version={version}"
 
 
 def _page(request: web.Request) -> tuple[int, int]:
-    """How many entries of a list to pass over, and how many to show."""
+    """How many entries of a list to skip, and how many to show."""
     return _number(request, "$skip", 0), min(_number(request, "$top", PAGE_DEFAULT), PAGE_MAX)
 
 
 def _next_url(request: web.Request, path: str, skip: int, count: int, total: int) -> str | None:
-    """Where a list goes on, None at its end."""
+    """The URL of the next page of a list; None on the last page."""
     return (
         f"{_url(request, path)}&%24skip={skip + count}&%24top={count}"
         if count and skip + count < total

@@ -1,7 +1,7 @@
 """Sends long answers in portions.
 
-A slice (`broker/base/slices.py`) of a list or of the metrics may have a megabyte. Joining it and handing it
-to the socket in one piece would hold the event loop for milliseconds, and would take the same memory again.
+A slice (`broker/base/slices.py`) of a list or of the metrics may be a megabyte. Handing it to the socket in
+one piece would hold the event loop for milliseconds and double the memory it needs.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from aiohttp import web
 from broker.base.slices import Slices
 
 PORTION_BYTES = 64 * 1024
-"""Bytes handed to the socket at once, up to one piece more. aiohttp waits for a slow reader after the same
-number."""
+"""Pieces are joined until they reach this many bytes, then handed to the socket. aiohttp waits for a slow
+reader after the same number of bytes."""
 
 SHORT_BYTES = 256 * 1024
-"""An answer up to this size is sent in one piece, with its length: a page of a hundred queues, as the
-official clients ask for it."""
+"""An answer of up to this size is sent in one piece, with its length. A page of a hundred queues, which is
+what the official clients ask for, fits."""
 
 
 async def answer_in_slices(
     request: web.Request, slices: Slices, pieces: Iterable[bytes], content_type: str
 ) -> web.StreamResponse:
-    """Send an answer while it is written: the megabytes of a long list are never in memory together."""
+    """Send an answer while it is being written, so that a long list is never in memory as a whole."""
     headers = {"Content-Type": content_type}
     begun: list[bytes] = []
     size = 0
@@ -48,7 +48,7 @@ async def answer_in_slices(
 
 
 async def send_portions(response: web.StreamResponse, pieces: Iterable[bytes]) -> None:
-    """Send pieces of an answer, small ones together. Waits for a client that reads slowly."""
+    """Send pieces of an answer, joining small ones. Waits for a client that reads slowly."""
     gathered: list[bytes] = []
     size = 0
     for piece in pieces:

@@ -1,9 +1,9 @@
-"""ATOM frames and error bodies: XML in and out (HTTP contract 2.3 to 2.5, 2.9, 2.13).
+"""ATOM documents and error bodies: XML in and out (HTTP contract 2.3 to 2.5, 2.9, 2.13).
 
-Reading is liberal: by XML namespace and never by prefix, elements in any order, unknown ones passed over.
-Writing is the one shape that every official client parses: default namespaces, no prefixes on a description's
-elements, `self` and then `next` as the only links. What stands inside a description is `queue_xml.py`'s
-business; addresses and status codes are `admin.py`'s.
+Reading is liberal: it goes by XML namespace and never by prefix, takes elements in any order, and ignores
+unknown ones. Writing produces the one shape that every official client parses: default namespaces, no
+prefixes on a description's elements, and `self`, then `next`, as the only links. The content of a description
+is up to `queue_xml.py`; addresses and status codes are up to `admin.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEED_TYPE = "application/atom+xml;type=feed;charset=utf-8"
 ERROR_TYPE = "application/xml; charset=utf-8"
 
 NEVER = "0001-01-01T00:00:00"
-"""A time that has not been: Go takes this spelling only."""
+"""The time of something that has not happened. Go accepts only this spelling."""
 
 Element = etree._Element
 
@@ -42,17 +42,17 @@ class Description:
     kind: str
     """`QueueDescription`, `TopicDescription`, `SubscriptionDescription` or `RuleDescription`."""
     values: Mapping[str, str]
-    """Its plain elements, by local name. An element that is there and empty is an empty text."""
+    """The text of its plain elements, by local name. An empty element gives an empty text."""
     element: Element
-    """The whole of it, for what is nested."""
+    """The whole element, for reading nested elements."""
 
 
 @dataclass(slots=True, frozen=True)
 class Entry:
-    """One entity on its way out."""
+    """One entity to be written."""
 
     url: str
-    """Absolute: `id` and `self`."""
+    """Absolute; written as `id` and as the `self` link."""
     title: str
     author: str
     published_ms: int
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(slots=True, frozen=True)
 class Child:
-    """What lies directly below a path: an entity, or a path on the way to some."""
+    """A direct child of a path: an entity, or a path that leads to entities."""
 
     url: str
     path: str
@@ -70,9 +70,10 @@ class Child:
 
 
 def parse_entry(body: bytes) -> Description:
-    """The description in an ATOM entry. Raises WrongXml.
+    """Read the description in an ATOM entry. Raises WrongXml.
 
-    No entities, no DTD, nothing fetched, and depth and size bounded by the parser's own limits.
+    A document type declaration is refused, entities are not resolved, and nothing is fetched. The parser's
+    own limits bound depth and size.
     """
     parser = etree.XMLParser(
         resolve_entities=False,
@@ -103,8 +104,8 @@ def parse_entry(body: bytes) -> Description:
 
 
 def child_values(parent: Element) -> dict[str, str]:
-    """The text of each child in the Service Bus namespace, by local name; of one that stands twice, the
-    last."""
+    """The text of each child in the Service Bus namespace, by local name. The last of several children with
+    the same name wins."""
     values = {}
     for child in parent:
         if isinstance(child.tag, str):
@@ -115,42 +116,43 @@ def child_values(parent: Element) -> dict[str, str]:
 
 
 def top(name: str, namespace: str, **prefixes: str) -> Element:
-    """A new top element, whose namespace is the default one: clients fail on prefixed elements."""
+    """A new top element with its namespace as the default one, because clients fail on prefixed elements."""
     return etree.Element(
         f"{{{namespace}}}{name}", nsmap=cast("dict[str, str]", {None: namespace, **prefixes})
     )
 
 
 def child(parent: Element, name: str, text: str, namespace: str = SERVICE_BUS) -> Element:
-    """A new last child. Characters that XML cannot hold are replaced."""
+    """Append a child with a text. Characters that XML cannot hold are replaced."""
     element = etree.SubElement(parent, f"{{{namespace}}}{name}")
     element.text = printable(text)
     return element
 
 
 def timestamp(time_ms: int | None) -> str:
-    """A moment as ATOM spells it; `NEVER` for None."""
+    """A time in ATOM's format; `NEVER` for None."""
     if time_ms is None:
         return NEVER
     return f"{_second(time_ms // 1000)}.{time_ms % 1000:03d}Z"
 
 
-@functools.lru_cache(1024)  # queues that are created or used together share their seconds
+@functools.lru_cache(1024)  # queues created or used together share their seconds
 def _second(time_s: int) -> str:
     return datetime.datetime.fromtimestamp(time_s, datetime.UTC).isoformat().removesuffix("+00:00")
 
 
 def write_entry(entry: Entry) -> bytes:
-    """An entry as a document of its own."""
+    """Write an entry as a separate document."""
     return etree.tostring(_entry_element(entry))
 
 
 def write_feed(
     title: str, url: str, next_url: str | None, now_ms: int, entries: Iterable[bytes]
 ) -> Iterator[bytes]:
-    """A list of entries as `write_entry` gives them, in pieces.
+    """Write a feed of entries that `write_entry` has written, in pieces.
 
-    `next_url`, absolute, only where more follow: the second and last `link`, where Python looks for it.
+    `next_url` is absolute, and None on the last page. Its `link` is the second and last one, where Python
+    looks for it.
     """
     feed = top("feed", ATOM)
     child(feed, "title", title, ATOM).set("type", "text")
@@ -165,11 +167,10 @@ def write_feed(
 def write_discovery(
     url: str, next_url: str | None, now_ms: int, children: Iterable[Child]
 ) -> Iterator[bytes]:
-    """The answer to GET of a path where no entity is: what lies directly below it, in pieces. Go knows "not
-    found" by this very title.
+    """Write the answer to GET of a path that is no entity: its direct children, in pieces.
 
-    Without a `content`, no entry is an entity to anybody: the other clients know "not found" by that (HTTP
-    contract 2.8).
+    Go recognises "not found" by this exact title. The other clients recognise it because no entry has a
+    `content` (HTTP contract 2.8).
     """
     feed = top("feed", ATOM)
     child(feed, "title", "Publicly Listed Services", ATOM).set("type", "text")
@@ -186,8 +187,8 @@ def write_discovery(
 
 
 def _pieces(feed: Element, entries: Iterable[bytes]) -> Iterator[bytes]:
-    """A feed with entries, each a piece of its own: one tree of a thousand takes 20 ms to write and to
-    free."""
+    """Write a feed, each entry as a separate piece: a single tree of a thousand entries takes 20 ms to write
+    and to free."""
     end = b"</feed>"
     yield etree.tostring(feed).removesuffix(end)
     yield from entries
@@ -204,8 +205,8 @@ def _child_element(each: Child) -> Element:
 
 
 def write_error(code: int, detail: str) -> bytes:
-    """An error body: no namespace, and the code equal to the HTTP status, for Java maps exceptions from
-    it."""
+    """Write an error body, without a namespace. The code equals the HTTP status, because Java chooses its
+    exception by it."""
     error = etree.Element("Error")
     etree.SubElement(error, "Code").text = str(code)
     etree.SubElement(error, "Detail").text = printable(detail)
@@ -213,7 +214,7 @@ def write_error(code: int, detail: str) -> bytes:
 
 
 def printable(text: str) -> str:
-    """The text without what XML cannot hold: control characters and lone surrogates become question marks."""
+    """Replace what XML cannot hold, control characters and lone surrogates, by question marks."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(

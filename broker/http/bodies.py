@@ -1,9 +1,9 @@
-"""How much of all the bodies being read at a time is kept in memory.
+"""Bounds the memory that all request bodies being read take together.
 
-Each body has a bound of its own, but as many may be on their way as there are connections, and a client that
-does not finish one keeps its bytes here until its time is over. The first FREE_BYTES of a body are always
-taken, so that the description of a queue, which rarely has more, can be sent while others fill the total.
-Used in the event loop.
+Each body has its own limit, but every connection may be sending one, and the part of a body that a stalled
+client has sent stays in memory until the client's time is up. The first FREE_BYTES of a body do not count, so
+that a queue's description, which is rarely larger, gets through even when other bodies have used up the
+total. Used in the event loop.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ FREE_BYTES = 16 * 1024
 
 
 class Bodies:
-    """The bodies being read. One per HTTP port."""
+    """All bodies being read. One per HTTP port."""
 
     def __init__(self, body_bytes_max: int) -> None:
-        """`body_bytes_max`: one body of this size always fits when no other is being read."""
+        """`body_bytes_max` is the limit of one body. A body of that size always fits when no other is being
+        read."""
         self.bytes = 0
-        """Counted at present: what bodies have beyond their first FREE_BYTES."""
+        """Bytes counted now: what the bodies have beyond their first FREE_BYTES."""
         self.bytes_max = max(TOTAL_BYTES_MAX, body_bytes_max)
 
     def read(self) -> Body:
-        """Begin a body; to be used in a `with`, which gives its bytes back however it ends."""
+        """Begin a body. Use it in a `with` statement, which releases its bytes however it ends."""
         return Body(self)
 
 
@@ -39,7 +40,7 @@ class Body:
         self._bodies, self._counted, self._free = bodies, 0, FREE_BYTES
 
     def grows(self, size: int) -> None:
-        """Count its next bytes. Raises HttpRefusal (503) if there is no room for them."""
+        """Count the body's next bytes. Raises HttpRefusal (503) if there is no room for them."""
         free = min(size, self._free)
         counted = size - free
         if self._bodies.bytes + counted > self._bodies.bytes_max:

@@ -1,11 +1,12 @@
-"""One HTTP connection: aiohttp's protocol, with bounds on how long it waits for its client.
+"""One HTTP connection: aiohttp's protocol, with limits on how long it waits for its client.
 
-A new connection has `http_header_timeout_ms` for its whole first header, counted from its acceptance (TLS
-handshake included); each further request has as long from its first byte. A body, and an answer that the
-client must read, have `http_transfer_timeout_ms` each. Between requests a connection may be idle for
-`http_keepalive_ms`. While the broker waits, the connection may lose its place (`crowd.py`). Bytes that are
-not HTTP are answered with 400 and a debug line. The bytes of a WebSocket are handed on; until its client has
-logged in, no more of them than a login needs.
+A new connection has `http_header_timeout_ms` for its whole first header, counted from the moment it is
+accepted and including the TLS handshake; each further request has the same time from its first byte.
+Receiving a body may take `http_transfer_timeout_ms`, and so may a client that reads an answer slowly. Between
+requests a connection may be idle for `http_keepalive_ms`. While the broker waits for the client, the
+connection may lose its place (`crowd.py`). Bytes that are not HTTP are answered with 400 and logged at debug
+level. The bytes of a WebSocket are passed on, but before its client has logged in, no more of them than a
+login needs.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from broker.http.portions import PORTION_BYTES, Portions
 log = structlog.get_logger("http")
 
 UNTRUSTED_BYTES_MAX = 64 * 1024
-"""Unread bytes that a WebSocket may send before its login: aiohttp keeps unfinished messages in memory."""
+"""Unread bytes that a WebSocket may send before its login. aiohttp keeps unfinished messages in memory."""
 IDLE = "idle"
-"""A reason that the metric does not count: the connection was idle."""
+"""The reason for ending an idle connection, which the metric does not count."""
 _HEADER_ENDS = (b"\r\n\r\n", b"\n\n")
 
 
 class Limits:
-    """How long a connection waits for its client, in seconds, and what to call when something goes wrong."""
+    """Time limits in seconds, and the functions to call when something goes wrong."""
 
     __slots__ = ("ended", "header_s", "keepalive_s", "malformed", "transfer_s")
 
@@ -48,11 +49,11 @@ class Limits:
         self.ended = ended
         """Called with the reason when the broker ends a connection, to count it."""
         self.malformed = malformed
-        """Makes the answer to bytes that are not HTTP, from aiohttp's error text."""
+        """Makes the answer to bytes that are not HTTP, given aiohttp's error text."""
 
 
 class HttpConnection(web.RequestHandler):
-    """Owned by the event loop. `begin` and `finish` stand around each request's handler."""
+    """Owned by the event loop. `begin` and `finish` are called before and after each request's handler."""
 
     __slots__ = (
         "_deadline",
@@ -86,31 +87,31 @@ class HttpConnection(web.RequestHandler):
         super().__init__(server, **options)
         self._guest, self._limits, self._portions = guest, limits, portions
         self._read_ahead, self._parsed = b"", 0
-        """What was read, its first `_parsed` bytes parsed; the rest waits for its turn. Nothing more is read
-        meanwhile."""
-        self._deadline = deadline  # loop time, of the first header
+        """Bytes read from the socket. The first `_parsed` of them are parsed, and the rest wait for a later
+        turn; reading is paused meanwhile."""
+        self._deadline = deadline  # the event loop's time by which the first header must be complete
         self._stream: asyncio.Transport | None = None
         self._request: web.BaseRequest | None = None
         self._partial = False
-        """Whether the bytes that came last probably begin another header."""
+        """Whether the last bytes read probably begin another header."""
         self._timer: asyncio.TimerHandle | None = None
         self._ends_for = ""
-        """The reason for which the timer ends the connection."""
+        """Why the timer will end the connection; empty if no timer runs."""
         self._write_timer: asyncio.TimerHandle | None = None
         self._websocket = self._trusted = False
         self._unread_bytes = 0
         self._is_listed = self._is_held = False
-        """It is among the `portions` that wait; aiohttp has no room for more messages."""
+        """Whether the connection waits in `portions`, and whether aiohttp has no room for more messages."""
 
     @property
     def made(self) -> bool:
-        """Whether the connection was made, TLS included. From then on `connection_lost` gives up its
+        """Whether the connection was made, TLS included. From then on `connection_lost` releases its
         place."""
         return self._stream is not None
 
     @property
     def spare(self) -> bool:
-        """Whether only `/health` is answered here."""
+        """Whether this connection has a spare place, where only `/health` is answered."""
         return self._guest.spare
 
     # --- asyncio's protocol ---------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class HttpConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not data:  # aiohttp calls itself to go on with what it has
+        if not data:  # aiohttp calls this to continue with what it already has
             self._take(data)
         elif len(data) <= PORTION_BYTES and not self._read_ahead and self._portions.is_idle:
             self._portions.end_turn()
@@ -141,7 +142,7 @@ class HttpConnection(web.RequestHandler):
             self._wait_to_parse()
 
     def parse_portion(self) -> bool:
-        """Parse the next bytes (`portions.Reader`). The transport reads on once nothing is left."""
+        """Parse the next bytes (`portions.Reader`). Reading resumes once nothing is left to parse."""
         if self._stream is None or self._stream.is_closing():
             self._read_ahead, self._parsed = b"", 0
         if self._read_ahead and not self._is_held:
@@ -162,7 +163,7 @@ class HttpConnection(web.RequestHandler):
         return self._is_listed
 
     def _wait_to_parse(self) -> None:
-        """Read nothing more until the rest is parsed, in later turns or when aiohttp has room again."""
+        """Pause reading until the rest is parsed, in later turns or when aiohttp has room again."""
         if self._stream is None:
             return
         self._stream.pause_reading()
@@ -183,7 +184,7 @@ class HttpConnection(web.RequestHandler):
                 self._partial = not data.endswith(_HEADER_ENDS)
                 if (
                     request is None and self._ends_for != "slow_header"
-                ):  # only its first byte starts a header's time
+                ):  # only a header's first byte starts its time
                     self._end_at(self._loop.time() + self._limits.header_s, "slow_header")
         super().data_received(data)
         if (
@@ -200,7 +201,7 @@ class HttpConnection(web.RequestHandler):
         super().pause_reading()
 
     def resume_reading(self, *args: Any, **kw: Any) -> None:
-        """It has room again."""
+        """aiohttp has room again."""
         self._is_held = False
         super().resume_reading(*args, **kw)
         if self._read_ahead:
@@ -208,7 +209,9 @@ class HttpConnection(web.RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if not self._websocket:  # there, the AMQP connection bounds what waits for a slow reader
+        if (
+            not self._websocket
+        ):  # on a WebSocket, the AMQP connection bounds the output that waits for a slow reader
             self._guest.waits()
             self._write_timer = self._loop.call_later(self._limits.transfer_s, self._end, "slow_reader")
 
@@ -223,17 +226,17 @@ class HttpConnection(web.RequestHandler):
     # --- requests -------------------------------------------------------------------------------------------
 
     def begin(self, request: web.BaseRequest) -> None:
-        """A whole header has come."""
+        """A request's whole header has arrived."""
         self._request = request
         if request.body_exists:
-            self._partial = False  # what came with the header was the body
+            self._partial = False  # the bytes after the header were the body
         if request.content.is_eof():
             self._is_whole()
         else:
             self._end_at(self._loop.time() + self._limits.transfer_s, "slow_body")
 
     def finish(self) -> None:
-        """The request has its answer, which may still be on its way."""
+        """The handler has answered; the answer may still be on its way to the client."""
         request, self._request = self._request, None
         if self._stream is None or self._stream.is_closing():
             return
@@ -242,20 +245,20 @@ class HttpConnection(web.RequestHandler):
             wait_s, reason = self._limits.header_s, "slow_header"
         elif request is not None and request.keep_alive and not self._websocket:
             wait_s, reason = self._limits.keepalive_s, IDLE
-        else:  # it closes, and waits only briefly for output on its way
+        else:  # the connection closes, and waits only briefly for its remaining output
             wait_s, reason = self._limits.header_s, IDLE
         self._end_at(self._loop.time() + wait_s, reason)
 
     def becomes_websocket(self) -> None:
-        """The handshake is about to be answered. Until its client has logged in, the connection may lose its
-        place."""
+        """The WebSocket handshake is about to be answered. The connection may lose its place until the client
+        has logged in."""
         self._stop_waiting()
         self._websocket = True
         self._guest.waits()
 
     def heard(self, trusted: bool) -> None:
-        """A message of the WebSocket was read; `trusted` says whether its client has logged in or put a token
-        by now."""
+        """A WebSocket message was read. `trusted` says whether the client has logged in or put a token by
+        now."""
         self._unread_bytes = 0
         if trusted and not self._trusted:
             self._trusted = True
@@ -268,8 +271,8 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer malformed requests, and end connections of clients that are gone, without the traceback that
-        aiohttp logs."""
+        """Answer malformed requests and end connections of departed clients, without aiohttp's traceback in
+        the log."""
         if isinstance(exc, ConnectionError | asyncio.IncompleteReadError):
             raise ConnectionResetError("the client is gone") from exc
         if status >= 500:
@@ -278,12 +281,11 @@ class HttpConnection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionResetError("an answer has begun; there is no room for another") from exc
         self._limits.ended("malformed")
-        # The header's timer goes on, and ends the connection if the client does not.
+        # The header's timer keeps running, and ends the connection if the client does not.
         return self._limits.malformed(message or "")
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Suppress aiohttp's traceback for malformed bodies and clients that are gone; log every other
-        one."""
+        """Suppress aiohttp's traceback for malformed bodies and departed clients; log all others."""
         if not isinstance(
             kw.get("exc_info"), web.RequestPayloadError | HttpProcessingError | ConnectionError
         ):
@@ -318,7 +320,7 @@ class HttpConnection(web.RequestHandler):
 
     @staticmethod
     def _peer(stream: asyncio.Transport) -> str:
-        """Where the client is, or was: between the end of the socket and `connection_lost`, uvloop raises
+        """The client's address. Between the end of the socket and `connection_lost`, uvloop raises
         ValueError."""
         try:
             return str(stream.get_extra_info("peername"))

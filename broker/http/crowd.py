@@ -1,14 +1,14 @@
-"""Who is connected to the HTTP port, and who must leave when there is no room.
+"""Places for the connections of the HTTP port, and which connection must leave when there is no room.
 
 A connection *waits* while the broker waits for its client: for a whole request, for the client to read an
-answer, for the next request, or for the login on a WebSocket. When all room is taken, a new connection takes
-the place of the one that has waited longest. So a client that sends half a header holds a place only until
-another needs it. However many such clients there are, a client that sends its whole request at once is
-served.
+answer, for the next request, or for the login on a WebSocket. When there is no room, a new connection takes
+the place of the one that has waited longest. A client that sends half a header therefore keeps its place only
+until another client needs it, and a client that sends its whole request at once is served however many such
+clients there are.
 
 When every connection is being served, a new one gets one of a few *spare* places, in which only `/health` is
-answered: an orchestrator must be able to tell a busy broker from a dead one. Knows no sockets: each
-connection brings the function that ends it.
+answered: an orchestrator must be able to tell a busy broker from a dead one. This module knows no sockets:
+each connection brings the function that ends it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class Guest:
     def __init__(self, pool: _Pool, end: Callable[[], object]) -> None:
         self._pool = pool
         self.end = end
-        """Ends the connection at once. The connection replaces it in each phase of its life."""
+        """Ends the connection at once. Replaced in each phase of the connection's life."""
 
     @property
     def spare(self) -> bool:
-        """Whether it has a spare place, because all room was taken when it came."""
+        """Whether the place is a spare one, because there was no room when the connection came."""
         return self._pool.spare
 
     def waits(self) -> None:
-        """The broker waits for the client from now on. A connection that already waits keeps its place in the
-        order."""
+        """The broker waits for the client from now on. A connection that already waits keeps its position in
+        the order."""
         if self in self._pool.inside:
             self._pool.waiting.setdefault(self)
 
     def is_served(self) -> None:
-        """The broker does not wait for the client any more, so no other connection can take its place."""
+        """The broker no longer waits for the client, so no other connection can take its place."""
         self._pool.waiting.pop(self, None)
 
     def leave(self) -> None:
@@ -52,10 +52,11 @@ class _Pool:
         self.room, self.spare = room, spare
         self.inside: set[Guest] = set()
         self.waiting: dict[Guest, None] = {}
-        """In the order in which they began to wait."""
+        """Places of waiting connections, in the order in which they began to wait."""
 
     def make_room(self) -> Guest | None:
-        """If there is no room, remove the connection that has waited longest, and give it; else None."""
+        """If there is no room, remove and return the connection that has waited longest; otherwise return
+        None."""
         if len(self.inside) < self.room or not self.waiting:
             return None
         oldest = next(iter(self.waiting))
@@ -64,7 +65,7 @@ class _Pool:
 
 
 class Crowd:
-    """All connections of one port: `room` of them, and `spare` beyond."""
+    """The connections of one port: up to `room`, and up to `spare` more."""
 
     def __init__(self, room: int, spare: int, displaced: Callable[[], None]) -> None:
         self._pools = (_Pool(room, spare=False), _Pool(spare, spare=True))
@@ -74,8 +75,8 @@ class Crowd:
         return sum(len(pool.inside) for pool in self._pools)
 
     def enter(self, end: Callable[[], object]) -> Guest | None:
-        """A place for a new connection, which waits at first; None if there is none. May end another
-        connection to make room."""
+        """Give a new connection a place, at first as a waiting one; None if there is no place. May end
+        another connection to make room."""
         for pool in self._pools:
             leaver = pool.make_room()
             if leaver is not None:

@@ -1,10 +1,10 @@
-"""The entries of a list of queues, written from templates: a thousand of them as XML trees would take half a
+"""Writes the entries of a list of queues from templates: a thousand of them as XML trees would take half a
 second.
 
-Most queues of a namespace have the same settings. So one entry with these settings is written as `atom.py`
-and `queue_xml.py` write any, with a mark in place of what differs from queue to queue: name, times, counts.
-The text around the marks serves for all the others. What stays the same until a queue is updated is kept for
-each (some 400 bytes).
+Most queues of a namespace have the same settings. One entry with these settings is written by `atom.py` and
+`queue_xml.py`, with marks in place of what differs from queue to queue: name, times and counts. The text
+around the marks then serves for all other queues. Values that stay the same until a queue is updated are kept
+for each queue (some 400 bytes).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from broker.http.queue_xml import write_queue
 from broker.namespace.namespace import EntityRuntime
 
 TEMPLATES_MAX = 256
-"""Each takes some 3 KiB."""
+"""Each template takes about 3 KiB."""
 KEPT_MAX = 20_000
-"""Queues for which the unchanging values are kept."""
+"""The number of queues whose unchanging values are kept."""
 
 _TEXT_MARKS = ("mark-of-the-quoted-name", "mark-of-the-name", "mark-of-availability")
 _TIME_MARKS = (1, 2, 3)
-"""Published, updated, accessed: moments long before there was a broker."""
+"""Published, updated, accessed: times long before any broker ran."""
 _NUMBER_MARKS = tuple(range(-7_654_321_000, -7_654_321_000 + 7))
 """Size, messages, and the five counts."""
 _PLAIN = re.compile(r"[A-Za-z0-9._/~$-]+")
@@ -36,58 +36,60 @@ _NEVER = NEVER.encode()
 
 
 class _Template(NamedTuple):
-    """Formatting bytes takes a third of the time that formatting text and encoding it does."""
+    """Text as bytes: formatting bytes takes a third of the time of formatting text and then encoding it."""
 
     text: bytes
     """With %b or %d in place of each mark."""
     in_order: Callable[[tuple[bytes | int, ...]], tuple[bytes | int, ...]]
-    """Puts the values, which come as in `_marks`, in the order of the text."""
+    """Reorders the values from the order of `_marks` to the order of the text."""
 
 
 class Address(NamedTuple):
-    """How a client reaches the broker: the parts of an entity's address."""
+    """How a client addresses the broker: the host, and the parts of an entity's URL around the name."""
 
     host: str
     start: str
-    """What stands in front of the entity's quoted name."""
+    """The URL before the entity's quoted name."""
     end: str
-    """What stands behind it."""
+    """The URL after the name."""
 
 
 class _Kept(NamedTuple):
-    """What stays the same until the queue is updated."""
+    """The values that stay the same until the queue is updated."""
 
     description: QueueDescription
     settings: int
-    """The number of its settings: a tenth of the time that it takes to hash them."""
+    """The number given to its settings. Using it as a key takes a tenth of the time of hashing them."""
     texts: tuple[bytes, bytes, bytes, bytes]
     """Quoted name, name, published, updated."""
 
 
 def _marks() -> tuple[str, ...]:
-    """In the order in which `EntryTexts.entry` gives the values."""
+    """All marks, in the order in which `EntryTexts.entry` gives the values."""
     quoted, name, availability = _TEXT_MARKS
     published, updated, accessed = map(timestamp, _TIME_MARKS)
     return (quoted, name, published, updated, accessed, availability, *map(str, _NUMBER_MARKS))
 
 
 _TIMES_SEEN = {0: 2, 2: 2, 3: 2}
-"""Marks that stand in an entry more than once: the quoted name, and the two times of the description."""
+"""Marks that occur more than once in an entry, by their place in `_marks`: the quoted name, and the two times
+of the description."""
 
 
 class EntryTexts:
-    """Writes entries like those that `write_entry` gives. One per broker."""
+    """Writes the same entries as `write_entry`, faster. One per broker."""
 
     def __init__(self, author: str) -> None:
         self._author = author
         self._numbers: dict[QueueSettings, int] = {}
         self._next_number = 0
         self._templates: dict[tuple[Address, int], _Template | None] = {}
-        """By address and settings; None where a mark stands in either."""
+        """By address and number of the settings; None where the address or the settings themselves contain a
+        mark."""
         self._kept: dict[str, _Kept] = {}
 
     def entry(self, queue: QueueDescription, runtime: EntityRuntime, address: Address) -> bytes:
-        """A queue's entry."""
+        """Write a queue's entry."""
         kept = self._kept.get(queue.generation)
         if kept is None or kept.description is not queue:
             kept = self._keep(queue)

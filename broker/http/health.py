@@ -1,9 +1,10 @@
 """`GET /health`: whether the broker serves, in the emulator's words, with the state of each entity and
-partition beside them.
+partition.
 
-200 while it serves, also with a partition down (then `availability` of that entity says `Limited`) or while
-messages are refused for lack of memory (then `memory` says `limited`): restarting the container would help
-nobody. 503 before it serves and while it stops. No authentication: tests and orchestrators wait on it.
+It answers 200 while the broker serves, even with a partition down (that entity's `availability` is then
+`Limited`) or while messages are refused for lack of memory (`memory` is then `limited`), because restarting
+the container would not help. It answers 503 before the broker serves and while it stops. It needs no
+authentication: tests and orchestrators wait on it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _QUEUES_PER_STEP = 16
 
 
 class HealthHandler:
-    """Reports on the namespace; `serving` says whether the broker takes messages now, and `folders` how each
-    data folder is, by number."""
+    """Reports on the namespace. `serving` says whether the broker takes messages now; `folders` gives the
+    state of each data folder, by number."""
 
     def __init__(
         self,
@@ -58,8 +59,8 @@ class HealthHandler:
         )
 
     def _entities(self, states: dict[str, int]) -> Iterator[str]:
-        """Members of the object `entities`, a few queues in each step; counts all partitions by their
-        state."""
+        """The members of the object `entities`, a few queues per step. Adds all partitions to `states`, by
+        their state."""
         queues = list(self._namespace.live_entities())
         for start in range(0, len(queues), _QUEUES_PER_STEP):
             some = {

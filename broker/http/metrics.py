@@ -1,10 +1,11 @@
-"""`GET /metrics`: what the process has once, the counters of every entity, and gauges gathered when asked for
-(Prometheus text format).
+"""`GET /metrics` in Prometheus text format: the metrics of the process, each entity's counters, and gauges
+gathered at scrape time.
 
-Open to whoever reaches the port, as `/health` is. Written and sent in slices (`broker/base/slices.py`), so
-neither the event loop nor the memory notices how many entities there are. What partitions hold that nobody
-has opened is taken from the index: a scrape opens no log. After a crash a scrape waits until the partitions
-that were open then are known again; what is still unknown after that is left out.
+It is open to everyone who can reach the port, like `/health`. The text is written and sent in slices
+(`broker/base/slices.py`), so that many entities neither block the event loop nor fill the memory. The
+contents of unopened partitions come from the index: a scrape opens no log. After a crash, a scrape waits
+until the partitions that were open before the crash are known again, and leaves out any that are still
+unknown when the wait ends.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ PARTITION_GAUGES = {
         "Entities that are out of service because their descriptions cannot be read."
     ),
 }
-"""Gauges that say how the partitions are, gathered at scrape time."""
+"""Gauges for the health of partitions, gathered at scrape time."""
 PARTITION_STATES = ("closed", "opening", "healthy", "recovering", "failed", "damaged", "stopped")
 _DOWN = frozenset({"recovering", "failed", "damaged"})
 _QUEUES_PER_STEP = 16
 
 
 class MetricsHandler:
-    """Writes all metrics; whoever else works in slices takes turns with it."""
+    """Writes all metrics, taking turns with other work in `slices`."""
 
     def __init__(self, metrics: Metrics, namespace: Namespace, slices: Slices) -> None:
         self._metrics, self._namespace, self._slices = metrics, namespace, slices
@@ -62,8 +63,8 @@ class MetricsHandler:
         return response
 
     def _texts(self) -> Iterator[str]:
-        """The whole exposition, in short steps. An entity that comes or goes meanwhile may be in it or
-        not."""
+        """The whole exposition, in short steps. An entity that appears or disappears meanwhile may or may not
+        be included."""
         self._metrics.partitions_unknown.set(self._namespace.unknown_count)
         yield generate_latest(self._metrics.registry).decode()
         yield from exposition(list(self._metrics.entities.values()))
@@ -71,7 +72,7 @@ class MetricsHandler:
         yield from self._partitions()
 
     def _partitions(self) -> Iterator[str]:
-        """How the partitions are: one number for each state, and a series for each partition that is down."""
+        """The number of partitions in each state, and a series for each partition that is down."""
         states = dict.fromkeys(PARTITION_STATES, 0)
         counts, down, damaged = [heading(name, text, "gauge") for name, text in PARTITION_GAUGES.items()]
         lines: list[str] = []
@@ -111,8 +112,8 @@ class MetricsHandler:
             yield from text
 
     def _values(self, queue: Entity) -> tuple[int, ...]:
-        """In the order of ENTITY_GAUGES. Most of ten thousand queues hold nothing, and are done with at
-        once."""
+        """The values of an entity's gauges, in the order of ENTITY_GAUGES. Most of ten thousand queues are
+        empty, so an empty queue takes a shortcut."""
         available = int(queue.available)
         if not queue.counts():
             return 0, 0, 0, 0, 0, available

@@ -1,8 +1,8 @@
-"""What clients send to the HTTP port, parsed in portions, so that no client's bytes hold up everybody else.
+"""Parses what clients send to the HTTP port in portions, so that no client's bytes hold up the others.
 
-A chunk or a WebSocket frame of a single byte costs as much to parse as a large one, and one read brings 256
-KiB of them. Connections take turns: between two looks at the sockets, portions of PORTION_BYTES are parsed
-for TURN_S at most. Used in the event loop.
+A chunk or a WebSocket frame of one byte costs as much to parse as a large one, and a single read can bring
+256 KiB of them. So connections take turns: between two polls of the sockets, portions of PORTION_BYTES are
+parsed for at most TURN_S. Used in the event loop.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Protocol
 from broker.base.clock import worked_s
 
 PORTION_BYTES = 1024
-"""Parsing so much takes 1 ms at most, in chunks or frames of one byte."""
+"""Parsing this many bytes takes at most 1 ms, even in chunks or frames of one byte."""
 TURN_S = 0.001
 
 
 class Reader(Protocol):
-    """A connection, as far as it matters here."""
+    """A connection with bytes to parse."""
 
     def parse_portion(self) -> bool:
-        """Parse the next bytes; True if more of them wait. Does not raise."""
+        """Parse the next bytes; return True if more of them wait. Does not raise."""
 
 
 class Portions:
-    """Whose bytes are parsed next."""
+    """The order in which connections have their bytes parsed."""
 
     def __init__(self) -> None:
         self._waiting: deque[Reader] = deque()
@@ -34,16 +34,16 @@ class Portions:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits, and nothing was parsed since the sockets were last looked at."""
+        """Whether nothing waits and nothing was parsed since the sockets were last polled."""
         return not self._is_due
 
     def add(self, reader: Reader) -> None:
-        """Let a connection take part until it has nothing more to parse."""
+        """Let a connection take turns until it has nothing more to parse."""
         self._waiting.append(reader)
         self.end_turn()
 
     def end_turn(self) -> None:
-        """Somebody's bytes were parsed: those of all others wait for the next turn."""
+        """End this turn: bytes were parsed, and all other connections' bytes wait for the next turn."""
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._turn)

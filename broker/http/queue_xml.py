@@ -1,12 +1,12 @@
-"""A queue's description between XML and `QueueSettings` (HTTP contract 2.4, 2.6, 3.2).
+"""Converts a queue's description between XML and `QueueSettings` (HTTP contract 2.4, 2.6, 3.2).
 
-A request may leave out what it likes, in any order, and send read-only elements back: those are passed over.
-A response has every element, in the service's order, also those at their default: JS fails on the first one
-missing.
+A request may leave out any element, use any order, and send read-only elements back; those are ignored. A
+response has every element, in the service's order, including those at their default: JavaScript fails on the
+first missing one.
 
-How the broker differs from the service: a queue created without `EnablePartitioning` gets the broker's
-default (`partitioned_by_default`), where the service's is false; and what is fixed at creation stays as it
-was when an update leaves it out. An explicit value always counts.
+The broker differs from the service in two ways. A queue created without `EnablePartitioning` gets the
+broker's default (`partitioned_by_default`), where the service's is false. And settings that are fixed at
+creation stay as they were when an update leaves them out. An explicit value always counts.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ _READ_ONLY = frozenset(
         "EntityAvailabilityStatus",
     ]
 )
-"""What clients send back as they read it (HTTP contract 2.2)."""
+"""Read-only elements, which clients send back unchanged (HTTP contract 2.2)."""
 _OF_THE_FILE = ("PartitionCount", "Partitioned")
-"""Fields of the configuration file that no client of the service knows, so that whoever sends them has
-written them by hand."""
+"""Fields of the configuration file that no client of the service knows. A request that has one was written by
+hand."""
 
 
 @dataclass(slots=True, frozen=True)
 class QueueDefaults:
-    """What the broker, not the service, decides for a queue that does not say."""
+    """The broker's own defaults for a queue whose description leaves these settings out."""
 
     partitioned: bool
     max_message_size_kb: int
@@ -84,8 +84,8 @@ class QueueDefaults:
 def read_queue(
     description: Description, defaults: QueueDefaults, previous: QueueSettings | None, now_ms: int
 ) -> QueueSettings:
-    """The settings that a request asks for; `previous` when it updates. Raises WrongProperty for a value of
-    no sense."""
+    """Read the settings that a request asks for; `previous` are the queue's settings when this is an update.
+    Raises WrongProperty for an invalid value."""
     values = _Values(description)
     for name in _OF_THE_FILE:
         if values.text(name) is not None:
@@ -130,16 +130,17 @@ def read_queue(
 
 
 def unknown_elements(description: Description) -> list[str]:
-    """Names that nothing in a queue's description has, as they stand there: a later version's, or misspelt.
+    """The names of elements that no queue description has, as the client spelled them: misspelt, or from a
+    later version.
 
-    They are passed over, as in the service (HTTP contract 7.12).
+    They are ignored, as in the service (HTTP contract 7.12).
     """
     return sorted(description.values.keys() - _SETTINGS - _READ_ONLY)
 
 
 def write_queue(queue: QueueDescription, runtime: EntityRuntime, host: str) -> Element:
-    """The description of a queue, complete and in the service's order. `host` is what forwarding targets are
-    shown under."""
+    """Write a queue's complete description, in the service's order. `host` is the host name in forwarding
+    targets."""
     settings = queue.settings
     root = top("QueueDescription", SERVICE_BUS, i=INSTANCE)
 
@@ -180,7 +181,7 @@ def write_queue(queue: QueueDescription, runtime: EntityRuntime, host: str) -> E
 
 
 def entity_of(target: str | None) -> str | None:
-    """The entity path in a forwarding target: `sb://host:port/name`, `https://host/name` or `name` (HTTP
+    """Find the entity path in a forwarding target: `sb://host:port/name`, `https://host/name` or `name` (HTTP
     contract 1.5)."""
     if not target or not target.strip():
         return None
@@ -190,12 +191,12 @@ def entity_of(target: str | None) -> str | None:
 
 
 def address_of(entity: str, host: str) -> str:
-    """The absolute form, which clients send back on the next update."""
+    """The absolute form of a forwarding target. Clients send it back on the next update."""
     return f"sb://{host}/{urllib.parse.quote(entity)}"
 
 
 class _Values:
-    """The plain elements of a description, by what they should be. An empty element counts as left out."""
+    """Reads the plain elements of a description by type. An empty element counts as missing."""
 
     def __init__(self, description: Description) -> None:
         self._values = description.values
@@ -299,7 +300,7 @@ def _write_rules(root: Element, rules: tuple[AuthorizationRule, ...]) -> None:
 
 
 def _write_counts(root: Element, runtime: EntityRuntime) -> None:
-    # The prefix is declared here, as the only attribute: JS reads the counters no other way.
+    # The prefix is declared here as the only attribute, because JavaScript finds the counters no other way.
     counts = etree.SubElement(root, f"{{{SERVICE_BUS}}}CountDetails", nsmap={"d2p1": COUNTERS})
     for name, value in (
         ("ActiveMessageCount", runtime.active),

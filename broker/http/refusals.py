@@ -1,7 +1,7 @@
 """Refusals over HTTP: what a handler raises, and how it is answered (HTTP contract 2.9).
 
-The status of a `Refused` is `wording.py`'s to say. What only HTTP can refuse (a path, a method, a missing
-header) is an `HttpRefusal` with its status.
+`wording.py` gives the status of a `Refused`. Refusals that only HTTP has (for a path, a method, a missing
+header) are an `HttpRefusal` with its status.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker.wording import http_status_of
 
 
 class HttpRefusal(Exception):
-    """A request that is not carried out. `sub_code` as in HTTP contract 2.9; 0 for none."""
+    """A request that is not carried out. `sub_code` is as in HTTP contract 2.9; 0 for none."""
 
     def __init__(
         self, status: int, sub_code: int, detail: str, headers: Mapping[str, str] | None = None
@@ -28,8 +28,7 @@ class HttpRefusal(Exception):
         self.headers = dict(headers or {})
 
     def response(self, path: str, namespace: str, now_ms: int) -> web.Response:
-        """The error as the clients parse it: `SubCode=` with digits and a full stop, for .NET looks for
-        them."""
+        """The error in the form that clients parse. .NET looks for `SubCode=` with digits and a full stop."""
         moment = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
         code = f"SubCode={self.sub_code}. " if self.sub_code else ""
         detail = (
@@ -44,7 +43,7 @@ class HttpRefusal(Exception):
 
 
 def refusal_of(refused: Refused) -> HttpRefusal:
-    """A refusal of the broker's core as HTTP tells it."""
+    """Turn a refusal from the broker's core into an HTTP one."""
     status, sub_code = http_status_of(refused.reason)
     return HttpRefusal(
         status, sub_code, refused.description, {"Retry-After": "2"} if status in (429, 503) else None

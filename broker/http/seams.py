@@ -1,4 +1,4 @@
-"""What the HTTP port asks of those who check tokens. `broker.access.sas.Authorizer` fits by shape."""
+"""What the HTTP port needs of token checking. `broker.access.sas.Authorizer` implements these protocols."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ class Claim(Protocol):
 
     @property
     def of_namespace(self) -> bool:
-        """Whether it was signed with a key of the namespace, not with one of an entity."""
+        """Whether the token was signed with a key of the namespace, not of an entity."""
 
     def covers(self, path: str, right: str) -> bool:
-        """Whether it gives the right ("Manage", "Send", "Listen") on the entity path; "" is the namespace."""
+        """Whether the claim gives the right ("Manage", "Send", "Listen") on the entity path; "" is the
+        namespace."""
 
 
 class TokenVerifier(Protocol):
     """Checks SAS tokens; raises `Refused(UNAUTHORIZED)`."""
 
     def verify_token(self, text: str, now_ms: int, grace_ms: int) -> Claim:
-        """`text` as it stands in the header; `grace_ms` is how long after its end a token is still taken."""
+        """Verify a token. `text` is the header as received; `grace_ms` is how long a token is still accepted
+        after it expires."""

@@ -1,13 +1,13 @@
-"""The HTTP port: plain HTTP and TLS on one and the same socket; administration, health, metrics, AMQP over
-WebSocket.
+"""The HTTP port: administration, health, metrics and AMQP over WebSocket, with plain HTTP and TLS on the same
+socket.
 
-Sockets are accepted here and looked at before anybody reads them: a first byte of 0x16 is a TLS ClientHello,
-anything else is plain HTTP (HTTP contract 1.6: some clients insist on TLS, some on plain, all on the same
-port). Then aiohttp's protocol (`connection.py`) takes over. Bounded: connections (`crowd.py`), every wait for
-a client, header sizes, bodies.
+The server accepts sockets and looks at the first byte before anything reads it: 0x16 is a TLS ClientHello,
+anything else is plain HTTP (HTTP contract 1.6: some clients insist on TLS, some on plain HTTP, all on the
+same port). Then aiohttp's protocol (`connection.py`) takes over. There are limits on connections
+(`crowd.py`), every wait for a client, header sizes and bodies.
 
-`start` binds, `run` accepts until `stop`, which lets open requests finish for `shutdown_timeout_ms`. Knows
-routes, no XML and no AMQP: a WebSocket is handed to `serve_websocket` as it is.
+`start` binds, and `run` accepts until `stop`, which gives open requests `shutdown_timeout_ms` to finish. The
+module knows routes, but neither XML nor AMQP: a WebSocket is passed to `serve_websocket` as it is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = structlog.get_logger("http")
 
 WEBSOCKET_PATH = "/$servicebus/websocket"
 WEBSOCKET_PROTOCOLS = ("AMQPWSB10", "amqp")
-"""AMQPWSB10 is what the SDKs ask for; `amqp` is the one of the OASIS binding."""
+"""The SDKs ask for AMQPWSB10; `amqp` is the name in the OASIS binding."""
 TLS_HANDSHAKE = b"\x16"
 _BACKLOG = 1024
 _LINGERING_S = 2.0
@@ -54,15 +54,15 @@ _LINGERING_S = 2.0
 not a reset."""
 _WARN_AGAIN_S = 60.0
 SPARE_CONNECTIONS = 32
-"""Connections beyond the maximum, for `/health` alone. Each request is answered at once, so a few are
+"""Connections beyond the maximum, for `/health` only. Each request is answered at once, so a few are
 enough."""
 _CLOSE_TIMEOUT_S = 5.0
 """How long a client has to answer the close of its WebSocket."""
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 
 ServeWebSocket = Callable[[web.WebSocketResponse, web.Request, Callable[[bool], None]], Awaitable[None]]
-"""Serves an accepted WebSocket to its end. After each message it calls the function, with whether the client
-has logged in."""
+"""Serves an accepted WebSocket until it ends. After each message it calls the function and says whether the
+client has logged in."""
 
 
 class HttpServer:
@@ -84,7 +84,8 @@ class HttpServer:
     ) -> None:
         self._settings, self._namespace, self._metrics, self._clock = settings, namespace, metrics, clock
         self._tls, self._serve_websocket = tls, serve_websocket
-        # A certificate from the settings may lack the name in PARTIBUS_HOST, which is permitted all the same.
+        # A certificate from the settings may lack the name in PARTIBUS_HOST; the port answers under that name
+        # anyway.
         self._sites = Sites((*certificate_names, *settings.hostnames, settings.host), settings.origins)
         slices = Slices()
         self._administration = Administration(settings, namespace, tokens, clock, slices)
@@ -94,9 +95,7 @@ class HttpServer:
         )
         self._portions = Portions()
         self._listeners: list[socket.socket] = []
-        self._greeting: set[asyncio.Task[None]] = (
-            set()
-        )  # connections whose protocol, TLS or plain, is not known yet
+        self._greeting: set[asyncio.Task[None]] = set()  # connections not yet known to be TLS or plain
         self._crowd = Crowd(settings.http_connections_max, SPARE_CONNECTIONS, self._displaced)
         self._warn_again_at = 0.0
         self._limits = Limits(
@@ -106,7 +105,7 @@ class HttpServer:
             ended=self._ended,
             malformed=self._malformed,
         )
-        self._options: dict[str, Any] = {  # of aiohttp's protocol
+        self._options: dict[str, Any] = {  # options of aiohttp's protocol
             "access_log": None,
             "keepalive_timeout": settings.http_keepalive_ms / 1000,
             "max_line_size": settings.http_header_bytes_max,
@@ -116,14 +115,14 @@ class HttpServer:
         self._stopping, self._stopped = asyncio.Event(), asyncio.Event()
 
     async def start(self) -> list[socket.socket]:
-        """Bind, and give the listening sockets. Clients are queued from here on and answered from `run` on.
-        Raises OSError."""
+        """Bind, and return the listening sockets. Clients are queued from here on and answered once `run`
+        runs. Raises OSError."""
         await self._runner.setup()
         self._listeners = await listen(self._settings.host, self._settings.http_port, _BACKLOG)
         return self._listeners
 
     async def run(self) -> None:
-        """Accept until `stop`; returns once every connection is closed."""
+        """Accept until `stop` is called; return once every connection is closed."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 welcome = partial(self._welcome, tasks)
@@ -141,7 +140,7 @@ class HttpServer:
             self._stopped.set()
 
     async def stop(self) -> None:
-        """Accept nothing more, let open requests finish, close. To be called while `run` runs; safe to call
+        """Stop accepting, let open requests finish, and close. Call it while `run` is running; safe to call
         twice."""
         self._stopping.set()
         await self._stopped.wait()
@@ -166,8 +165,8 @@ class HttpServer:
         task.add_done_callback(greeted)
 
     async def _greet(self, connection: socket.socket, guest: Guest) -> None:
-        """Find out whether the client speaks TLS, and hand the connection over. A failure ends this
-        connection only."""
+        """Find out whether the client speaks TLS, and hand the connection to its protocol. A failure ends
+        only this connection."""
         loop = asyncio.get_running_loop()
         assert self._runner.server is not None
         deadline = loop.time() + self._limits.header_s
@@ -183,13 +182,13 @@ class HttpServer:
                 first = await _peek(connection)
             if first:
                 secure = first == TLS_HANDSHAKE
-                handed_over = True  # from here on the loop closes the socket, also when the handshake fails
+                handed_over = True  # from here on the loop closes the socket, even if the handshake fails
                 reason = "tls"
                 await loop.connect_accepted_socket(
                     lambda: protocol,
                     connection,
                     ssl=self._tls if secure else None,
-                    # At least a moment: 0 is no time-out that the loops accept.
+                    # Never 0: the loops do not accept a time-out of 0.
                     ssl_handshake_timeout=max(deadline - loop.time(), 0.01) if secure else None,
                     ssl_shutdown_timeout=self._limits.header_s if secure else None,
                 )
@@ -199,7 +198,7 @@ class HttpServer:
         except Exception:
             log.exception("http.greeting_failed")
             self._ended("failed")
-            connection.close()  # if the loop has taken it over, the loop keeps it open as long as it needs it
+            connection.close()  # the loop keeps a socket that it has taken over open while it needs it
         finally:
             if not handed_over:
                 connection.close()
@@ -210,8 +209,8 @@ class HttpServer:
         self._metrics.http_connections_refused.labels(reason).inc()
 
     def _displaced(self) -> None:
-        """A connection had to make room for another. The warning comes at most once a minute, so that an
-        attack does not fill the log."""
+        """A connection had to make room for another. Warn at most once a minute, so that an attack does not
+        fill the log."""
         self._ended("displaced")
         now = asyncio.get_running_loop().time()
         if now >= self._warn_again_at:
@@ -242,8 +241,7 @@ class HttpServer:
     def _unless_signed(
         self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """A request that carries a token is administration, also where a queue is called `health` or
-        `metrics`."""
+        """Treat a request with a token as administration, even for a queue called `health` or `metrics`."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             return await (
@@ -284,8 +282,8 @@ class HttpServer:
     async def _answer(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Every way to fail becomes an answer in the service's shape (HTTP contract 2.9); every answer is
-        counted."""
+        """Turn every failure into an answer in the service's shape (HTTP contract 2.9), and count every
+        answer."""
         connection = _connection_of(request)
         connection.begin(request)
         try:
@@ -314,7 +312,7 @@ class HttpServer:
                 request, HttpRefusal(exception.status, 0, exception.reason, _allowed(exception))
             )
         except (ConnectionError, asyncio.IncompleteReadError):
-            raise  # the client is gone; there is nobody to answer
+            raise  # the client is gone, so there is nobody to answer
         except (web.RequestPayloadError, HttpProcessingError) as error:
             log.debug("http.malformed", peer=request.remote, error=str(error))
             self._ended("malformed")
@@ -337,7 +335,7 @@ class HttpServer:
         return response
 
     def _malformed(self, error: str) -> web.Response:
-        """The answer to what is not HTTP."""
+        """The answer to bytes that are not HTTP."""
         about = " ".join(error.split())[:200]
         response = HttpRefusal(400, 40000, f"The request is not valid HTTP/1.1: {about}").response(
             "", self._namespace.name, self._clock.now_ms()
@@ -362,7 +360,7 @@ class HttpServer:
 
 
 def _nothing() -> None:
-    """Ends a connection that has not begun."""
+    """The `end` of a connection that has no task to cancel yet."""
 
 
 def _connection_of(request: web.Request) -> HttpConnection:
@@ -371,8 +369,7 @@ def _connection_of(request: web.Request) -> HttpConnection:
 
 
 def _is_for_everybody(request: web.Request, *paths: str) -> bool:
-    """Whether it asks for health or metrics as a probe or a scraper does: without a token, which would make
-    it administration."""
+    """Whether this is a probe's or scraper's request: without a token, which would make it administration."""
     return (
         request.path in paths and request.method in ("GET", "HEAD") and "Authorization" not in request.headers
     )
@@ -383,7 +380,7 @@ def _allowed(exception: web.HTTPException) -> dict[str, str]:
 
 
 async def _peek(connection: socket.socket) -> bytes:
-    """The first byte, left where it is; empty when the client closed."""
+    """Read the first byte and leave it in the socket's buffer; empty if the client has closed."""
     while True:
         try:
             return connection.recv(1, socket.MSG_PEEK)

@@ -1,10 +1,11 @@
 """Which names the HTTP port answers under, and which web pages may use it.
 
 Any web page that a user opens can make the browser send requests to the broker, and a page's owner can point
-its name at the broker's address (DNS rebinding). Two headers reveal such requests, and no page can change
-them: `Host` names the site as the browser knows it, `Origin` the page. A page cannot have an IP address or a
-name without a dot as its own name, so those are always answered; other names must be in the certificate or
-the settings. Pure: headers in, a refusal out. RFC 9110 7.2 and 7.4 (`Host`, 421), RFC 6454 7 (`Origin`).
+a name at the broker's address (DNS rebinding). Two headers reveal such requests, and no page can change them:
+`Host` is the site's name as the browser knows it, and `Origin` is the page's site. A page's own name cannot
+be an IP address or a name without a dot, so the port always answers to those; other names must be in the
+certificate or the settings. Pure: headers in, a refusal out. RFC 9110 7.2 and 7.4 (`Host`, 421), RFC 6454 7
+(`Origin`).
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from collections.abc import Iterable, Sequence
 from broker.http.refusals import HttpRefusal
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[0-9A-Za-z._-]+)(?::([0-9]{0,5}))?", re.ASCII)
-"""Host and port in a `Host` header (RFC 3986 3.2.2), without a user name and without characters that real
-host names do not have."""
+"""Host and port in a `Host` header (RFC 3986 3.2.2), without a user name or characters that real host names
+lack."""
 _ORIGIN = re.compile(rf"([a-z][a-z0-9+.-]*)://{_AUTHORITY.pattern}", re.ASCII | re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 MISDIRECTED = 421
 
 
 class Sites:
-    """The names and origins of one HTTP port. `names` may begin with `*.`, which stands for one label; the
-    name `*` is any name."""
+    """The names and origins that one HTTP port permits. A name may begin with `*.`, which stands for one
+    label; `*` permits every name."""
 
     def __init__(self, names: Iterable[str], origins: Iterable[str]) -> None:
         self._names = frozenset(_plain(name) for name in names)
@@ -41,11 +42,11 @@ class Sites:
         origins: Sequence[str],
         under_any_name: bool,
     ) -> None:
-        """Raise HttpRefusal for a request that is not for this site, or comes from another one.
+        """Raise HttpRefusal for a request that is not for this site, or comes from another site's page.
 
-        `scheme` is http or https, `target` the request target as it came, `hosts` and `origins` all values of
-        the two headers. `under_any_name`: the answer is the same for everybody, so the name does not matter
-        (`/health`).
+        `scheme` is http or https, `target` is the request target as received, and `hosts` and `origins` are
+        all values of the two headers. `under_any_name` says that the answer is the same for everybody, so the
+        name does not matter (`/health`).
         """
         if not target.startswith("/"):
             raise HttpRefusal(400, 0, "The request target must be a path: this is not a proxy.")
@@ -95,8 +96,8 @@ class Sites:
 
 
 def _plain(host: str) -> str:
-    """A host in the form that is compared: lower case, without brackets and without the root's dot at the
-    end."""
+    """A host in the form used for comparison: lower case, without brackets and without the final dot of the
+    root."""
     return host.strip().casefold().removeprefix("[").removesuffix("]").removesuffix(".")
 
 
