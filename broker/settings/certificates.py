@@ -1,10 +1,10 @@
-"""Certificates: the one that is given, or one made in the data folder, with an authority of its own that
-clients can trust.
+"""Certificates: the given one, or one made in the data folder and signed by its own authority, which clients
+can trust.
 
-Most administration clients insist on TLS, so a fresh broker must have a certificate. `tls/ca.pem` is the file
-to trust; it is made once and outlives the server's certificate, which is made again when it runs out or the
-machine has another name. Every file is durable before its name appears. Private keys are readable by their
-owner only.
+Most administration clients insist on TLS, so a fresh broker needs a certificate. `tls/ca.pem` is the file to
+trust. It is made once and outlives the server's certificate, which is made again when it is about to expire
+or the machine's names change. Every file is durable before its name appears. Only the owner can read private
+keys.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from broker.settings.settings import Settings
 
 CA_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 397, 30
-"""A server's certificate lasts as long as browsers accept, and is renewed at a start within its last 30
-days."""
+"""A server's certificate lasts as long as browsers accept, and a start within its last 30 days renews it."""
 _CLOCK_SKEW = datetime.timedelta(days=1)
 
 
@@ -37,17 +36,17 @@ class WrongCertificate(ValueError):
 
 @dataclass(slots=True, frozen=True)
 class TlsFiles:
-    """What a TLS server needs, and what its clients should trust."""
+    """The files that a TLS server needs, and the one that its clients should trust."""
 
     certificate: Path
     key: Path
     authority: Path | None
-    """The generated authority's certificate; None for a certificate that was given."""
+    """The generated authority's certificate; None if the server's certificate was given."""
 
 
 def tls_files(settings: Settings, now_ms: int) -> TlsFiles:
-    """The files that the settings name, or the generated ones, made where they are missing, old or for
-    another machine."""
+    """The files that the settings name, or generated ones, made if they are missing, about to expire or for
+    other names."""
     if settings.tls_certificate is not None and settings.tls_key is not None:
         return TlsFiles(settings.tls_certificate, settings.tls_key, None)
     return _generated(
@@ -58,7 +57,7 @@ def tls_files(settings: Settings, now_ms: int) -> TlsFiles:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """TLS 1.2 and later. Raises WrongCertificate with the file and the reason."""
+    """A server's context for TLS 1.2 and later. Raises WrongCertificate with the file and the reason."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -77,7 +76,7 @@ def certificate_names(files: TlsFiles) -> tuple[str, ...]:
         names = certificate.extensions.get_extension_for_class(
             x509.SubjectAlternativeName
         ).value.get_values_for_type(x509.DNSName)
-    except x509.ExtensionNotFound:  # clients stopped looking at the common name years ago (RFC 9525)
+    except x509.ExtensionNotFound:  # clients no longer look at the common name (RFC 9525)
         return ()
     except (OSError, ValueError) as error:
         raise WrongCertificate(f"{files.certificate}: its names cannot be read: {error}") from error
@@ -105,7 +104,8 @@ def _generated(folder: Path, names: list[str], now: datetime.datetime) -> TlsFil
         or server[0].issuer != authority[0].subject
     ):
         certificate, key = _make_server(*authority, names, now)
-        # The key first: a crash in between leaves a pair that does not match, which `_load` takes for none.
+        # The key first: a crash in between leaves a pair that does not match, and `_load` ignores such a
+        # pair.
         _write(files.key, _key_bytes(key), 0o600)
         chain = certificate.public_bytes(serialization.Encoding.PEM) + authority[0].public_bytes(
             serialization.Encoding.PEM
@@ -115,7 +115,7 @@ def _generated(folder: Path, names: list[str], now: datetime.datetime) -> TlsFil
 
 
 def _load(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None:
-    """The pair, or None when there is none that can be read and belongs together."""
+    """The certificate and its key, or None if either cannot be read or they do not match."""
     try:
         loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
         private = serialization.load_pem_private_key(key.read_bytes(), None)
@@ -152,7 +152,7 @@ def _alternative_names(names: list[str]) -> x509.SubjectAlternativeName:
 
 def _make_authority(now: datetime.datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     key = ec.generate_private_key(ec.SECP256R1())
-    # The serial stands in the name: two authorities on one machine must not be taken for each other.
+    # The name contains the serial, so that two authorities on one machine are not mistaken for each other.
     serial = x509.random_serial_number()
     name = x509.Name(
         [x509.NameAttribute(NameOID.COMMON_NAME, f"Partibus development authority {serial % 0xFFFFFFFF:08x}")]
@@ -230,10 +230,10 @@ def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Put a file in place as a whole, durably."""
+    """Write a file atomically and durably."""
     handle, temporary = tempfile.mkstemp(
         dir=path.parent, prefix=f".{path.name}."
-    )  # readable by its owner only
+    )  # only the owner can read it
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -1,13 +1,13 @@
 """The configuration file: the emulator's `config.json`, read and checked (HTTP contract 5.4).
 
-Unchanged files of the emulator are accepted: with `//` comments, trailing commas and a byte-order mark, with
-its field names and its defaults (which differ from the service's: ten deliveries there, three here). Ranges
-are those of `entities/validation.py`, wider than the emulator's. Our additions stand beside its fields,
-spelled as in the administration API.
+The emulator's files are accepted unchanged: with `//` comments, trailing commas and a byte-order mark, and
+with its field names and its defaults (which differ from the service's: ten deliveries there, three here).
+Ranges are those of `entities/validation.py`, which are wider than the emulator's. Our additions stand beside
+its fields, spelled as in the administration API.
 
-Gives plain data (`ConfigFile`); what it holds that this version does not carry out is kept, and named in
-`warnings`. A wrong file is a `WrongConfigFile` that names file, field and reason. Creates nothing:
-`server.py` does.
+The result is plain data (`ConfigFile`). Settings that this version does not carry out are kept and listed in
+`warnings`. A wrong file raises `WrongConfigFile`, which names file, field and reason. This module creates no
+entities.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from broker.settings.settings import PARTITIONS_MAX, Right, Settings
 
 
 class WrongConfigFile(ValueError):
-    """The file cannot be used. The text has one line per problem: file, field path and reason."""
+    """The file cannot be used. The text has one line per problem, with file, field path and reason."""
 
 
 @dataclass(slots=True, frozen=True)
 class QueueSpec:
-    """A queue that the file asks for. `partitions` is None where the file leaves it to the broker's
+    """A queue that the file asks for. `partitions` is None if the file leaves the number to the broker's
     default."""
 
     name: str
@@ -55,17 +55,17 @@ class QueueSpec:
 
 @dataclass(slots=True, frozen=True)
 class ConfigFile:
-    """What the file says."""
+    """The content of a configuration file."""
 
     path: Path
     namespace: str
     queues: tuple[QueueSpec, ...]
     topics: tuple[Topic, ...]
-    """Checked and kept, not created by this version."""
+    """Checked and kept; this version does not create them."""
     authorization_rules: tuple[AuthorizationRule, ...]
-    """SAS policies of the namespace, beside those of the settings."""
+    """SAS policies of the namespace, in addition to those in the settings."""
     warnings: tuple[str, ...]
-    """What is in the file and has no effect yet: one sentence each, naming the entity."""
+    """Settings in the file without effect in this version: one sentence each, naming the entity."""
 
 
 # --- the file's own shape -----------------------------------------------------------------------------------
@@ -86,8 +86,8 @@ def _entity_name(value: str) -> str:
 
 
 def _child_name(value: str) -> str:
-    # The emulator's schema takes no `$Default`, but its users write it, and it is the rule's name in the
-    # service.
+    # The emulator's schema does not accept `$Default`, but its users write it, and the service has a rule of
+    # that name.
     if not re.fullmatch(r"[A-Za-z0-9$](?:[A-Za-z0-9._~-]{0,48}[A-Za-z0-9])?", value):
         raise ValueError(f"'{value}' is not a name: 1 to 50 letters, digits, periods, hyphens or underscores")
     return value
@@ -106,7 +106,7 @@ Limited = Annotated[int, BeforeValidator(_limited), BeforeValidator(_duration)]
 EntityName = Annotated[str, AfterValidator(_entity_name)]
 ChildName = Annotated[str, AfterValidator(_child_name)]
 Target = Annotated[str | None, BeforeValidator(lambda value: value or None)]
-"""An entity to forward to; empty means none."""
+"""The entity to forward to; empty means none."""
 
 
 def _one(namespaces: tuple[Namespace, ...]) -> tuple[Namespace, ...]:
@@ -125,8 +125,8 @@ _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 
 
 class _Part(BaseModel):
-    """Numbers and truth values are JSON's own, as in every file of the emulator: in quotes, or one for the
-    other, they are a mistake."""
+    """A part of the file. As in the emulator, numbers and booleans must have their JSON type: a quoted number
+    is a mistake."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=to_pascal, validate_by_alias=True, validate_by_name=False
@@ -178,8 +178,8 @@ class QueueProperties(_Part):
 
 
 def _partitioning(properties: QueueProperties | TopicProperties) -> bool | None:
-    """Whether the entity is partitioned, by either name or by its count; None if the file does not say.
-    Raises ValueError."""
+    """Whether the entity is partitioned, by either name or by its partition count; None if the file does not
+    say. Raises ValueError."""
     ours, services = properties.partitioned, properties.enable_partitioning
     if ours is not None and services is not None and ours is not services:
         raise ValueError(
@@ -304,10 +304,9 @@ class _File(_Part):
 
 
 def load_config_file(path: Path, defaults: Settings) -> ConfigFile:
-    """Reads and checks the file. Raises WrongConfigFile.
+    """Read and check the file. Raises WrongConfigFile.
 
-    `defaults` says what a queue gets that does not say how it is partitioned, or how large its messages may
-    be.
+    `defaults` gives what a queue leaves out: whether it is partitioned, and how large its messages may be.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -337,8 +336,8 @@ _STRING_OR_TRAILING_COMMA = re.compile(r'"(?:[^"\\\n]|\\.)*"|,(?=\s*[\]}])')
 
 
 def without_comments(text: str) -> str:
-    """JSON from JSON with comments and trailing commas. Nothing moves, so that an error's line and column are
-    right."""
+    """Blank out comments and trailing commas. Nothing moves, so line and column stay right in error
+    messages."""
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()
@@ -448,7 +447,7 @@ def _warnings(user_config: UserConfig, queues: Iterable[QueueSpec]) -> Iterable[
             yield f"queue {queue.name}: kept, without effect in this version: {', '.join(inactive)}"
         if (
             queue.settings.requires_session
-        ):  # it has an effect, a bad one: messages can be sent and not received
+        ):  # it has an effect, and a bad one: messages can be sent but not received
             yield (
                 f"queue {queue.name}: RequiresSession is kept, but sessions come in a later version: "
                 "messages with a session id are accepted, but no client can receive them"

@@ -1,7 +1,8 @@
-"""How the broker logs: structlog, fixed event names with values, one line per event, never one per message.
+"""How the broker logs: structlog with fixed event names and values, one line per event, never one per
+message.
 
-In a terminal the lines are made for reading, otherwise they are JSON. Standard-library loggers (aiohttp,
-asyncio) come out the same way. Written to stderr: stdout belongs to commands.
+Lines are readable text in a terminal, and JSON elsewhere. Standard-library loggers (aiohttp, asyncio) produce
+the same lines. The log goes to stderr, because stdout belongs to commands.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from broker.settings.settings import DEVELOPMENT_KEY, LogFormat, LogLevel, Setti
 
 
 def configure_logging(log_format: LogFormat | None, level: LogLevel) -> None:
-    """Set up both structlog and the standard library's logging. Safe to call again."""
+    """Set up structlog and the standard library's logging. Safe to call again."""
     console = log_format == "console" or (log_format is None and sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -32,7 +33,7 @@ def configure_logging(log_format: LogFormat | None, level: LogLevel) -> None:
         cache_logger_on_first_use=False,
     )
     if console:
-        # Plain traces: the pretty ones print local variables, and keys are among those.
+        # Plain tracebacks: the pretty ones print local variables, which may hold keys.
         last: list[structlog.typing.Processor] = [
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
@@ -53,8 +54,8 @@ def configure_logging(log_format: LogFormat | None, level: LogLevel) -> None:
 
 
 def warn_development_key(settings: Settings) -> bool:
-    """Log a warning when others can reach the broker with a key that everybody knows; gives whether it
-    did."""
+    """Warn when other machines can reach the broker with the public development key. Returns whether it
+    warned."""
     if settings.sas_key != DEVELOPMENT_KEY or is_loopback(settings.host):
         return False
     structlog.get_logger("broker").warning(

@@ -1,11 +1,11 @@
-"""Every setting and every limit of the broker, with unit and default.
+"""Every setting and limit of the broker, with unit and default.
 
-Answers for the settings that come from the environment (`PARTIBUS_…`) and the command line. Entities come
-from another place: the configuration file (`config_file.py`) and the administration API. Each field here is
-explained for users in `docs/configuration.md`; a test fails when one is missing there.
+This module covers the settings that come from the environment (`PARTIBUS_…`) and the command line. Entities
+come from the configuration file (`config_file.py`) and the administration API. `docs/configuration.md`
+explains each field to users; a test fails if one is missing there.
 
-Values are checked once, here, and never again behind: what holds a `Settings` holds possible values. Units
-stand last in the names. Nothing here reads a file or opens a socket.
+Values are checked here once, so that code with a `Settings` object can rely on them. Names end in their unit.
+Nothing here reads a file or opens a socket.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from broker.entities.descriptions import PARTITIONS_DEFAULT, AuthorizationRule
 ENVIRONMENT_PREFIX = "PARTIBUS_"
 DEVELOPMENT_KEY_NAME = "RootManageSharedAccessKey"
 DEVELOPMENT_KEY = "SAS_KEY_VALUE"
-"""What the emulator's connection strings carry, and so every sample and test (HTTP contract 5.1)."""
+"""The key in the emulator's connection strings, and so in every sample and test (HTTP contract 5.1)."""
 
 KIB, MIB = 1024, 1024 * 1024
 PARTITIONS_MAX = 256
-"""A sequence number has room for 65,536 partitions; each one is a log with its own files, so far fewer make
-sense."""
+"""A sequence number has room for 65,536 partitions, but each one is a log with its own files, so far fewer
+make sense."""
 
 Right = Literal["Manage", "Send", "Listen"]
 FsyncPolicy = Literal["always", "interval", "never"]
@@ -48,7 +48,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def _split(given: object) -> object:
-    """A list from its variable: separated by commas, or JSON; `none` is the empty list."""
+    """Read a list from its variable, separated by commas or in JSON. None, which the variable spells `none`,
+    is the empty list."""
     if isinstance(given, str) and given.lstrip().startswith("["):
         try:
             return json.loads(given)
@@ -88,7 +89,7 @@ Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
 
 
 class SasRule(BaseModel):
-    """One more SAS policy of the namespace, beside the root key: its name, its keys, and what they permit."""
+    """An additional SAS policy of the namespace: its name, its keys, and the rights they give."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -104,12 +105,12 @@ class SasRule(BaseModel):
         return self
 
     def as_rule(self) -> AuthorizationRule:
-        """The same as plain data."""
+        """Convert to plain data."""
         return AuthorizationRule(self.key_name, self.primary_key, self.secondary_key, frozenset(self.rights))
 
 
 class Settings(BaseSettings):
-    """All settings of one broker. Frozen: what changes at run time is an entity, not a setting."""
+    """All settings of one broker. Frozen, because only entities change at run time."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX,
@@ -419,7 +420,7 @@ class Settings(BaseSettings):
 
     @property
     def data_dirs(self) -> tuple[Path, ...]:
-        """All data folders, as they were named."""
+        """All data folders, as the settings name them."""
         return self.data_dir, *self.more_data_dirs
 
     @model_validator(mode="after")
@@ -435,17 +436,16 @@ class Settings(BaseSettings):
 
 
 def variable_of(setting: str) -> str:
-    """The environment variable that gives a setting."""
+    """The environment variable of a setting."""
     return ENVIRONMENT_PREFIX + setting.upper()
 
 
 class WrongSettings(ValueError):
-    """Settings that cannot be: one line per wrong one, with its variable, the value met and the reason."""
+    """Invalid settings. The text has one line per setting, with its variable, its value and the reason."""
 
 
 def load_settings(**given: object) -> Settings:
-    """The settings: what is given here first, then the environment, then the defaults. Raises
-    WrongSettings."""
+    """Load the settings from `given`, then the environment, then the defaults. Raises WrongSettings."""
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
@@ -460,7 +460,7 @@ def _explain(error: ValidationError) -> str:
         path = [str(part) for part in problem["loc"]]
         name = variable_of(path[0]) + "".join(f".{part}" for part in path[1:]) if path else "settings"
         met = problem["input"]
-        # Keys are never shown, and of lists and maps nothing, for they may hold keys.
+        # Never show keys; show no lists or maps either, because they may hold keys.
         shown = (
             f" (got {met!r})" if path and "key" not in path[-1] and isinstance(met, str | int | float) else ""
         )
@@ -474,10 +474,10 @@ def _explain_json(error: SettingsError) -> str:
 
 
 def unknown_variables(environment: Iterable[str] | None = None) -> list[str]:
-    """Variables that begin like ours and name no setting: most likely misspelt.
+    """Variables with our prefix that name no setting, most likely misspelt.
 
-    To be warned of, not refused: an orchestrator makes such variables by itself for a service called
-    `partibus`. Settings are read from variables in any case, PARTIBUS_CONFIG in capitals only.
+    Warn of them, but do not refuse to start: an orchestrator sets such variables by itself for a service
+    called `partibus`. Settings are read from variables in any case, but PARTIBUS_CONFIG only in capitals.
     """
     known = {variable_of(name) for name in Settings.model_fields}
     names = os.environ if environment is None else environment
