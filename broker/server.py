@@ -306,6 +306,7 @@ class Broker:
         self.metrics.memory_used_bytes.set_function(lambda: memory.used)
         self.metrics.memory_mark_bytes.set_function(lambda: memory.mark)
         self.metrics.memory_limited.set_function(lambda: memory.limited)
+        self.metrics.memory_exceeded.set_function(lambda: memory.exceeded)
         for state in FolderState:
             self.metrics.data_folders.labels(state).set_function(partial(self._count_folders, state))
         log.info("memory.mark", mark_mib=memory.mark // MIB)

@@ -88,6 +88,10 @@ class Metrics:
         self.memory_limited = gauge(
             "memory_limited", "1 while messages are refused for lack of memory, 0 otherwise."
         )
+        self.memory_exceeded = gauge(
+            "memory_exceeded",
+            "1 while receivers hold few unsettled deliveries, for lack of memory, 0 otherwise.",
+        )
         self.data_folders = gauge("data_folders", "Data folders by their state.", ("state",))
         self.http_requests = counter(
             "http_requests", "HTTP requests answered, by status.", ("method", "status")

@@ -28,6 +28,7 @@ from broker.frontend.slow_readers import Room
 from broker.frontend.token_expiry import Tokens
 from broker.frontend.wire import Wire
 from broker.messaging.receive_cache import ReceiveCache
+from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX
 from broker.wording import error_of
 from protocol.engine import PARTIAL_BYTES_MAX, Engine
 from protocol.events import (
@@ -317,6 +318,19 @@ class Connection:
             return True
         self._hungry.add(link)
         return False
+
+    def room_above_mark(self, link: Waiting, unsettled: int) -> int:
+        """How many deliveries more the link may hold unsettled while the memory mark is exceeded.
+
+        A link that has as many as it may looks again at each write of its connection, which every settlement
+        causes, and `OutputTotal` causes one now and then until the memory has recovered.
+        """
+        room = UNSETTLED_ABOVE_MARK_MAX - unsettled
+        if room <= 0:
+            self._hungry.add(link)
+            self.services.output.hold(self)
+            return 0
+        return room
 
     @property
     def room(self) -> int:

@@ -70,6 +70,10 @@ class Host(Output, Protocol):
         """Whether the link may hand more messages to the engine; if not, its `credit_granted` is called when
         it may."""
 
+    def room_above_mark(self, link: Waiting, unsettled: int) -> int:
+        """How many deliveries more the link may hold unsettled while the memory mark is exceeded; at 0, its
+        `credit_granted` is called now and then, and after each settlement."""
+
     def sent(self, size: int) -> None:
         """A link has handed so many bytes to the engine."""
 

@@ -10,6 +10,8 @@ something else has taken that memory. It is therefore limited to half of the mar
 process stays below nine tenths of the memory there is.
 
 Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration.
+But until the client settles a delivery, it takes several times as much as the waiting message. So while
+resident memory is a tenth above the mark (`exceeded`), a link is given more only if it holds few unsettled.
 Sends are accepted again when a twentieth of the mark is free. Until then, the C library is told now and then
 to return free pages to the system. It keeps those between blocks in use otherwise, and a broker without any
 messages could stay above its mark.
@@ -42,6 +44,12 @@ TRAFFIC_BYTES_MIN = 16 * 1024 * 1024
 """But so much in any case: less would make single large messages wait for each other."""
 CONNECTION_BYTES = 24 * 1024
 """What a connection that does nothing takes at least; one with a receiver takes some 40 KiB."""
+UNSETTLED_ABOVE_MARK_MAX = 100
+"""Deliveries that a link may hold unsettled while the mark is exceeded: 300 receivers take about 40 MiB."""
+DELIVERY_BYTES = 1536
+"""What a delivery takes at most until it is settled, beside its message's bytes; 1.1 KiB at least."""
+DELIVERED_BYTES_MIN = 256 * 1024
+"""Between two looks, receivers may be given so much in any case."""
 RETURN_S = 2.0
 """How often free pages are returned to the system while sends are refused."""
 MIB = 1024 * 1024
@@ -61,11 +69,13 @@ class Memory:
         "_changed",
         "_counted",
         "_counted_before",
+        "_delivery_room",
         "_freed",
         "_resident",
         "_resident_before",
         "_room",
         "connections",
+        "exceeded",
         "limited",
         "mark",
         "under_way",
@@ -87,6 +97,9 @@ class Memory:
         self.mark = mark
         self.limited = False
         """Sends are refused."""
+        self.exceeded = False
+        """They were refused, and the process has outgrown the mark by a tenth all the same. True until it is
+        less than a twentieth above the mark, or sends are accepted again."""
         self.used = 0
         """Bytes in use, as of the last look."""
         self.under_way = 0
@@ -97,7 +110,7 @@ class Memory:
         self._resident_before = self._counted_before = 0
         self._freed = 0
         """What messages and connections have given back and the process still has, as far as one can tell."""
-        self._room = 0
+        self._room = self._delivery_room = 0
 
     def admit(self, messages: int) -> None:
         """That many messages are to be stored. Raises Refused(SERVER_BUSY) above the mark."""
@@ -119,8 +132,14 @@ class Memory:
         if self._room < 0 and not self.limited:
             self.look()
 
+    def deliver(self, messages: int) -> None:
+        """So many messages were delivered, to be settled: do they exceed the mark? `exceeded` tells."""
+        self._delivery_room -= messages * DELIVERY_BYTES
+        if self._delivery_room < 0:
+            self.look()
+
     def look(self) -> None:
-        """Measure, and decide whether sends are refused from now on."""
+        """Measure, and decide whether sends are refused from now on, and whether the mark is exceeded."""
         resident, waiting = self._resident(), self._counted()
         counted = waiting + CONNECTION_BYTES * self.connections
         returned = max(0, self._resident_before - resident)
@@ -146,6 +165,8 @@ class Memory:
                 mark_mib=self.mark // MIB,
                 waiting_messages_mib=waiting // MIB,
             )
+        self.exceeded = self.limited and resident * 20 > self.mark * (21 if self.exceeded else 22)
+        self._delivery_room = max(self.mark * 11 // 10 - resident, DELIVERED_BYTES_MIN)
         if self.limited:
             self._room = -1  # so that `admit` needs no other comparison
 

@@ -61,6 +61,7 @@ class OutgoingLink:
         self._partitioned = len(queue.router.handles) > 1
         self._unsettled: dict[Delivery, LockToken] = {}
         self._unsettled_max = connection.services.settings.unsettled_per_link_max
+        self._memory = connection.services.memory
         self._meter = queue.meter
         self._receiver: Receiver[Settling] = Receiver(
             queue,
@@ -86,7 +87,10 @@ class OutgoingLink:
         credit = self._engine.credit(self.link)
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
-        return min(credit, self._unsettled_max - len(self._unsettled))
+        wanted = min(credit, self._unsettled_max - len(self._unsettled))
+        if self._memory.exceeded:
+            return min(wanted, self._connection.room_above_mark(self, len(self._unsettled)))
+        return wanted
 
     def has_credit(self) -> bool:
         """The client has granted credit that is not used up."""
@@ -136,6 +140,7 @@ class OutgoingLink:
         deliveries = self._engine.send(self.link, locked.tokens, fronts, self._settled_mode, rests, HEAD.size)
         if not self._settled_mode:
             self._unsettled.update(zip(deliveries, locked.tokens, strict=True))
+            self._memory.deliver(len(fronts))
         self._meter.outgoing_messages += len(fronts)
         self._meter.outgoing_bytes += size
         self.queue.accessed_at_ms = now_ms

@@ -245,3 +245,34 @@ def test_free_pages_between_blocks_in_use_are_returned_to_the_system() -> None:
     blocks.clear()
     return_free_pages()
     assert len(kept) == 41 and resident_bytes() < full - 60 * MIB
+
+
+def test_the_mark_is_exceeded_from_a_tenth_above_it_until_a_twentieth_above_it() -> None:
+    process = Process()
+    seen = []
+    for resident in (100, 109, 111, 109, 106, 105, 109, 111, 90, 109):
+        process.resident = resident * MIB
+        process.memory.look()
+        seen.append(process.memory.exceeded)
+    assert seen == [False, False, True, True, True, False, False, True, False, False]
+
+
+def test_the_mark_is_not_exceeded_while_messages_are_accepted() -> None:
+    """After many messages were received, the process is large, and uses that memory again."""
+    process = Process()
+    process.fill(75 * MIB)
+    assert process.memory.exceeded
+    process.drain(75 * MIB)
+    assert process.resident > 1.1 * MARK and not process.memory.limited and not process.memory.exceeded
+
+
+def test_what_is_delivered_between_two_looks_is_noticed_before_the_mark_is_far_exceeded() -> None:
+    process = Process(MARK + MIB)
+    process.memory.look()
+    looks, delivered = process.looks, 0
+    while not process.memory.exceeded:
+        process.memory.deliver(100)
+        process.resident += 100 * 1300
+        delivered += 1
+        assert process.resident < MARK * 1.12
+    assert process.looks - looks < 30 < delivered, "and not by looking each time"

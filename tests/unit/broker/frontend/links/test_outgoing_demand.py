@@ -8,6 +8,7 @@ import asyncio
 import pytest
 
 from broker.entities.descriptions import QueueSettings
+from broker.frontend.slow_readers import LOOK_AGAIN_S
 from broker.messaging import receiver as receiver_module
 from broker.operations import (
     Complete,
@@ -22,7 +23,7 @@ from broker.operations import (
 from protocol.codec import UInt
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import sections
-from tests.support.link_stack import LinkStack, tags_of, turn, until
+from tests.support.link_stack import Client, LinkStack, tags_of, turn, until
 from tests.support.locked import locked
 from tests.support.receiving import LONG_MS, confirm, demands, give, receiving, waiting
 
@@ -382,3 +383,123 @@ async def test_a_client_that_keeps_its_session_window_shut_is_given_a_bounded_nu
     assert client.connection.engine.unsent_bytes(link) < 3 * 65_536 and given < 500
     client.say(raw.frame(raw.FLOW, raw.flow_fields()))
     assert tags_of(await client.hear()), "once the window opens it goes on"
+
+
+# --- above the memory mark ----------------------------------------------------------------------------------
+
+
+def resident(stack: LinkStack, percent: int) -> None:
+    """The broker has so much memory, in parts of its mark, and has looked."""
+    stack.resident = stack.memory.mark * percent // 100
+    stack.memory.look()
+
+
+async def held() -> tuple[LinkStack, Client]:
+    """A client with credit that has as many unsettled deliveries as it may have far above the mark."""
+    stack = LinkStack(1)
+    resident(stack, 111)
+    client = await stack.connect()
+    await client.receiver(0, credit=250)
+    assert await served(stack, client) == 100
+    return stack, client
+
+
+async def served(stack: LinkStack, client: Client) -> int:
+    """How many messages the client is given by a partition that has many, and is asked for some by and by."""
+    await until(lambda: stack.parts[0].has(Demand))
+    delivered = 0
+    while stack.parts[0].has(Demand):
+        stack.parts[0].answer(
+            Demand, lambda demand: locked(0, demand.count, until_ms=stack.clock.monotonic_ms() + LONG_MS)
+        )
+        delivered += len(tags_of(await client.hear()))
+    return delivered
+
+
+async def test_a_little_above_the_memory_mark_deliveries_are_bounded_by_the_setting_alone() -> None:
+    stack = LinkStack(1, receive_cache_messages=1_000)
+    resident(stack, 109)
+    assert stack.memory.limited
+    client = await stack.connect()
+    await client.receiver(0, credit=250)
+    assert await served(stack, client) == 250
+
+
+async def test_far_above_the_memory_mark_a_link_with_many_unsettled_deliveries_goes_on_when_it_settles() -> (
+    None
+):
+    stack, client = await held()
+    assert not stack.parts[0].has(Demand)
+    client.dispose(0, 9, raw.outcome(raw.ACCEPTED))
+    assert await served(stack, client) == 10
+
+
+async def test_far_above_the_memory_mark_a_link_goes_on_when_another_protocol_settles_its_messages() -> None:
+    stack, client = await held()
+    (link,) = client.connection.engine.links()
+    link.context.forget({next(iter(link.context._unsettled.values()))})
+    assert await served(stack, client) == 1
+
+
+@pytest.mark.parametrize("percent", [50, 104])
+async def test_links_that_were_held_above_the_memory_mark_go_on_when_memory_has_recovered(
+    percent: int,
+) -> None:
+    stack, client = await held()
+    resident(stack, 106)
+    await asyncio.sleep(2 * LOOK_AGAIN_S)
+    assert not stack.parts[0].has(Demand), "not yet, and it goes on looking"
+    resident(stack, percent)
+    assert await served(stack, client) == 150
+
+
+async def test_credit_that_is_granted_above_the_memory_mark_is_served_when_memory_has_recovered() -> None:
+    stack, client = await held()
+    client.flow(0, 100, 0)
+    await turn()
+    client.flow(0, 100, 7)
+    await turn()
+    assert not stack.parts[0].has(Demand)
+    resident(stack, 50)
+    assert await served(stack, client) == 7
+
+
+async def test_a_drain_above_the_memory_mark_is_answered_and_the_next_credit_is_served_later() -> None:
+    stack, client = await held()
+    client.flow(0, 100, 150, drain=True)
+    frames: list[raw.Frame] = []
+    for _ in range(3):
+        await turn()
+        confirm(stack.parts[0])
+        frames += await client.heard(raw.FLOW)
+    assert [frame.field(6) for frame in frames if frame.field(4) is not None] == [0], "no credit is left"
+    client.flow(0, 250, 5)
+    await turn()
+    assert not stack.parts[0].has(Demand)
+    client.dispose(0, 99, raw.outcome(raw.ACCEPTED))
+    assert await served(stack, client) == 5
+
+
+async def test_far_above_the_memory_mark_each_receiver_has_its_hundred_and_a_smaller_setting_counts() -> None:
+    stack = LinkStack(1, unsettled_per_link_max=20)
+    resident(stack, 150)
+    client = await stack.connect()
+    for handle in range(2):
+        await client.receiver(handle, credit=250)
+        assert demands(stack) == {0: 20}
+        assert not stack.parts[0].has(Demand)
+
+
+async def test_what_waits_on_the_shelf_is_held_above_the_memory_mark_too_and_served_after() -> None:
+    stack = LinkStack(1, receive_cache_messages=1_000)
+    client = await stack.connect()
+    await client.receiver(0, credit=250)
+    assert waiting(stack)
+    resident(stack, 111)
+    give(stack, 0, 150)
+    assert len(tags_of(await client.hear())) == 100 and client.connection.cache.messages == 50
+    client.dispose(0, 9, raw.outcome(raw.ACCEPTED))
+    await until(lambda: client.connection.cache.messages == 40)
+    resident(stack, 50)
+    await until(lambda: client.connection.cache.messages == 0)
+    assert len(tags_of(await client.hear())) == 50
