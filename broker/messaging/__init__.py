@@ -1,1 +1,1 @@
-"""What a client does with messages, decided once for links, requests and every other way to a queue."""
+"""Sending, receiving and settling messages, shared by links, requests and every other way to a queue."""

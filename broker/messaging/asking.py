@@ -1,4 +1,4 @@
-"""One question to all partitions that messages lie in. One that is down takes nothing from the others."""
+"""Ask several partitions at once. A partition that is down does not affect the answers of the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lock_lost() -> Refused:
 
 
 def by_partition(tokens: Sequence[LockToken]) -> dict[int, list[LockToken]]:
-    """Lock tokens by the partition that gave them out."""
+    """Lock tokens by the partition that issued them."""
     groups: dict[int, list[LockToken]] = {}
     for token in tokens:
         groups.setdefault(partition_of_token(token), []).append(token)
@@ -31,8 +31,8 @@ def by_partition(tokens: Sequence[LockToken]) -> dict[int, list[LockToken]]:
 
 
 async def answer_of(handle: PartitionHandle | None, operation: Operation) -> Answer | Refused:
-    """Ask one partition; its refusal is an answer, too. Without a partition the lock is lost: nobody gave the
-    token."""
+    """Ask one partition; returns its refusal as an answer too. Without a partition the lock is lost, because
+    no partition issued the token."""
     if handle is None:
         return lock_lost()
     try:
@@ -44,9 +44,10 @@ async def answer_of(handle: PartitionHandle | None, operation: Operation) -> Ans
 async def ask_about(
     queue: Entity, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]
 ) -> list[tuple[list[int], Answer | Refused]]:
-    """Ask the partitions of these lock tokens, all at once; `make` gives the operation about some of them.
+    """Ask the partitions of these lock tokens, all at once. `make` builds the operation for the tokens of one
+    partition.
 
-    Gives each partition's answer, in the order of the tokens, with the places of its tokens among `tokens`.
+    Returns each partition's answer, in the order of the tokens, with the positions of its tokens in `tokens`.
     """
     groups: dict[bytes, list[int]] = {}
     for place, token in enumerate(tokens):

@@ -1,18 +1,18 @@
-"""Which partitions a receiving link asks for how many messages. Pure.
+"""Decide how many messages a receiving link asks of each partition. Pure.
 
-A partition that answered the last demand in full most likely has more (it is *flowing*) until it says
-otherwise; the others have *standing* demand, which waits in the partition until something arrives. So a link
-on a queue with a backlog asks a few flowing partitions in turn, each for a run of messages, and a link on an
-empty queue waits everywhere at once. Asking is what costs, not the messages: a run grows with the credit that
-the client works with, up to RUN_MESSAGES_MAX.
+A partition that met the last demand in full most likely has more (it is *flowing*) until it says otherwise.
+The others have *standing* demand, which waits in the partition until something arrives. So a link on a queue
+with a backlog asks a few flowing partitions in turn, each for a run of messages, and a link on an empty queue
+waits at all partitions at once. The cost lies in asking, not in the messages, so a run grows with the credit
+that the client works with, up to RUN_MESSAGES_MAX.
 """
 
 from __future__ import annotations
 
 RUN_MESSAGES_MAX = 256
-"""And for no more: longer runs leave other clients of the partition with nothing but what they can recall."""
+"""The longest run. A longer one would leave the partition's other clients only what they can recall."""
 RUN_MESSAGES = 32
-"""A flowing partition is asked for at least so many, if the client's credit was ever that large."""
+"""Ask a flowing partition for at least this many, or half the largest credit so far if that is less."""
 
 
 class DemandPlan:
@@ -25,16 +25,16 @@ class DemandPlan:
         """Demand that each partition has not met yet."""
         self._flowing = [False] * partitions
         self._served = [False] * partitions
-        """It has given something since it was last asked."""
+        """Whether each partition has given messages since it was last asked."""
         self._given_up: set[int] = set()
         """Partitions that are down for good."""
         self._turn = 0
         self._window = 0
 
     def ask(self, wanted: int, run_max: int) -> list[tuple[int, int, bool]]:
-        """What to ask for now, as (partition, count, whether it is to tell when it has no more).
+        """What to ask for now, as (partition, count, whether it should say when it has no more).
 
-        `wanted` is how many messages are; `run_max` how many may come at once.
+        `wanted` is the number of messages wanted; `run_max` the number that may come at once.
         """
         asked, flowing = self.asked, self._flowing
         partitions = len(asked)
@@ -64,9 +64,9 @@ class DemandPlan:
                     if missing <= 0:
                         break
         if missing > 0:
-            # Nothing flows: ask anew where part of the standing demand was met. A partition recalls what
-            # other clients hold unseen for those who have asked since they last got something, and only for
-            # them.
+            # The flowing partitions are not enough: ask again where part of the standing demand was met.
+            # A partition recalls other clients' unseen messages only for clients that have asked since
+            # they last received something.
             for number in range(partitions):
                 if self._served[number] and asked[number] and not flowing[number]:
                     count = max(standing - asked[number], 1)
@@ -76,11 +76,11 @@ class DemandPlan:
         return plan
 
     def ask_once(self, wanted: int, run_max: int, everywhere: bool) -> list[tuple[int, int]]:
-        """What to ask for, as (partition, count), of everybody or of those that flow, before the demand is
-        withdrawn.
+        """What to ask for, as (partition, count), before the demand is withdrawn: of all partitions if
+        `everywhere`, else of those that flow.
 
-        Nobody is asked for more than its share: what was not there is found by asking those again that gave
-        something.
+        Each partition is asked for its share at most. Later rounds ask the partitions that gave something for
+        the rest.
         """
         numbers = [
             number
@@ -97,30 +97,30 @@ class DemandPlan:
         return plan
 
     def answered(self, number: int, count: int, *, voids_demand: bool = False) -> None:
-        """A partition has locked `count` messages for the link; with `voids_demand` it has more, but gives it
-        only to a new demand."""
+        """A partition has locked `count` messages for the link. With `voids_demand` it has more, but gives
+        them only for a new demand."""
         rest = 0 if voids_demand else self.asked[number] - count
         self.asked[number] = max(rest, 0)
         self._flowing[number] = rest <= 0
         self._served[number] = True
 
     def unmet(self, number: int) -> None:
-        """A partition has no more for now: what it was asked for stands."""
+        """A partition has no more for now; its demand stands."""
         self._flowing[number] = False
 
     def withdraw(self) -> list[int]:
-        """Ask for nothing more; gives the partitions that have to hear of it."""
+        """Clear all demand; returns the partitions that must be told."""
         withdrawn = [number for number, asked in enumerate(self.asked) if asked]
         for number in withdrawn:
             self.forget(number)
         return withdrawn
 
     def forget(self, number: int) -> None:
-        """The partition knows of no demand any more, and may have nothing."""
+        """The partition no longer holds any demand, and may be empty."""
         self.asked[number] = 0
         self._flowing[number] = False
 
     def give_up(self, number: int) -> None:
-        """The partition does not come back: it is asked for nothing more."""
+        """The partition will not come back: never ask it again."""
         self.forget(number)
         self._given_up.add(number)

@@ -1,7 +1,7 @@
-"""Receive-and-delete: a message leaves the broker when its removal is durable (durability rule 2).
+"""Receive-and-delete: a message leaves the broker only once its removal is durable (durability rule 2).
 
-The messages are locked like all others and completed first. Those whose removal succeeded are handed over;
-the client never settles them.
+The messages are locked as usual, and completed first. Those that were removed are then handed over, and the
+client never settles them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from broker.operations import Answer, Complete, Locked, Release, Settled
 
 
 class Removals:
-    """Messages of one client whose removal is on its way to the log."""
+    """One client's messages whose removal is being written to the log."""
 
     __slots__ = ("_by_cookie", "count")
 
     def __init__(self) -> None:
         self._by_cookie: dict[int, Locked] = {}
         self.count = 0
-        """How many messages they are together."""
+        """The number of these messages."""
 
     def begin(self, locked: Locked, cookie: int) -> Complete:
-        """Ask this of the partition; its answer has the cookie."""
+        """Start a removal; returns the operation to post to the partition. Its answer carries the cookie."""
         self._by_cookie[cookie] = locked
         self.count += len(locked.tokens)
         return Complete(locked.tokens, cookie)
 
     def end(self, cookie: int) -> Locked | None:
-        """The partition has answered: the messages that were to be removed, or None if it is about something
-        else."""
+        """The partition has answered: returns the messages of this removal, or None if the cookie belongs to
+        something else."""
         locked = self._by_cookie.pop(cookie, None)
         if locked is not None:
             self.count -= len(locked.tokens)
@@ -42,14 +42,16 @@ class Removals:
 
 
 def removed(locked: Locked, failures: Container[int]) -> Locked:
-    """Those whose removal is durable. Nobody else will ever have them, so they are to be handed over."""
+    """The messages whose removal is durable. They must be handed over, because no other client can get
+    them."""
     return without(locked, failures) if failures else locked
 
 
 async def remove(handle: PartitionHandle, locked: Locked) -> Locked:
-    """Remove messages that were locked a moment ago; gives those that were removed.
+    """Remove messages that were just locked; returns those that were removed.
 
-    What is not removed is released. Raises Refused if that is all.
+    If the partition refuses, releases the messages and raises its Refused. Raises Refused(LOCK_LOST) if no
+    message could be removed.
     """
     settled = await answer_of(handle, Complete(locked.tokens))
     if isinstance(settled, Refused):
@@ -62,4 +64,4 @@ async def remove(handle: PartitionHandle, locked: Locked) -> Locked:
 
 
 def _ignore(answer: Answer) -> None:
-    """Nobody waits for it."""
+    """Ignore the answer."""

@@ -1,9 +1,9 @@
 """Locked messages waiting for credit: bounded per connection, recalled by their partitions, returned at
 close.
 
-A receive request fans out to all partitions; what comes back beyond the link's credit waits on the link's
-*shelf* and answers its next requests without a fan-out. All shelves of a connection share one bound in
-messages and bytes. Nothing on a shelf was seen by a client: giving it back counts no delivery. Pure: no
+A receive request fans out to all partitions. What comes back beyond the link's credit waits on the link's
+*shelf* and serves its next requests without a fan-out. All shelves of a connection share one bound in
+messages and bytes. No client has seen a message on a shelf, so giving it back counts no delivery. Pure: no
 engine, no loop.
 """
 
@@ -30,7 +30,7 @@ class ReceiveCache:
 
 
 class Shelf:
-    """What one link holds ready, in the order in which it came."""
+    """The messages that one link holds ready, in the order in which they came."""
 
     __slots__ = ("_cache", "_chunks")
 
@@ -42,7 +42,7 @@ class Shelf:
         return bool(self._chunks)
 
     def put(self, locked: Locked) -> Locked | None:
-        """Keep messages as far as there is room; gives what there is no room for, to be released."""
+        """Keep as many messages as fit; returns the rest, to be released."""
         cache = self._cache
         room = min(cache.messages_max - cache.messages, len(locked.tokens))
         size = 0
@@ -60,7 +60,7 @@ class Shelf:
         return rest
 
     def take(self, count: int) -> Locked | None:
-        """The oldest messages, up to `count`, all of one chunk; None when the shelf is empty."""
+        """The oldest messages, up to `count`, all from one chunk; None if the shelf is empty."""
         if not self._chunks or count <= 0:
             return None
         taken, rest = split(self._chunks.popleft(), count)
@@ -71,11 +71,11 @@ class Shelf:
         return taken
 
     def recall(self, partition: int, subqueue: str) -> list[LockToken]:
-        """Take everything of a partition off the shelf."""
+        """Take everything of a partition's subqueue off the shelf."""
         return self._drop(lambda chunk: chunk.partition == partition and chunk.subqueue == subqueue)
 
     def expire(self, until_ms: int) -> list[LockToken]:
-        """Take off what is locked until `until_ms` or less, in monotonic time."""
+        """Take off messages whose lock ends at `until_ms` or earlier, in monotonic time."""
         return self._drop(lambda chunk: chunk.locked_until_ms <= until_ms)
 
     def clear(self) -> Iterator[Locked]:
@@ -107,7 +107,7 @@ class Shelf:
 
 
 def split(locked: Locked, count: int) -> tuple[Locked | None, Locked | None]:
-    """The first `count` messages, and the others; None for an empty part."""
+    """The first `count` messages and the rest; None for an empty part."""
     total = len(locked.tokens)
     if count >= total:
         return locked, None
@@ -117,7 +117,7 @@ def split(locked: Locked, count: int) -> tuple[Locked | None, Locked | None]:
 
 
 def without(locked: Locked, places: Container[int]) -> Locked:
-    """The messages but for those at `places`."""
+    """The messages except those at `places`."""
     kept = [index for index in range(len(locked.tokens)) if index not in places]
     lists = [[values[index] for index in kept] for values in _lists_of(locked)]
     columns = {name: [values[index] for index in kept] for name, values in locked.columns.items()}
@@ -139,7 +139,8 @@ Getter = Callable[[Locked], tuple[Any, ...]]
 
 
 def _getters() -> tuple[Getter, Getter, Getter]:
-    """The fields of an answer but for its columns: those before its lists, the lists, those behind them."""
+    """Getters for the fields of an answer except its columns: those before its lists, the lists, those after
+    them."""
     names = [each.name for each in fields(Locked)]
     begin, end = names.index("tokens"), names.index("locked_until_ms")
     assert set(names[begin:end]) == {"tokens", *KNOWN_COLUMNS} and names[-1] == "columns"

@@ -1,15 +1,15 @@
-"""Receiving from a subqueue: demand at every partition, messages that wait for credit, recall, settlements.
+"""Receive from a subqueue: demand at every partition, messages that wait for credit, recall, settlements.
 
-Credit becomes demand at every partition (`fan_out.py`), so that a message anywhere is found at once. What
+Credit becomes demand at every partition (`fan_out.py`), so a message in any of them is found at once. What
 comes back beyond the credit waits on the shelf (`receive_cache.py`) until the client wants it, its lock is
-about to run out, or its partition recalls it. Locked messages leave the shelf with their locks renewed. With
+about to run out, or its partition recalls it. Messages leave the shelf with their locks renewed. With
 receive-and-delete, the removal comes first (`receive_and_delete.py`).
 
-A drain asks every partition once, takes the demand back, and is answered when all have confirmed that nothing
-more is on its way. The end of a receiver is not a settlement: what the client has seen stays locked until its
-lock runs out; what it has not seen goes back at once.
+A drain asks every partition once, then withdraws the demand, and is answered when all partitions have
+confirmed that nothing more is on its way. The end of a receiver does not settle anything: messages that the
+client has seen stay locked until their locks run out; unseen messages go back at once.
 
-Knows nothing of AMQP: whoever takes the messages is a `Taker`. Runs in the event loop; nothing here waits.
+Knows nothing of AMQP: messages go to a `Taker`. Runs in the event loop; nothing here waits.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from broker.operations import (
 )
 
 WITHDRAW_AFTER_S = 0.02
-"""How long demand outlives the client's credit: one who receives in a loop asks again at once."""
+"""How long demand outlives the client's credit. A client that receives in a loop asks again at once."""
 RETRY_UNAVAILABLE_S = 0.25
-"""How long to wait before asking a partition again that went down."""
+"""How long to wait before asking again a partition that went down."""
 
 R = TypeVar("R")
-"""What a taker notes about a settlement, for when it is answered."""
+"""A taker's note about a settlement, returned with its outcome."""
 R_contra = TypeVar("R_contra", contravariant=True)
 
 
@@ -62,38 +62,38 @@ class Taker(Protocol[R_contra]):
         """How many bytes may wait for the client."""
 
     def wanted(self) -> int:
-        """How many messages the client may be given now; 0 or less while it cannot be given any."""
+        """How many messages the client can be given now; 0 or less if none."""
 
     def has_credit(self) -> bool:
-        """Whether it waits for messages, even if it cannot be given any now."""
+        """Whether the client waits for messages, even if it cannot be given any now."""
 
     def is_draining(self) -> bool:
-        """It wants what there is now, and then to be told that there is no more (§2.6.7)."""
+        """Whether the client wants what is there now, and then to be told that there is no more (§2.6.7)."""
 
     def is_blocked(self) -> bool:
-        """It does not read as fast as it grants credit. Once it does, `Receiver.credit_granted` is to be
-        called."""
+        """Whether the client reads more slowly than it grants credit. Once it catches up, call
+        `Receiver.credit_granted`."""
 
     def drained(self) -> None:
         """No partition has more for now."""
 
     def take(self, locked: Locked) -> None:
-        """Messages for the client: locked for it, or removed for it."""
+        """Take messages for the client, either locked or already removed."""
 
     def shelf_bytes(self) -> int:
-        """How many bytes may be held ready for it beyond its credit."""
+        """How many bytes may be held ready beyond the client's credit."""
 
     def shelved(self, size: int) -> None:
-        """So many bytes more are held ready."""
+        """`size` more bytes are held ready."""
 
     def settled(self, note: R_contra, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
-        """A settlement is durable, but for the failures (by place among its tokens)."""
+        """A settlement is durable, except for the failures (by position among its tokens)."""
 
     def not_settled(self, note: R_contra, why: Refused) -> None:
         """A settlement failed as a whole."""
 
     def fail(self) -> None:
-        """Something unforeseen went wrong (the exception is being handled): end the client, and no other."""
+        """An unexpected exception is being handled: end this client, and no other."""
 
 
 class Receiver(Generic[R]):
@@ -133,22 +133,24 @@ class Receiver(Generic[R]):
         clock: Clock,
         removes: bool,
     ) -> None:
-        """`removes`: receive and delete, instead of lock and wait for a settlement."""
+        """`removes` selects receive-and-delete instead of peek-lock."""
         self._queue, self._subqueue, self._taker = queue, subqueue, taker
         self._cache, self._clock, self._removes = cache, clock, removes
         self._client = next_client()
         self._handles = queue.router.handles
         self._plan = DemandPlan(len(self._handles))
         self._withdrawals = [0] * len(self._handles)
-        """By partition: answers `Withdrawn` that are still to come."""
+        """By partition: `Withdrawn` answers still to come."""
         self._drain_asked = False
         self._shelf = Shelf(cache)
         self._settling: dict[int, tuple[Settlement, int, R]] = {}
-        """By cookie: settlements on their way to the log, of how many messages, and the taker's notes."""
+        """Settlements being written to the log, by cookie: the settlement, its number of messages, and the
+        taker's note."""
         self._removals = Removals()
         self._cookies = 0
         self._message_bytes = 1024
-        """A running estimate: how large one message is, to ask for no more than the shelf can hold."""
+        """A running estimate of the size of one message, so as not to ask for more than the shelf can
+        hold."""
         self._has_ended = False
         self._shelf_timer: asyncio.TimerHandle | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -158,7 +160,7 @@ class Receiver(Generic[R]):
     # --- credit in, demand out ------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:
-        """The client wants another number of messages, or can be given messages again."""
+        """The client's credit has changed, or it can be given messages again."""
         if self._has_ended:
             return
         taker = self._taker
@@ -180,7 +182,7 @@ class Receiver(Generic[R]):
         return min(wanted - self._removals.count, max(self._taker.room // self._message_bytes, 1))
 
     def _ask(self) -> None:
-        """Ask for what is wanted; take the demand back if nothing has been wanted for a while."""
+        """Ask for what is wanted; withdraw the demand if nothing has been wanted for a while."""
         wanted = self._wanted()
         if wanted <= 0:
             if self._withdraw_timer is None and any(self._plan.asked):
@@ -201,7 +203,7 @@ class Receiver(Generic[R]):
         )
 
     def _bytes_max(self) -> int:
-        """The same in bytes, which only the partition knows exactly."""
+        """The same limit in bytes, which only the partition can apply exactly."""
         return self._taker.room // 4
 
     def _withdraw_is_due(self) -> None:
@@ -210,14 +212,13 @@ class Receiver(Generic[R]):
             self._withdraw()
 
     def _withdraw(self) -> None:
-        """The client wants nothing now: no partition shall lock anything more for it."""
+        """The client wants nothing now: stop all partitions from locking more for it."""
         for number in self._plan.withdraw():
             self._withdrawals[number] += 1
             self._handles[number].post(Withdraw(self._subqueue), self._client, self._answered)
 
     def _drain_round(self, *, everywhere: bool) -> None:
-        """Ask for what there is now, in all partitions or in those that gave something in the round
-        before."""
+        """Ask for what is there now, in all partitions or in those that still flow."""
         for number, count in self._plan.ask_once(self._wanted(), self._run_max(), everywhere):
             self._handles[number].post(
                 Demand(self._subqueue, count, bytes_max=self._bytes_max()), self._client, self._answered
@@ -225,7 +226,7 @@ class Receiver(Generic[R]):
         self._withdraw()
 
     def _finish_drain(self) -> None:
-        """Answer the drain when nothing is on its way any more, and no partition has more."""
+        """Answer the drain once nothing more is on its way and no partition has more."""
         if not self._drain_asked or any(self._withdrawals) or self._removals.count:
             return
         taker = self._taker
@@ -240,13 +241,13 @@ class Receiver(Generic[R]):
         self._drain_asked = False
         if is_draining:
             taker.drained()
-        else:  # the client has thought better of it
+        else:  # the client has cancelled the drain
             self._ask()
 
     # --- answers of the partitions --------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
-        """Called by the partitions' tasks: what goes wrong here ends this client, and no partition."""
+        """Called by the partitions' tasks. An error here ends this client, not the partition."""
         try:
             self._take(answer)
         except Exception:
@@ -323,14 +324,15 @@ class Receiver(Generic[R]):
             self._meter.receive_cache_hits += len(locked.tokens)
             duration_ms = self._queue.description.settings.lock_duration_ms
             now_ms = self._clock.monotonic_ms()
-            # A lock that is nearly new is left as it is: messages pass over the shelf in passing, too.
+            # Do not renew a lock that is nearly new: many messages are on the shelf only for a moment.
             if locked.locked_until_ms < now_ms + duration_ms - duration_ms // 20 and not self._removes:
                 self._handles[locked.partition].post(RenewLocks(locked.tokens), self._client, self._answered)
                 locked.locked_until_ms = now_ms + duration_ms
             self._hand_over(locked)
 
     def _margin_ms(self) -> int:
-        """A lock that runs out this soon is not handed over: its renewal might come too late."""
+        """Do not hand over a message whose lock runs out this soon, because the renewal might come too
+        late."""
         return min(self._queue.description.settings.lock_duration_ms // 4, 5_000)
 
     def _expire_shelf(self) -> None:
@@ -340,7 +342,7 @@ class Receiver(Generic[R]):
             self._handles[number].post(Release(group), self._client, self._answered)
 
     def _watch_shelf(self) -> None:
-        """Give back, in good time, what nobody came for."""
+        """Give messages back before their locks run out if the client does not take them."""
         until_ms = self._shelf.locked_until_ms()
         if self._shelf_timer is None and until_ms is not None and not self._has_ended:
             delay_ms = max(until_ms - self._margin_ms() - self._clock.monotonic_ms(), 10)
@@ -374,8 +376,8 @@ class Receiver(Generic[R]):
     # --- settlement back ------------------------------------------------------------------------------------
 
     def settle(self, number: int, tokens: Sequence[LockToken], settlement: Settlement, note: R) -> None:
-        """Ask a partition to settle messages that it has locked. When it has answered, the taker hears of it
-        with its `note`, also after the end; a release is not answered."""
+        """Ask a partition to settle messages that it has locked. Its answer reaches the taker with `note`,
+        even after the end; a release gets no answer."""
         self._cookies += 1
         if settlement.is_answered:
             self._settling[self._cookies] = settlement, len(tokens), note
@@ -403,13 +405,13 @@ class Receiver(Generic[R]):
     # --- partitions that go down ----------------------------------------------------------------------------
 
     def _unavailable(self, number: int, for_good: bool) -> None:
-        """Locks and demand in the partition are void. Ask again in a while, but not a partition that does not
-        come back."""
+        """Locks and demand in the partition are void. Ask again later, unless the partition is down for
+        good."""
         if for_good:
             self._plan.give_up(number)
         else:
             self._plan.forget(number)
-        self._withdrawals[number] = 0  # one that waited for messages to come back is forgotten there
+        self._withdrawals[number] = 0  # the partition has forgotten any withdrawal it had not answered
         self._shelf.recall(number, self._subqueue)
         if self._retry_timer is None and not self._has_ended:
             self._retry_timer = asyncio.get_running_loop().call_later(RETRY_UNAVAILABLE_S, self._retry)

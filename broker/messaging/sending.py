@@ -1,9 +1,9 @@
-"""Sending to a queue: admits, checks and places messages, and follows them until they are stored or refused.
+"""Send to a queue: admit, check and place messages, and follow them until they are stored or refused.
 
-Messages that come together go to their partitions as one `Send` each, and are acknowledged when the partition
-says that they are durable (durability rule 1). A message that is refused is refused alone; a batch (AMQP
-contract 4.5) goes to one partition as a whole, or is refused as a whole. What a partition cannot take and
-nothing pins to it goes to another one.
+Messages that come together go to their partitions as one `Send` each, and are acknowledged once the partition
+reports that they are durable (durability rule 1). A message is refused by itself; a batch (AMQP contract 4.5)
+goes to one partition as a whole, or is refused as a whole. Messages that a partition cannot take go to
+another one, unless a key pins them.
 
 Knows nothing of AMQP. Runs in the event loop; nothing here waits.
 """
@@ -28,29 +28,29 @@ from broker.operations import Answer, Failed, Send, Sent
 from broker.throttle.memory_mark import Memory
 
 TAKEN_APART_AT_ONCE = 64
-"""Messages of a batch: less than a millisecond."""
+"""Messages of a batch to store in one step, which takes less than a millisecond."""
 ONE_DISK = frozenset((Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED))
 SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}
-"""Why a partition refuses what another one may take, if the queue is in one data folder or in several."""
+"""Reasons for which another partition may take what one refused, if the queue is in one data folder or in
+several."""
 ELSEWHERE_WITHIN_S = 7.0
-"""Messages that have been under way for longer are posted to no further partition (clients wait 15 s and more
-for an outcome)."""
+"""Try no further partition after this many seconds (clients wait 15 s and more for an outcome)."""
 
 R = TypeVar("R")
-"""What the sender knows a message by, to be told of its outcome."""
+"""A sender's receipt for a message, returned with its outcome."""
 
 
 class UnderWay(Protocol):
-    """What counts the messages that wait for their outcome: the sender's connection."""
+    """Counts the messages that wait for their outcome: the sender's connection."""
 
     def took(self, size: int, messages: int) -> None:
-        """Messages of `size` bytes wait for their outcome from now on."""
+        """Messages of `size` bytes now wait for their outcome."""
 
     def finished_with(self, size: int, messages: int) -> None:
-        """They have it."""
+        """Messages of `size` bytes have their outcome."""
 
     def fail(self) -> None:
-        """Something unforeseen went wrong (the exception is being handled): end the client, and no other."""
+        """An unexpected exception is being handled: end this client, and no other."""
 
 
 @dataclass(slots=True)
@@ -60,15 +60,15 @@ class _Underway(Generic[R]):
     send: Send
     receipts: Sequence[R]
     count: int
-    """How many outcomes there are to tell: one for a whole batch."""
+    """The number of outcomes to report: one for a whole batch."""
     size: int
-    """The messages' bytes."""
+    """The messages' size in bytes."""
     number: int | None
     """The partition; None if their key pins them to it."""
     began: float
-    """When, by the loop's clock."""
+    """When they were posted, by the loop's clock."""
     refused_by: dict[int, Reason] = field(default_factory=dict)
-    """Partitions that did not take them."""
+    """Partitions that refused them, and why."""
 
 
 class Sending(Generic[R]):
@@ -99,8 +99,8 @@ class Sending(Generic[R]):
         clock: Clock,
         message_id: Callable[[], str],
     ) -> None:
-        """`stored` and `refused` are told what became of messages: their receipts, and how many outcomes that
-        is. A batch has one outcome. There are no receipts if nobody waits for the outcome.
+        """`stored` and `refused` report outcomes: they get the messages' receipts and the number of outcomes.
+        A batch has one outcome. There are no receipts if the client does not wait for outcomes.
 
         `message_id` makes ids for messages that have none.
         """
@@ -116,8 +116,8 @@ class Sending(Generic[R]):
     # --- messages in ----------------------------------------------------------------------------------------
 
     def send(self, payloads: Sequence[bytes], receipts: Sequence[R]) -> None:
-        """Messages of their own, each with its outcome: those without a key go round in runs, the others
-        where they belong, as one operation for each partition.
+        """Send messages that each have their own outcome. Messages without a key go round the partitions in
+        runs; the others go to the partitions of their keys, as one operation each.
 
         Raises Refused if the broker takes none of them for now.
         """
@@ -150,8 +150,8 @@ class Sending(Generic[R]):
             self._post(handle, data, times_to_live_ms, own, len(indexes))
 
     def _keys(self, run: StoredRun) -> Sequence[str | None] | None:
-        """What pins the messages to partitions (AMQP contract 10.7): the session-id, else the partition-key,
-        else, with duplicate detection, the message-id. None if nothing pins any of them."""
+        """The keys that pin the messages to partitions (AMQP contract 10.7): the session-id, else the
+        partition-key, else, with duplicate detection, the message-id. None if no message has a key."""
         sessions, keys = run.session_ids, run.partition_keys
         if sessions is not None and keys is not None:
             keys = [session or key for session, key in zip(sessions, keys, strict=True)]
@@ -188,12 +188,12 @@ class Sending(Generic[R]):
             )
 
     def send_batch(self, payload: bytes, receipts: Sequence[R]) -> Iterator[None]:
-        """A batch is enqueued as a whole, in one partition: its messages' one key says which, else its turn
-        (AMQP contract 4.5). Raises Refused.
+        """Enqueue a batch as a whole, in one partition: that of its messages' single key, else the next in
+        turn (AMQP contract 4.5). Raises Refused.
 
-        It may hold thousands of messages, so it is taken apart in steps, and posted with the last one.
+        A batch may hold thousands of messages, so it is taken apart in steps and posted in the last one.
         """
-        self._memory.admit(0)  # above the mark, not even the batch is taken apart
+        self._memory.admit(0)  # above the memory mark, do not even take the batch apart
         inner, hint = split(payload)
         self._memory.admit(len(inner))
         message_id = self._message_id
@@ -223,7 +223,7 @@ class Sending(Generic[R]):
             )
         key = next(iter(keys), "") or hint.session_id or hint.partition_key
         if not key and self._queue.description.settings.requires_duplicate_detection:
-            key = stored_message_id(data[0]).hex()  # the id that the official clients put on the envelope
+            key = stored_message_id(data[0]).hex()  # the official clients put this id on the envelope
         router = self._queue.router
         if key:
             self._post(router.keyed(key), data, times_to_live_ms, receipts, 1)
@@ -232,7 +232,7 @@ class Sending(Generic[R]):
             self._post(router.handles[number], data, times_to_live_ms, receipts, 1, number)
 
     def _check(self, run: StoredRun) -> None:
-        """Add the refusals of what this queue does not take."""
+        """Refuse messages that this queue does not take."""
         if run.scheduled_enqueue_times_ms is not None:
             now_ms = self._clock.now_ms()
             for index, scheduled_ms in enumerate(run.scheduled_enqueue_times_ms):
@@ -254,8 +254,8 @@ class Sending(Generic[R]):
         count: int,
         number: int | None = None,
     ) -> None:
-        """Ask a partition to store messages; `number` is its own if another one may take them in its
-        place."""
+        """Ask a partition to store messages. `number` is the partition's if another one may take them
+        instead."""
         size = sum(map(len, data))
         self._sends += 1
         if times_to_live_ms is not None and not any(times_to_live_ms):
@@ -268,14 +268,14 @@ class Sending(Generic[R]):
     # --- outcomes back --------------------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
-        """Called by the partitions' tasks: what goes wrong here ends this client, and no partition."""
+        """Called by the partitions' tasks. An error here ends this client, not the partition."""
         try:
             self._take(answer)
         except Exception:
             self._under_way.fail()
 
     def _take(self, answer: Answer) -> None:
-        if not isinstance(answer, Sent | Failed):  # Unavailable: what was under way is answered on its own
+        if not isinstance(answer, Sent | Failed):  # Unavailable: each send under way gets its own answer
             return
         assert isinstance(answer.cookie, int), "cookies of a sender are numbers"
         sent = self._waiting.pop(answer.cookie)
@@ -295,14 +295,14 @@ class Sending(Generic[R]):
             self._refused(sent.receipts, Refused(answer.reason, answer.description), sent.count)
 
     def _sent_elsewhere(self, sent: _Underway[R], failed: Failed) -> bool:
-        """Messages without a key do not depend on a partition: what one went down with, or has no room for,
-        another one takes.
+        """Post messages without a key to another partition if theirs is down or full; returns whether it did.
 
-        Whoever answers `Failed` has said that nothing of them will ever be read there, so they cannot come
-        twice (but for a process that ends while that disk still refuses, see `partition/task.py`). Every
-        partition is asked once, for ELSEWHERE_WITHIN_S at most: a partition whose disk hangs takes seconds to
-        say so, and the client must hear in time that it can try again. A full disk is another matter if it is
-        the same one for all partitions: they would all write to it in vain.
+        A partition that answers `Failed` guarantees that the messages will never be read there, so they
+        cannot be stored twice (except if a process ends while that disk still refuses, see
+        `partition/task.py`). Each partition is tried once, for ELSEWHERE_WITHIN_S in all: a partition whose
+        disk hangs takes seconds to say so, and the client must hear in time that it can try again. A full
+        disk counts only if the partitions are on several disks; otherwise they would all write to the same
+        one in vain.
         """
         elsewhere = ONE_DISK if self._queue.description.folders == 1 else SEVERAL_DISKS
         if sent.number is None or failed.reason not in elsewhere:
@@ -323,8 +323,8 @@ class Sending(Generic[R]):
         return True
 
     def _of_all(self, sent: _Underway[R], last: Failed) -> Failed:
-        """The answer of all partitions together: full for good only if each of them is, for one that is down
-        may come back with room."""
+        """Combine the partitions' refusals: report a full queue only if every partition is full, because one
+        that is down may come back with room."""
         full, partitions = (
             list(sent.refused_by.values()).count(Reason.QUOTA_EXCEEDED),
             self._queue.description.partitions,
@@ -341,7 +341,7 @@ class Sending(Generic[R]):
 def _chosen(
     run: StoredRun, receipts: Sequence[R], indexes: Sequence[int]
 ) -> tuple[list[bytes], list[int | None] | None, list[R]]:
-    """The data, times to live and receipts, if there are any, of some messages of a run."""
+    """The data, times to live and receipts (if any) of some messages of a run."""
     times_to_live_ms = run.times_to_live_ms
     return (
         [run.data[index] for index in indexes],

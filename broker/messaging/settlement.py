@@ -1,7 +1,7 @@
-"""What a client decides about messages that it has locked, and the operation that this asks of a partition.
+"""A client's decision about messages it has locked, and the operation that carries it out in a partition.
 
 AMQP dispositions, `$management` and every other protocol come down to these five settlements (AMQP contract
-6.1). Settlements that change nothing but the state are shared constants, so that the hot path makes none.
+6.1). Settlements that change only the state are shared constants, so the hot path creates none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.operations import Abandon, Complete, DeadLetter, Defer, LockToken, R
 
 
 class Kind(Enum):
-    """The settlements that there are."""
+    """The kinds of settlement."""
 
     COMPLETE, ABANDON, DEFER, DEAD_LETTER, RELEASE = range(5)
 
@@ -35,13 +35,13 @@ class Settlement:
 
     @property
     def is_answered(self) -> bool:
-        """The partition says when it is durable. A release is never answered."""
+        """Whether the partition answers once the settlement is durable. A release is never answered."""
         return self.kind is not Kind.RELEASE
 
     def operation(
         self, tokens: Sequence[LockToken], cookie: object = None
     ) -> Complete | Abandon | Defer | DeadLetter | Release:
-        """What to ask of the partition of these tokens."""
+        """The operation to post to the partition of these tokens."""
         match self.kind:
             case Kind.COMPLETE:
                 return Complete(tokens, cookie)
@@ -55,8 +55,8 @@ class Settlement:
                 return Release(tokens)
 
     def count(self, meter: EntityMeter, messages: int) -> None:
-        """Count the messages that were settled. Partitions count what they dead-letter, for they do so on
-        their own account, too."""
+        """Count settled messages. Partitions count dead-lettered messages themselves, because they also
+        dead-letter messages on their own."""
         match self.kind:
             case Kind.COMPLETE:
                 meter.completed_messages += messages
@@ -87,8 +87,8 @@ def defer(properties: Mapping[Any, Any]) -> Settlement:
 def dead_letter(properties: Mapping[Any, Any], reason: Any = None, description: Any = None) -> Settlement:
     """Move messages to the dead-letter queue. Raises Refused for properties that cannot be set.
 
-    `reason` and `description` replace properties of these names. A property that is null is left as it is
-    (AMQP contract 6.1).
+    `reason` and `description` replace properties of these names. A null leaves the property as it is (AMQP
+    contract 6.1).
     """
     given = {DEAD_LETTER_REASON: reason, DEAD_LETTER_DESCRIPTION: description}
     changed = {**properties, **{name: value for name, value in given.items() if value}}
@@ -96,7 +96,7 @@ def dead_letter(properties: Mapping[Any, Any], reason: Any = None, description: 
 
 
 def not_settled(reason: Reason) -> Refused:
-    """The refusal of a settlement that did not reach a message, for a reason that its partition gave."""
+    """The refusal of a settlement that failed for a message, for the reason that its partition gave."""
     if reason is Reason.LOCK_LOST:
         return lock_lost()
     assert reason is Reason.NOT_ALLOWED, "partitions refuse a settlement for these reasons alone"
@@ -109,8 +109,8 @@ def not_settled(reason: Reason) -> Refused:
 async def settle(
     queue: Entity, tokens: Sequence[LockToken], settlement: Settlement
 ) -> tuple[list[LockToken], list[Refused]]:
-    """Settle messages by their lock tokens, in any partitions; gives those that were settled, durably, and
-    why the others were not."""
+    """Settle messages by their lock tokens, in any partitions. Returns the tokens that were settled, durably,
+    and the refusals of the others."""
     settled: list[LockToken] = []
     refusals: list[Refused] = []
     for places, answer in await ask_about(queue, tokens, settlement.operation):
