@@ -1,8 +1,8 @@
-"""How many files and connections the process may have open, and who may have how many of them.
+"""Limit how many files and connections the process may have open, and divide them between logs and clients.
 
-Files and connections share one limit of the system. What the logs keep open is bounded, so that a broker with
-many more partitions than descriptors works and has room for its clients. Clients are bounded too, so that a
-log can always open a file.
+Files and connections share one limit of the system. The number of open log files is bounded, so a broker with
+many more partitions than descriptors works and has room for its clients. The number of clients is bounded
+too, so a log can always open a file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from broker.settings.settings import Settings
 
 DESCRIPTORS_WANTED = 65_536
 LOG_FILES_MAX = 8_192
-"""The most that are kept open unless a setting says otherwise: opening a file again costs less than a
+"""The most log files kept open unless a setting says otherwise: opening a file again costs less than a
 sync."""
 LOG_FILES_MIN = 16
 READ_MAX = 256
 OTHERS = 36
-"""Listeners, event loop and lock, about 16, and what threads of the storage open for a moment."""
+"""Listeners, event loop and lock, about 16, and files that storage threads open for a moment."""
 
 log = structlog.get_logger("server")
 
@@ -41,19 +41,20 @@ def raise_limit() -> None:
 
 
 class Shares(NamedTuple):
-    """Who may have how many descriptors at a time."""
+    """How many descriptors each use may take at a time."""
 
     written: int
     """Log files open for writing."""
     read: int
     """Log files open for reading."""
     amqp: int
-    """Connections over AMQP's own ports; for WebSockets too it is the most there may be."""
+    """Connections over AMQP's own ports; the number of WebSocket connections has the same limit."""
     http: int
 
     @classmethod
     def of(cls, settings: Settings, limit: int | None = None) -> Self:
-        """What the settings permit, as far as `limit` has room for it, by default the process's own."""
+        """Shares according to the settings, as far as `limit` allows; `limit` defaults to the process's
+        own."""
         if limit is None:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:

@@ -1,14 +1,14 @@
-"""What is asked of a partition, and what it answers: plain data, no live objects.
+"""Operations that a partition carries out, and its answers: plain data, no live objects.
 
 Each operation travels to the partition's mailbox with the number of the *client* that asks (a link, a
 management request, an HTTP request: `ClientId`), and each answer travels back to the sink registered under
-that number. The answers to one client come in the order in which the partition decided them. `cookie` is the
-asker's own note: it comes back as it was. One operation carries many messages; nothing here is made per
+that number. A client gets its answers in the order in which the partition decided them. `cookie` is the
+client's own note and is returned unchanged. One operation carries many messages; nothing here is created per
 message.
 
 A *lock token* is the 16 bytes used as delivery tag: the sequence number (8 bytes, big endian; its top 16 bits
-are the partition's number) and a nonce that tells this lock from every other one of the same message, also
-across restarts.
+are the partition's number) and a nonce that distinguishes this lock from every other lock of the same
+message, also across restarts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ClientId = NewType("ClientId", int)
 LockToken = bytes
 
 PARTITION_SHIFT = 48
-"""A sequence number's partition stands above this bit (AMQP contract 10.2)."""
+"""The partition is in the bits of a sequence number from this one up (AMQP contract 10.2)."""
 
 
 def partition_of(sequence_number: int) -> int:
@@ -34,12 +34,12 @@ def partition_of(sequence_number: int) -> int:
 
 
 def partition_of_token(token: LockToken) -> int:
-    """The partition that gave out this lock token."""
+    """The partition that issued this lock token."""
     return token[0] << 8 | token[1]
 
 
 def sequence_of_token(token: LockToken) -> int:
-    """The sequence number of the message behind a lock token."""
+    """The sequence number of the message that a lock token locks."""
     return int.from_bytes(token[:8], "big")
 
 
@@ -51,26 +51,27 @@ BYTES_UNBOUNDED = 1 << 62
 
 @dataclass(slots=True, frozen=True)
 class Column:
-    """One thing that is known of each message. In operations and answers it is a list, in parallel with the
+    """One thing that is known of each message. Operations and answers hold it as a list in parallel with the
     messages."""
 
     name: str
-    """In `columns` of operations and answers, and of a partition's reference."""
+    """In `columns` of operations and answers, and in a partition's reference."""
     number: int
-    """In records and checkpoints. It stands for this column for ever: a number is never given again."""
+    """In records and checkpoints. It identifies this column for ever: never reuse a number."""
     code: str
-    """How a value is stored: the array type of a number (Q 8 bytes, I 4, H 2), or "" for bytes, of which None
-    means that there are none."""
+    """How a value is stored: the array type of a number (Q 8 bytes, I 4, H 2), or "" for bytes, where None
+    means no value."""
     default: int | bytes | None
-    """Of messages that came without a value. A column in which all values are the default is not stored."""
+    """The value of messages that came without one. A column in which all values are the default is not
+    stored."""
 
 
 COLUMNS: Final[tuple[Column, ...]] = ()
-"""The columns that a sender may give to its messages, and that travel with them from then on.
+"""The columns that a sender may give to its messages, and that stay with them from then on.
 
-*To add one, add it here.* A `Send` whose `columns` hold it has it stored with the message. Recovery,
-compaction, checkpoints and repair keep it (`broker/partition/columns.py`), the shelves of receivers cut it
-like all other lists, and `Locked` and `Peeked` have it in their `columns`.
+*To add one, add it here.* A `Send` with the column in its `columns` has it stored with the message. Recovery,
+compaction, checkpoints and repair keep it (`broker/partition/columns.py`), receivers' shelves split it like
+all other lists, and `Locked` and `Peeked` return it in their `columns`.
 """
 
 ColumnLists = dict[str, list[int | bytes | None]]
@@ -84,8 +85,8 @@ KNOWN_COLUMNS: Final = {
     "messages": "payload",
     "changed": "changed",
 }
-"""The lists of `Locked` and `Peeked` that all messages have: where in a partition's reference each comes
-from."""
+"""The lists of `Locked` and `Peeked` that all messages have, and the attribute of a partition's reference
+that each comes from."""
 
 
 # --- operations ---------------------------------------------------------------------------------------------
@@ -96,9 +97,9 @@ class Send:
     """Enqueue messages in the main subqueue, all or none. Answered with `Sent` or `Failed`."""
 
     messages: Sequence[bytes]
-    """Each a stored message (`broker/message/stored.py`): opaque here."""
+    """Stored messages (`broker/message/stored.py`), opaque here."""
     time_to_live_ms: Sequence[int | None] | None
-    """Per message, as the sender set it; None for all when no message has one."""
+    """Per message, as the sender set it; None if no message has one."""
     cookie: object = None
     columns: ColumnLists = field(default_factory=dict)
     """Those of `COLUMNS` in which some message has a value of its own."""
@@ -106,19 +107,19 @@ class Send:
 
 @dataclass(slots=True)
 class Demand:
-    """Raise by `count` the number of messages this client wants from a subqueue, to lock and hand out.
+    """Raise by `count` the number of messages that this client wants to lock and receive from a subqueue.
 
-    Answered with `Locked`, at once or later, as often as there is something, until the demand is used up, or
-    withdrawn.
+    Answered with `Locked`, now or later and as often as messages are available, until the demand is used up
+    or withdrawn.
     """
 
     subqueue: str
     count: int
     tell_unmet: bool = False
-    """Answer with `Unmet` as well if it cannot be met at once."""
+    """Also answer with `Unmet` if the demand cannot be met at once."""
     bytes_max: int = BYTES_UNBOUNDED
-    """Once messages of this many bytes were given, at least one, the rest of the demand is void, and `Locked`
-    says so."""
+    """Once messages of this many bytes were given (at least one message), the rest of the demand is void, and
+    `Locked` says so."""
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ class Complete:
 
 @dataclass(slots=True)
 class Abandon:
-    """Give locked messages back with a delivery counted (§3.4.5, delivery-failed), but none in a dead-letter
+    """Give locked messages back and count a delivery (§3.4.5, delivery-failed), except in a dead-letter
     subqueue.
 
     Answered with `Settled`.
@@ -147,7 +148,8 @@ class Abandon:
 
     tokens: Sequence[LockToken]
     changed: bytes | None = None
-    """Application properties to change: an encoded AMQP map, laid over earlier changes; a null removes."""
+    """Application properties to change: an encoded AMQP map, laid over earlier changes; a null removes a
+    property."""
     cookie: object = None
 
 
@@ -156,7 +158,7 @@ class Defer:
     """Set locked messages aside: only `ReceiveDeferred` finds them (AMQP contract 10.6). Answered with
     `Settled`.
 
-    A delivery is counted, but none in a dead-letter subqueue (5.6).
+    Counts a delivery, except in a dead-letter subqueue (5.6).
     """
 
     tokens: Sequence[LockToken]
@@ -168,7 +170,7 @@ class Defer:
 class DeadLetter:
     """Move locked messages to the dead-letter subqueue (AMQP contract 6.1). Answered with `Settled`.
 
-    A message in a dead-letter subqueue cannot go further: it stays as it is and locked, with the failure
+    A message that is already in a dead-letter subqueue stays there, locked and unchanged, with the failure
     NOT_ALLOWED (10.4).
     """
 
@@ -180,10 +182,10 @@ class DeadLetter:
 
 @dataclass(slots=True)
 class Release:
-    """Give back messages that no client has seen, or that are given back unread (§3.4.4): no delivery is
-    counted.
+    """Give back messages that no client has seen, or that are given back unread (§3.4.4), without counting a
+    delivery.
 
-    Never answered. Tokens whose lock is gone are passed over.
+    Never answered. Tokens whose lock is gone are ignored.
     """
 
     tokens: Sequence[LockToken]
@@ -191,8 +193,8 @@ class Release:
 
 @dataclass(slots=True)
 class Recalled:
-    """The answer of a client to `Recall`: `tokens` are back as with `Release`; it holds no other unseen
-    message."""
+    """A client's answer to `Recall`: `tokens` are given back as with `Release`, and the client holds no other
+    unseen message."""
 
     subqueue: str
     tokens: Sequence[LockToken]
@@ -216,8 +218,7 @@ class Peek:
     count: int
     cookie: object = None
     bytes_max: int | None = None
-    """Show no more than this many bytes, but at least one message. The partition has a bound of its own as
-    well."""
+    """Show at most this many bytes, but at least one message. The partition's own bound also applies."""
 
 
 @dataclass(slots=True)
@@ -225,7 +226,7 @@ class Watch:
     """Tell the client once when the subqueue holds a message that `Peek` from this sequence number on would
     show.
 
-    Answered with `Arrived`, at once or later. Ends with `Detach`, or when the partition goes down
+    Answered with `Arrived`, now or later. Ends with `Detach`, or when the partition goes down
     (`Unavailable`).
     """
 
@@ -237,7 +238,7 @@ class Watch:
 class ReceiveDeferred:
     """Lock deferred messages by sequence number. Answered with `Locked` (its `cookie` set) or `Failed`.
 
-    Fails if one of them does not exist. Otherwise locks the first of `sequence_numbers`, as many as one
+    Fails if any of them does not exist. Otherwise locks the first of `sequence_numbers`, as many as one
     answer may hold (`Bounds.granted_bytes_max`) and at least one; the others stay as they are.
     """
 
@@ -250,15 +251,15 @@ class ReceiveDeferred:
 class Delete:
     """Remove the oldest messages of a subqueue that are neither locked nor deferred. Answered with `Deleted`.
 
-    One operation looks at a bounded number of messages (`Bounds.deleted_max`): the answer says where to go
-    on.
+    One operation looks at a limited number of messages (`Bounds.deleted_max`); the answer says where to
+    continue.
     """
 
     subqueue: str
     count: int
-    """How many to remove at most."""
+    """The most messages to remove."""
     enqueued_before_ms: int
-    """Messages that were enqueued at this time or later stay."""
+    """Keep messages that were enqueued at this time or later."""
     from_sequence_number: int = 0
     cookie: object = None
 
@@ -267,7 +268,7 @@ class Delete:
 class Update:
     """The entity's settings have changed. Answered with `Updated`.
 
-    A partition that is down takes note of the description, and works with it once it is back.
+    A partition that is down remembers the description and applies it once it is back.
     """
 
     description: QueueDescription
@@ -276,10 +277,10 @@ class Update:
 
 @dataclass(slots=True)
 class Detach:
-    """The client is gone: its demand ends and its unsettled messages stay locked until their locks run out.
+    """The client is gone: its demand ends, and its unsettled messages stay locked until their locks run out.
 
-    `unseen` are the locked messages that it never saw: they go back at once, no delivery counted. Never
-    answered.
+    `unseen` are the locked messages that it never saw: they go back at once, without counting a delivery.
+    Never answered.
     """
 
     unseen: Sequence[LockToken] = ()
@@ -297,8 +298,8 @@ Operation = (
 
 @dataclass(slots=True)
 class Sent:
-    """The messages are durable. `first` is the first one's sequence number, the others follow it without a
-    gap."""
+    """The messages are durable. `first` is the first message's sequence number; the others follow it without
+    a gap."""
 
     first: int
     cookie: object
@@ -315,7 +316,7 @@ class Failed:
 
 @dataclass(slots=True)
 class Locked:
-    """Messages locked for the client; the lists run in parallel."""
+    """Messages locked for the client; the lists are parallel."""
 
     partition: int
     subqueue: str
@@ -334,15 +335,14 @@ class Locked:
     deferred: bool = False
     cookie: object = None
     voids_demand: bool = False
-    """The demand's bytes are used up, so the partition has dropped the rest of the demand."""
+    """The demand's `bytes_max` was reached, so the partition has dropped the rest of the demand."""
     columns: ColumnLists = field(default_factory=dict)
     """All of `COLUMNS`."""
 
 
 @dataclass(slots=True)
 class Unmet:
-    """Nothing more is available now; the client's demand, or what is left of it, waits for messages to
-    come."""
+    """Nothing more is available now; the client's remaining demand waits for messages to come."""
 
     partition: int
     subqueue: str
@@ -350,7 +350,7 @@ class Unmet:
 
 @dataclass(slots=True)
 class Withdrawn:
-    """The client's demand in this partition is nil, and no `Locked` is on its way."""
+    """The client has no demand left in this partition, and no `Locked` is on its way."""
 
     partition: int
     subqueue: str
@@ -358,8 +358,8 @@ class Withdrawn:
 
 @dataclass(slots=True)
 class Settled:
-    """A settlement is durable. `failures` names the tokens (by place in the operation) it did not reach, and
-    why."""
+    """A settlement is durable. `failures` gives the tokens it did not reach (by position in the operation),
+    and why."""
 
     cookie: object
     failures: dict[int, Reason] = field(default_factory=dict)
@@ -367,7 +367,7 @@ class Settled:
 
 @dataclass(slots=True)
 class Renewed:
-    """Locks last until `locked_until_ms`, in monotonic time, except those in `failures` (by place in the
+    """Locks last until `locked_until_ms`, in monotonic time, except those in `failures` (by position in the
     operation)."""
 
     locked_until_ms: int
@@ -378,7 +378,7 @@ class Renewed:
 class MessageState(enum.IntEnum):
     """`x-opt-message-state` (AMQP contract 5.5), and what a partition stores as the state of a message.
 
-    A lock is no state: it comes on top of one, and is not stored.
+    A lock is not a state: it comes on top of one, and is not stored.
     """
 
     ACTIVE = 0
@@ -388,7 +388,7 @@ class MessageState(enum.IntEnum):
 
 @dataclass(slots=True)
 class Peeked:
-    """Messages as they are, oldest first; the lists run in parallel."""
+    """Messages as they are, oldest first; the lists are parallel."""
 
     sequence_numbers: list[int]
     enqueued_at_ms: list[int]
@@ -399,14 +399,14 @@ class Peeked:
     states: list[int]
     cookie: object
     more: bool = False
-    """The answer is as large as one may be, and others follow what it shows."""
+    """More messages follow, but this answer is as large as allowed."""
     columns: ColumnLists = field(default_factory=dict)
     """All of `COLUMNS`."""
 
 
 @dataclass(slots=True)
 class Arrived:
-    """There may be new messages to look at: the answer to `Watch`, which ends with it."""
+    """There may be new messages to look at. Answers `Watch` and ends it."""
 
     partition: int
     subqueue: str
@@ -414,7 +414,7 @@ class Arrived:
 
 @dataclass(slots=True)
 class Deleted:
-    """`count` messages were removed, durably: the answer to `Delete`."""
+    """`count` messages were removed, durably. Answers `Delete`."""
 
     count: int
     next_sequence_number: int | None
@@ -424,9 +424,9 @@ class Deleted:
 
 @dataclass(slots=True)
 class Recall:
-    """The partition asks back the messages of this subqueue that the client holds and nobody has seen.
+    """The partition asks the client to return the messages of this subqueue that it holds unseen.
 
-    To be answered with `Recalled`, also when there are none.
+    The client answers with `Recalled`, even if it holds none.
     """
 
     partition: int
@@ -435,7 +435,7 @@ class Recall:
 
 @dataclass(slots=True)
 class Updated:
-    """The partition works with the new settings."""
+    """The partition uses the new settings."""
 
     cookie: object
 
@@ -447,7 +447,7 @@ class Unavailable:
 
     partition: int
     for_good: bool = False
-    """It does not come back for as long as the broker runs, so asking again is of no use."""
+    """The partition will not come back while the broker runs, so there is no use in asking again."""
 
 
 Answer = (
@@ -457,8 +457,8 @@ Answer = (
 
 
 def refusal_of(operation: Operation, partition: int, reason: Reason, description: str) -> Answer | None:
-    """What a client is told whose operation reaches a partition that is gone for good; None for operations
-    that are never answered."""
+    """The answer to an operation that reaches a partition that is gone for good; None if the operation is
+    never answered."""
     match operation:
         case Demand() | Watch():
             return Unavailable(partition, for_good=True)
@@ -471,7 +471,7 @@ def refusal_of(operation: Operation, partition: int, reason: Reason, description
 
 
 Sink = Callable[[Answer], None]
-"""Where a client's answers go. Called in the event loop; must not raise, must not block."""
+"""Takes a client's answers. Called in the event loop; must not raise or block."""
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
-"""Where the parts are put together: one process, one event loop, one TaskGroup; and the order of starting and
-stopping.
+"""Put the parts of the broker together in one process, event loop and TaskGroup, and start and stop them in
+order.
 
-Starting: catalogue, namespace, entities of the configuration file, then the sockets; `server.ready` names
-their addresses. Stopping (SIGTERM, Ctrl-C): no new connections; every client is told and disconnected; every
-partition finishes its commit, leaves a checkpoint and closes its log; the committer's threads end last.
+Start: catalogue, namespace, entities of the configuration file, then the sockets; `server.ready` gives their
+addresses. Stop (SIGTERM, Ctrl-C): accept no new connections; tell and disconnect every client; have every
+partition finish its commit, write a checkpoint and close its log; end the committer's threads last.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ BACKLOG = 4096
 CLOSE_TIMEOUT_S = 2.0
 """How long clients have to answer our close when the broker stops."""
 CLOCK_LOOK_S = 1.0
-"""How often the clock is looked at, for steps and suspends."""
+"""How often to check the clock for steps and suspends."""
 GC_THRESHOLDS = (50_000, 20, 100)
-"""Collections walk every object there is, and waiting messages are many: with Python's defaults they take a
-tenth of the time."""
+"""A collection walks every object, and there are many waiting messages: with Python's default thresholds,
+collections take a tenth of the time."""
 
 
 class PartFailed(Exception):
-    """A background task that the broker cannot do without has died of an unexpected error."""
+    """A background task that the broker cannot do without died of an unexpected error."""
 
 
 Announce = Callable[[Mapping[str, str], TlsFiles], None]
@@ -82,13 +82,13 @@ files."""
 
 
 def run(settings: Settings, file: ConfigFile | None, announce: Announce | None = None) -> None:
-    """Run the broker until it is told to stop. Raises OSError where it cannot listen, WrongCertificate."""
+    """Run the broker until it is told to stop. Raises OSError if it cannot listen, WrongCertificate."""
     raise_limit()
     uvloop.run(Broker(settings, file, announce=announce).run())
 
 
 class Broker:
-    """One broker. Tests run it in their own event loop, over another disk and clock."""
+    """One broker. Tests run it in their own event loop, with another disk and clock."""
 
     def __init__(
         self,
@@ -107,8 +107,8 @@ class Broker:
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
         self.addresses: dict[str, str] = {}
-        """What is listened on, once it is: amqp, amqps, http → "host:port", with commas between the addresses
-        of one host."""
+        """The addresses listened on, once they are: amqp, amqps, http → "host:port", with commas between the
+        addresses of one host."""
         self._announce = announce
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
@@ -160,7 +160,7 @@ class Broker:
     def _make_host(self, settings: HostSettings, disk: Disk) -> PartitionHost:
         if (
             self.settings.partition_process and type(disk) is LocalDisk
-        ):  # another one exists in this process only
+        ):  # any other disk exists in this process only
             return RemoteHost(
                 settings,
                 log_format=self.settings.log_format,
@@ -181,10 +181,10 @@ class Broker:
         self.stop()
 
     async def run(self) -> None:
-        """Serve until `stop`, or a signal. Raises PartFailed if a part of the broker has died."""
+        """Serve until `stop` or a signal. Raises PartFailed if a part of the broker has died."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: a test
+            with contextlib.suppress(ValueError, RuntimeError):  # a test runs outside the main thread
                 loop.add_signal_handler(number, self.stop)
         loop.set_exception_handler(_log_stray)
         gc.set_threshold(*GC_THRESHOLDS)
@@ -260,7 +260,7 @@ class Broker:
                 await listener.start_serving()
             handshakes.start(secure)
             gc.collect()
-            gc.freeze()  # what is here now stays: the collector need not look at it again
+            gc.freeze()  # these objects stay for good: spare the collector from walking them
             self._serving = True
             log.info("server.ready", namespace=self.namespace.name, **self.addresses)
             if self._announce is not None:
@@ -301,7 +301,7 @@ class Broker:
         return self.host.folder_states().count(state)
 
     async def _watch_memory(self) -> None:
-        """Compare the memory in use with the mark, now and then."""
+        """Compare the memory in use with the mark every LOOK_S seconds."""
         memory = self.memory
         self.metrics.memory_used_bytes.set_function(lambda: memory.used)
         self.metrics.memory_mark_bytes.set_function(lambda: memory.mark)
@@ -323,7 +323,7 @@ class Broker:
                 advice=advice,
             )
         memory.look()
-        if memory.limited:  # no message has been read yet, so receivers cannot make room
+        if memory.limited:  # no message has been loaded yet, so receivers cannot free memory
             advice = (
                 "The broker itself uses more than the mark, so it accepts no messages. Give it more memory "
                 "or raise the mark."
@@ -349,7 +349,7 @@ class Broker:
             executor=lane,
         )
 
-    # --- parts that are made as they are needed -------------------------------------------------------------
+    # --- parts made on demand -------------------------------------------------------------------------------
 
     def _make_entity(self, description: EntityDescription) -> Entity:
         meter = EntityMeter(self.metrics, description.name)
@@ -368,7 +368,7 @@ class Broker:
         task = self._tasks.create_task(_loudly(work, name), name=name)
         task.add_done_callback(
             lambda _: work.close()
-        )  # cancelled before its first step, it has not begun, and Python would complain
+        )  # Python warns about a coroutine that was cancelled before its first step
         return task
 
 
@@ -390,7 +390,7 @@ def _host_settings(settings: Settings, folders: Sequence[Folder], shares: Shares
 
 
 def _catalogue(folders: Sequence[Folder], disk: Disk, timeout_ms: int, executor: Executor) -> Catalogue:
-    """The documents are in the first folder, their copies in the second one if there are two."""
+    """The documents are in the first folder, with copies in the second if there is one."""
     directories = [folder.path / CATALOGUE_DIRECTORY for folder in folders[:2]]
     copies = directories[1] if len(folders) > 1 else None
     identities = (folders[0].id, folders[1].id) if len(folders) > 1 else ("", "")
@@ -398,12 +398,12 @@ def _catalogue(folders: Sequence[Folder], disk: Disk, timeout_ms: int, executor:
 
 
 def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a callback or timer of the loop let through: nobody foresaw it, so it is to be seen."""
+    """Log an exception that escaped from a callback or timer of the loop. None is expected."""
     log.error("loop.failed", message=context.get("message"), exc_info=context.get("exception"))
 
 
 async def _loudly(work: Coroutine[Any, Any, None], name: str) -> None:
-    """What one request breaks ends that request, not the broker."""
+    """Log an unexpected error of one request, which ends that request and not the broker."""
     try:
         await work
     except Exception:
@@ -411,7 +411,7 @@ async def _loudly(work: Coroutine[Any, Any, None], name: str) -> None:
 
 
 async def _until_gone(services: Services, timeout_s: float) -> None:
-    """Wait for the clients to close their ends; those that do not are cut off."""
+    """Wait for the clients to close their ends; cut off those that do not."""
     for action in (lambda connection: None, lambda connection: connection.wire.abort()):
         for connection in list(services.connections):
             action(connection)

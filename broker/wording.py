@@ -1,8 +1,8 @@
-"""The one place that words a refusal for the wire: AMQP condition, management status, HTTP status and
-sub-code.
+"""Word refusals for the wire: AMQP condition, management status, HTTP status and sub-code. No other module
+does.
 
-The conditions are those that the official clients map to exceptions and retry decisions (AMQP contract 9.2):
-what is permanent gets one that no client repeats, what passes gets one that all of them do.
+The official clients map the conditions to exceptions and retry decisions (AMQP contract 9.2). A permanent
+failure gets a condition that no client retries; a passing one gets a condition that all clients retry.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WORDINGS = {
     Reason.ARGUMENT: _Wording("com.microsoft:argument-error", 400, 400, 40000),
     Reason.MESSAGE_TOO_LARGE: _Wording("amqp:link:message-size-exceeded", 403, 403, 40300),
     Reason.QUOTA_EXCEEDED: _Wording("amqp:resource-limit-exceeded", 403, 403, 40300),
-    # Not retried: the disk stays full until somebody makes room, and receivers go on undisturbed.
+    # Not retried: the disk stays full until somebody makes room. Receivers are not affected.
     Reason.DISK_FULL: _Wording("amqp:resource-limit-exceeded", 403, 403, 40300),
     # Retried by every client: the partition comes back by itself.
     Reason.PARTITION_UNAVAILABLE: _Wording("com.microsoft:server-busy", 503, 503, 50004),
@@ -51,18 +51,18 @@ _WORDINGS = {
 
 
 def error_of(refused: Refused) -> ErrorCondition:
-    """The refusal as an AMQP error (§2.8.14): of a rejected outcome, a detach or a close."""
+    """The refusal as an AMQP error (§2.8.14), for a rejected outcome, a detach or a close."""
     return ErrorCondition(_WORDINGS[refused.reason].condition, description_of(refused))
 
 
 def no_transactions() -> Refused:
-    """The refusal of all that has to do with a transaction: it is not carried out, and must never look as if
+    """The refusal of anything that belongs to a transaction: it is not carried out, and must never look as if
     it were."""
     return Refused(Reason.NOT_IMPLEMENTED, "Transactions are not supported by this version.")
 
 
 def status_of(reason: Reason) -> tuple[int, str]:
-    """Status code and error condition of an answer by `$management` or `$cbs`."""
+    """Status code and error condition of an answer from `$management` or `$cbs`."""
     wording = _WORDINGS[reason]
     return wording.status, wording.condition
 
@@ -74,7 +74,7 @@ def http_status_of(reason: Reason) -> tuple[int, int]:
 
 
 def description_of(refused: Refused) -> str:
-    """The sentence for the client. JavaScript and Java know a missing entity by these words alone (AMQP
+    """The sentence for the client. JavaScript and Java recognise a missing entity only by these words (AMQP
     contract 9.4)."""
     text = refused.description
     if refused.reason is Reason.ENTITY_NOT_FOUND and not _NOT_FOUND.search(text):
