@@ -1,2 +1,2 @@
-"""What every part of the broker uses, and which uses none of them: time, refusals, counters, slices of work,
-sockets."""
+"""Shared by every part of the broker, and independent of all of them: time, refusals, counters, slices of
+work, sockets."""

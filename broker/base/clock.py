@@ -1,19 +1,19 @@
-"""The only place that reads the time. Everything else is given a Clock, or a number it took from one.
+"""The only module that reads the time. All other code gets a Clock, or a number read from one.
 
 A clock gives two times, both in milliseconds:
 
-*Wall time* (`now_ms`), since the Unix epoch: what is stored, what clients are shown, schedules, and the
+*Wall time* (`now_ms`), since the Unix epoch: for stored times, times shown to clients, schedules, and the
 expiry of tokens and certificates. It follows the machine's clock, so it may step forward or back at any
 moment.
 
 *Monotonic time* (`monotonic_ms`), from an arbitrary start: for durations. Locks, times to live, idle times,
 duplicate windows, pauses and retries use it, so a step of the wall clock neither ends nor freezes them. It
 advances while the machine is suspended (CLOCK_BOOTTIME), as time does for clients on other machines. The
-event loop's timers may stand still in a suspend. They only wake tasks, which then look at this clock, and
+event loop's timers may stop during a suspend, but they only wake tasks, which then read this clock, and
 `ClockWatch` notices a suspend.
 
-The two never mix. To show a moment in monotonic time to a client, add `Clock.now_ms() - Clock.monotonic_ms()`
-at that time. A stored moment in wall time is converted to monotonic time when it is read back.
+Never mix the two. To show a monotonic time to a client, add the present `Clock.now_ms() -
+Clock.monotonic_ms()`. A stored wall time is converted to monotonic time when it is read back.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from typing import Protocol
 
 
 def elapsed_s() -> float:
-    """Seconds on a clock that nobody sets: for measuring how long work takes, never for deadlines."""
+    """Seconds on a clock that is never set: for measuring how long work takes, never for deadlines."""
     return time.perf_counter()
 
 
 def worked_s() -> float:
-    """Seconds of processor time that this thread has used: how long its work takes, whatever else the machine
-    does meanwhile."""
+    """Seconds of processor time that this thread has used: measures its work, whatever else the machine does
+    meanwhile."""
     return time.thread_time()
 
 
 class Clock(Protocol):
-    """Wall time and monotonic time; see the module."""
+    """Wall time and monotonic time; see the module docstring."""
 
     def now_ms(self) -> int:
-        """Wall time in milliseconds since the Unix epoch. May step, also back."""
+        """Wall time in milliseconds since the Unix epoch. May step forward or back."""
 
     def monotonic_ms(self) -> int:
         """Monotonic time in milliseconds, from an arbitrary start. Never goes back."""
@@ -49,8 +49,8 @@ class SystemClock:
     __slots__ = ()
 
     _MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    """Where CLOCK_BOOTTIME does not exist, the system's monotonic clock is used, whether or not it advances
-    in a suspend."""
+    """Without CLOCK_BOOTTIME this is the system's monotonic clock, whether or not it advances during a
+    suspend."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -60,7 +60,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that tests move by hand. Its two times are far apart, so that a test fails where they are mixed
+    """A clock that tests move by hand. Its two times are far apart, so that a test fails if code mixes them
     up."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000, monotonic_ms: int = 5_000_000) -> None:
@@ -78,7 +78,7 @@ class ManualClock:
         self._monotonic_ms += milliseconds
 
     def step(self, milliseconds: int) -> None:
-        """Set the wall clock; no time passes."""
+        """Step the wall clock; no time passes."""
         self._now_ms += milliseconds
 
 
@@ -88,15 +88,16 @@ def wall_ahead_ms(clock: Clock) -> int:
 
 
 STEP_MS_MIN = 250
-"""Smaller steps are ignored: time synchronisation slews the clock by less than a millisecond in a second."""
+"""Smaller steps are ignored, because time synchronisation slews the clock by less than a millisecond per
+second."""
 SUSPEND_MS_MIN = 1_000
 INTERRUPTED_MS = 50
-"""The longest pause between reading the two times; after a longer one their difference means nothing."""
+"""The longest pause allowed between reading the two times. After a longer one their difference means
+nothing."""
 
 
 class ClockWatch:
-    """Notices that the wall clock was set, or that the machine was suspended. Call `look` about every
-    second."""
+    """Notices when the wall clock was set or the machine was suspended. Call `look` about once a second."""
 
     __slots__ = ("_before", "_clock")
 
@@ -105,8 +106,8 @@ class ClockWatch:
         self._before = self._read()
 
     def look(self) -> tuple[int, int]:
-        """How far the wall clock was set since the last look, negative for back, and how long timers stood
-        still; 0 for neither."""
+        """How far the wall clock has stepped since the last look (negative if back), and how long timers
+        stood still, both in ms; 0 if neither happened."""
         before, read = self._before, self._read()
         self._before = read or before
         if before is None or read is None:
@@ -117,8 +118,8 @@ class ClockWatch:
         ) >= STEP_MS_MIN else 0, suspended_ms if suspended_ms >= SUSPEND_MS_MIN else 0
 
     def _read(self) -> tuple[int, int] | None:
-        """How far wall time is ahead of monotonic time, and monotonic time ahead of the clock of the event
-        loop's timers."""
+        """How far wall time is ahead of monotonic time, and monotonic time ahead of the event loop's timers;
+        None if the reading was interrupted."""
         before = self._clock.monotonic_ms()
         now_ms, timer_ms = self._clock.now_ms(), time.monotonic_ns() // 1_000_000
         after = self._clock.monotonic_ms()

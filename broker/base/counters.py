@@ -1,8 +1,8 @@
-"""The counters of one entity as plain numbers, and how many entities' counters are written for Prometheus.
+"""The counters of one entity as plain numbers, and their exposition for Prometheus.
 
 A broker may have ten thousand entities with some thirty-five series each. So an entity's counters are numbers
-in one small object (some 2 KiB with everything counted), the hot path adds to them once per batch, and they
-become text only when somebody asks, a few entities at a time: `exposition` gives small steps, for
+in one small object (about 2 KiB when all are in use), the hot path updates them once per batch, and they
+become text only on request, a few entities at a time: `exposition` takes small steps, for
 `broker/base/slices.py`.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
 SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.5, 5.0)
-"""The upper bounds of the buckets of every histogram of times."""
+"""The upper bounds of the buckets of every duration histogram."""
 
 PREFIX = "partibus_"
 COUNTERS: Mapping[str, str] = {
@@ -35,37 +35,37 @@ COUNTERS: Mapping[str, str] = {
     "receive_cache_recalls": "Messages that a partition took back from a cache for another receiver.",
     "receive_cache_returns": "Messages given back unseen when a link or connection closed.",
 }
-"""Counters of each entity: attribute of `EntityCounters` and name without `partibus_` and `_total`, and what
-it counts."""
+"""The counters of each entity: the attribute of `EntityCounters`, which is also the name without `partibus_`
+and `_total`, and the help text."""
 SEND_SECONDS = "send_seconds"
 SEND_SECONDS_TEXT = "From a transfer's arrival to its acknowledgement."
 ENTITY_SERIES = frozenset({*(f"{PREFIX}{name}_total" for name in COUNTERS), PREFIX + SEND_SECONDS})
-"""The names under which they are documented."""
+"""The names under which the documentation lists them."""
 
 _ENTITIES_PER_STEP = 64
 _COUNTED = attrgetter(*COUNTERS)
 
 
 class Durations:
-    """A histogram of times."""
+    """A histogram of durations."""
 
     __slots__ = ("buckets", "seconds")
 
     def __init__(self) -> None:
         self.buckets = [0] * (len(SECONDS) + 1)
-        """How many were at most as long as each bound of SECONDS and longer than the one before; the last:
-        longer than all."""
+        """Counts by length: bucket i counts durations above the previous bound of SECONDS and up to its own;
+        the last one counts longer ones."""
         self.seconds = 0.0
-        """Their sum."""
+        """The sum of all durations."""
 
     def observe(self, seconds: float) -> None:
-        """One more of this length."""
+        """Count one duration."""
         self.buckets[bisect_left(SECONDS, seconds)] += 1
         self.seconds += seconds
 
 
 class EntityCounters:
-    """The counters of one entity: add to them as they are."""
+    """The counters of one entity. Callers add to the attributes directly."""
 
     __slots__ = (
         "abandoned_messages",
@@ -104,12 +104,12 @@ class EntityCounters:
 
     @property
     def counted(self) -> bool:
-        """Whether there is anything to show: an entity that nobody uses has no counters."""
+        """Whether any counter is above zero. An entity that nobody uses shows no counters."""
         return any(_COUNTED(self))
 
 
 def heading(name: str, text: str, kind: str) -> str:
-    """The two lines above a family of series."""
+    """The two header lines of a metric family."""
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
@@ -120,8 +120,8 @@ def label_of(entity: str) -> str:
 
 
 def exposition(entities: Sequence[EntityCounters]) -> Iterator[str]:
-    """The text of these entities' counters, family by family; each step has some hundred lines, or is
-    empty."""
+    """The text of these entities' counters, family by family. Each step gives a few hundred lines at most, or
+    none."""
     groups: list[tuple[list[str], list[EntityCounters]]] = []
     for start in range(0, len(entities), _ENTITIES_PER_STEP):
         counted = [each for each in entities[start : start + _ENTITIES_PER_STEP] if each.counted]

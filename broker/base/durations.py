@@ -1,10 +1,10 @@
 """Durations as text: ISO 8601 / XML `duration`, to and from milliseconds (HTTP contract 3.1).
 
-"Without limit" is None inside and `P10675199DT2H48M5.4775807S` outside, which is .NET's longest time span. It
-does not survive every client's arithmetic (Python sends `…5.477539S` back), so anything from 10,675,199 days
-on means the same.
+"Without limit" is None inside the broker and `P10675199DT2H48M5.4775807S`, .NET's longest time span, outside.
+That value does not survive every client's arithmetic (Python sends `…5.477539S` back), so any duration of
+10,675,199 days or more means the same.
 
-Written with days, hours, minutes and seconds only: Java's parser knows neither years nor months.
+Only days, hours, minutes and seconds are written: Java's parser knows neither years nor months.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from pydantic import TypeAdapter
 
 UNLIMITED = "P10675199DT2H48M5.4775807S"
 UNLIMITED_MS = 10_675_199 * 86_400_000
-"""From here on a duration means "without limit"."""
+"""A duration of this length or more means "without limit"."""
 
 _DURATION = TypeAdapter(datetime.timedelta)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
 def parse_duration(text: str) -> int | None:
-    """Milliseconds, rounded down; None for "without limit". Raises ValueError, which names the text met.
+    """Parse a duration to milliseconds, rounded down; None for "without limit". Raises ValueError, which
+    quotes the text.
 
-    Years and months are read as 365 and 30 days: the emulator's schema permits them.
+    Years and months count as 365 and 30 days: the emulator's schema permits them.
     """
     try:
         if not text.strip().startswith("P"):  # pydantic reads clock times and negative durations too
@@ -36,7 +37,7 @@ def parse_duration(text: str) -> int | None:
 
 
 def format_duration(milliseconds: int | None) -> str:
-    """The shortest text for it; the fraction of a second has no trailing zeros."""
+    """Write a duration as briefly as possible. The fraction of a second has no trailing zeros."""
     if milliseconds is None or milliseconds >= UNLIMITED_MS:
         return UNLIMITED
     days, rest = divmod(milliseconds, 86_400_000)

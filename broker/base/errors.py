@@ -1,7 +1,7 @@
-"""Refusals: the client is wrong, or late. Raised or answered before anything changes.
+"""Refusals: the client is wrong or late. A refusal is raised or answered before anything changes.
 
-`wording.py` alone words a reason for the wire (AMQP condition, HTTP status). What the world does to us
-(`storage.errors`) the partition task turns into a state; what no input can cause is an assert.
+Only `wording.py` turns a reason into words for the wire (AMQP condition, HTTP status). The partition task
+turns failures of the world (`storage.errors`) into states. What no input can cause is an assert.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Reason(enum.Enum):
 
 
 class Refused(Exception):
-    """An operation that is not carried out: a reason, and a sentence that names the limit and the value
-    met."""
+    """An operation that is not carried out: a reason, and a sentence that names the limit and the actual
+    value."""
 
     def __init__(self, reason: Reason, description: str) -> None:
         super().__init__(description)

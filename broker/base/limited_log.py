@@ -1,10 +1,10 @@
-"""Log lines about single clients, of which only so many are written in a second.
+"""Log lines about single clients, limited in number per second.
 
-A client without credentials can be refused thousands of times a second. A line for each would fill the disk
-that the messages are on, and take the time of everybody else. For each event the first LINES_MAX lines of a
-second are written; the next line that is written has the number of those that were left out before it
-(`left_out`). If none follows within a second or two, the number has a line of its own. What a client says may
-be long, so no text in a line is longer than TEXT_MAX.
+A client without credentials can be refused thousands of times a second. Logging each refusal would fill the
+disk that holds the messages and slow down everyone else. For each event, the first LINES_MAX lines of a
+second are written. The next line written after that gives the number of lines left out (`left_out`); if none
+follows within a second or two, a separate line gives the number. Text from clients may be long, so no text in
+a line is longer than TEXT_MAX.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from collections.abc import Callable
 from structlog.typing import FilteringBoundLogger
 
 LINES_MAX = 10
-"""Lines of one event in one second, over all clients."""
+"""Lines per event and second, over all clients."""
 TEXT_MAX = 200
-"""Characters of a text in a line."""
+"""Characters of one text in a line."""
 SECOND = 1.0
 
 
 class SparingLog:
     """Counts the lines of each event. One per broker; used in the event loop. `elapsed_s` is a clock in
-    seconds that nobody sets."""
+    seconds that is never set."""
 
     def __init__(self, elapsed_s: Callable[[], float], *, look_s: float = SECOND) -> None:
-        """`look_s`: how often to look whether a flood has ended."""
+        """`look_s` is how often to check whether a flood has ended."""
         self._elapsed_s, self._look_s = elapsed_s, look_s
         self._events: dict[str, _Second] = {}
 
     def info(self, log: FilteringBoundLogger, event: str, **values: object) -> None:
-        """Write a line to `log`, or count it as left out. Event names are fixed, so there are a few of them
-        only."""
+        """Write a line to `log`, or count it as left out. Event names are fixed, so there are only a few."""
         now = self._elapsed_s()
         second = self._events.get(event)
         if second is None:
@@ -53,7 +52,7 @@ class SparingLog:
         asyncio.get_running_loop().call_later(self._look_s, self._tell, log, event)
 
     def _tell(self, log: FilteringBoundLogger, event: str) -> None:
-        """Write how many lines were left out, once no more come."""
+        """Once no more lines come, write how many were left out."""
         second = self._events[event]
         if second.left_out and self._elapsed_s() < second.began + SECOND:
             self._tell_later(log, event)

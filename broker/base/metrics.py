@@ -1,13 +1,13 @@
 """The broker's metrics: one object, one registry, every name (`GET /metrics`, Prometheus).
 
 Names follow the service's metrics (HTTP contract 6.4) in Prometheus' spelling: totals are counters, `entity`
-is the label, times are histograms in seconds. Each one is explained in `docs/configuration.md`; a test fails
-when one is missing there. The registry has what the process has once. The counters of entities are plain
-numbers (`counters.py`), and what can be counted when asked for (messages in an entity) is a gauge,
-gathered at scrape time; `http/metrics.py` puts all three together.
+is the label, times are histograms in seconds. `docs/configuration.md` explains each one; a test fails if one
+is missing there. The registry holds the metrics of the whole process. The counters of entities are plain
+numbers (`counters.py`). Anything that can be counted on request, such as the messages in an entity, is a
+gauge gathered at scrape time. `http/metrics.py` puts all three together.
 
-On the hot path call `committed` once per batch: adding to a registered counter takes a lock and five calls.
-What was added is moved into the counters when somebody looks.
+On the hot path, call `committed` once per batch: adding to a registered counter takes a lock and five calls.
+The added values are moved into the counters when the metrics are read.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from broker.base.counters import SECONDS, EntityCounters
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series with the moment of its creation beside each one would double them for nothing
 
 _TIMES_MAX = 1024
-"""Commits' times kept, at most, until they are put into their histogram."""
+"""At most this many commit times are kept before they go into their histogram."""
 
 
 class _Flusher(Collector):
-    """Has no metrics of its own: asked first, it flushes what the others are about to show."""
+    """Has no metrics of its own. It is collected first, and flushes the values that the others are about to
+    show."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -46,13 +47,13 @@ class _Flusher(Collector):
 
 
 class Metrics:
-    """All counters and histograms. One per broker: tests run several brokers in one process."""
+    """All counters and histograms. One per broker, because tests run several brokers in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        """What the process has once, whatever it serves."""
+        """The metrics of the whole process, independent of its entities."""
         self.entities: dict[str, EntityCounters] = {}
-        """By name: the counters of every entity that there is."""
+        """The counters of every entity, by name."""
         self._commit_times: list[float] = []
         self._commit_bytes = self._commit_records = 0
         self.registry.register(_Flusher(self))
@@ -120,7 +121,7 @@ class Metrics:
         )
 
     def committed(self, records: int, size: int, seconds: float) -> None:
-        """A commit is durable: its records, its bytes, and how long it took."""
+        """Count a commit that is now durable: its records, its bytes, and how long it took."""
         self._commit_records += records
         self._commit_bytes += size
         self._commit_times.append(seconds)
@@ -128,7 +129,7 @@ class Metrics:
             self.flush()
 
     def flush(self) -> None:
-        """Move what was added into the counters."""
+        """Move the added values into the counters."""
         times, self._commit_times = self._commit_times, []
         size, self._commit_bytes = self._commit_bytes, 0
         records, self._commit_records = self._commit_records, 0

@@ -1,7 +1,7 @@
-"""Long work on the event loop, done in slices, so that whoever has a message under way hardly notices.
+"""Long work on the event loop, done in slices, so that it hardly delays messages.
 
-All who share one `Slices` take turns: in one turn of the event loop no more than one slice runs, however many
-clients ask at once.
+All users of one `Slices` take turns: one turn of the event loop runs at most one slice, however many clients
+ask at once.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SLICE_S = 0.003
-"""How long a slice lasts, and one step more."""
+"""How long a slice lasts; its last step may run over."""
 
 
 class Slices:
-    """The turns of one kind of work. Used in the event loop."""
+    """Lets long pieces of work take turns. Used in the event loop."""
 
     def __init__(self, slice_s: float = SLICE_S, seconds: Callable[[], float] | None = None) -> None:
-        """`seconds`: the clock; the event loop's own unless given."""
+        """`seconds` is the clock; the event loop's own unless given."""
         self._slice_s, self._seconds = slice_s, seconds
         self._turn = asyncio.Lock()
 
     async def of(self, steps: Iterable[T]) -> AsyncIterator[list[T]]:
-        """What the steps give, a slice at a time. A step must be short: 1 ms at most. The caller may wait
-        between slices."""
+        """Yield the results of the steps, a slice at a time. Each step must take at most 1 ms. The caller may
+        wait between slices."""
         seconds = self._seconds or asyncio.get_running_loop().time
         remaining = iter(steps)
         more = True
@@ -42,11 +42,11 @@ class Slices:
                         break
                 await asyncio.sleep(
                     0
-                )  # with the turn in hand: the next slice, whoever's it is, comes in another turn of the loop
+                )  # still holding the lock, so that the next slice runs in another turn of the loop
             if found:
                 yield found
 
     async def run(self, steps: Iterable[object]) -> None:
-        """Take all steps, a slice at a time."""
+        """Run all steps, a slice at a time."""
         async for _ in self.of(steps):
             pass

@@ -1,6 +1,6 @@
-"""Listening sockets: every address of a host, all on one port; and accepting what comes.
+"""Listening sockets: listens on every address of a host with the same port, and accepts connections.
 
-What is spoken is the caller's business.
+The caller decides which protocol is spoken.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ import structlog
 log = structlog.get_logger("sockets")
 
 ATTEMPTS = 16
-"""With port 0: a port that is free on one address may be taken on the next one, but hardly so often in a
+"""With port 0, a port that is free on one address may be taken on the next one, but hardly this often in a
 row."""
 ACCEPTED_AT_ONCE = 32
-"""Connections accepted in one turn of the event loop, so that many that come at once do not hold up the
+"""Connections accepted in one turn of the event loop, so that many new ones at once do not hold up the
 loop."""
 ACCEPT_PAUSE_S = 0.5
 """How long to wait when the process is out of file descriptors: accepting again at once would spin."""
 _MISSING = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 
 _Address = tuple[int, tuple[Any, ...]]
-"""Address family, and what `bind` takes for it."""
+"""Address family, and the address in the form that `bind` takes."""
 
 
 async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Listening sockets on every address of the host, all on one port; port 0 is one that is free on all of
-    them.
+    """Open listening sockets on every address of the host, all on one port. With port 0, the port is one that
+    is free on all of them.
 
-    Clients are queued from here on. An address that only the host's name has, and not this machine
-    (`localhost` where IPv6 is switched off), is left out and logged. Raises OSError, also where nothing is
-    left.
+    Clients are queued from here on. An address that the host's name has but this machine lacks (`localhost`
+    where IPv6 is switched off) is skipped and logged. Raises OSError, also if no address is left.
     """
     found = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -52,7 +51,7 @@ async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
 
 async def accept_each(listener: socket.socket, welcome: Callable[[socket.socket], None], name: str) -> None:
     """Accept clients and hand each to `welcome`, until cancelled; then close the listener. `name` is the
-    service's, for the log."""
+    service's name in log lines."""
     try:
         while True:
             await readable(listener)
@@ -60,8 +59,8 @@ async def accept_each(listener: socket.socket, welcome: Callable[[socket.socket]
                 for _ in range(ACCEPTED_AT_ONCE):
                     welcome(listener.accept()[0])
             except BlockingIOError:
-                pass  # that was all
-            except OSError as error:  # out of descriptors or memory, or a client that is gone again
+                pass  # no more clients wait
+            except OSError as error:  # out of descriptors or memory, or the client has already gone
                 log.warning(f"{name}.accept_failed", error=str(error))
                 await asyncio.sleep(ACCEPT_PAUSE_S)
     finally:
@@ -124,5 +123,5 @@ def address_text(address: tuple[Any, ...]) -> str:
 
 
 def addresses_text(listeners: Sequence[socket.socket]) -> str:
-    """Where sockets listen: all their addresses, separated by commas."""
+    """The addresses of listening sockets, separated by commas."""
     return ", ".join(address_text(listener.getsockname()) for listener in listeners)
