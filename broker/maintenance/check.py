@@ -1,8 +1,8 @@
-"""`partibus check`: checks a data folder and reports by queue name. Reads only; a broker may be at work in
+"""`partibus check`: checks a data folder and reports by queue name. It only reads, and a broker may be using
 the folder.
 
-`storage/check.py` reads the files. Here queues get their names, and an entry of the catalogue that describes
-no queue is found.
+`storage/check.py` reads the files. This module adds the names of queues, and finds catalogue entries that do
+not describe a queue.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from storage.survey import Finding, LogFolder, Severity, frames, survey_files
 
 
 class NoDataFolder(Exception):
-    """There is nothing here to check."""
+    """The folder holds nothing to check."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What a check has found."""
+    """The findings of a check."""
 
     roots: Sequence[Path]
     """The data folders, each on a disk of its own."""
     queues: dict[str, str] = field(default_factory=dict)
-    """Names by generation; of a damaged entry the name only if it is legible."""
+    """Names by generation; a damaged entry's name only if it is legible."""
     findings: list[Finding] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
 
     @property
     def damaged(self) -> bool:
-        """Whether anything is damaged or missing, be it one of two copies."""
+        """Whether anything is damaged or missing, even if it is only one of two copies."""
         return any(finding.severity is not Severity.NOTE for finding in self.findings)
 
     def name_of(self, entity: str | None) -> str:
-        """What to call an entity: the queue's name, else its generation."""
+        """An entity's name in reports: the queue's name, or its generation if the name is not known."""
         return self.queues.get(entity or "", entity or "?")
 
     def shorten(self, path: str) -> str:
-        """A path from its data folder on, if there is only one."""
+        """A path relative to the data folder, if there is only one."""
         inside = Path(path)
         return (
             str(inside.relative_to(self.roots[0]))
@@ -61,7 +61,7 @@ class Report:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For programs; see docs/operations.md."""
+        """The report for programs; see docs/operations.md."""
         return {
             "folders": list(map(str, self.roots)),
             "damaged": self.damaged,
@@ -89,7 +89,7 @@ def check_folders(
         each
         for each in documents.findings
         if not absent
-        or Path(each.path).name in disk.names(Path(each.path).parent)  # it may be in such a folder
+        or Path(each.path).name in disk.names(Path(each.path).parent)  # it may be in an absent folder
     ]
     described = _read_descriptions(disk, report, documents)
     folders = [folder for root in roots for folder in log_folders(disk, root, report.findings)]
@@ -105,8 +105,11 @@ def check_folders(
 
 
 def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path]) -> list[Finding]:
-    """Data folders of the same broker that were not named, and damage to the files that say which there
-    are. `absent` were named and are not there."""
+    """Find data folders of the same broker that were not named, and damage to the files that list its data
+    folders.
+
+    `absent` are the named folders that do not exist.
+    """
     named = {path.absolute() for path in absent}
     why = (
         "this data folder of the broker was not named, so nothing in it was checked: give it as "
@@ -129,10 +132,10 @@ def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path])
 
 
 def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
-    """Whether messages stand before the first segment of a log that is whole otherwise.
+    """Find out whether messages are missing before the first segment of a log that is otherwise whole.
 
-    The extent shows that, unless it is missing too, or was made anew since. The log is read a second time
-    only if the checkpoint speaks of such messages, which most likely were settled since.
+    The extent would show it, unless the extent is missing too or has been made anew. The log is read a second
+    time only if the checkpoint refers to such messages; most likely they have been settled since.
     """
     try:
         survey = survey_files(disk, folder)
@@ -162,9 +165,11 @@ def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
 
 
 def data_folders_among(disk: Disk, roots: Sequence[Path]) -> tuple[list[Path], list[Finding]]:
-    """The named folders that are data folders, and a finding for each of the others: a disk may have failed,
-    or may not be mounted. Raises NoDataFolder if no broker has used any of them, OSError if the only one
-    cannot be listed."""
+    """Split the named folders into data folders, and a finding for each of the others: a disk may have
+    failed, or may not be mounted.
+
+    Raises NoDataFolder if no broker has used any of them, OSError if the only one cannot be listed.
+    """
     found: list[Path] = []
     reasons: dict[Path, str] = {}
     for root in roots:
@@ -190,7 +195,8 @@ def data_folders_among(disk: Disk, roots: Sequence[Path]) -> tuple[list[Path], l
 
 
 def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict[str, QueueDescription]:
-    """The queues by generation; adds entries that describe none to the findings, and names to the report."""
+    """Read the queues by generation. Adds entries that describe no queue to the report's findings, and names
+    to its queues."""
     described: dict[str, QueueDescription] = {}
     for document, content in documents.contents.items():
         try:
@@ -223,7 +229,7 @@ def _read(disk: Disk, path: Path) -> bytes:
 def _without_entry(
     report: Report, folders: list[LogFolder], described: dict[str, QueueDescription], names: set[str]
 ) -> list[Finding]:  # fmt: skip
-    """Logs of which no file of the catalogue (`names`) knows."""
+    """Logs whose entity has no file in the catalogue; `names` are its files."""
     why = (
         "the logs belong to no queue of the catalogue, and nothing says that the queue was deleted: they "
         "are kept, and not served"

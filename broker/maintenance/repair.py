@@ -1,22 +1,21 @@
-"""Repairing a data folder that no broker uses: `partibus repair`. Nothing is deleted: what is replaced moves
-to `damaged/`.
+"""`partibus repair`: repairs a data folder while no broker uses it. Nothing is deleted: files that are
+replaced move to `damaged/`.
 
-A damaged log is *rebuilt*. Its messages, as far as they can be read, are written to a new log beside the old
-one, with their sequence numbers, delivery counts and properties, and then the two change places. A damaged
-checkpoint, extent or document whose copy serves is *set aside*, and the broker makes another one. Two damaged
-files of one document are *merged*, if that gives a whole one.
+A damaged log is *rebuilt*: its legible messages are written to a new log beside the old one, with their
+sequence numbers, delivery counts and properties, and then the two change places. A damaged checkpoint, extent
+or document with an intact copy is *set aside*, and the broker makes a new one. Two damaged files of one
+document are *merged* if their good parts make a whole one.
 
-    damaged/<entity>-<partition>-<n>/report.json    what is done, and which sequence numbers are gone; written
-                                                    before the exchange
-                                    /log/           the old log
-                                    /<…>.extent     its extent
-                                    /rebuilt/       the new log while it is written; moved to its place and
-                                                    then removed
-    damaged/<file name>                             what was set aside
+    damaged/<entity>-<partition>-<n>/
+        report.json     what is done, and which sequence numbers are gone; written before the exchange
+        log/            the old log
+        <…>.extent      its extent
+        rebuilt/        the new log while it is written; moved to its place and then removed
+    damaged/<file name>     what was set aside
 
-A repair that is cut short does no harm. Until the report is there, the old log is in its place, and the next
-repair begins again. After that the next repair finishes the exchange. A broker that starts in between finds
-that log and extent disagree, and leaves that partition alone.
+An interrupted repair does no harm. Until the report exists, the old log is in its place, and the next repair
+starts over. After that, the next repair finishes the exchange. A broker that starts in between finds that log
+and extent disagree, and leaves that partition alone.
 """
 
 from __future__ import annotations
@@ -63,29 +62,30 @@ COMMIT_BYTES_MAX = 1 << 20
 
 
 class InUse(Exception):
-    """A broker, or another repair, holds the folder's lock."""
+    """A broker or another repair holds the folder's lock."""
 
 
 @dataclass(slots=True)
 class Rebuilding:
-    """What becomes of one damaged log."""
+    """What a repair does with one damaged log."""
 
     entity: str
     partition: int
     queue: str
     why: list[str]
-    """What is wrong with it."""
+    """What is wrong with the log."""
     gone: list[Range]
     """Sequence numbers whose messages are lost."""
     kept: int
-    """Messages that are still there afterwards."""
+    """The number of messages that remain."""
     commits_gone: int | None
-    """How many commits cannot be read; None if that is not known. Settlements in them are forgotten."""
+    """The number of commits that cannot be read; None if it is not known. Settlements in them are
+    forgotten."""
     next_sequence_number: int
     moved_to: str = ""
-    """The folder that holds the old log, once it was rebuilt."""
+    """The folder with the old log, once the log was rebuilt."""
     refused: str = ""
-    """Why it cannot be rebuilt."""
+    """Why the log cannot be rebuilt; empty if it can."""
 
     def as_json(self) -> dict[str, Any]:
         """For programs, and for `report.json`."""
@@ -110,14 +110,14 @@ class Plan:
     report: Report
     logs: list[Rebuilding] = field(default_factory=list)
     aside: list[Finding] = field(default_factory=list)
-    """Files that are set aside because a copy serves."""
+    """Files to set aside, because an intact copy exists."""
     merged: list[tuple[list[Path], bytes]] = field(default_factory=list)
-    """Documents that are whole again if the good parts of their two files are put together: the files, and
-    what goes into both."""
+    """Documents that can be restored by merging the good parts of their two files: the files, and the content
+    for both."""
     hopeless: list[Finding] = field(default_factory=list)
-    """What this command cannot repair."""
+    """Findings that this command cannot repair."""
     finished: list[str] = field(default_factory=list)
-    """Folders of earlier repairs that were cut short and are to be finished."""
+    """Folders of earlier, interrupted repairs that this repair finishes."""
     done: bool = False
 
     @property
@@ -136,7 +136,7 @@ class Plan:
         return not self.hopeless and not any(log.refused for log in self.logs)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs; see docs/operations.md."""
+        """The plan for programs; see docs/operations.md."""
         return {
             "folders": list(map(str, self.report.roots)),
             "done": self.done,
@@ -170,18 +170,18 @@ class Repair:
                 ) from error
 
     def close(self) -> None:
-        """Give the locks back."""
+        """Release the locks."""
         while self._lock_fds:
             close_quietly(self._disk, self._lock_fds.pop())
 
     # --- the plan -------------------------------------------------------------------------------------------
 
     def plan(self, progress: Progress | None = None) -> Plan:
-        """Check the folder and say what a repair would do; changes nothing. Raises NoDataFolder, OSError."""
+        """Check the folder and plan its repair; changes nothing. Raises NoDataFolder, OSError."""
         plan = Plan(check_folders(self._named, progress, self._disk))
         plan.finished = [str(folder) for folder in self._unfinished()]
         if plan.finished:
-            return plan  # what the check has found there is half of an exchange
+            return plan  # the findings there come from an unfinished exchange
         folders = [folder for root in self._roots for folder in log_folders(self._disk, root)]
         self._folders = {(each.entity, each.partition): each for each in folders}
         by_log: dict[tuple[str, int], list[Finding]] = {}
@@ -206,7 +206,7 @@ class Repair:
         return plan
 
     def _plan_merges(self, plan: Plan) -> None:
-        """Take what can be merged out of the findings that nothing can be done about."""
+        """Move documents that can be merged from the hopeless findings to the merges."""
         damaged: dict[str, list[Path]] = {}
         for finding in plan.hopeless:
             if finding.size and finding.entity is not None:
@@ -238,7 +238,8 @@ class Repair:
         return planned
 
     def _salvage(self, folder: LogFolder) -> tuple[Survey, Salvage, int | None]:
-        """Read what is left of a log. Raises UnreadableRecord, OSError."""
+        """Read what is left of a log; the number is that of its missing commits. Raises UnreadableRecord,
+        OSError."""
         survey = survey_files(self._disk, folder)
         salvage = Salvage(folder.partition)
         checkpoints = read_blocks(self._disk, folder.directory, survey.checkpoints)
@@ -261,7 +262,7 @@ class Repair:
         return survey, salvage, missing
 
     def _numbers_before(self, folder: LogFolder) -> int:
-        """The next sequence number that earlier repairs of this log have left; 0 without one."""
+        """The next sequence number that earlier repairs of this log have recorded; 0 if there were none."""
         reports = map(self._read_report, self._earlier(folder))
         return max((int(report.get("next_sequence_number", 0)) for report in reports), default=0)
 
@@ -282,8 +283,8 @@ class Repair:
     # --- carrying it out ------------------------------------------------------------------------------------
 
     def carry_out(self, plan: Plan) -> None:
-        """Do what the plan says. Raises StorageError, OSError; what was done until then stays, and the rest
-        is as it was."""
+        """Carry out the plan. Raises StorageError or OSError; everything done before that stays, and the rest
+        is untouched."""
         self._remove_copies()
         for name in plan.finished:
             self._exchange(Path(name), self._read_report(Path(name)))
@@ -295,7 +296,7 @@ class Repair:
         for paths, content in plan.merged:
             for path in paths:
                 self._set_aside(path)
-            for path in paths:  # they may be in different folders
+            for path in paths:  # the files may be in different folders
                 publish_together(self._disk, [path], [content])
         plan.done = True
 
@@ -319,7 +320,7 @@ class Repair:
         try:
             asyncio.run(self._write_log(folder, directory / REBUILT_DIRECTORY))
         except BaseException:
-            self._disk.remove_tree(directory)  # it holds nothing but the unfinished copy
+            self._disk.remove_tree(directory)  # it holds only the unfinished copy
             raise
         log.moved_to = str(directory)
         self._disk.close(
@@ -328,11 +329,11 @@ class Repair:
         self._exchange(directory, log.as_json())
 
     def _set_index_aside(self, changed: Path) -> None:
-        """The index of partitions says what the old logs held. Without it the next start opens all partitions
-        and counts anew.
+        """Set aside the index of partitions, which describes the old logs. Without it the next start opens
+        all partitions and counts again.
 
-        If the index is in a folder that was not named, only the witness of the folder that has `changed` can
-        tell the broker that it is out of date.
+        If the index is in a folder that was not named, only the witness in the folder `changed` can tell the
+        broker that the index is out of date.
         """
         for catalogue in [root / CATALOGUE_DIRECTORY for root in self._roots]:
             for name in sorted({INDEX_NAME, COPY_NAME} & set(self._disk.names(catalogue))):
@@ -341,7 +342,7 @@ class Repair:
             self._set_aside(changed / WITNESS_NAME)
 
     async def _write_log(self, folder: LogFolder, root: Path) -> None:
-        """Write what can be saved of a log to a new one below `root`, durably."""
+        """Write what can be saved of a log to a new log below `root`, durably."""
         survey, salvage, _ = self._salvage(folder)
         messages = salvage.messages
         store = FileLogStore(root, self._disk, fsync="never", reserve_bytes=0)
@@ -384,8 +385,8 @@ class Repair:
             await store.close()
 
     def _exchange(self, directory: Path, report: dict[str, Any]) -> None:
-        """Put the new log in the place of the old one. Each step may be the last one of a process, and is
-        then found done or not done."""
+        """Put the new log in the place of the old one. The process may end after any step, so each step first
+        checks whether it is already done."""
         self._set_index_aside(directory.parent.parent)
         disk, root, entity = self._disk, directory.parent.parent, _directory_name(report["entity"])
         partition = f"{report['partition']:04x}"
@@ -396,7 +397,7 @@ class Repair:
         ):
             source, target = rebuilt.joinpath(*parents) / name, root.joinpath(*parents) / name
             if name not in disk.names(source.parent):
-                continue  # it is in its place
+                continue  # already in its place
             make_directories(disk, root, parents)
             if name in disk.names(target.parent) and old not in disk.names(directory):
                 disk.rename(target, directory / old)
@@ -409,12 +410,12 @@ class Repair:
         disk.sync_directory(directory)
 
     def _unfinished(self) -> list[Path]:
-        """Repairs that were cut short after their report was written."""
+        """Repairs that were interrupted after their report was written."""
         return [directory for directory, names in self._with_copies() if REPORT_NAME in names]
 
     def _remove_copies(self) -> None:
-        """Remove the copies of repairs that were cut short before their report was written: the old logs are
-        in their places."""
+        """Remove the copies of repairs that were interrupted before their report was written: the old logs
+        are in place."""
         for directory, names in self._with_copies():
             if REPORT_NAME not in names:
                 self._disk.remove_tree(directory / REBUILT_DIRECTORY)
@@ -429,8 +430,8 @@ class Repair:
 
 
 def _files_to_set_aside(findings: Sequence[Finding]) -> list[Finding]:
-    """The damaged files, each once; an extent only if neither slot is whole, for the broker mends one slot by
-    itself."""
+    """The damaged files, each once. An extent is included only if neither slot is whole, because the broker
+    mends a single slot by itself."""
     slots = [finding for finding in findings if finding.path.endswith(EXTENT_SUFFIX)]
     others = [finding for finding in findings if finding not in slots]
     both = slots[:1] if len(slots) == 2 else []
@@ -438,7 +439,7 @@ def _files_to_set_aside(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _root_of(folder: LogFolder) -> Path:
-    """The data folder that a log is in."""
+    """The data folder that contains a log."""
     return folder.directory.parents[2]
 
 
