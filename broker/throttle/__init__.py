@@ -1,1 +1,1 @@
-"""When messages are refused because the broker as a whole has no room for them."""
+"""Refuses messages when the broker as a whole has no room for them."""

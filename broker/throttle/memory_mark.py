@@ -1,20 +1,18 @@
-"""The broker's memory mark: above it sends are refused while receivers drain, so that the kernel never ends
-the process for its memory.
+"""The broker's memory mark: above it sends are refused while receivers drain, so that the kernel never kills
+the process for lack of memory.
 
-What counts is resident memory, for that is what the kernel looks at, with two corrections. Messages that were
-admitted and are not stored yet will take more, so each of them is added. And Python hardly ever returns the
+Memory in use is resident memory, because that is what the kernel looks at, with two corrections. Each
+admitted message that is not stored yet will take more, so it is added. And Python hardly ever returns the
 memory of small objects to the system: a broker that has delivered a million messages stays as large as it
-was, and uses that memory again before it grows. So what waiting messages and connections gave back is
-subtracted, until others have taken it or the process has become smaller. This estimate is too high if
-something else has taken that memory. It is therefore limited to half of the mark: with the default mark, the
-process stays below nine tenths of the memory there is.
+was, and reuses that memory before it grows. So the memory that waiting messages and connections have freed is
+subtracted, until others take it or the process shrinks. This estimate is too high if something else has taken
+that memory, so it is limited to half of the mark: with the default mark, the process stays below nine tenths
+of all memory.
 
 Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration.
-But until the client settles a delivery, it takes several times as much as the waiting message. So while
-resident memory is a tenth above the mark (`exceeded`), a link is given more only if it holds few unsettled.
-Sends are accepted again when a twentieth of the mark is free. Until then, the C library is told now and then
-to return free pages to the system. It keeps those between blocks in use otherwise, and a broker without any
-messages could stay above its mark.
+Sends are accepted again once a twentieth of the mark is free. Until then, the C library is told now and then
+to return free pages to the system. Otherwise it keeps free pages that lie between blocks in use, and a broker
+without any messages could stay above its mark.
 
 `memory_of_the_machine` and `resident_bytes` ask the system; `Memory` is pure, apart from its log lines.
 """
@@ -34,16 +32,16 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 
 SAFE_SHARE = 2 / 3
-"""Of all memory: with a higher mark the process may outgrow what there is, see above."""
+"""A share of all memory. With a higher mark the process may outgrow the memory there is, see above."""
 LOOK_S = 0.25
-"""How often resident memory is read: some 20 microseconds each time. Near the mark it is read for each
-admission, too."""
+"""How often resident memory is read, which takes about 20 microseconds. Near the mark it is also read for
+each admission."""
 TRAFFIC_PARTS = 8
-"""What is on its way in, and what is on its way out, may each take this part of the mark."""
+"""Incoming traffic and outgoing traffic may each take this part of the mark."""
 TRAFFIC_BYTES_MIN = 16 * 1024 * 1024
-"""But so much in any case: less would make single large messages wait for each other."""
+"""The least that each direction may take: with less, single large messages would wait for each other."""
 CONNECTION_BYTES = 24 * 1024
-"""What a connection that does nothing takes at least; one with a receiver takes some 40 KiB."""
+"""The least that an idle connection takes; one with a receiver takes about 40 KiB."""
 UNSETTLED_ABOVE_MARK_MAX = 100
 """Deliveries that a link may hold unsettled while the mark is exceeded: 300 receivers take about 40 MiB."""
 DELIVERY_BYTES = 1536
@@ -57,13 +55,13 @@ MIB = 1024 * 1024
 _PAGE_BYTES = resource.getpagesize()
 _STATM = Path("/proc/self/statm")
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""glibc's own; other C libraries have none."""
+"""Only glibc has it."""
 
 log = structlog.get_logger("server")
 
 
 class Memory:
-    """What the broker uses, the mark, and whether sends are refused. Used in the event loop."""
+    """The memory in use, the mark, and whether sends are refused. Used in the event loop."""
 
     __slots__ = (
         "_changed",
@@ -89,31 +87,31 @@ class Memory:
         counted: Callable[[], int],
         changed: Callable[[bool], None] = lambda limited: None,
     ) -> None:
-        """`mark` in bytes; `resident` gives the process's memory, `counted` what waiting messages take of it
-        by the broker's own count.
+        """`mark` is in bytes. `resident` gives the process's memory, and `counted` the part of it that
+        waiting messages take by the broker's own count.
 
-        `changed` is told whether memory is limited, at each change.
+        `changed` is called with whether memory is limited, at each change.
         """
         self.mark = mark
         self.limited = False
-        """Sends are refused."""
+        """Whether sends are refused."""
         self.exceeded = False
         """They were refused, and the process has outgrown the mark by a tenth all the same. True until it is
         less than a twentieth above the mark, or sends are accepted again."""
         self.used = 0
         """Bytes in use, as of the last look."""
         self.under_way = 0
-        """Messages that were admitted and have no outcome yet. Kept by the connections."""
+        """Messages that were admitted and have no outcome yet. The connections keep this number."""
         self.connections = 0
-        """Connections that are open. Kept by the connections' owner."""
+        """Open connections. Their owner keeps this number."""
         self._resident, self._counted, self._changed = resident, counted, changed
         self._resident_before = self._counted_before = 0
         self._freed = 0
-        """What messages and connections have given back and the process still has, as far as one can tell."""
+        """Bytes that messages and connections have freed but the process probably still holds."""
         self._room = self._delivery_room = 0
 
     def admit(self, messages: int) -> None:
-        """That many messages are to be stored. Raises Refused(SERVER_BUSY) above the mark."""
+        """Admit this many messages to be stored. Raises Refused(SERVER_BUSY) above the mark."""
         self._room -= messages * MESSAGE_OVERHEAD_BYTES
         if self._room < 0:
             if not self.limited:
@@ -127,7 +125,8 @@ class Memory:
                 )
 
     def expect(self, size: int) -> None:
-        """So many bytes come in and may stay, beside messages: is there room for them? `limited` tells."""
+        """Account for incoming bytes, beside messages, that may stay. `limited` then says whether there is
+        room for them."""
         self._room -= size
         if self._room < 0 and not self.limited:
             self.look()
@@ -139,7 +138,7 @@ class Memory:
             self.look()
 
     def look(self) -> None:
-        """Measure, and decide whether sends are refused from now on, and whether the mark is exceeded."""
+        """Measure memory, and decide whether sends are refused from now on."""
         resident, waiting = self._resident(), self._counted()
         counted = waiting + CONNECTION_BYTES * self.connections
         returned = max(0, self._resident_before - resident)
@@ -168,17 +167,20 @@ class Memory:
         self.exceeded = self.limited and resident * 20 > self.mark * (21 if self.exceeded else 22)
         self._delivery_room = max(self.mark * 11 // 10 - resident, DELIVERED_BYTES_MIN)
         if self.limited:
-            self._room = -1  # so that `admit` needs no other comparison
+            self._room = -1  # so that `admit` needs only one comparison
 
 
 def traffic_bytes(setting: int, mark: int) -> int:
-    """How many bytes may be on their way in one direction: what the setting permits, but no more than suits
-    the mark. The mark stops neither direction, for both have to go on for messages to be received."""
+    """The number of bytes that may be on their way in one direction: the setting, but limited to what suits
+    the mark.
+
+    Traffic in both directions goes on above the mark, because receiving messages needs both.
+    """
     return min(setting, max(mark // TRAFFIC_PARTS, TRAFFIC_BYTES_MIN))
 
 
 def resident_bytes() -> int:
-    """The process's resident memory now. Where the system does not tell, the most that it ever was."""
+    """The process's resident memory now. If the system does not tell, its highest value so far."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except OSError:
@@ -187,17 +189,17 @@ def resident_bytes() -> int:
 
 
 def return_free_pages() -> None:
-    """Have the C library return to the system what it holds free between blocks in use. For a thread: it may
-    take a few milliseconds."""
+    """Make the C library return the memory that it holds free between blocks in use. Call it in a thread: it
+    may take a few milliseconds."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 def memory_of_the_machine(root: Path = Path("/")) -> int:
-    """Bytes of memory that the process may use: the container's limit if there is one, else all of the
-    machine.
+    """Bytes of memory that the process may use: the container's limit if there is one, otherwise the
+    machine's memory.
 
-    `root` is where `/proc` and `/sys` are found.
+    `root` is the folder that contains `/proc` and `/sys`.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _limit_files(root):
@@ -207,17 +209,17 @@ def memory_of_the_machine(root: Path = Path("/")) -> int:
             continue
         if (
             text.isdecimal() and int(text) > 0
-        ):  # version 2 writes `max` for no limit, version 1 a number beyond any machine's memory
+        ):  # for no limit, version 2 writes `max`, and version 1 a number beyond any machine's memory
             limits.append(int(text))
     return min(limits)
 
 
 def _limit_files(root: Path) -> Iterator[Path]:
-    """Where the limits of the process's control group and of all above it may stand, for both versions of
-    control groups.
+    """The files that may hold the limits of the process's control group and of its parents, for both versions
+    of control groups.
 
-    A container sees its own group as the root of all, or finds no folder of the name that the kernel gives:
-    then its limit stands in the root folder.
+    A container sees its own group as the root, or finds no folder with the name that the kernel gives. In
+    both cases its limit is in the root folder.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
