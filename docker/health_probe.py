@@ -1,8 +1,8 @@
-"""The container's health check: exit code 0 when `GET /health` answers 200, otherwise 1 with the reason.
+"""The container's health check: exits with 0 when `GET /health` answers 200, otherwise with 1 and the reason.
 
-`partibus health` does the same and more, but loads the whole command line for it: half a second of CPU each
-time, which is 4.5 % of a core at one check every ten seconds. This script imports next to nothing and runs
-without site-packages (`python -I -S`). It knows the two settings that say where the broker listens, and their
+`partibus health` does the same and more, but loads the whole command line: half a second of CPU each time,
+which is 4.5 % of a core at one check every ten seconds. This script imports next to nothing and runs without
+site-packages (`python -I -S`). It reads the two settings that say where the broker listens, and repeats their
 defaults; a test compares these with the settings.
 """
 
@@ -13,11 +13,11 @@ import sys
 HOST_DEFAULT, PORT_DEFAULT = "127.0.0.1", "5300"
 TIMEOUT_S = 3
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where a broker that listens on every address answers."""
+"""The address to use when the broker listens on every address."""
 
 
 def main() -> int:
-    """Ask once."""
+    """Ask once; return the exit code."""
     host = os.environ.get("PARTIBUS_HOST") or HOST_DEFAULT
     port = os.environ.get("PARTIBUS_HTTP_PORT") or PORT_DEFAULT
     answer = b""
