@@ -1,8 +1,8 @@
 """Sends and receives through the official Azure SDK, and shows which partition each message went to.
 
-Run it while a broker runs (`make run`, then `make demo`). A message's partition stands in the top 16 bits of
-its sequence number. Messages with the same partition key share a partition and keep their order; without one
-they go round.
+Run it while a broker is running (`make run`, then `make demo`). The top 16 bits of a message's sequence
+number give its partition. Messages with the same partition key share a partition and keep their order;
+messages without a key go to the partitions in turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEYS = ("red", "green", "blue", None)
 
 
 def main() -> int:
-    """Send, receive, complete, and print a table; 1 if no broker can be reached."""
+    """Send, receive and complete messages, and print a table. Returns 1 if no broker can be reached."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def send(client: ServiceBusClient, queue: str, run_id: str, count: int) -> float:
-    """Send every message by itself, as applications do; gives the seconds it took."""
+    """Send each message separately, as applications do. Returns the time it took, in seconds."""
     began = time.perf_counter()
     with client.get_queue_sender(queue) as sender:
         for number in range(count):
@@ -66,7 +66,7 @@ def send(client: ServiceBusClient, queue: str, run_id: str, count: int) -> float
 def receive(
     client: ServiceBusClient, queue: str, run_id: str, count: int
 ) -> tuple[list[ServiceBusReceivedMessage], float]:
-    """Receive and complete until this run's messages are all here, or nothing comes any more."""
+    """Receive and complete messages until all of this run's have arrived, or no more come."""
     found: list[ServiceBusReceivedMessage] = []
     began = time.perf_counter()
     with client.get_queue_receiver(queue, max_wait_time=5) as receiver:
@@ -80,7 +80,7 @@ def receive(
 
 
 def show(messages: list[ServiceBusReceivedMessage], queue: str, sent_in: float, received_in: float) -> None:
-    """One row per message, and how many each partition got."""
+    """Print one row per message, and the number of partitions that got some."""
     table = Table("Message", "Partition key", "Partition", "Number in it", title=f"{queue}: what went where")
     for message in sorted(messages, key=lambda each: int(str(each).split()[-1])):
         number = message.sequence_number or 0
