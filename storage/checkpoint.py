@@ -1,8 +1,8 @@
 """One checkpoint of a log, byte by byte: the owner's state as of a position, in blocks.
 
-A checkpoint's file holds the blocks that have changed since the checkpoint on which it builds, and a table of
-all blocks. The other blocks are in the files of earlier checkpoints (`checkpoints.py` says which, and which
-files are kept). All numbers are little endian.
+A checkpoint's file holds a table of all blocks, and those blocks that have changed since the checkpoint on
+which it builds. The other blocks are in the files of earlier checkpoints (`checkpoints.py` says which files
+are used and kept). All numbers are little endian.
 
     offset  size  field
          0     8  magic "PbChckpt"
@@ -31,8 +31,8 @@ files are kept). All numbers are little endian.
 Its name is `<position>-<serial>.checkpoint`, in hexadecimal.
 
 Version 1 held the whole state in one piece. It is still read but no longer written. Its header ends with the
-length of the state (u64) at 72, the state follows, the CRC-32C covers everything behind it, and the name is
-`<position>.checkpoint`.
+length of the state (u64) at 72, and the state follows. The CRC-32C covers everything behind it, and the name
+is `<position>.checkpoint`.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ _TAIL_V1 = struct.Struct("<HHIIQQ16s16sQ")
 _HEADER_BYTES_V1 = _HEAD.size + _TAIL_V1.size
 _VERSION = struct.Struct("<H")
 _READ_BYTES = 4096
-"""Read at first: all of the tables, if they are small."""
+"""How much is read first; small tables fit into it."""
 
 
 class Place(NamedTuple):
-    """Where a block stands."""
+    """The location of a block."""
 
     taken: Position
-    """The position of the checkpoint for which it was written."""
+    """The position of the checkpoint that wrote it."""
     file: int
-    """The serial of the checkpoint in whose file it stands."""
+    """The serial of the checkpoint whose file holds it."""
     offset: int
     size: int
     crc: int
@@ -82,7 +82,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class StoredSection:
-    """A section's blocks, as a checkpoint's table has them."""
+    """A section's blocks, as listed in a checkpoint's table."""
 
     version: int
     places: Mapping[int, Place]
@@ -90,37 +90,37 @@ class StoredSection:
 
 @dataclass(slots=True, frozen=True)
 class StoredCheckpoint:
-    """A checkpoint without its blocks, and what ties it to its log."""
+    """A checkpoint without the content of its blocks."""
 
     chain: Chain
-    """The place in the log at which it was taken; its digest is None if that was not known any more."""
+    """The place in the log for which it was taken; its digest is None if that was no longer known."""
     epoch: int
     partition: int
     salt: bytes
     serial: int
     sections: Mapping[str, StoredSection]
     files: Mapping[int, int]
-    """The serials of the files in which its blocks stand, with the bytes of blocks that each was written
+    """By the serial of each file that holds some of its blocks: how many bytes of blocks the file was written
     with."""
     is_whole_state: bool = False
-    """It is of version 1: one block of one section without a name, in its own file."""
+    """Whether it has version 1: one block in one unnamed section, in its own file."""
 
     @property
     def position(self) -> Position:
-        """Where a replay goes on."""
+        """The position from which a replay continues."""
         return self.chain.position
 
     @property
     def name(self) -> str:
-        """Its file's name."""
+        """The name of its file."""
         if self.is_whole_state:
             return f"{self.position:016x}{CHECKPOINT_SUFFIX}"
         return f"{self.position:016x}-{self.serial:08x}{CHECKPOINT_SUFFIX}"
 
 
 def checkpoint_paths(directory: Path, names: list[str]) -> list[Path]:
-    """The checkpoints among the names in a log's directory, newest first: of two at one position the one of
-    version 1 is the older."""
+    """The checkpoint files among the names in a log's directory, newest first. Of two at one position, the
+    one with version 1 is older."""
     found = [name for name in names if name.endswith(CHECKPOINT_SUFFIX)]
     return [
         directory / name
@@ -129,7 +129,7 @@ def checkpoint_paths(directory: Path, names: list[str]) -> list[Path]:
 
 
 def serial_of(path: Path) -> int | None:
-    """The serial in a checkpoint file's name; None in one of version 1."""
+    """The serial in the name of a checkpoint file; None for version 1."""
     _, dash, serial = path.name.removesuffix(CHECKPOINT_SUFFIX).partition("-")
     try:
         return int(serial, 16) if dash else None
@@ -138,12 +138,12 @@ def serial_of(path: Path) -> int | None:
 
 
 def table_bytes(sections: int, files: int, blocks: int) -> int:
-    """The size of a checkpoint's header and tables: where its own blocks begin."""
+    """The size of a checkpoint's header and tables, behind which its own blocks begin."""
     return CHECKPOINT_HEADER_BYTES + _SECTION.size * sections + _FILE.size * files + _PLACE.size * blocks
 
 
 def encode_tables(stored: StoredCheckpoint) -> bytes:
-    """The header and the tables of a checkpoint: what stands in front of its blocks."""
+    """The header and tables of a checkpoint, which come before its blocks."""
     chain = stored.chain
     before, known = (NO_DIGEST, 0) if chain.before is None else (chain.before, 1)
     blocks = sum(len(section.places) for section in stored.sections.values())
@@ -170,7 +170,7 @@ def encode_tables(stored: StoredCheckpoint) -> bytes:
 
 
 def read_checkpoint(disk: Disk, path: Path, salt: bytes) -> StoredCheckpoint:
-    """A checkpoint's header and tables, checked; of version 1 the state too. Raises CorruptRecord,
+    """Read and check a checkpoint's header and tables; for version 1, also the state. Raises CorruptRecord,
     UnknownFormat, OSError."""
     fd = disk.open_read(path)
     try:
@@ -202,7 +202,7 @@ def read_checkpoint(disk: Disk, path: Path, salt: bytes) -> StoredCheckpoint:
 
 
 def _decode(data: bytes) -> StoredCheckpoint:
-    """Decode tables whose checksum was verified."""
+    """Decode tables whose checksum has been verified."""
     _, partition, epoch, known, position, sequence, before, salt, serial, section_count, file_count, _ = (
         _TAIL.unpack_from(data, _HEAD.size)
     )

@@ -1,21 +1,22 @@
 """The checkpoints of one log: which two are kept, what a new one writes, which files may be removed.
 
-*The two that are kept share no byte.* Each checkpoint builds on the one before the last, which it replaces:
-it writes the blocks that have changed since that one, and refers to that one's files for all others. So the
-even ones have files of their own, and so have the odd ones. Whatever happens to one of the two, the other is
-whole, and the log is trimmed only up to the older: it and the rest of the log recover everything.
+*The two that are kept share no bytes.* Each new checkpoint replaces the older of the two and builds on it: it
+writes the blocks that have changed since then, and refers to that checkpoint's files for all others. So
+even-numbered and odd-numbered checkpoints use separate files. Whatever happens to one of the two, the other
+is whole. The log is trimmed only up to the older one, so either checkpoint and the rest of the log recover
+everything.
 
-*What a checkpoint costs.* The blocks that were changed since the checkpoint before the last, and a table of
-40 bytes for each block there is. Every change is written twice, once into either file set.
+*What a checkpoint costs.* It writes the blocks that changed since the checkpoint before the last, and a table
+with 40 bytes for each block. Every change is written twice, once to each set of files.
 
-*Space.* A block that was written anew, or is gone, leaves dead bytes in the file that held it. A file without
-a live block is removed. If the dead bytes exceed the live ones (and some slack), or there are many small
-files, the next checkpoint copies what is live out of some of them, those with the most dead bytes first: at
-most as many bytes as it writes anyway, or COPIED_BYTES_MIN. Where dead bytes are half of the total, a copied
-byte frees another one, so copying at most doubles what is written.
+*Space.* A block that is written anew or removed leaves dead bytes in the file that held it. A file without a
+live block is removed. If the dead bytes exceed the live ones (and some slack), or there are many small files,
+the next checkpoint copies the live blocks out of some files, starting with the highest share of dead bytes.
+It copies at most as many bytes as it writes anyway, or COPIED_BYTES_MIN. When half of all bytes are dead,
+each copied byte frees another one, so copying at most doubles what is written.
 
-A damaged checkpoint stops counting as soon as the damage is noticed. The next one replaces it, and is written
-as a whole.
+A damaged checkpoint stops counting as soon as the damage is noticed. The next checkpoint replaces it and
+contains all blocks.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ COPIED_BYTES_MIN = 1 << 20
 FILES_MIN = 16
 """How many files are always allowed …"""
 BYTES_PER_FILE = 1 << 20
-"""… with one more for each of this many live bytes."""
+"""… plus one for each of this many live bytes."""
 
 _log = structlog.get_logger()
 
 
 @dataclass(slots=True, frozen=True)
 class Origin:
-    """What ties a checkpoint to its log."""
+    """The log that a checkpoint belongs to, and its place there."""
 
     chain: Chain
-    """Where in the log it was taken."""
+    """The place in the log for which the checkpoint was taken."""
     epoch: int
     partition: int
     salt: bytes
@@ -71,18 +72,18 @@ class Checkpoints:
     """The checkpoints in a log's directory. Methods that touch files block; call one at a time."""
 
     def __init__(self, directory: Path) -> None:
-        """For a new log, which has none."""
+        """Begin without checkpoints, for a new log."""
         self._directory = directory
         self._kept: tuple[StoredCheckpoint, ...] = ()
-        """The usable ones, newest first."""
+        """The usable checkpoints, newest first."""
         self._next_serial = 1
 
     @staticmethod
     def find(disk: Disk, directory: Path, names: list[str], salt: bytes, start: Position) -> Checkpoints:
-        """The usable ones on disk, of a log with this salt that begins at `start`. Their blocks are
-        not read yet.
+        """The usable checkpoints on disk of a log with this salt that begins at `start`. Does not read
+        their blocks yet.
 
-        Raises CorruptRecord if the log was trimmed and none is left, UnknownFormat, OSError.
+        Raises CorruptRecord if the log was trimmed and no checkpoint is left, UnknownFormat, OSError.
         """
         found = Checkpoints(directory)
         paths = checkpoint_paths(directory, names)
@@ -91,7 +92,7 @@ class Checkpoints:
         damage: CorruptRecord | None = None
         kept: list[StoredCheckpoint] = []
         for number, path in enumerate(paths):
-            # One that was replaced may lack some of its files by now. Try it only if nothing else is left.
+            # A replaced checkpoint may lack some of its files. Try it only if nothing else is left.
             if len(kept) == CHECKPOINTS_KEPT or (kept and number >= CHECKPOINTS_KEPT):
                 break
             try:
@@ -116,7 +117,7 @@ class Checkpoints:
         return found
 
     def _check_start(self, start: Position, damage: CorruptRecord | None) -> None:
-        """No checkpoint is usable: raise CorruptRecord if the log was trimmed."""
+        """Without a usable checkpoint: raise CorruptRecord if the log was trimmed."""
         if start > 0:
             raise damage or CorruptRecord(
                 str(self._directory), start, "the log was trimmed, and its checkpoint is missing"
@@ -124,23 +125,23 @@ class Checkpoints:
 
     @property
     def newest(self) -> StoredCheckpoint | None:
-        """The newest usable one."""
+        """The newest usable checkpoint, or None."""
         return self._kept[0] if self._kept else None
 
     @property
     def positions(self) -> tuple[Position, ...]:
-        """The positions of the usable ones, newest first."""
+        """The positions of the usable checkpoints, newest first."""
         return tuple(stored.position for stored in self._kept)
 
     @property
     def trim_limit(self) -> Position | None:
-        """The log may be trimmed up to here; None unless there are two checkpoints."""
+        """The position up to which the log may be trimmed; None unless there are two checkpoints."""
         return self._kept[-1].position if len(self._kept) == CHECKPOINTS_KEPT else None
 
     @property
     def base(self) -> StoredCheckpoint | None:
-        """The checkpoint on which the next one builds; None if that has to be written as a whole."""
-        # A checkpoint of version 1 is one whole state without blocks: nothing can build on it.
+        """The checkpoint on which the next one builds; None if the next one must contain all blocks."""
+        # Nothing can build on a checkpoint of version 1, which is one whole state without blocks.
         if len(self._kept) < CHECKPOINTS_KEPT or any(stored.is_whole_state for stored in self._kept):
             return None
         return self._kept[-1]
@@ -148,8 +149,10 @@ class Checkpoints:
     # --- reading ---
 
     def load(self, disk: Disk, start: Position) -> Checkpoint | None:
-        """The newest whole one; None if the log, which begins at `start`, has to be read from there. Raises
-        CorruptRecord, OSError."""
+        """The newest whole checkpoint; None if the log must be replayed from its start at `start`.
+
+        Raises CorruptRecord, OSError.
+        """
         damage: CorruptRecord | None = None
         while self._kept:
             try:
@@ -164,7 +167,7 @@ class Checkpoints:
     # --- writing ---
 
     def save(self, disk: Disk, checkpoint: Checkpoint, origin: Origin) -> None:
-        """Keep a new one, durably, in place of the older of two. Raises DiskFull, DiskFailed,
+        """Save a checkpoint durably, in place of the older of the two. Raises DiskFull, DiskFailed,
         CommitFailed."""
         base, serial = self.base, self._next_serial
         kept = {section.name: self._unchanged(section) for section in checkpoint.sections}
@@ -194,12 +197,12 @@ class Checkpoints:
         stored = StoredCheckpoint(
             origin.chain, origin.epoch, origin.partition, origin.salt, serial, sections, sizes
         )
-        self._next_serial += 1  # even if this fails, because the file may exist
+        self._next_serial += 1  # even if this fails, because the file may exist then
         fd = publish(
             disk, self._directory / stored.name, [encode_tables(stored), *(data for _, _, data, _ in fresh)]
         )
         self._kept = (stored, *self._kept[: CHECKPOINTS_KEPT - 1])
-        with contextlib.suppress(OSError):  # files that remain are removed after the next checkpoint
+        with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next checkpoint
             disk.close(fd)
             self._clear(disk)
 
@@ -213,8 +216,8 @@ class Checkpoints:
             return {}
         assert older.version == newer.version == section.version, "blocks of one format"
         given = section.blocks
-        # A block that the newest checkpoint does not have was empty by then and has stayed empty, or it would
-        # be given.
+        # A block that the newest checkpoint lacks was empty then. It has stayed empty, or else it would be in
+        # `given`.
         return {
             number: place
             for number, place in older.places.items()
@@ -224,8 +227,10 @@ class Checkpoints:
     def _copied(
         self, disk: Disk, base: StoredCheckpoint, kept: dict[str, dict[int, Place]], victims: set[int]
     ) -> list[tuple[str, int, bytes, Position]]:
-        """The live blocks of some files, taken out of `kept`. Raises DiskFailed; if one is damaged, `base`
-        is no longer usable."""
+        """Move the live blocks of the files in `victims` out of `kept` and read them.
+
+        Raises DiskFailed; if a block is damaged, `base` is no longer usable.
+        """
         copied: list[tuple[str, int, bytes, Position]] = []
         if not victims:
             return copied
@@ -244,7 +249,7 @@ class Checkpoints:
         return copied
 
     def _clear(self, disk: Disk) -> None:
-        """Remove the files that no kept checkpoint needs."""
+        """Remove the files that neither kept checkpoint needs."""
         needed = {stored.name for stored in self._kept}
         serials = {serial for stored in self._kept for serial in stored.files}
         for path in checkpoint_paths(self._directory, disk.names(self._directory)):
@@ -253,7 +258,7 @@ class Checkpoints:
 
 
 class _Files:
-    """The files of a checkpoint's blocks, one open at a time."""
+    """Reads the files that hold a checkpoint's blocks, with one file open at a time."""
 
     def __init__(self, disk: Disk, directory: Path, stored: StoredCheckpoint) -> None:
         self._disk, self._directory, self._stored = disk, directory, stored
@@ -278,7 +283,7 @@ class _Files:
             self._fd, self._file = -1, None
 
     def read(self, place: Place) -> bytes:
-        """A block, checked. Raises CorruptRecord, OSError."""
+        """Read and check a block. Raises CorruptRecord, OSError."""
         path = self._paths.get(place.file)
         if place.file != self._file:
             self._close()
@@ -300,7 +305,7 @@ class _Files:
 
 
 def _read(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
-    """A checkpoint with all its blocks, each checked. Raises CorruptRecord, OSError."""
+    """Read a checkpoint and check all its blocks. Raises CorruptRecord, OSError."""
     sections: list[Section] = []
     with _Files(disk, directory, stored) as files:
         for name, section in stored.sections.items():
@@ -311,14 +316,15 @@ def _read(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
 
 
 def read_blocks(disk: Disk, directory: Path, stored: Iterable[StoredCheckpoint]) -> Iterator[Checkpoint]:
-    """Those of some checkpoints whose blocks are all whole. Raises OSError."""
+    """Those of the given checkpoints whose blocks are all whole. Raises OSError."""
     for each in stored:
         with contextlib.suppress(CorruptRecord):
             yield _read(disk, directory, each)
 
 
 def check_blocks(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Iterator[CorruptRecord]:
-    """Read all blocks of a checkpoint; gives those that are damaged or missing. Raises OSError."""
+    """Read all blocks of a checkpoint; gives the errors of those that are damaged or missing. Raises
+    OSError."""
     with _Files(disk, directory, stored) as files:
         for section in stored.sections.values():
             for place in section.places.values():
@@ -329,7 +335,7 @@ def check_blocks(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Itera
 
 
 def _to_copy(base: StoredCheckpoint, kept: dict[str, dict[int, Place]], written: int) -> set[int]:
-    """The files whose live blocks the next checkpoint copies, so that they can be removed."""
+    """The files whose live blocks the next checkpoint copies so that the files can be removed."""
     live: dict[int, int] = {}
     for places in kept.values():
         for place in places.values():

@@ -1,8 +1,8 @@
 """Keeps the extents of logs in use up to date, so that a last segment that loses its end is noticed.
 
-A commit does not write to its log's extent (`extent.py`): that would double its cost. So only the segment
-itself would know what was committed since it began, and a file that was cut off or zeroed behind a whole
-frame looks like one that ends there. A background task therefore records in each extent how far the log is
+A commit does not write to its log's extent (`extent.py`), which would double its cost. So only the segment
+itself knows what was committed since it began, and a file that was cut off or zeroed behind a whole frame
+looks like a log that ends there. Therefore a background task records in each extent how far the log is
 durable, for a few logs per second, however much traffic there is.
 """
 
@@ -19,7 +19,7 @@ PACE_S = 0.05
 
 
 class Recorded(Protocol):
-    """The part of a log that is needed here."""
+    """The part of a log that this file needs."""
 
     @property
     def is_end_recorded(self) -> bool:
@@ -30,20 +30,20 @@ class Recorded(Protocol):
 
 
 class EndRecord:
-    """The logs whose ends are to be recorded. Owned by the event loop."""
+    """The logs whose ends must be recorded. Owned by the event loop."""
 
     def __init__(self, in_use: Iterable[Recorded], interval_ms: int) -> None:
-        """`in_use`: iterates over the logs that are being written to at that moment."""
+        """`in_use` iterates over the logs that are being written to at that moment."""
         self._in_use, self._interval_s = in_use, interval_ms / 1_000
         self._put_away: set[Recorded] = set()
 
     def put_away(self, log: Recorded) -> None:
-        """The log is no longer in use, for now."""
+        """Note that the log is not in use for now."""
         if not log.is_end_recorded:
             self._put_away.add(log)
 
     async def keep(self) -> None:
-        """Record until no log is in use."""
+        """Record ends until no log is in use."""
         while logs := {*self._in_use, *self._put_away}:
             await asyncio.sleep(self._interval_s)
             self._put_away.clear()

@@ -1,4 +1,4 @@
-"""Reads single frames of a log by position: neighbours with one read, each frame verified.
+"""Reads single frames of a log by position: neighbours in one read, each frame verified.
 
 The caller chooses how to read: with `Disk.read`, which blocks and needs a thread, or `Disk.read_cached`.
 """
@@ -15,12 +15,12 @@ from storage.record import FrameCodec, crc32c
 from storage.segment import Segment
 
 GAP_BYTES_MAX = 64 << 10
-"""Positions this close are read together: to copy the gap costs about as much as another call."""
+"""Positions this close are read together, because copying the gap costs about as much as another call."""
 RUN_BYTES_MAX = 1 << 20
 """How much is read at once, unless a single frame is larger."""
 
 READ_ON_LOOP_BYTES = 2 << 20
-"""How much a fetch reads and checks in the event loop: about a millisecond. A thread does more than that,
+"""How much a fetch may read and check in the event loop: about a millisecond. A thread does anything longer,
 even if all of it is in memory."""
 
 Read = Callable[[int, int, int], bytes]
@@ -51,7 +51,7 @@ def fetch_frames(
 ) -> list[Frame]:
     """The frames at these positions of a log that ends at `end`. Raises CorruptRecord, OSError.
 
-    `reading` lends a segment's descriptor.
+    `reading` lends the descriptor of a segment.
     """
     wanted = sorted(set(positions))
     assert wanted[-1] < end, "only what is in the log is fetched"
@@ -80,7 +80,7 @@ def fetch_frames(
 
 
 def _joins(wanted: list[Position], first: int, last: int, limit: Position) -> bool:
-    """Whether the position behind `last` is read together with the run that began at `first`."""
+    """Whether the position after `last` is read together with the run that began at `first`."""
     following = wanted[last + 1]
     return (
         following < limit
@@ -93,7 +93,7 @@ def _frame(
     read: Read, fd: int, segment: Segment, codec: FrameCodec, limit: Position, chunk: bytes, begin: int,
     position: Position
 ) -> Frame:  # fmt: skip
-    """The frame that begins at `begin` in the chunk, the rest of it read if need be."""
+    """The frame that begins at `begin` in the chunk; reads the rest of it if the chunk ends earlier."""
     offset = segment.offset_of(position)
     header = codec.parse_header(chunk[begin : begin + FRAME_HEADER_BYTES])
     if header is None or header.position != position:

@@ -1,17 +1,17 @@
-"""FileLog: `Log` on local files. Knows which segment a position is in, and when a log may be written to.
+"""FileLog: `Log` on local files. Knows which segment holds a position, and when a log may be written to.
 
 Invariants:
-- `end` moves when a commit's job has succeeded, even if its caller was cancelled meanwhile. Only positions
-  below it are read (durability rules 1 to 3).
+- `end` moves when a commit's job has succeeded, even if its caller was cancelled meanwhile. Only what lies
+  below it is read (durability rules 1 to 3).
 - After CommitFailed, everything is refused until `claim`, which begins a new segment (durability rule 4).
 - After DiskFull, nothing has changed (durability rule 6).
-- All segments but the active one are durable as a whole.
-- `fence` turns whatever the disk has not answered into a failure: a commit that succeeds afterwards has
-  failed all the same, and nobody touches the log's files before everything under way has ended.
+- All segments but the active one are entirely durable.
+- `fence` turns everything that the disk has not answered into a failure. A commit that succeeds afterwards
+  still counts as failed, and nobody touches the log's files until everything under way has ended.
 
-A method of a job, or a function given to `run_to_end`, runs in a thread; everything else runs in the event
+The methods of a job, and functions given to `run_to_end`, run in a thread; everything else runs in the event
 loop. `_turn` admits one job at a time to the active segment; `_housekeeping` admits one checkpoint or trim at
-a time to the older files. Take `_housekeeping` first to hold both.
+a time to the older files. To hold both, take `_housekeeping` first.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ _log = structlog.get_logger()
 
 @dataclass(slots=True, frozen=True)
 class Shared:
-    """What the logs of one store share."""
+    """What all logs of a store share."""
 
     root: Path
     extents: Path
-    """The extents of all logs. Outside `root`, so that they survive the loss of a log's folder."""
+    """The folder of all logs' extents. Outside `root`, so that it survives the loss of a log's folder."""
     disk: Disk
     committer: Committer
     executor: Executor
-    """For everything that is not a commit and has no lane of its own."""
+    """Runs everything that is not a commit and has no lane of its own."""
     lanes: Lanes
     files: OpenFiles
-    """Files open for reading."""
+    """The files open for reading."""
     open_segments: OpenSegments
     """The logs whose active segment is open."""
     reserve: Reserves
@@ -90,12 +90,12 @@ class Shared:
     reserve_released: Callable[[], None]
     """Called when a reserve is found to be released."""
     found_full: Callable[[], None]
-    """Called when a commit has found no room."""
+    """Called when a commit found the disk full."""
     making_room: RoomTurns
     put_away: Callable[[FileLog], None]
-    """Called when a log has closed its files until its next commit."""
+    """Called when a log has closed its files until the next commit."""
     untidy: Callable[[FileLog], None]
-    """Called when the disk refused to remove a trimmed file, so that `tidy` is called later."""
+    """Called when the disk refused to remove a trimmed file. The callee calls `tidy` later."""
 
 
 class _State(enum.Enum):
@@ -121,9 +121,9 @@ class FileLog:
         self._turn = asyncio.Lock()
         self._housekeeping = asyncio.Lock()
         self.under_way = UnderWay()
-        """Work on the log's files that cannot be cancelled, except for reading."""
+        """Work on the log's files, other than reads, that cannot be cancelled."""
         self._is_untidy = False
-        """The disk refused to remove a trimmed file, and that was reported."""
+        """The disk refused to remove a trimmed file, and that was logged."""
         self.on_full: Callable[[], None] = _ignore
 
     # --- where it begins and ends ---
@@ -176,7 +176,7 @@ class FileLog:
         return self._opened
 
     def _open(self) -> OpenLog:
-        """The log, if it may be used. Raises CommitFailed if it has to be claimed first."""
+        """The log, if it may be used. Raises CommitFailed if it must be claimed first."""
         if self._state is _State.FAILED:
             raise CommitFailed(
                 f"{self._directory}: an earlier commit failed, and the log has not been claimed again"
@@ -192,7 +192,7 @@ class FileLog:
             await self.under_way.ended()
             try:
                 if self._state is _State.OPEN:
-                    # Whoever wants its place waits for our turn, so we must not wait for them.
+                    # A log that wants this place waits for our turn, so we must not wait for the log.
                     await self._close_files(keeps_place=True)
                 await self._shared.open_segments.take(self)
                 await run_to_end(self._shared.executor, lambda: self._claim(epoch), self.under_way)
@@ -211,7 +211,7 @@ class FileLog:
             return opened.epoch
 
     def _claim(self, epoch: int | None) -> None:
-        """In a thread. Claiming writes a little, so on a full disk it may use the reserve (durability
+        """Runs in a thread. Claiming writes a little, so it may use the reserve of a full disk (durability
         rule 6)."""
         try:
             self._claim_once(epoch, REWRITTEN_BYTES_MAX)
@@ -246,7 +246,7 @@ class FileLog:
         try:
             free = shared.disk.space(shared.root).free
         except OSError:
-            free = 0  # it is unknown, so the disk may be full
+            free = 0  # the free space is unknown, so the disk may be full
         log_bytes = opened.tail.position - opened.segments[0].base
         opened.segment_bytes_max = segment_bytes(log_bytes, free, shared.segment_bytes_max)
         opened.is_confined = is_confined(log_bytes, free, shared.segment_bytes_max)
@@ -256,8 +256,8 @@ class FileLog:
         try:
             known = self.extent.read()
         except CorruptRecord as error:
-            # The file exists, so there was a log. Only the log's own files can now show which one it was, and
-            # how much it held.
+            # The extent's file exists, so there was a log. Only the log's own files can now show which log it
+            # was and how much it held.
             if not any(name.endswith(SEGMENT_SUFFIX) for name in shared.disk.names(self._directory)):
                 raise
             _log.error("extent.damaged", path=error.path, why=error.why, directory=str(self._directory))
@@ -336,8 +336,8 @@ class FileLog:
                 self._mind_the_descriptor()
 
     async def sync(self) -> None:
-        """Sync what was acknowledged before it was synced (`fsync: interval`). After a failure, the next
-        append raises."""
+        """Sync commits that were acknowledged before they were synced (`fsync: interval`). If this fails, the
+        next append raises."""
         async with self._turn:
             opened = self._opened
             if self._state is _State.OPEN and opened is not None and opened.durable < opened.tail.position:
@@ -356,7 +356,7 @@ class FileLog:
     async def put_away(self) -> None:
         """Close the active segment's file until the next commit, and the files open for reading.
 
-        Bytes that were acknowledged before they were synced are synced first.
+        First syncs commits that were acknowledged before they were synced.
         """
         async with self._turn:
             opened = self._opened
@@ -374,8 +374,8 @@ class FileLog:
                         await self._shared.committer.run(SyncUnsynced(self, opened))
                     except CommitFailed as error:
                         _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
-                # Durability rule 4: a file that failed is never written to again, so nothing about it has to
-                # be remembered.
+                # Durability rule 4: a file that failed is never written to again, so its state need not be
+                # remembered.
                 close_active = active.put_away if self._state is _State.OPEN else active.abandon
                 paths = [segment.path for segment in opened.segments]
 
@@ -396,8 +396,8 @@ class FileLog:
         return self._state is not _State.OPEN or self._known().durable <= self.extent.durable
 
     async def record_end(self) -> None:
-        """Bring the extent up to date. If the disk refuses, this is tried again later, and whatever needs the
-        extent fails."""
+        """Bring the extent up to date. If the disk refuses, a later call tries again; until then, everything
+        that needs the extent fails."""
         async with self._housekeeping:
             if not self.is_end_recorded:
                 durable = self._known().durable
@@ -421,7 +421,7 @@ class FileLog:
     # --- how jobs end ---
 
     def committed(self, opened: OpenLog, tail: Chain) -> None:
-        """See `JobLog`. A commit that ends after `fence` has failed."""
+        """See `JobLog`. A commit that ends after `fence` counts as failed."""
         if self._state is not _State.OPEN:
             return
         opened.tail = tail
@@ -460,7 +460,7 @@ class FileLog:
             try:
                 read, reading = bounded(shared.disk.read_cached), shared.files.reading_if_open
                 return fetch_frames(read, reading, segments, opened.codec, end, positions)
-            except BlockingIOError:  # it has to wait for the disk, or is long: a thread does it
+            except BlockingIOError:  # it would wait for the disk or take long, so a thread does it
                 return await asyncio.get_running_loop().run_in_executor(
                     shared.lanes.reads,
                     fetch_frames,
@@ -518,7 +518,7 @@ class FileLog:
             )
             chain = self._chain_at(checkpoint.position)
             if opened.durable < checkpoint.position:
-                await self.sync()  # a checkpoint's position is never beyond what is durable
+                await self.sync()  # a checkpoint's position must be durable
                 self._open()
             checkpoints = opened.checkpoints
             origin = Origin(chain, opened.epoch, self._partition, opened.segments[0].header.salt)
@@ -538,7 +538,7 @@ class FileLog:
                 self._mind_the_reserve()
 
     def _chain_at(self, position: Position) -> Chain:
-        """The place, with the digest of the frame before it if that is still known."""
+        """The chain at a position, with the digest of the frame before it if that is still known."""
         if (chain := self._recent.find(position)) is not None:
             return chain
         for segment in self._known().segments:
@@ -569,7 +569,7 @@ class FileLog:
             try:
                 await run_to_end(shared.lanes.upkeep, lambda: self._give_back(opened), self.under_way)
             except (OSError, StorageError) as error:
-                # Nothing reads these files any more. They only take up room, so the log continues.
+                # Nobody reads these files any more. They only take up space, so the log continues.
                 if not self._is_untidy:
                     path = opened.strays[0] if opened.strays else self._directory
                     _log.warning(
@@ -579,7 +579,7 @@ class FileLog:
                 shared.untidy(self)
 
     async def tidy(self) -> bool:
-        """Remove trimmed files that are still there; True if none are left. Raises nothing if the disk
+        """Remove trimmed files that are still there; True if none are left. Does not raise if the disk
         refuses."""
         async with self._housekeeping:
             opened = self._opened
@@ -596,7 +596,7 @@ class FileLog:
 
     def _give_back(self, opened: OpenLog) -> None:
         """Remove trimmed files. Runs in a thread."""
-        # The extent first, so that the removed files do not count as missing.
+        # Write the extent first, so that the removed files do not count as missing.
         self.extent.trimmed(opened.segments[0].base)
         remove_strays(self._shared.disk, opened)
 
@@ -620,6 +620,6 @@ def _ignore() -> None:
 
 
 def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:
-    """The next frames. In a thread. Between two calls, the replay holds no descriptor."""
+    """The next frames. Runs in a thread. The replay holds no descriptor between two calls."""
     with files.reading(path) as scanner.fd:
         return scanner.frames()

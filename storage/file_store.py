@@ -7,7 +7,7 @@
                                             what that log is known to hold (`extent.py`)
     <root>/logs/<entity>#deleted/           an unfinished deletion; removed at the next start
 
-The names of entities are percent-encoded. No file of a log is opened before the log is claimed, so ten
+The names of entities are percent-encoded. A log's files are not opened before the log is claimed, so ten
 thousand idle entities cost nothing but their names.
 """
 
@@ -43,9 +43,9 @@ from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, s
 
 LOGS_DIRECTORY = "logs"
 EXTENTS_DIRECTORIES = ("catalogue", "logs")
-"""Beside the documents of the catalogue."""
+"""The folder of extents below the root, beside the catalogue's documents."""
 DELETED_SUFFIX = "#deleted"
-"""No percent-encoded name holds a `#`."""
+"""The end of the name of a folder being deleted. No percent-encoded name contains `#`."""
 _PARTITION = re.compile(rf"([0-9a-f]{{4}})(?:{re.escape(EXTENT_SUFFIX)})?")
 TIDY_DELAY_MS = 1_000
 """How soon to try again after the disk refused to remove a trimmed file. The delay doubles while no log's
@@ -53,26 +53,27 @@ files can be removed …"""
 TIDY_DELAY_MS_MAX = 600_000
 """… up to this maximum."""
 CLOSE_WITHIN_S = 5.0
-"""How long to wait for work under way when the store is closed."""
+"""How long closing the store waits for work under way."""
 TOLD_AT_ONCE = 256
-"""Logs whose owners hear of a full disk in one turn of the event loop."""
+"""How many logs' owners are told of a full disk in one turn of the event loop."""
 FULL_DISK_TOLD_S = 1.0
-FULL_DISK_SHOWN_S = 60.0
 """How often the owners of the logs are told that the disk is full, at most."""
+FULL_DISK_SHOWN_S = 60.0
+"""How long the folder counts as full after a commit found no space."""
 NAME_BYTES_MAX = 240
-"""Of an entity's percent-encoded name; file systems allow 255, and the suffix wants room."""
+"""The longest percent-encoded name of an entity; file systems allow 255 bytes, and the suffix needs some."""
 
 _log = structlog.get_logger()
 
 
 class FolderState(enum.StrEnum):
-    """How a data folder is, as far as is known without asking its disk."""
+    """A data folder's state, as far as it is known without asking its disk."""
 
     OK = "ok"
     FULL = "full"
-    """Messages were refused for lack of room within the last minute, or the reserve is in use."""
+    """Messages were refused for lack of space within the last minute, or the reserve is in use."""
     MISSING = "missing"
-    """It was not there, or could not be used, when the broker started, nor since."""
+    """It was missing or unusable when the broker started, and still is."""
 
 
 class FolderInUse(DiskFailed):
@@ -95,24 +96,24 @@ class FileLogStore:
     committer_threads, worker_threads: threads that write and sync commits; threads that open, replay, close
     and list logs. `lanes.py` has a few more for other work.
 
-    open_files_max: how many files stay open for reading.
+    open_files_max: how many files may stay open for reading.
 
-    open_segments_max, segment_idle_ms: how many logs keep their active segment open for writing, and how long
-    it stays open without a commit. The one unused for longest makes room for another.
+    open_segments_max, segment_idle_ms: how many logs keep their active segment open for writing, and for how
+    long without a commit. If more are needed, the log that was unused for longest closes its segment.
 
-    reserve_bytes, reserve_retry_ms: room kept for settlements on a full disk (0: none; None: a size that
-    suits the disk, `sizing.py`), and how often to try to take it again after it was released.
+    reserve_bytes, reserve_retry_ms: space kept for settlements on a full disk (0: none; None: a size that
+    suits the disk, `sizing.py`), and the interval of attempts to take it again after it was released.
 
-    tidy_delay_ms: how soon to try again to remove trimmed files after the disk refused.
+    tidy_delay_ms: the pause before another attempt to remove trimmed files that the disk refused to remove.
 
     end_record_ms: about how often the extents of logs in use are brought up to date (`end_record.py`).
 
-    make_salt: gives 16 random bytes for each new log.
+    make_salt: returns 16 random bytes for each new log.
 
-    identity: which data folder this must be, if the broker has several (`folders.py`). Such a folder is never
-    created.
+    identity: the identity that this data folder must have, if the broker has several (`folders.py`). Such a
+    folder is never created.
 
-    failed: called when a background task has died. Commits may stay unsynced from then on, so the broker must
+    failed: called when a background task has died. Commits may then remain unsynced, so the broker must stop.
     stop.
     """
 
@@ -138,7 +139,7 @@ class FileLogStore:
         failed: OwnerFailed = report_to_loop,
     ) -> None:
         self.root = root
-        """The folder."""
+        """The folder of this store."""
         self._identity = identity
         self._disk: Disk = LocalDisk() if disk is None else disk
         self._fsync_interval_ms = fsync_interval_ms
@@ -147,7 +148,7 @@ class FileLogStore:
         self._failed = failed
         self._reserve_suits_disk = reserve_bytes is None
         self.lanes = Lanes(worker_threads)
-        """Its threads."""
+        """The store's threads."""
         self._executor = self.lanes.work
         self._under_way = UnderWay()
         self._shared = Shared(
@@ -187,15 +188,15 @@ class FileLogStore:
 
     @property
     def state(self) -> FolderState:
-        """How the folder is. Asks no disk."""
+        """The folder's state. Does not ask the disk."""
         if self._lock_fd < 0:
             return FolderState.MISSING
         is_full = not self._shared.reserve.held or asyncio.get_running_loop().time() < self._full_until
         return FolderState.FULL if is_full else FolderState.OK
 
     def log(self, entity: str, partition: int) -> FileLog:
-        """See `LogStore.log`; the same object each time. Raises ValueError if the name is empty or too long
-        to be stored."""
+        """See `LogStore.log`. Gives the same object each time. Raises ValueError if the name is empty or too
+        long."""
         log = self._logs.get((entity, partition))
         if log is None:
             directory = self._directory(entity) / f"{partition:04x}"
@@ -214,7 +215,7 @@ class FileLogStore:
         return self._shared.root / name
 
     async def entities(self) -> list[str]:
-        """The identifiers of all entities that have logs, or had before they were lost."""
+        """The identifiers of all entities that have logs, including lost ones."""
         await self._prepare()
         logs = await run_to_end(self._executor, lambda: self._names(self._shared.root), self._under_way)
         extents: list[str] = []
@@ -222,7 +223,7 @@ class FileLogStore:
             extents = await run_to_end(
                 self._executor, lambda: self._names(self._shared.extents), self._under_way
             )
-        except DiskFailed as error:  # a partition without its extent does not open, and says so
+        except DiskFailed as error:  # a partition without its extent does not open, and reports that itself
             _log.error(
                 "extents.unreadable",
                 error=str(error),
@@ -233,7 +234,7 @@ class FileLogStore:
         return sorted(unquote(name) for name in with_logs | (set(extents) - deleted))
 
     def _names(self, directory: Path) -> list[str]:
-        """In a thread. Raises DiskFailed."""
+        """Runs in a thread. Raises DiskFailed."""
         try:
             return self._disk.names(directory)
         except OSError as error:
@@ -243,7 +244,7 @@ class FileLogStore:
         return self._shared.root, self._shared.extents
 
     async def partitions(self, entity: str) -> list[int]:
-        """The partitions that have a log, or had before it was lost."""
+        """The partitions that have a log, including lost ones."""
         name = self._directory(entity).name
         try:
             paths = [root / name for root in self._roots()]
@@ -261,13 +262,13 @@ class FileLogStore:
         return not await self.partitions(entity)
 
     async def missing(self) -> dict[str, list[int]]:
-        """See `LogStore.missing`: two listings of names for each entity, and no file is opened."""
+        """See `LogStore.missing`. Lists two folders for each entity and opens no file."""
         await self._prepare()
         found = await run_to_end(self._executor, self._missing, self._under_way)
         return {unquote(name): sorted(partitions) for name, partitions in found.items() if partitions}
 
     def _missing(self) -> dict[str, set[int]]:
-        """In a thread. Raises DiskFailed."""
+        """Runs in a thread. Raises DiskFailed."""
         logs, extents = self._roots()
         deleted = {
             name.removesuffix(DELETED_SUFFIX) for name in self._names(logs) if name.endswith(DELETED_SUFFIX)
@@ -275,14 +276,14 @@ class FileLogStore:
         return {name: self._missing_of(name) for name in self._names(extents) if name not in deleted}
 
     def _missing_of(self, name: str) -> set[int]:
-        """The missing logs of one entity. A folder that cannot be listed costs no other entity its check."""
+        """The missing logs of one entity. If a folder cannot be listed, only this entity goes unchecked."""
         logs, extents = (self._partitions_in(root / name) for root in self._roots())
         if extents is None:
-            return logs or set()  # opening them tells what is wrong; a stray file has none
+            return logs or set()  # opening these logs reports what is wrong; a stray file has no logs
         return extents - (logs or set())
 
     def _partitions_in(self, directory: Path) -> set[int] | None:
-        """The partitions that have something in a folder; None, and a report, if it cannot be listed."""
+        """The partitions with an entry in a folder; None if it cannot be listed, which is logged."""
         try:
             names = self._disk.names(directory)
         except OSError as error:
@@ -298,7 +299,7 @@ class FileLogStore:
         await run_to_end(self.lanes.deletions, lambda: self._delete(directory), self._under_way)
 
     def _delete(self, directory: Path) -> None:
-        """Rename the entity's folder, durably, and then take the time to remove it."""
+        """Rename the entity's folder durably, so that removing it may take its time."""
         logs, deleted = directory.parent, directory.with_name(directory.name + DELETED_SUFFIX)
         try:
             if directory.name in self._disk.names(logs):
@@ -318,8 +319,8 @@ class FileLogStore:
             self._disk.sync_directory(self._shared.extents)
 
     def _finish_deletion(self, name: str) -> None:
-        """Remove what a deletion that was cut short has left in this folder of logs. If the disk refuses, the
-        next start does it."""
+        """Remove what an interrupted deletion has left in this folder of logs. If the disk refuses, the next
+        start tries again."""
         try:
             self._forget(name.removesuffix(DELETED_SUFFIX))
             self._disk.remove_tree(self._shared.root / name)
@@ -357,7 +358,7 @@ class FileLogStore:
     # --- before the first file is touched ---
 
     async def _prepare(self) -> None:
-        """Make the folders, lock them, remove what a crash left, take the reserve. Raises DiskFailed."""
+        """Make and lock the folders, remove what a crash left, and take the reserve. Raises DiskFailed."""
         if self._lock_fd >= 0:
             return
         async with self._preparing:
@@ -407,13 +408,13 @@ class FileLogStore:
         self._syncing = None
 
     def _hold_reserve_later(self) -> None:
-        """Try to take the reserve again, until there is room."""
+        """Keep trying to take the reserve again, until there is space."""
         if self._holding is None:
             self._tell_of_full_disk()
             self._holding = start_background(self._hold_reserve(), "storage-reserve", self._failed)
 
     def _tell_of_full_disk(self) -> None:
-        """Ask every log's owner to give back what it can, once in a while."""
+        """Ask every log's owner to free space, at most once every FULL_DISK_TOLD_S."""
         now = asyncio.get_running_loop().time()
         self._full_until = now + FULL_DISK_SHOWN_S
         if now >= self._told_of_full_until:
@@ -434,7 +435,7 @@ class FileLogStore:
         self._holding = None
 
     def _close_idle_later(self) -> None:
-        """Close what nobody writes to, and record where it ends, as long as something is open."""
+        """Close idle segments and record where logs end, as long as any segment is open."""
         if self._closing_idle is None or self._closing_idle.done():
             self._closing_idle = start_background(
                 self._shared.open_segments.close_idle(), "storage-idle", self._failed
@@ -443,7 +444,7 @@ class FileLogStore:
             self._recording = start_background(self._ends.keep(), "storage-ends", self._failed)
 
     def _tidy_later(self, log: FileLog) -> None:
-        """Try to remove what the log has trimmed, until the disk permits it."""
+        """Keep trying to remove the log's trimmed files, until the disk allows it."""
         self._untidy.add(log)
         if self._tidying is None:
             self._tidying = start_background(self._tidy(), "storage-tidy", self._failed)

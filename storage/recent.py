@@ -1,8 +1,8 @@
-"""RecentPlaces: the positions where a log's latest commits ended, each with the digest that the next frame
+"""RecentPlaces: the positions at which a log's latest commits ended, each with the digest that the next frame
 must carry.
 
 A checkpoint is saved some commits after the position for which it was taken. If the digest at that position
-is still known, recovery can read on from the checkpoint; otherwise it reads from the start of the segment. A
+is still known, recovery can continue from the checkpoint; otherwise it reads from the start of the segment. A
 ring holds 32 bytes for each commit, at most 32 KiB.
 """
 
@@ -27,15 +27,15 @@ class RecentPlaces:
     def __init__(self) -> None:
         self._ring = bytearray()
         self._count = 0
-        """How many places were added. The latest one stands at `_count - 1` in the ring, modulo its size."""
+        """How many places were added. The latest is at index `_count - 1`, modulo the ring's size."""
 
     @property
     def size(self) -> int:
-        """Bytes held."""
+        """The bytes held."""
         return len(self._ring)
 
     def add(self, chain: Chain) -> None:
-        """A commit ended at this position, with this digest."""
+        """Add the place at which a commit ended."""
         offset = self._count % RECENT_MAX * _PLACE.size
         if offset == len(self._ring):
             self._ring += _PLACE.pack(*chain)
@@ -49,7 +49,7 @@ class RecentPlaces:
         self.add(chain)
 
     def find(self, position: Position) -> Chain | None:
-        """The place at a position, if it is one of the latest."""
+        """The place at a position, if it is one of the latest; else None."""
         for back in range(1, min(self._count, RECENT_MAX) + 1):
             at, sequence, before = _PLACE.unpack_from(
                 self._ring, (self._count - back) % RECENT_MAX * _PLACE.size

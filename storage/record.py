@@ -23,10 +23,10 @@ A frame is a header of 64 bytes and the records of one commit. All numbers are l
          8     …  body
 
 The header has its own CRC, so its length is reliable and the next frame can be found even if the body is
-damaged. The CRC covers a salt that never leaves the log's files, so nothing that a message contains can pass
-for a frame when the remains of a torn write are searched for frames (`scan.py`). The digest covers the
-header, which holds the body's CRC, so each frame proves everything before it. `durable` tells a torn tail
-from damage: a crash cannot have torn what a whole frame calls durable.
+damaged. The CRC covers a salt that never leaves the log's files, so no content of a message can pass for a
+frame when the remains of a torn write are searched for frames (`scan.py`). The digest covers the header,
+which holds the body's CRC, so each frame proves everything before it. `durable` distinguishes a torn tail
+from damage: a crash cannot have torn anything that a whole frame calls durable.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ MAGIC = b"PbF1"
 DIGEST_BYTES = 16
 NO_DIGEST = bytes(DIGEST_BYTES)
 BODY_BYTES_MAX = 1 << 30
-"""No commit is larger; a length above it is damage."""
+"""No commit is larger; a greater length means damage."""
 
 _CHECKED_BYTES = 8
-"""Magic and header CRC, in front of what the header CRC covers."""
+"""The size of the magic and the header CRC, which the header CRC does not cover."""
 _HEAD = struct.Struct("<4sI")
 _TAIL = struct.Struct("<IIQQQIHH16s")
 assert _HEAD.size == _CHECKED_BYTES and _CHECKED_BYTES + _TAIL.size == FRAME_HEADER_BYTES
@@ -56,21 +56,21 @@ _extend = google_crc32c.extend
 
 
 class Chain(NamedTuple):
-    """A place between two frames: what the next frame must be."""
+    """A place between two frames, and what the next frame must carry."""
 
     position: Position
     sequence: int
     before: bytes | None
-    """The digest of the frame before; None if it is not known, then the next frame's word is taken for it and
-    `sequence`."""
+    """The digest of the frame before; None if unknown, and then the next frame's digest and `sequence` are
+    accepted."""
 
 
 CHAIN_START = Chain(Position(0), 0, NO_DIGEST)
-"""Where the first frame of a log stands."""
+"""The place of a log's first frame."""
 
 
 class FrameHeader(NamedTuple):
-    """What a frame's header says; its own CRC was checked, the body's was not."""
+    """The content of a frame's header. Its own CRC has been checked, the body's has not."""
 
     body_crc: int
     body_length: int
@@ -83,7 +83,7 @@ class FrameHeader(NamedTuple):
 
 
 class FrameCodec:
-    """Frames of one log: its salt and its partition go into each of them."""
+    """Encodes and decodes the frames of one log, which carry its salt and its partition."""
 
     __slots__ = ("_seed", "partition")
 
@@ -92,7 +92,7 @@ class FrameCodec:
         self.partition = partition
 
     def header(self, body: bytes, chain: Chain, durable: Position, epoch: int) -> bytes:
-        """The 64 bytes in front of `body`, for a frame that stands at `chain`."""
+        """The 64 header bytes for a frame at `chain` with this body."""
         assert chain.before is not None and len(body) <= BODY_BYTES_MAX
         tail = _TAIL.pack(
             crc32c(body),
@@ -108,7 +108,7 @@ class FrameCodec:
         return _HEAD.pack(MAGIC, _extend(self._seed, tail)) + tail
 
     def parse_header(self, header: bytes) -> FrameHeader | None:
-        """What 64 bytes say as a frame header of this log, or None if they are none."""
+        """Decode 64 bytes as a frame header of this log; None if they are not one."""
         if len(header) != FRAME_HEADER_BYTES or not header.startswith(MAGIC):
             return None
         tail = header[_CHECKED_BYTES:]
@@ -121,17 +121,17 @@ class FrameCodec:
 
 
 def digest_of(header: bytes) -> bytes:
-    """The digest that the frame after the one with this header carries."""
+    """The digest that the frame after this header's frame must carry."""
     return blake2b(header, digest_size=DIGEST_BYTES).digest()
 
 
 def follows(chain: Chain, header: FrameHeader) -> bool:
-    """Whether the frame is the one that must stand at `chain`."""
+    """Whether a frame with this header may stand at `chain`."""
     if header.position != chain.position:
         return False
     return chain.before is None or (header.before == chain.before and header.sequence == chain.sequence)
 
 
 def after(position: Position, sequence: int, header: bytes, body_length: int) -> Chain:
-    """The place behind the frame that stands there and has these header bytes."""
+    """The place behind a frame, given where it stands, its sequence, its header and its body length."""
     return Chain(Position(position + FRAME_HEADER_BYTES + body_length), sequence + 1, digest_of(header))

@@ -15,8 +15,8 @@ CHUNK_BYTES = 1 << 20
 
 
 class FrameScanner:
-    """The frames of one segment from a place on. Stops for good at the first bytes that are not the expected
-    frame."""
+    """Reads the frames of one segment from a place on. Stops for good at the first bytes that are not the
+    expected frame."""
 
     def __init__(
         self, disk: Disk, fd: int, segment: Segment, codec: FrameCodec, start: Chain, until: Position
@@ -28,19 +28,19 @@ class FrameScanner:
         self._codec = codec
         self._until = until
         self.chain = start
-        """Where the next frame is expected."""
+        """The place where the next frame is expected."""
         self.last: FrameHeader | None = None
         """The header of the last frame found."""
         self.why = ""
-        """What is wrong at `chain`, once a call has found no frame before `until`."""
+        """The reason why the frame at `chain` is not whole, set when a call finds no frame before `until`."""
 
     def frames(self) -> list[Frame]:
-        """The next whole frames, about one chunk; none at `until`, or where something else stands."""
+        """The next whole frames, about one chunk; empty at `until` and where no whole frame follows."""
         frames = self._read(CHUNK_BYTES)
         if not frames and not self.why and self.chain.position < self._until:
             header = self._next_header(self._disk.read(self.fd, FRAME_HEADER_BYTES, self._offset()))
             if header is not None:
-                frames = self._read(FRAME_HEADER_BYTES + header.body_length)  # one frame, larger than a chunk
+                frames = self._read(FRAME_HEADER_BYTES + header.body_length)  # one frame larger than a chunk
             if not frames:
                 self.why = self.why or "the frame is cut off"
         return frames
@@ -75,7 +75,7 @@ class FrameScanner:
         return frames
 
     def _next_header(self, header_bytes: bytes) -> FrameHeader | None:
-        """The header of the frame due next, if that is what these bytes are; else sets `why`."""
+        """The header of the next frame if these bytes are that; otherwise None, with the reason in `why`."""
         header = self._codec.parse_header(header_bytes)
         if header is None:
             self.why = "no frame header"
@@ -89,7 +89,7 @@ class FrameScanner:
 
 
 def is_zero(disk: Disk, fd: int, offset: int) -> bool:
-    """Whether a file holds nothing but zeros from `offset` on."""
+    """Whether a file holds only zeros from `offset` on."""
     while chunk := disk.read(fd, CHUNK_BYTES, offset):
         if chunk.count(0) != len(chunk):
             return False
@@ -107,5 +107,5 @@ def durable_witness(disk: Disk, fd: int, segment: Segment, codec: FrameCodec, of
             if header is not None and header.position == segment.position_at(offset + found):
                 durable = max(durable, header.durable)
             found = chunk.find(MAGIC, found + 1)
-        offset += len(chunk) - FRAME_HEADER_BYTES + 1  # a header may stand across two chunks
+        offset += len(chunk) - FRAME_HEADER_BYTES + 1  # a header may span two chunks
     return durable

@@ -1,14 +1,14 @@
 """Surveys one log, damaged or not: which files it has, which frames are whole, what is damaged or missing.
 
-Reads only and needs no lock, so it can also look at the log of a running broker. The caller repeats a survey
-that has found something, and believes only what it finds each time (`check.py`). `recovery.py` stops at the
-first damage; a survey continues behind it with the next whole frame. A frame counts as whole if both of its
+It only reads and needs no lock, so it can also look at the log of a running broker. When a survey has
+findings, the caller repeats it and keeps only what every survey finds (`check.py`). `recovery.py` stops at
+the first damage; a survey continues with the next whole frame. A frame counts as whole if both of its
 checksums match and it names its own position. No message can contain such a frame, because the checksum
 covers the log's salt (`record.py`).
 
-A survey tells a torn tail from damage by the same rules as a claim: anything may stand behind the last whole
-frame of the last segment, unless the extent, a checkpoint or a later frame says that this place was durable
-(durability rule 5).
+A survey distinguishes a torn tail from damage by the same rules as `recovery.py`: anything may follow the
+last whole frame of the last segment, unless the extent, a checkpoint or a later frame says that this place
+was durable (durability rule 5).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _SEGMENT_NAME = re.compile(rf"([0-9a-f]{{16}})-([0-9a-f]{{8}}){re.escape(SEGMENT
 
 
 class Severity(enum.StrEnum):
-    """What a finding means."""
+    """How serious a finding is."""
 
     UNUSABLE = "unusable"
     """The broker cannot serve the queue or partition, or cannot read some of its messages."""
     SPARE = "spare"
     """One of two copies is damaged or missing. The other serves, and nothing is lost."""
     NOTE = "note"
-    """Not damage: what a crash leaves behind and the next start removes."""
+    """Not damage: a crash left it, and the next start removes it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,32 +56,32 @@ class Finding:
 
     severity: Severity
     entity: str | None
-    """The entity's identifier (for a queue its generation), if it is known."""
+    """The entity's identifier (for a queue, its generation), if known."""
     partition: int | None
     path: str
     offset: int
-    """In bytes from the file's start; 0 for a file that is missing."""
+    """In bytes from the start of the file; 0 if the file is missing."""
     size: int
-    """How many bytes of the file are affected; 0 if that is not known."""
+    """How many bytes of the file are affected; 0 if unknown."""
     why: str
 
 
 @dataclass(slots=True, frozen=True)
 class Gap:
-    """A part of a log that cannot be read."""
+    """A part of a log that is unreadable."""
 
     path: Path
     offset: int
     position: Position
-    """Where in the log it begins."""
+    """The position at which it begins."""
     end: Position | None
-    """Where the log goes on; None if nothing that can be read comes after it."""
+    """The position at which the log continues; None if nothing readable follows."""
     why: str
 
 
 @dataclass(slots=True)
 class LogFolder:
-    """Where the files of one log are."""
+    """The location of one log's files."""
 
     directory: Path
     extents: Path
@@ -92,7 +92,7 @@ class LogFolder:
 
 @dataclass(slots=True)
 class Survey:
-    """What was found in one log. `findings` is complete once `frames` has been read to its end."""
+    """The findings about one log. `findings` is complete once `frames` has been read to its end."""
 
     folder: LogFolder
     findings: list[Finding] = field(default_factory=list)
@@ -100,14 +100,14 @@ class Survey:
     """The segments that hold a part of the log, in order. The header of a damaged one is reconstructed from
     its name and its neighbours."""
     sizes: list[int] = field(default_factory=list)
-    """Of the segments' files."""
+    """The sizes of the segments' files, in bytes."""
     checkpoints: list[StoredCheckpoint] = field(default_factory=list)
-    """The whole ones, newest first."""
+    """The checkpoints that are whole, newest first."""
     extent: Extent | None = None
     codec: FrameCodec | None = None
-    """None if nothing says which salt the log has; then its frames cannot be told from other bytes."""
+    """None if no file tells the log's salt; then its frames cannot be told from other bytes."""
     epoch: int = 0
-    """The highest epoch that was found."""
+    """The highest epoch found."""
 
     is_of_later_release: bool = False
     """A file has a format version that this release does not know."""
@@ -120,14 +120,14 @@ class Survey:
 
     @property
     def start(self) -> Position:
-        """Where the log begins, as far as anything says so."""
+        """The position at which the log begins, as far as any file tells."""
         if self.extent is not None:
             return self.extent.start
         return self.segments[0].base if self.segments else Position(0)
 
 
 def survey_files(disk: Disk, folder: LogFolder) -> Survey:
-    """Read the names, headers, checkpoints and extent of a log; `frames` reads the rest. Raises OSError."""
+    """Read the names, headers, checkpoints and extent of a log. `frames` reads the rest. Raises OSError."""
     survey = Survey(folder)
     extents = ExtentFile(disk, folder.extents, folder.directory.parent.name, folder.entity, folder.partition)
     try:
@@ -162,7 +162,7 @@ def survey_files(disk: Disk, folder: LogFolder) -> Survey:
 def _read_headers(
     disk: Disk, survey: Survey, names: list[str]
 ) -> dict[str, tuple[SegmentHeader | None, int]]:
-    """By file name: the header, None if it is damaged, and the file's size."""
+    """By file name: the header (None if damaged) and the size of the file."""
     found: dict[str, tuple[SegmentHeader | None, int]] = {}
     folder = survey.folder
     for name in sorted(name for name in names if name.endswith(SEGMENT_SUFFIX)):
@@ -218,8 +218,8 @@ def _read_extent(survey: Survey, extents: ExtentFile, slots: list[tuple[int, Ext
 def _choose_segments(
     survey: Survey, headers: dict[str, tuple[SegmentHeader | None, int]], salt: bytes | None
 ) -> None:
-    """The segments that hold the log, as `recovery.py` chooses them, but by their names, so that it does not
-    need the headers."""
+    """Choose the segments that hold the log as `recovery.py` does, but by their names, because headers may be
+    damaged."""
     live: list[tuple[Segment, int]] = []
     by_epoch = sorted(headers, key=lambda name: (int(name[17:25], 16), int(name[:16], 16)))
     for name in by_epoch:
@@ -248,8 +248,8 @@ def _choose_segments(
 def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes | None) -> None:
     damaged: list[tuple[Path, int, str]] = []
     start = survey.start
-    # The files of checkpoints that were replaced hold blocks of the two that are kept. Nothing reads their
-    # own tables.
+    # The files of replaced checkpoints hold blocks of the two that are kept. Nothing reads the tables in
+    # them.
     paths = checkpoint_paths(survey.folder.directory, names)
     known = survey.extent.checkpoint if survey.extent else None
     newest_is_missing = known is not None and (not paths or paths[0].name < f"{known:016x}")
@@ -285,10 +285,10 @@ def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes 
 def frames(
     disk: Disk, survey: Survey, progress: Callable[[int], None] = lambda size: None
 ) -> Iterator[Frame | Gap]:
-    """All whole frames of a log in order, and the gaps between them. Adds what is wrong to the survey's
-    findings. Raises OSError.
+    """All whole frames of a log in order, and the gaps between them. Adds to the survey's findings. Raises
+    OSError.
 
-    `progress` is told how many bytes were read since it was told last.
+    `progress` is called with the number of bytes read since its last call.
     """
     folder, known = survey.folder, survey.extent
     if not survey.segments:
@@ -324,7 +324,7 @@ def frames(
 
 
 class _Reader:
-    """The frames and gaps of one segment."""
+    """Reads the frames and gaps of one segment."""
 
     def __init__(
         self, disk: Disk, survey: Survey, segment: Segment, size: int, successor: Segment | None
@@ -381,7 +381,7 @@ class _Reader:
             chain = Chain(behind, 0, None)
 
     def _end_of_gap(self, behind: Position | None) -> Position | None:
-        """Where the log goes on after a gap: at a frame of this segment, or at the next segment."""
+        """The position at which the log continues after a gap, in this segment or the next one."""
         return behind if behind is not None or self._successor is None else self._successor.base
 
     def _gap(self, position: Position, end: Position | None, why: str) -> Gap:
@@ -391,7 +391,7 @@ class _Reader:
         return Gap(self._segment.path, offset, position, end, why)
 
     def _is_end(self, place: Position, why: str) -> bool:
-        """Whether the log may end here, in the last segment: nothing says that more was durable."""
+        """Whether the log may end here in its last segment, because nothing says that more was durable."""
         survey, offset = self._survey, self._segment.offset_of(place)
         witness = max(
             [
@@ -419,14 +419,14 @@ class _Reader:
         return True
 
     def _next_frame(self, position: Position) -> Position | None:
-        """Where the next whole frame stands at or behind a position of this segment."""
+        """The position of the next whole frame of this segment, at or behind `position`."""
         offset = max(self._segment.offset_of(position), SEGMENT_HEADER_BYTES)
         end = self._segment.offset_of(self._until)
         while offset + FRAME_HEADER_BYTES <= end:
             try:
                 chunk = self._disk.read(self._fd, CHUNK_BYTES, offset)
             except OSError:
-                offset += CHUNK_BYTES  # look behind what the disk cannot read
+                offset += CHUNK_BYTES  # skip what the disk cannot read
                 continue
             if len(chunk) < FRAME_HEADER_BYTES:
                 return None
@@ -435,7 +435,7 @@ class _Reader:
                 if self._is_whole(offset + found, end):
                     return self._segment.position_at(offset + found)
                 found = chunk.find(MAGIC, found + 1)
-            offset += len(chunk) - FRAME_HEADER_BYTES + 1  # a header may stand across two chunks
+            offset += len(chunk) - FRAME_HEADER_BYTES + 1  # a header may span two chunks
         return None
 
     def _is_whole(self, offset: int, end: int) -> bool:
