@@ -1,8 +1,8 @@
-"""One batch while it is handled: its time, its commit, its answers, and what the commit's failing on a full
-disk would undo.
+"""A batch: the operations that one commit makes durable, with its time, its answers, and what must be undone
+if the disk is full.
 
-Plain data of the state machine (`state.py`) for the task (`task.py`). An answer may have *holes*: messages
-that are not in memory, to be read from the log before the answer is released.
+The state machine (`state.py`) fills it in for the task (`task.py`); it is plain data. An answer may have
+*holes*: messages that are not in memory and must be read from the log before the answer is released.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from broker.partition.references import Lease, Reference
 from storage.log import Commit, Frame, Position
 
 Hole = tuple[list[bytes], Sequence[Reference]]
-"""The messages of an answer, empty where they are missing, and their references."""
+"""An answer's messages, empty where they are missing, and their references."""
 
 
 class Grant:
-    """A `Locked` answer that may still grow while its batch lasts."""
+    """A `Locked` answer that may still grow during its batch."""
 
     __slots__ = ("answer", "bytes_left", "client", "lease", "open", "void")
 
     def __init__(self, client: ClientId, lease: Lease, answer: Locked) -> None:
         self.client, self.lease, self.answer = client, lease, answer
         self.open = True
-        """More may be added: the client has not withdrawn since."""
+        """More messages may be added: the client has not withdrawn since."""
         self.bytes_left = 0
-        """What the client might be given beyond this, when it was last given something."""
+        """Bytes that the client's demand still allowed after the latest grant."""
         self.void = 0
-        """How much of its demand ended with its bytes."""
+        """Messages of its demand that became void because its bytes were used up."""
 
 
 class Batch:
-    """Made by `Partition.begin`, complete after `Partition.finish`."""
+    """Created by `Partition.begin`; complete after `Partition.finish`."""
 
     __slots__ = (
         "answers", "arrived_in", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent",
@@ -50,39 +50,39 @@ class Batch:
     def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
         self.commit = commit
         self.now_ms = now_ms
-        """The batch's monotonic time, for deadlines."""
+        """Monotonic time, for deadlines."""
         self.wall_ms = wall_ms
-        """The same moment in wall time, for what is stored."""
+        """The same moment in wall time, for stored times."""
         self.answers: list[tuple[ClientId, Answer]] = []
-        """In the order in which they were decided; to be released once the commit is durable."""
+        """In the order in which they were decided. Released once the commit is durable."""
         self.holes: list[Hole] = []
         self.has_sent = False
-        """There are new messages in the commit: it is not urgent."""
+        """The commit contains new messages, so it is not urgent."""
         self.arrived_in: set[int] = set()
-        """The numbers of subqueues in which messages have come up that nobody has seen there."""
+        """Numbers of the subqueues that received messages in this batch."""
         self.first_sent = first_sent
-        """The sequence number of the first of them."""
+        """The sequence number that the first new message gets."""
         self.marks: list[tuple[int, bytes, int]] = []
-        """Kind, body and version of each record but those of new messages."""
+        """Kind, body and version of every record that does not belong to a send."""
         self.sent_with: list[NewRecord] = []
-        """What else is recorded because of the new messages."""
+        """Records of durable state that belong to the new messages."""
         self.grants: list[Grant] = []
         self.open_grants: dict[tuple[ClientId, int], Grant] = {}
-        """By client and subqueue."""
+        """By client and subqueue number."""
         self.dead_lettered = self.expired_messages = self.expired_locks = 0
-        """For the metrics: how many of each there were."""
+        """Counts for the metrics."""
         self.granted = self.granted_bytes = 0
-        """What the subqueue in hand has given, or was looked at for it: messages and bytes."""
+        """Messages looked at, and bytes granted, in the subqueue being handed out."""
         self.work = 0
-        """How many messages the operations have sent, settled or looked at."""
+        """Messages that the operations have sent, settled or looked at."""
         self.to_tell: list[tuple[ClientId, int]] = []
-        """Clients that want to know if their demand is not met, with the subqueue."""
+        """Clients to tell if their demand is not met, each with the subqueue's number."""
         self.passing: list[Reference] = []
-        """References to new messages for which there is no room in memory beyond the batch."""
+        """References to new messages that memory has no room for after the batch."""
 
     @property
     def missing(self) -> list[Position]:
-        """The frames that `fill` needs, ascending."""
+        """Positions of the frames that `fill` needs, ascending."""
         if not self.holes:
             return []
         return sorted(
@@ -95,7 +95,7 @@ class Batch:
         )
 
     def fill(self, frames: Sequence[Frame]) -> None:
-        """Put messages read from the log into the holes."""
+        """Fill the holes with messages read from the log."""
         data = {frame.position: frame.data for frame in frames}
         for messages, references in self.holes:
             for index, reference in enumerate(references):
@@ -105,8 +105,8 @@ class Batch:
                     ]
 
     def give_up_holes(self, reason: Reason, why: str) -> None:
-        """The messages cannot be read: who asked for certain ones is refused; locks are void, the partition
-        goes down."""
+        """Refuse the requests whose messages cannot be read. Drop grants with holes: the partition goes down,
+        so their locks are void."""
         holes = {id(messages) for messages, _ in self.holes}
         answers: list[tuple[ClientId, Answer]] = []
         for client, answer in self.answers:
@@ -122,7 +122,8 @@ _STATE = attrgetter("state")
 
 
 def write_locked(answer: Locked, lease: Lease) -> None:
-    """Write the columns of a `Locked` answer, once per batch; messages that are not in memory are empty."""
+    """Write the columns of a `Locked` answer. Called when the answer is complete, and again if a grant is
+    undone. Messages that are not in memory are empty."""
     references = lease.references
     for name, get in _GETTERS:
         setattr(answer, name, list(map(get, references)))
@@ -133,7 +134,7 @@ def write_locked(answer: Locked, lease: Lease) -> None:
 
 
 def peeked(found: Sequence[Reference], cookie: object, more: bool) -> Peeked:
-    """The answer that shows these messages; those that are not in memory are empty."""
+    """Make the answer that shows these messages. Messages that are not in memory are empty."""
     states: list[int] = list(map(_STATE, found))
     known: dict[str, list[Any]] = {name: list(map(get, found)) for name, get in _GETTERS}
     return Peeked(**known, states=states, cookie=cookie, more=more, columns=of_references(found))

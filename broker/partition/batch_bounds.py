@@ -1,5 +1,4 @@
-"""What one batch of a partition may do at most, so that no other client of the broker waits long for the
-event loop."""
+"""Limits on the work of one batch, so that no client waits long for the event loop."""
 
 from __future__ import annotations
 
@@ -10,29 +9,29 @@ MIB = 1024 * 1024
 
 @dataclass(slots=True, frozen=True)
 class Bounds:
-    """What one batch may do at most; what is left is done in the next one (`has_more`)."""
+    """Limits for one batch. Work left over is done in the next batch (`has_more`)."""
 
     work_max: int = 4096
-    """Messages that operations send, settle or look at: the operation that reaches it is the batch's last."""
+    """Messages that operations send, settle or look at. The operation that reaches the limit is the batch's
+    last."""
     settled_max: int = 2048
-    """Messages that one operation settles, or whose locks it renews; with more, it takes several batches."""
+    """Messages that one operation settles or renews locks for. A longer operation takes several batches."""
     granted_bytes_max: int = 4 * MIB
-    """Messages handed out, from each subqueue; also of one answer to `ReceiveDeferred`, with their changed
-    properties."""
+    """Bytes of messages handed out from each subqueue. Also limits one answer to `ReceiveDeferred`, including
+    changed properties."""
     granted_max: int = 4096
-    """The same in number, with those that were looked at in vain."""
+    """Messages looked at in each subqueue in order to hand them out, including those that cannot be."""
     ended_locks_max: int = 2048
-    """Locks that run out; the lease that reaches it is the last one."""
+    """Locks that expire. The lease that reaches the limit is the last one to end in the batch."""
     looks_max: int = 4096
-    """Messages that one `Peek` or `Watch` looks at in vain before it goes on in the next batch."""
+    """Messages that one `Peek` or `Watch` passes over before it continues in the next batch."""
     peeked_bytes_max: int = MIB
-    """Messages shown in one answer; at least one is."""
+    """Bytes of messages shown in one answer, which always shows at least one."""
     deleted_max: int = 4096
-    """Messages that one `Delete` looks at: about a millisecond."""
+    """Messages that one `Delete` looks at, which takes about a millisecond."""
     expired_max: int = 4096
     """Messages whose time to live is enforced."""
     told_max: int = 64
-    """Clients told of arrivals in one batch: what each of them does then takes the event loop's time."""
+    """Clients told of arrivals in one batch. Each of them then does work in the event loop."""
     tick_ms: int = 20
-    """How exactly timers fire. That an expired lock or message is of no use any more does not depend on
-    it."""
+    """Resolution of the timers. Locks and messages expire exactly on time regardless."""

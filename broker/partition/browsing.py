@@ -1,7 +1,7 @@
 """Looking at messages without locking them: peek, watch for arrivals, and delete in bulk. Pure.
 
-Messages that the batch in hand has sent are not shown, for they may still be refused (durability rule 3). Nor
-are those whose time to live is over.
+Messages sent in the current batch are not shown, because they may still be refused (durability rule 3).
+Messages whose time to live is over are not shown either.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Browsing:
     def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
         self._space, self._time_to_live = space, time_to_live
         self._watches: dict[int, dict[ClientId, None]] = {}
-        """Clients to be told when something arrives, by the subqueue's number."""
+        """Clients to tell of the next arrival, by the subqueue's number."""
         self._telling: dict[tuple[ClientId, int], None] = {}
-        """Watches for which something has arrived, in the order in which their clients are told."""
+        """Watches with an arrival to report, in the order in which their clients are told."""
 
     @property
     def has_more(self) -> bool:
-        """Some clients are still to be told."""
+        """Some clients have not been told yet."""
         return bool(self._telling)
 
     def peek(self, client: ClientId, peek: Peek) -> bool:
-        """Show messages. False if so many were passed over that the batch ends."""
+        """Show messages. Returns False if it passed over so many that it must continue in the next batch."""
         space = self._space
         subqueue = space.messages.find(peek.subqueue)
         found: list[Reference] = []
@@ -63,7 +63,8 @@ class Browsing:
         return True
 
     def watch(self, client: ClientId, watch: Watch) -> bool:
-        """Tell the client when there is something to see from a number on. False as for `peek`."""
+        """Tell the client when a message with this sequence number or a later one can be seen. Returns False
+        as `peek` does."""
         space = self._space
         subqueue = space.messages.find(watch.subqueue)
         number, reference = next(self._visible(subqueue, watch.from_sequence_number), (None, None))
@@ -77,7 +78,7 @@ class Browsing:
         return True
 
     def tell_watchers(self) -> None:
-        """The answers leave with the batch, so a client that then peeks is shown what this batch has
+        """Report arrivals. The answers leave with the batch, so a client that then peeks sees what this batch
         brought."""
         space = self._space
         if self._watches:
@@ -89,7 +90,7 @@ class Browsing:
             space.answer(client, Arrived(space.number, space.subqueues[number].name))
 
     def forget(self, client: ClientId) -> None:
-        """The client has gone: it watches nothing."""
+        """Drop the watches of a client that has detached."""
         for number, clients in list(self._watches.items()):
             clients.pop(client, None)
             if not clients:
@@ -99,8 +100,8 @@ class Browsing:
                 del self._telling[watch]
 
     def delete(self, client: ClientId, delete: Delete) -> None:
-        """Messages that this batch has sent stay: they may still be refused (durability rule 3). Overdue
-        messages expire by themselves."""
+        """Delete messages. Messages sent in this batch stay, because they may still be refused (durability
+        rule 3). Overdue messages are left to expire."""
         space, batch = self._space, self._space.batch
         subqueue = space.messages.find(delete.subqueue)
         numbers: list[int] = []
@@ -111,7 +112,7 @@ class Browsing:
             if reference.enqueued_at_ms >= delete.enqueued_before_ms or (
                 batch.has_sent and number >= batch.first_sent
             ):
-                break  # enqueued times never go back, so the following ones are no older
+                break  # enqueued times never go back, so later messages are no older
             if len(numbers) >= delete.count or looked_at >= space.bounds.deleted_max:
                 next_number = number
                 break
@@ -127,11 +128,11 @@ class Browsing:
         space.answer(client, Deleted(len(numbers), next_number, delete.cookie))
 
     def _visible(self, subqueue: Subqueue, from_number: int) -> Iterator[tuple[int, Reference | None]]:
-        """Messages that a client may look at: not those that this batch has sent, for they may still be
+        """Messages that a client may see. Leaves out messages sent in this batch, because they may still be
         refused (durability rule 3).
 
-        Ends with a number and no message where as many were passed over as a batch may look at: it is the
-        place to go on from.
+        Ends with a number and no message if it has passed over as many messages as one batch may look at.
+        Continue from that number.
         """
         space, batch = self._space, self._space.batch
         passed_over = 0

@@ -1,10 +1,10 @@
-"""How far wall time was ahead of monotonic time when the messages of a partition were enqueued. Pure.
+"""How far wall time was ahead of monotonic time when a partition's messages were enqueued. Pure.
 
-A stored expiry is wall time. A recovery reads the expiries back within the process that stored them, and
-monotonic time has gone on meanwhile, so the deadline that counted before the recovery can be computed again:
-the expiry less the setting of the clock at which the message was enqueued. With the setting at the time of
-the recovery, each step of the wall clock in between would move the deadline by that step. Only a restart of
-the process has no other choice, because monotonic time is not comparable across it.
+Stored expiries are in wall time. A recovery reads them back in the process that stored them, whose monotonic
+time has continued. So it can restore the original deadline: the expiry minus the clock setting at which the
+message was enqueued. Using the setting at the time of the recovery would move the deadline by every step of
+the wall clock in between. Only a restart of the process must accept that, because monotonic times of two
+processes cannot be compared.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 TOLERANCE_MS = 1_000
-"""Settings that differ by less count as one; so much may a recovery move a deadline. While enqueued times
-catch up with a clock that was set back, each batch has a setting of its own."""
+"""Settings that differ by less than this count as one, so a recovery may move a deadline by this much. While
+enqueued times catch up after the clock was set back, each batch has its own setting."""
 SETTINGS_MAX = 4_096
-"""With more, the older half is dropped: 64 KiB a partition. Steps are rare; this is an hour of catching
-up."""
+"""Beyond this, the older half is dropped. This many settings take 64 KiB per partition. Clock steps are rare;
+this covers an hour of catching up."""
 
 
 class ClockSettings:
-    """Settings by sequence number, for one partition. Owned by its task, which keeps them across
+    """Clock settings by sequence number, for one partition. Owned by its task, which keeps them across
     recoveries."""
 
     __slots__ = ("_ahead_ms", "_numbers")
@@ -30,11 +30,11 @@ class ClockSettings:
         self._numbers: list[int] = []
         """The first sequence number of each setting, ascending."""
         self._ahead_ms: list[int] = []
-        """How far wall time was ahead of monotonic time, for each setting."""
+        """For each setting, how far wall time was ahead of monotonic time."""
 
     def note(self, first: int, ahead_ms: int) -> None:
-        """Messages from sequence number `first` on are enqueued with wall time so far ahead. After a failed
-        commit numbers come again."""
+        """Note the setting for messages from sequence number `first` on. Sequence numbers repeat after a
+        failed commit."""
         numbers, settings = self._numbers, self._ahead_ms
         while numbers and numbers[-1] >= first:
             numbers.pop()
@@ -47,14 +47,14 @@ class ClockSettings:
         settings.append(ahead_ms)
 
     def read_back(self, ahead_ms: int) -> None:
-        """The log was read. What an earlier process has enqueued counts from the first time on, with wall
-        time so far ahead then."""
+        """Note that the log was read. Messages enqueued by an earlier process use the setting at the first
+        such call."""
         if not self._numbers:
             self.note(0, ahead_ms)
 
     def spans(self, numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """For ascending sequence numbers: each setting with the places, from and to, of the numbers that were
-        enqueued with it."""
+        """Give each setting with the range of places, from and to, in ascending `numbers` that were enqueued
+        under it."""
         assert self._numbers, "the log was read"
         begin = 0
         for index in range(len(self._numbers)):

@@ -1,20 +1,20 @@
-"""The columns of messages on their way through a partition: references, records, checkpoints. Pure.
+"""Columns of messages in references, records and checkpoints. Pure.
 
-`COLUMNS` of `broker/operations.py` declares them; this file knows no column by name. A reference has a slot
-for each. Records and checkpoint blocks end their tables with a *column part* where some message has a value
-that is not the default (a flag in their heads says so). Little endian:
+`COLUMNS` in `broker/operations.py` declares the columns; this file knows none by name. A reference has a slot
+for each column. If any message has a value other than the default, the tables of a record or checkpoint block
+end with a *column part*, and a flag in the head says so. Little endian:
 
     offset  size  field
-         0     2  columns k
+         0     2  number of columns
          2     2  zero
     then for each column, ascending by its number:
          0     2  number
          2     2  zero
          4     4  size b
-         8     b  of numbers: a table with one for each message
-                  of bytes: 4n sizes, 2^32 - 1 for none; then the values, one after the other
+         8     b  numbers: a table with one entry for each of the n messages
+                  bytes: a table of n 4-byte sizes, 2^32 - 1 for none; then the values, back to back
 
-A release that does not know a number does not read the record (`UnreadableRecord`).
+A release that does not know a column's number refuses to read the record (`UnreadableRecord`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from broker.operations import COLUMNS, Column, ColumnLists
 from broker.partition.references import Reference
 
 Columns = Mapping[str, Sequence[int | bytes | None]]
-"""Columns of some messages, by name. In a column that is missing, all messages have the default."""
+"""Columns of some messages, by name. All messages have the default in a missing column."""
 NO_COLUMNS: Columns = MappingProxyType({})
 
 _PART = struct.Struct("<HH")
@@ -43,9 +43,9 @@ _OF_BYTES = [column.name for column in COLUMNS if not column.code]
 assert len(_BY_NUMBER) == len(COLUMNS) == len(set(_GETTERS)), "names and numbers are given once"
 
 PART_BYTES = _PART.size + len(COLUMNS) * _COLUMN.size if COLUMNS else 0
-"""What a column part takes beside its tables, at most."""
+"""The most that a column part takes, excluding its tables."""
 MESSAGE_BYTES = sum(array(column.code or "I").itemsize for column in COLUMNS)
-"""What each message takes in the tables of a column part, at most, beside its values of bytes."""
+"""The most that one message takes in the tables of a column part, excluding its values of type bytes."""
 
 
 class UnreadableColumns(Exception):
@@ -75,21 +75,21 @@ def part_of(columns: Columns, here: slice) -> Columns:
 
 
 def value_bytes(references: Iterable[Reference]) -> int:
-    """How many bytes of values these messages have in the columns of bytes."""
+    """Total size of these messages' values in columns of type bytes."""
     if not _OF_BYTES:
         return 0
     return sum(len(getattr(reference, name) or b"") for reference in references for name in _OF_BYTES)
 
 
 def list_bytes(columns: Columns) -> int:
-    """How many bytes of values there are in the columns of bytes."""
+    """Total size of the values in columns of type bytes."""
     if not columns:
         return 0
     return sum(len(value) for values in columns.values() for value in values if isinstance(value, bytes))
 
 
 def encode(columns: Columns) -> bytes:
-    """The column part; empty if all messages have the defaults."""
+    """Encode the column part; empty if all messages have the defaults."""
     tables: list[bytes] = []
     for number, column in sorted(_BY_NUMBER.items()):
         values = columns.get(column.name)
@@ -100,7 +100,7 @@ def encode(columns: Columns) -> bytes:
 
 
 def decode(view: memoryview, offset: int, count: int) -> tuple[Columns, int]:
-    """The column part of `count` messages at this offset, and the offset behind it. Raises
+    """Decode the column part of `count` messages at this offset. Also returns the offset behind it. Raises
     UnreadableColumns."""
     columns: dict[str, Sequence[int | bytes | None]] = {}
     try:

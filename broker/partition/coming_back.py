@@ -1,8 +1,7 @@
-"""A partition is opened, or comes back: its log is acquired and its state is made from it.
+"""Opens or recovers a partition: acquires its log and rebuilds its state from it.
 
-The state is that of the newest usable checkpoint, and the records after it, replayed in slices. A log that
-cannot be opened is tried again, after a pause that doubles. What was the state before is freed in slices as
-well.
+The state is the newest usable checkpoint plus the records after it, replayed in slices. If the log cannot be
+opened, the next attempt follows a pause that doubles each time. The previous state is freed in slices too.
 """
 
 from __future__ import annotations
@@ -22,29 +21,28 @@ from broker.partition.state import Partition
 from storage.log import Frame, Log, Position
 
 REPLAYED_BYTES = 256 * 1024
-"""So much of the log is read before it is replayed."""
+"""Bytes of the log to read before replaying them."""
 
 
 @dataclass(slots=True, frozen=True)
 class Replay:
-    """What was replayed."""
+    """The result of a replay."""
 
     snapshot: Snapshot
-    """Knows what the checkpoint held, for the next one."""
+    """Knows what the checkpoint held; the next checkpoint builds on it."""
     since: Position
-    """Where the checkpoint stands, or the log begins."""
+    """Where the replay began: at the checkpoint's position, or at the start of the log."""
     bytes: int
-    """How much of the log was read after it."""
+    """Bytes of the log read from there on."""
 
 
 async def replay_log(
     log: Log, messages: Messages, slices: Slices, patience: Patience, wall_ahead_ms: int
 ) -> Replay:
-    """Bring `messages`, which are new, to the log's end. `patience` begins anew whenever the disk has
-    answered.
+    """Replay the log into `messages`, which must be new. Restarts `patience` whenever the disk has answered.
 
-    `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. Raises StorageError:
-    CorruptRecord for what is damaged or missing.
+    `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. Raises StorageError;
+    CorruptRecord for damaged or missing records.
     """
     snapshot = Snapshot(messages)
     checkpoint = await log.load_checkpoint()
@@ -66,13 +64,13 @@ async def replay_log(
     await slices.run(messages.replay_steps(frames))
     await slices.run(messages.finish_steps(wall_ahead_ms))
     if (needed := snapshot.needed_from()) is not None and needed < log.start:
-        await log.fetch([needed])  # raises RecordsMissing, which says what is not there
+        await log.fetch([needed])  # raises RecordsMissing, which names the missing records
     messages.payloads.count_state(messages.state_bytes)
     return Replay(snapshot, since, replayed + size)
 
 
 class ComingBack:
-    """Makes the state of one partition, as often as it is opened. Owned by the partition's task."""
+    """Builds the state of one partition each time it is opened. Owned by the partition's task."""
 
     __slots__ = (
         "_bounds",
@@ -104,8 +102,8 @@ class ComingBack:
         delay_ms: int,
         delay_ms_max: int,
     ) -> None:
-        """`number`: the partition's. `delay_ms`: the pause after the first attempt that failed; doubled with
-        each one, up to `delay_ms_max`."""
+        """`number`: the partition's. `delay_ms`: the pause after the first failed attempt; it doubles with
+        each further failure, up to `delay_ms_max`."""
         self._number, self._log, self._clock, self._patience = number, log, clock, patience
         self._payloads, self._slices, self._bounds = payloads, slices, bounds
         self._delay_ms_min, self._delay_ms_max = delay_ms, delay_ms_max
@@ -113,21 +111,21 @@ class ComingBack:
         self.retry_at_ms = 0
         """When the next attempt is due, in monotonic time."""
         self.epoch = 0
-        """The log's, since it was acquired last."""
+        """The log's epoch since it was last acquired."""
         self._clock_settings = ClockSettings()
-        """Outlives the state: a recovery goes on with the deadlines that counted before it."""
+        """Outlives the state, so that a recovery restores the deadlines that were in force before it."""
         self.dropped: list[Messages] = []
-        """State that nobody uses any more, and that takes time to be freed."""
+        """Discarded states that still have to be freed."""
 
     async def acquire(self) -> None:
-        """Make the log this process's own. Raises StorageError."""
+        """Acquire the log. Raises StorageError."""
         self.epoch = await self._log.claim()
         self._patience.again()
 
     async def load(self, description: QueueDescription, first_nonce: int = 0) -> tuple[Partition, Replay]:
-        """The state as the log has it. Raises StorageError, UnreadableRecord.
+        """Build the state from the log. Raises StorageError, UnreadableRecord.
 
-        `first_nonce`: how many leases an earlier state has made since the log was acquired.
+        `first_nonce`: how many leases earlier states have made since the log was acquired.
         """
         await self.free_dropped()
         messages = Messages(self._number, self._payloads, self._bounds.tick_ms, self._clock_settings)
@@ -149,16 +147,16 @@ class ComingBack:
         return partition, replay
 
     def try_later(self) -> int:
-        """An attempt has failed: gives the pause before the next one, in ms."""
+        """Note a failed attempt. Returns the pause before the next one, in ms."""
         self._delay_ms = min(max(2 * self._delay_ms, self._delay_ms_min), self._delay_ms_max)
         self.retry_at_ms = self._clock.monotonic_ms() + self._delay_ms
         return self._delay_ms
 
     def succeeded(self) -> None:
-        """The partition is back: the pauses begin anew."""
+        """Reset the pauses: the partition is open again."""
         self._delay_ms = 0
 
     async def free_dropped(self) -> None:
-        """Free what was discarded, in slices."""
+        """Free discarded states, in slices."""
         while self.dropped:
             await self._slices.run(self.dropped.pop().drop())
