@@ -24,8 +24,8 @@ BLOCK_MESSAGES = 1 << BLOCK_SHIFT
 to encode a block in half a millisecond."""
 
 SUBQUEUE_SHIFT = PARTITION_SHIFT - BLOCK_SHIFT
-"""The bits of a block's number above this one hold the subqueue's number. The bits below hold the place of
-its sequence numbers in the partition."""
+"""The subqueue's number starts at this bit of a block's number. The bits below hold the place of the block's
+sequence numbers in the partition."""
 _PLACE_MASK = (1 << SUBQUEUE_SHIFT) - 1
 
 
@@ -78,7 +78,7 @@ class ChangedBlocks:
 
     def adopt(self, taken: Mapping[int, Position]) -> Iterator[None]:
         """Adopt blocks read from a checkpoint, in steps. `taken`: the position of the checkpoint that each
-        block was written for, since which it has not changed."""
+        block was written for. None has changed since."""
         assert not self._changed_at
         for part in sort_gradually(taken, taken.__getitem__):
             for block in part:
@@ -104,14 +104,14 @@ class Blocks(ChangedBlocks):
     __slots__ = ()
 
     def touch(self, subqueue: int, sequence_numbers: Collection[int], position: Position) -> None:
-        """`touch_blocks` for the blocks of these messages."""
+        """Call `touch_blocks` for the blocks of these messages."""
         above = subqueue << SUBQUEUE_SHIFT
         self.touch_blocks(
             {number >> BLOCK_SHIFT & _PLACE_MASK | above for number in sequence_numbers}, position
         )
 
     def touch_run(self, subqueue: int, first: int, count: int, position: Position) -> None:
-        """`touch_blocks` for consecutive sequence numbers."""
+        """Call `touch_blocks` for the blocks of consecutive sequence numbers."""
         self.touch_blocks(
             range(block_of(subqueue, first), block_of(subqueue, first + count - 1) + 1), position
         )

@@ -43,9 +43,10 @@ _OF_BYTES = [column.name for column in COLUMNS if not column.code]
 assert len(_BY_NUMBER) == len(COLUMNS) == len(set(_GETTERS)), "names and numbers are given once"
 
 PART_BYTES = _PART.size + len(COLUMNS) * _COLUMN.size if COLUMNS else 0
-"""The most that a column part takes, excluding its tables."""
+"""The maximum size of a column part, excluding its tables."""
 MESSAGE_BYTES = sum(array(column.code or "I").itemsize for column in COLUMNS)
-"""The most that one message takes in the tables of a column part, excluding its values of type bytes."""
+"""The maximum size of one message's entries in the tables of a column part, excluding values of type
+bytes."""
 
 
 class UnreadableColumns(Exception):
@@ -100,7 +101,7 @@ def encode(columns: Columns) -> bytes:
 
 
 def decode(view: memoryview, offset: int, count: int) -> tuple[Columns, int]:
-    """Decode the column part of `count` messages at this offset. Also returns the offset behind it. Raises
+    """Decode the column part of `count` messages at this offset. Also returns the offset after it. Raises
     UnreadableColumns."""
     columns: dict[str, Sequence[int | bytes | None]] = {}
     try:

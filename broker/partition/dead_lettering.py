@@ -1,8 +1,8 @@
-"""Moving messages to the dead-letter subqueue, and the reasons that the broker itself gives for it (AMQP
-contract 10.3, 10.4). Pure.
+"""Moving messages to the dead-letter subqueue, and the reasons that the broker itself gives (AMQP contract
+10.3, 10.4). Pure.
 
-A client that dead-letters a message gives the reason itself. Messages of a dead-letter subqueue go no
-further.
+A client that dead-letters a message gives its own reason. Messages already in a dead-letter subqueue stay
+there.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def dead_letter(
     changed: bytes | None,
     counts_delivery: bool = False,
 ) -> None:
-    """Move messages to the dead-letter subqueue. `changed`: the properties that say why; `counts_delivery`: a
-    delivery of theirs failed."""
+    """Move messages to the dead-letter subqueue. `changed`: the properties that give the reason.
+    `counts_delivery`: the move follows a failed delivery, which is counted."""
     target = subqueue.dead_letters_to
     assert target is not None, "its messages go no further"
     numbers = [reference.sequence_number for reference in references]

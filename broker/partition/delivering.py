@@ -1,8 +1,8 @@
-"""Handing out messages: demand, grants, recall; and fetching deferred ones. Pure.
+"""Handing out messages: demand, grants and recall; and fetching deferred messages. Pure.
 
-Clients ask for messages (`Demand`), and are given the oldest available ones in their turns (`DemandBook`),
-locked, in one answer for each client, subqueue and batch. A client that has more than it passed on is asked
-for the rest (`Recall`) when another one waits in vain.
+Clients ask for messages (`Demand`). The partition locks the oldest available ones and grants them to the
+clients in order (`DemandBook`), in one answer per client, subqueue and batch. If a client waits in vain, the
+partition asks other clients to return messages they have not passed on (`Recall`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
 
 _ANSWER_BYTES = 256
-"""The memory that a message of an answer takes beside its bytes and its changed properties, at least."""
+"""The least memory that a message in an answer takes besides its bytes and its changed properties."""
 
 
 class Delivering:
@@ -38,16 +38,16 @@ class Delivering:
     def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
         self._space, self._time_to_live = space, time_to_live
         self._asked: dict[int, tuple[Subqueue, DemandBook]] = {}
-        """Subqueues of which somebody wants messages, or holds some that can be recalled. Nobody looks at the
-        others."""
+        """Subqueues where a client has demand or holds messages that can be recalled. The others are
+        skipped."""
 
     @property
     def has_more(self) -> bool:
-        """Somebody waits for what is available: the batch had given as much as one may."""
+        """A client waits for available messages because the batch reached its limit."""
         return any(subqueue.available and book for subqueue, book in self._asked.values())
 
     def demand(self, client: ClientId, demand: Demand) -> None:
-        """A client wants so many messages from now on."""
+        """Raise a client's demand. First completes the client's withdrawal if one is pending."""
         space = self._space
         subqueue = space.messages.find(demand.subqueue)
         book = space.books[subqueue.number]
@@ -61,8 +61,9 @@ class Delivering:
                 space.batch.to_tell.append((client, subqueue.number))
 
     def withdraw(self, client: ClientId, subqueue: Subqueue) -> bool:
-        """A drain means: what is there now, and then no more. So the demand is met first, and asked back for
-        (§2.6.7)."""
+        """Withdraw a client's demand. A drain asks for the messages there are now, and then no more (§2.6.7),
+        so first meet the demand as far as possible and recall messages for it. Returns False if that must
+        continue in the next batch."""
         space = self._space
         book = space.books[subqueue.number]
         self._hand_out(subqueue, book)
@@ -71,7 +72,7 @@ class Delivering:
             and book.waits(client)
             and (client, subqueue.number) not in space.batch.open_grants
         ):
-            return False  # the batch has handed out as much as one may, and this client has got nothing yet
+            return False  # the batch has reached its limit, and this client has been given nothing yet
         self._recall(subqueue, book)
         if book.withdraw(client):
             space.answer(client, Withdrawn(space.number, subqueue.name))
@@ -79,7 +80,7 @@ class Delivering:
         return True
 
     def recalled(self, client: ClientId, recalled: Recalled) -> None:
-        """A client gives back what it was asked for: another one gets it."""
+        """Handle a client's answer to a recall: grant what it returned to other clients."""
         space = self._space
         subqueue = space.messages.find(recalled.subqueue)
         book = space.books[subqueue.number]
@@ -95,7 +96,7 @@ class Delivering:
                     return
 
     def detach(self, client: ClientId, detach: Detach) -> None:
-        """A client has gone: what it did not see is available again."""
+        """Make the messages that a departing client has not seen available again."""
         space = self._space
         space.batch.work += len(detach.unseen)
         returned = space.locks.unlock(detach.unseen, space.arrived_ms)
@@ -131,7 +132,7 @@ class Delivering:
             space.locks.start(lease)
 
     def finish(self) -> None:
-        """At the end of a batch: hand out what there is, in each subqueue."""
+        """End the batch by handing out available messages in each subqueue."""
         space, batch = self._space, self._space.batch
         for number in sorted(self._asked):
             subqueue, book = self._asked[number]
@@ -139,7 +140,7 @@ class Delivering:
                 if not book.is_held:
                     del self._asked[number]
                 continue
-            batch.granted_bytes = batch.granted = 0  # bounds for each, so that none starves the others
+            batch.granted_bytes = batch.granted = 0  # limits per subqueue, so that none starves the others
             self._hand_out(subqueue, book)
             self._recall(subqueue, book)
             for client in book.left():
@@ -150,13 +151,13 @@ class Delivering:
                 space.answer(client, Unmet(space.number, space.subqueues[number].name))
 
     def write_answers(self) -> None:
-        """Complete the answers of the batch, after which they grow no more."""
+        """Write the batch's answers. They grow no further."""
         for grant in self._space.batch.grants:
             self._write(grant)
 
     def ungrant(self, grant: Grant) -> None:
-        """Take what this batch has sent out of a lease of this batch; the client waits for other messages
-        again."""
+        """Remove messages sent in this batch from a lease made in this batch, and restore the client's demand
+        for them."""
         space, lease = self._space, grant.lease
         batch = space.batch
         undone = [
@@ -178,7 +179,7 @@ class Delivering:
             book.ask_again(grant.client, len(undone) + grant.void, size, grant.bytes_left)
 
     def _hand_out(self, subqueue: Subqueue, book: DemandBook) -> None:
-        """Give what is available to those who wait, in their turns."""
+        """Grant available messages to waiting clients, in order."""
         while subqueue.available and (waiter := book.first()) is not None:
             if not self._grant(subqueue, book, waiter, waiter.count) and self._has_granted_enough:
                 return
@@ -192,8 +193,8 @@ class Delivering:
         )
 
     def _grant(self, subqueue: Subqueue, book: DemandBook, waiter: Waiter, count: int) -> int:
-        """Lock up to `count` messages for a waiter; gives how many. What is met expired is dealt with,
-        too."""
+        """Lock up to `count` messages for a waiter, and return how many. Also handles the expired messages it
+        meets."""
         space, batch = self._space, self._space.batch
         client = waiter.client
         room = min(space.bounds.granted_bytes_max - batch.granted_bytes, waiter.bytes)
@@ -222,7 +223,7 @@ class Delivering:
         return len(taken)
 
     def _recall(self, subqueue: Subqueue, book: DemandBook) -> None:
-        """Ask clients for what they have not passed on, if others wait and nothing is left."""
+        """Recall messages that clients have not passed on, if others wait and nothing is available."""
         if not subqueue.available:
             self._space.batch.answers.extend(
                 (client, Recall(self._space.number, subqueue.name)) for client in book.recall()

@@ -1,9 +1,9 @@
-"""A delivery has failed: the message is available again, or goes to the dead-letter subqueue at the maximum
-delivery count. Pure.
+"""Failed deliveries: the message becomes available again or, at the maximum delivery count, moves to the
+dead-letter subqueue. Pure.
 
-A delivery fails by abandoning the message, or when its lock ends (`lock_expiry.py`; AMQP contract 10.3).
-Releasing a message that no client has seen counts nothing, and a dead-letter subqueue counts no deliveries at
-all.
+A delivery fails when the client abandons the message or its lock expires (`lock_expiry.py`; AMQP contract
+10.3). Releasing a message that no client has seen does not count as a delivery, and dead-letter subqueues
+count none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def failed_delivery(
     references: list[Reference],
     changed: bytes | None,
 ) -> None:
-    """Unlocked messages go back, or to the dead-letter subqueue when it was the last delivery allowed."""
+    """Handle a failed delivery: give unlocked messages back, or dead-letter those that had their last allowed
+    delivery."""
     kind = records.RETURNED
     if not subqueue.role.counts_deliveries:
         kind = records.CHANGED

@@ -1,29 +1,30 @@
-"""Who waits for the messages of a subqueue, who holds some, and when they are asked back. Pure; knows no
-messages.
+"""Tracks which clients wait for the messages of a subqueue, which hold some, and when to recall them. Pure;
+knows no messages.
 
-*Turns.* Clients with demand wait in a queue. The first one gets up to its demand; if it still wants more it
-goes to the end.
+*Order.* Clients with demand wait in a queue. The first one is granted up to its demand; if it wants more, it
+moves to the end.
 
-*Recall.* A message that was handed out may lie unseen in a connection's cache while another client asks in
-vain. So:
+*Recall.* A message that was handed out may lie unseen in one connection's cache while another client waits in
+vain. Three rules prevent that:
 
-1. A waiter is *eager* from its latest `Demand` until it is given something. As long as an eager client waits
-   and nothing is available, every other client that was granted messages since its last `Recall`, and has not
-   settled them all, is sent one; never a second one before it answered `Recalled`.
-2. What comes back by `Recalled` goes at once to the eager waiters, the latest `Demand` first: it is the one
-   most likely to have a client behind it that still waits. What is left takes the usual turns, with the
-   client that gave it back at their end.
-3. A withdrawal waits for recalls under way if the client is eager: "nothing there" is never said while a
-   message may be on its way back.
+1. A client is *eager* from its latest `Demand` until it is given something. While an eager client waits and
+   nothing is available, every other client that has unsettled messages granted since its last `Recall` is
+   sent a `Recall`, but no second one before it answers `Recalled`.
+2. Messages returned by `Recalled` go at once to the eager clients, latest `Demand` first: that client is the
+   most likely to be still waiting. Any that remain are granted in the usual order, with the client that
+   returned them last.
+3. The withdrawal of an eager client waits for recalls under way: the partition never says "nothing there"
+   while a message may be on its way back.
 
-Why no message goes round for ever: a message moves from one cache to another only for an eager waiter, which
-is not eager any more once it has it. So between two `Demand` operations a message moves at most once per
-waiting client; standing demand alone moves nothing. Why nobody starves: whoever asks is eager, so every cache
-is asked for what it holds unseen, also for what is granted to others while it waits; it stops only when a
-message came, or every one was seen by a client.
+No message circulates forever. A message moves between caches only for an eager client, which stops being
+eager once it has the message. So between two `Demand` operations a message moves at most once per waiting
+client, and standing demand alone moves nothing. No client starves either. A client that asks is eager, so
+every cache is asked for its unseen messages, including those granted to others while the client waits. This
+stops only when the client gets a message or clients have seen them all.
 
-Invariants: who is in `_eager` waits; `_recallable` are exactly the holders with something granted since their
-last recall and no recall under way; `_awaited` are those under way from which something may still come.
+Invariants: every client in `_eager` waits. `_recallable` holds exactly the holders with leases granted since
+their last recall and no recall under way. `_awaited` holds the holders with a recall under way that may still
+return something.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class Waiter:
         self.client = client
         self.count = 0
         self.bytes = 0
-        """How many bytes it may still be given, as its latest demand says; at 0 the demand is void."""
+        """Bytes it may still be given under its latest demand; at 0 the demand is void."""
 
 
 _NO_WAITERS: OrderedDict[ClientId, Waiter] = OrderedDict()
 _NO_HOLDERS: dict[ClientId, Holder] = {}
-"""For the books of subqueues that nobody has asked for: most dead-letter queues. Nothing is put into
-these."""
+"""Shared by the books of subqueues that no client has asked for, such as most dead-letter queues. They stay
+empty."""
 
 
 class DemandBook:
@@ -60,34 +61,35 @@ class DemandBook:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[ClientId, Waiter] = _NO_WAITERS
-        """In the order of their turns."""
+        """In the order in which they are served."""
         self._eager: dict[ClientId, Waiter] = _NO_WAITERS
         """In the order of their latest demand."""
         self._leaving: dict[ClientId, Waiter] = _NO_WAITERS
-        """Those that have withdrawn, while recalls made for them are still under way."""
+        """Clients that have withdrawn, while recalls made for them are under way."""
         self._holders: dict[ClientId, Holder] = _NO_HOLDERS
         self._recallable: dict[ClientId, Holder] = _NO_HOLDERS
         self._awaited: dict[ClientId, Holder] = _NO_HOLDERS
         self._gone: list[ClientId] = []
-        """Clients that were leaving and got all they had asked for."""
+        """Clients that were leaving and had their demand met."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     @property
     def is_idle(self) -> bool:
-        """Nobody waits, and nobody is to be told that waiting is over."""
+        """No client waits, or has to be told that its withdrawal is complete."""
         return not (self._waiting or self._leaving or self._gone)
 
     @property
     def is_held(self) -> bool:
-        """Somebody holds messages that can be recalled, or is being asked for them."""
+        """Some client holds messages that can be recalled, or has a recall under way."""
         return bool(self._holders)
 
     # --- demand ---------------------------------------------------------------------------------------------
 
     def ask(self, client: ClientId, count: int, bytes_max: int = BYTES_UNBOUNDED) -> None:
-        """Raise a client's demand by `count` messages. It ends early once they have `bytes_max` bytes."""
+        """Raise a client's demand by `count` messages. The demand ends early once they reach `bytes_max`
+        bytes."""
         if self._waiting is _NO_WAITERS:
             self._waiting, self._eager, self._leaving = OrderedDict(), {}, {}
         waiter = self._waiting.get(client)
@@ -95,36 +97,33 @@ class DemandBook:
             waiter = self._waiting[client] = Waiter(client)
         assert client not in self._leaving, "its withdrawal is confirmed before it asks again"
         waiter.count += count
-        waiter.bytes = max(
-            bytes_max, 1
-        )  # who waits may be given something: otherwise serving it would never end
+        waiter.bytes = max(bytes_max, 1)  # serving a client that can take nothing would never end
         self._eager.pop(client, None)
         self._eager[client] = waiter
 
     def waits(self, client: ClientId) -> bool:
-        """The client has demand that was not met."""
+        """The client has unmet demand."""
         return client in self._waiting
 
     def first(self) -> Waiter | None:
-        """Whose turn it is."""
+        """The next client to serve."""
         return next(iter(self._waiting.values()), None)
 
     def latest_but(self, client: ClientId) -> Waiter | None:
-        """The eager waiter, other than this client, that asked last."""
+        """The eager waiter, other than this client, with the latest demand."""
         return next((waiter for waiter in reversed(self._eager.values()) if waiter.client != client), None)
 
     def ask_again(self, client: ClientId, count: int, size: int, bytes_left: int) -> None:
-        """Raise a client's demand by what was taken from it: `count` messages, of which `size` bytes were
-        given.
+        """Restore a client's demand for `count` messages taken back from it, `size` bytes in total.
 
-        `bytes_left` is what it might still have been given then, for a client that does not wait any more.
+        `bytes_left`: bytes that its demand still allowed after the grant; used if the client no longer waits.
         """
         waiter = self._waiting.get(client)
         self.ask(client, count, size + (waiter.bytes if waiter is not None else bytes_left))
 
     def served(self, waiter: Waiter, count: int, size: int) -> int:
-        """The waiter was given messages, and its turn is over. Gives how many of its count are void because
-        its bytes are used up."""
+        """Note that the waiter was given messages. If it wants more, it moves to the end. Returns how many
+        messages of its demand became void because its bytes were used up."""
         waiter.count -= count
         waiter.bytes -= size
         assert waiter.count >= 0
@@ -140,13 +139,13 @@ class DemandBook:
         return void
 
     def pass_turn(self, client: ClientId) -> None:
-        """The client goes to the end of the turns."""
+        """Move the client to the end of the queue."""
         if client in self._waiting:
             self._waiting.move_to_end(client)
 
     def withdraw(self, client: ClientId) -> bool:
-        """End a client's demand. False if recalls under way must be waited for: then it is among `left`
-        later."""
+        """End a client's demand. Returns False if it must wait for recalls under way; `left` returns the
+        client later."""
         waiter = self._waiting.get(client)
         if waiter is not None and client in self._eager and self._may_still_get(client):
             self._leaving[client] = waiter
@@ -155,15 +154,16 @@ class DemandBook:
         return True
 
     def is_leaving(self, client: ClientId) -> bool:
-        """The client has withdrawn, and was not told yet that it is done."""
+        """The client has withdrawn, but its withdrawal is not confirmed yet."""
         return client in self._leaving
 
     def leave(self, client: ClientId) -> None:
-        """End the demand of a client that is leaving, whatever is under way."""
+        """End the demand of a leaving client at once, despite recalls under way."""
         self._forget_waiter(client)
 
     def left(self) -> list[ClientId]:
-        """End the demand of those that are leaving and have nothing more to wait for."""
+        """End the demand of leaving clients with nothing more to wait for, and return the clients whose
+        withdrawal is complete."""
         gone, self._gone = self._gone, []
         for waiter in list(self._leaving.values()):
             client = waiter.client
@@ -173,7 +173,7 @@ class DemandBook:
         return gone
 
     def detach(self, client: ClientId) -> None:
-        """The client is gone; what it holds stays locked, but cannot be recalled."""
+        """Forget a client that has gone. The messages it holds stay locked, but cannot be recalled."""
         self._forget_waiter(client)
         holder = self._holders.pop(client, None)
         if holder is not None:
@@ -185,7 +185,7 @@ class DemandBook:
     # --- holding --------------------------------------------------------------------------------------------
 
     def holder(self, client: ClientId) -> Holder:
-        """The client as holder of what it is granted now."""
+        """The client's holder, created if it has none."""
         if self._holders is _NO_HOLDERS:
             self._holders, self._recallable, self._awaited = {}, {}, {}
         holder = self._holders.get(client)
@@ -194,7 +194,7 @@ class DemandBook:
         return holder
 
     def granted(self, lease: Lease) -> None:
-        """A lease that can be recalled has begun."""
+        """Note a new lease that can be recalled."""
         holder = lease.holder
         assert holder is not None
         holder.granted.add(lease)
@@ -202,7 +202,7 @@ class DemandBook:
             self._recallable[holder.client] = holder
 
     def renewed(self, old: Lease, new: Lease) -> None:
-        """Messages of a lease have gone to another one; whether they can be recalled stays as it was."""
+        """Note that messages moved to another lease by renewal. They stay recallable if they were."""
         holder = old.holder
         if holder is None:
             return
@@ -215,7 +215,7 @@ class DemandBook:
         new.holder = holder
 
     def ended(self, lease: Lease) -> None:
-        """A lease holds nothing any more."""
+        """Note that a lease holds nothing any more."""
         holder = lease.holder
         if holder is None:
             return
@@ -231,23 +231,24 @@ class DemandBook:
     # --- recall ---------------------------------------------------------------------------------------------
 
     def recall(self) -> Iterator[ClientId]:
-        """Nothing is available: mark and give the clients that are to be asked for what they hold (rule
-        1)."""
+        """Choose the clients to recall messages from, as nothing is available (rule 1). Marks each as having
+        a recall under way."""
         if not self._eager or not self._recallable:
             return
         for client, holder in list(self._recallable.items()):
             if len(self._eager) == 1 and client in self._eager:
-                continue  # nobody is asked for the sake of itself
+                continue  # never recall from a client on its own behalf
             del self._recallable[client]
             holder.asked, holder.granted, holder.under_way = holder.granted, set(), True
             self._awaited[client] = holder
             yield client
 
     def recalled(self, client: ClientId) -> None:
-        """The client has answered: what it holds of what it was asked for was seen, or is back."""
+        """Note that the client has answered. It kept only messages that were delivered, and returned the
+        rest."""
         holder = self._holders.get(client)
         if holder is None or not holder.under_way:
-            return  # after a restart, or one that nobody asked
+            return  # the recall predates a restart, or there was none
         for lease in holder.asked:
             lease.holder = None
         holder.asked, holder.under_way = set(), False

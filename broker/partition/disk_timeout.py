@@ -1,12 +1,12 @@
-"""How long a partition waits for its disk.
+"""Limits how long a partition waits for its disk.
 
-A disk that fails reports an error; one that hangs reports nothing, and its callers wait for ever. So a
-partition's task waits for its log only in a `with` block of its `Patience`. When a block has lasted too long,
-`Patience` calls the owner, which decides: it can end the block (`give_up`), which then raises `Hung`, or wait
-on.
+A failing disk reports an error, but a hanging disk reports nothing and keeps its callers waiting forever. So
+a partition's task waits for its log only in a `with` block of its `Patience`. When a block lasts too long,
+`Patience` calls the owner, which decides whether to end the block (`give_up`), so that it raises `Hung`, or
+to keep waiting.
 
-The timer looks twice, a moment apart, so that a process that was suspended first receives the answers that
-came meanwhile. One timer serves all blocks, because most of them end long before it fires.
+The timer checks twice, a moment apart, so that a process that was suspended first receives the answers that
+arrived meanwhile. One timer serves all blocks, because most of them end long before it fires.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECOND_LOOK_S = 0.05
 
 
 class Hung(StorageError):
-    """The disk has not answered in time. Whether it did or will do what it was asked for is not known."""
+    """The disk has not answered in time. It may or may not have done, or still do, what it was asked."""
 
 
 class Patience:
@@ -41,13 +41,13 @@ class Patience:
     )
 
     def __init__(self, limit_ms: int, owner: Callable[[], None]) -> None:
-        """`owner` is called once for a block that lasts longer than the limit, in the event loop."""
+        """`owner` is called in the event loop, once for each block that exceeds the limit."""
         self._limit_s = limit_ms / 1_000
         self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
-        """The task inside the block; None outside."""
+        """The task inside the block, or None."""
         self._until = 0.0
         self._cancelling = 0
         self._given_up = False
@@ -78,19 +78,19 @@ class Patience:
             raise Hung(f"the disk has not answered within {self._limit_s:g} s") from None
 
     def again(self) -> None:
-        """The block has made progress: its time begins anew."""
+        """Restart the time limit, because the block has made progress."""
         assert self._loop is not None
         self._until = self._loop.time() + self._limit_s
         self._is_second_look = False
 
     def give_up(self) -> None:
-        """End the block, if there is one: it raises Hung."""
+        """Make the current block, if any, raise Hung."""
         if self._task is not None and not self._given_up:
             self._given_up = True
             self._task.cancel()
 
     def close(self) -> None:
-        """Nothing is awaited any more."""
+        """Stop the timer. Call this when no more blocks will be entered."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -110,9 +110,9 @@ class Patience:
 
 
 class PatientLog:
-    """A log whose owner does not wait for ever: what is awaited of it raises Hung. See `storage.log.Log`.
+    """A log whose awaited methods raise Hung when the disk takes too long. See `storage.log.Log`.
 
-    For upkeep, which also computes between two calls, for as long as it takes.
+    Upkeep uses it, because upkeep also computes between two calls, for any length of time.
     """
 
     def __init__(self, log: Log, patience: Patience) -> None:

@@ -1,28 +1,29 @@
-"""What a partition keeps durably beside its messages: one kind of state is one module. Pure.
+"""What a partition keeps durably beside its messages. Each kind of state is one module. Pure.
 
-Duplicate history, session state, cursors, transactions in doubt and ledgers of settlements all live in the
-same way. A kind of state implements `DurableState` and adds itself to `KINDS`; nothing else in this package
-has to know of it. Then
+Duplicate history, session state, cursors, transactions in doubt and settlement ledgers all follow the same
+pattern. A kind of state implements `DurableState` and adds itself to `KINDS`; nothing else in this package
+needs to know about it. The rules are:
 
-- *Records.* It has record kinds of its own. `Workspace.record` puts one into the commit and applies it; a
-  replay applies it again, by the same method.
-- *Checkpoints.* It is a section, in blocks. A block is marked with the position of the frame that changes it
-  (`blocks.ChangedBlocks`), so a checkpoint writes only what has changed.
-- *Trimming.* The log is trimmed up to the older of two checkpoints, wherever the state's records are. So the
-  blocks hold everything, and the records only what has changed since. A state that refers to places in the
-  log says from where on it needs them (`needed_from`).
-- *Compaction* moves messages alone: records of states are garbage once two checkpoints stand behind them.
-- *Salvage.* What a record does must not depend on an earlier one: it says what is true from then on. So a
-  record lost in a damaged part of the log costs its own change, and no other. A log that is rebuilt begins
-  with records that say everything (`as_records`).
-- *Memory.* What it takes counts towards the partition's quota and the broker's memory (`state_bytes`).
+- *Records.* A state has record kinds of its own. `Workspace.record` adds a record to the commit and applies
+  it. Replay applies it with the same method.
+- *Checkpoints.* A state is a section, divided into blocks. Each block is marked with the position of the
+  frame that changes it (`blocks.ChangedBlocks`), so a checkpoint writes only changed blocks.
+- *Trimming.* The log is trimmed up to the older of two checkpoints, even if that removes records of the
+  state. So the blocks hold everything, and the records hold only what changed since. A state that refers to
+  places in the log gives the lowest position it needs (`needed_from`).
+- *Compaction* moves only messages. Records of states become garbage once two checkpoints follow them.
+- *Salvage.* The effect of a record must not depend on an earlier record: it says what is true from then on.
+  So a record lost to damage in the log costs only its own change. A rebuilt log begins with records of the
+  complete state (`as_records`).
+- *Memory.* The memory of a state counts towards the partition's quota and the broker's memory
+  (`state_bytes`).
 - *A full disk.* Sends are undone and everything else is committed. A record that belongs to a send is undone
   with it (`undo`).
-- *Time.* What ends at a time is forgotten without a record: time alone decides, and a replay reaches the same
-  conclusion (`expire`). If something must happen on time although the partition is closed, `summary.Wake`
-  needs a member for it.
+- *Time.* What ends at a certain time is forgotten without a record, by time alone, so a replay reaches the
+  same result (`expire`). If something must happen on time even while the partition is closed, add a member to
+  `summary.Wake`.
 
-Record kinds below 16 belong to messages (`records.py`). Kinds and names stay taken for ever.
+Record kinds below 16 belong to messages (`records.py`). Kinds and names are never reused.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FIRST_KIND = 16
 
 
 class NewRecord(NamedTuple):
-    """A record that is to be written."""
+    """A record to write."""
 
     kind: int
     body: bytes
@@ -46,12 +47,13 @@ class NewRecord(NamedTuple):
 
 
 def read_back(record: NewRecord) -> Record:
-    """As a replay reads it. Its place in the frame means nothing: a state never refers to its own records."""
+    """The record as replay reads it. Its place in the frame does not matter, because a state never refers to
+    its own records."""
     return Record(record.kind, record.version, 0, memoryview(record.body))
 
 
 class Section(Protocol):
-    """One kind of durable state, as checkpoints hold it."""
+    """One kind of durable state, as stored in checkpoints."""
 
     name: str
     """At most 24 bytes of ASCII."""
@@ -59,29 +61,29 @@ class Section(Protocol):
     """The version of the blocks' format."""
 
     def changed_since(self, base: Position | None) -> Sequence[int]:
-        """The blocks that frames from `base` on have changed or emptied; all blocks for None."""
+        """The blocks that frames from `base` on changed or emptied; all blocks if it is None."""
 
     def encode(self, block: int) -> bytes:
-        """A block as it is now; empty if nothing is left in it."""
+        """Encode the current content of a block; empty if the block is empty."""
 
     def decode(self, block: int, data: bytes) -> None:
-        """Read a block into the state. Raises UnreadableRecord."""
+        """Decode a block into the state. Raises UnreadableRecord."""
 
     def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
-        """All blocks have been read. `taken`: the position of the checkpoint for which each was written.
+        """Finish loading, once all blocks have been decoded. `taken`: the position of the checkpoint that
+        each was written for.
 
         Works in steps of at most a millisecond.
         """
 
     def saved(self, gone: Sequence[int]) -> None:
-        """A checkpoint in which these blocks no longer exist is durable."""
+        """Note that a checkpoint without these emptied blocks is durable."""
 
     def cost(self, base: Position | None) -> int:
-        """An upper bound, in bytes and not far off, of what a checkpoint that builds on `base` writes."""
+        """A close upper bound, in bytes, on what a checkpoint that builds on `base` writes."""
 
     def needed_from(self) -> Position | None:
-        """The lowest position in the log that the section needs whatever the checkpoints hold; None if it
-        needs none."""
+        """The lowest log position that the section needs, whatever the checkpoints hold; None if none."""
 
 
 class DurableState(Section, Protocol):
@@ -90,41 +92,41 @@ class DurableState(Section, Protocol):
     record_kinds: Collection[int]
 
     def apply(self, record: Record, position: Position) -> None:
-        """Do what a record says; it stands in the frame at `position`, or will. Marks the blocks that it
-        changes. Raises UnreadableRecord."""
+        """Apply a record in the frame at `position`, which may not be written yet. Marks the blocks that
+        change. Raises UnreadableRecord."""
 
     def undo(self, record: Record, position: Position) -> None:
-        """The record was to be written with a send, which a full disk has refused: undo what `apply` did.
-        Called in reverse order."""
+        """Undo what `apply` did. The record belongs to a send that a full disk has refused. Called in reverse
+        order."""
 
     def as_records(self) -> Iterator[NewRecord]:
-        """Everything, as records for a log that is written anew."""
+        """The complete state, as records for a rebuilt log."""
 
     @property
     def state_bytes(self) -> int:
-        """How much memory it takes. Asked once per batch and send, so it must be known, not counted."""
+        """Memory used, in bytes. Read once per batch and send, so keep a running total."""
 
     def next_expiry_ms(self) -> int | None:
-        """When `expire` has something to do, in wall time."""
+        """When `expire` next has something to do, in wall time; None if never."""
 
     def expire(self, wall_ms: int, position: Position) -> None:
-        """Forget what has ended. Marks the blocks that it changes with `position`, where the log ends."""
+        """Forget what has ended. Marks the changed blocks with `position`, the end of the log."""
 
     def drop(self) -> Iterator[None]:
-        """Free the memory in steps of at most a millisecond. Nobody uses the object any more."""
+        """Free the memory in steps of at most a millisecond. The object is no longer in use."""
 
     def check(self) -> None:
-        """Assert that everything adds up."""
+        """Assert that all invariants hold."""
 
 
 KINDS: tuple[Callable[[], DurableState], ...] = ()
-"""Every kind of state that a partition has. They are made, empty, with each `Messages`."""
+"""All kinds of durable state. Each `Messages` starts with an empty instance of each."""
 
 T = TypeVar("T")
 
 
 class DurableStates:
-    """The states of one partition. Owned by its state machine."""
+    """All durable states of one partition. Owned by its state machine."""
 
     __slots__ = ("_by_kind", "all")
 
@@ -141,11 +143,11 @@ class DurableStates:
         return next(state for state in self.all if isinstance(state, kind))
 
     def apply(self, record: Record, position: Position) -> None:
-        """Have its owner do what a record says. Raises UnreadableRecord."""
+        """Have the state that owns a record apply it. Raises UnreadableRecord."""
         self._owner(record).apply(record, position)
 
     def undo(self, record: Record, position: Position) -> None:
-        """Have its owner undo it."""
+        """Have the state that owns a record undo it."""
         self._owner(record).undo(record, position)
 
     def _owner(self, record: Record) -> DurableState:
@@ -155,26 +157,26 @@ class DurableStates:
         return owner
 
     def as_records(self) -> Iterator[NewRecord]:
-        """Everything, as records."""
+        """All states, as records."""
         for state in self.all:
             yield from state.as_records()
 
     @property
     def bytes(self) -> int:
-        """How much memory they take together."""
+        """Memory used by all states, in bytes."""
         total = 0
         for state in self.all:
             total += state.state_bytes
         return total
 
     def next_expiry_ms(self) -> int | None:
-        """When `expire` has something to do, in wall time."""
+        """When `expire` next has something to do, in wall time; None if never."""
         return min(
             (due_ms for state in self.all if (due_ms := state.next_expiry_ms()) is not None), default=None
         )
 
     def expire(self, wall_ms: int, position: Position) -> None:
-        """Forget what has ended."""
+        """Forget what has ended, in all states."""
         for state in self.all:
             state.expire(wall_ms, position)
 
@@ -184,6 +186,6 @@ class DurableStates:
             yield from state.drop()
 
     def check(self) -> None:
-        """Assert that everything adds up."""
+        """Assert that all invariants hold."""
         for state in self.all:
             state.check()

@@ -1,8 +1,8 @@
-"""Enqueued times of a partition's messages, and when the messages expire; in wall time. Pure.
+"""Enqueued times of a partition's messages, and when messages expire, in wall time. Pure.
 
-Enqueued times never go back, so they agree with the order of the sequence numbers: receivers page and resume
-by either. After the wall clock is set back, they advance at half speed until the clock has caught up, which
-takes at most twice the step.
+Enqueued times never go back, so they agree with the order of sequence numbers: receivers can page and resume
+by either. After the wall clock is set back, enqueued times advance at half speed until the clock has caught
+up, which takes at most twice the step.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import Sequence
 
 
 class EnqueuedTimes:
-    """Gives the enqueued time of each batch. Owned by the partition's state machine."""
+    """Determines the enqueued time of each batch. Owned by the partition's state machine."""
 
     __slots__ = ("_from", "_since_ms")
 
     def __init__(self) -> None:
         self._from: int | None = None
-        """The latest stamp at the moment when the wall clock fell behind it; None while it is not behind."""
+        """The latest enqueued time at the moment when the wall clock fell behind it; None while the clock is
+        not behind."""
         self._since_ms = 0
         """The monotonic time of that moment."""
 
     def stamp(self, latest_ms: int, now_ms: int, wall_ms: int) -> int:
-        """The enqueued time at a moment, given the latest one that was used, monotonic time and wall time."""
+        """The enqueued time for now, given the latest enqueued time, monotonic time and wall time."""
         if wall_ms >= latest_ms:
             self._from = None
             return wall_ms
@@ -34,8 +35,8 @@ class EnqueuedTimes:
 def expiries(
     times_to_live_ms: Sequence[int | None] | None, default: int | None, count: int, enqueued_ms: int
 ) -> list[int] | None:
-    """When each of `count` messages expires, 0 for never; None if none does. The entity's default caps the
-    message's own."""
+    """When each of `count` messages expires, 0 for never; None if none expires. The entity's default caps a
+    message's own time to live."""
     if times_to_live_ms is None:
         return None if default is None else [enqueued_ms + max(1, default)] * count
     shared: dict[int | None, int] = {}

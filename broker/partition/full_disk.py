@@ -1,7 +1,8 @@
-"""What the log says while a partition's disk is full: when sends are refused first, once a minute while they
-are, and when one is stored again.
+"""Writes log lines about a partition's full disk: at the first refused send, then once a minute while sends
+are refused, and when a send is stored again.
 
-Not a line for each refusal: clients can cause hundreds a second, and the lines may go to the same disk.
+It writes no line for each refusal: clients can cause hundreds per second, and the lines may go to the same
+disk.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ LINE_MS = 60_000
 
 
 class FullDisk:
-    """One time that a disk is full, as one partition sees it."""
+    """One period in which the disk is full, as seen by one partition."""
 
     __slots__ = ("_clock", "_next_line_ms", "_output", "_refused", "_refused_in_all")
 
@@ -25,7 +26,7 @@ class FullDisk:
         self._next_line_ms = clock.monotonic_ms()
 
     def refuse(self, sends: int, error: DiskFull) -> None:
-        """So many sends were refused at once."""
+        """Note refused sends. Logs at most once a minute."""
         self._refused += sends
         self._refused_in_all += sends
         now_ms = self._clock.monotonic_ms()
@@ -36,5 +37,5 @@ class FullDisk:
             self._refused = 0
 
     def end(self) -> None:
-        """A send was stored."""
+        """Log that a send was stored again."""
         self._output.info("disk.has_room", refused_sends=self._refused_in_all)

@@ -1,9 +1,9 @@
-"""How much garbage a partition's log may hold: little at rest, more while much is being written. Pure.
+"""Limits how much garbage a partition's log may hold: little at rest, more under heavy writes. Pure.
 
-Giving disk space back costs a checkpoint and a few syncs, however much it frees. While much is written, the
-bound is the garbage of some seconds of traffic, so the cost hardly slows the traffic down. Once the traffic
-ends, the bound falls to a minimum. To notice that end, the partition looks at its log some time after each
-write, until nothing was written between two looks.
+Returning disk space costs a checkpoint and a few syncs, however much it frees. Under heavy writes the bound
+is the garbage of some seconds of traffic, so the cost hardly slows the traffic. Once the traffic ends, the
+bound falls to a minimum. To notice the end, the partition looks at its log some time after each write, until
+nothing was written between two looks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 PER_LOOK = 4
-"""The garbage that is tolerated, as a multiple of what was written, and of what was removed, between two
-looks."""
+"""Garbage tolerated, as a multiple of the bytes written or removed between two looks, whichever are more."""
 
 
 class GarbageBound:
-    """The bound for one log, and when to look at it next. In milliseconds of monotonic time and positions of
-    the log."""
+    """The bound for one log, and when to look at the log next. Times are in ms of monotonic time; `end` is a
+    log position."""
 
     __slots__ = (
         "_bytes_max",
@@ -33,10 +32,10 @@ class GarbageBound:
     def __init__(
         self, bytes_min: int, bytes_max: int, every_ms: int, end: int, live_bytes: Callable[[], int]
     ) -> None:
-        """`bytes_min` and `bytes_max` bound the garbage at rest and under any load; a log is looked at
-        `every_ms`. `end` is the log's.
+        """`bytes_min`: garbage allowed at rest. `bytes_max`: garbage allowed under any load. `every_ms`: time
+        between two looks. `end`: the end of the log.
 
-        `live_bytes` tells how much of the log is live: consumers that empty a queue write little, and make
+        `live_bytes` returns how much of the log is live: consumers that empty a queue write little but create
         much garbage.
         """
         self._bytes_min = min(bytes_min, bytes_max)
@@ -46,14 +45,14 @@ class GarbageBound:
         self._live_bytes = live_bytes
         self._seen_live = live_bytes()
         self.bytes = bytes_max
-        """Bytes of garbage that are tolerated."""
+        """Bytes of garbage tolerated."""
         self.due_ms: int | None = 0
-        """When to look next, None while nothing is written. A log that was just opened is looked at, for it
-        may come from a crash."""
+        """When to look next; None while nothing is written. A newly opened log is looked at, because a crash
+        may have left garbage in it."""
 
     def look(self, now_ms: int, end: int) -> bool:
-        """Called after each batch, with the log's end. True if it is time to look at the log; the bound has
-        been adapted then."""
+        """Call this after each batch with the log's end. Returns True, after adapting the bound, if it is
+        time to look at the log."""
         if self.due_ms is None:
             if end != self._seen_end:
                 self.due_ms = now_ms + self._every_ms
@@ -71,5 +70,5 @@ class GarbageBound:
         return True
 
     def discount(self, written: int) -> None:
-        """Upkeep itself has written so many bytes: they are no traffic."""
+        """Leave bytes written by upkeep itself out of the traffic."""
         self._seen_end += written

@@ -1,8 +1,8 @@
-"""A partition goes down, or is down: what its clients are told.
+"""What clients are told when a partition goes down, or is down.
 
-Operations that wait are refused, each with the answer that its kind calls for. Clients that are attached hear
-once that their demand and their locks are void (`Unavailable`), and may ask again: whoever asks for messages
-of a partition that will come back hears when it has.
+Waiting operations are refused, each with the answer that its kind calls for. Attached clients are told once
+that their demand and their locks are void (`Unavailable`), and may ask again. If the partition will come
+back, a client that asks for messages meanwhile is told when it has.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from broker.operations import (
 from broker.partition.mailbox import Mailbox, Waiting
 
 _NEEDS_NO_LOG = (Withdraw, Detach, Release, Recalled, Update)
-"""Operations that do not open a closed partition: nobody holds or waits for anything in it."""
+"""Operations that do not open a closed partition, because no client waits or holds anything in it."""
 
 
 class GoingDown:
-    """Refuses what is in a partition's mailbox. Owned by the partition's task."""
+    """Refuses the operations in a partition's mailbox. Owned by the partition's task."""
 
     __slots__ = ("_entity", "_mailbox", "_number", "for_good")
 
@@ -36,23 +36,24 @@ class GoingDown:
         """`number`: the partition's."""
         self._number, self._entity, self._mailbox = number, entity, mailbox
         self.for_good = False
-        """The partition does not come back. Set by the task."""
+        """The partition will not come back. Set by the task."""
 
     @property
     def why(self) -> str:
-        """What a refused client reads."""
+        """The description in a refusal."""
         return (
             f"Partition {self._number} of '{self._entity}' is not available at the moment. Please try again."
         )
 
     def start_anew(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
-        """Refuse what waits; all demand and all locks are void. Tell each attached client so, once."""
+        """Refuse waiting operations, and tell each attached client once that its demand and locks are
+        void."""
         self.refuse_waiting(reason, why)
         for sink in list(self._mailbox.attached.values()):
             sink(self._unavailable())
 
     def refuse_waiting(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
-        """Refuse what waits, and a batch whose commit has failed."""
+        """Refuse waiting operations and a batch whose commit failed."""
         for entry in self._mailbox.take_all():
             self.refuse(entry, reason, why)
 
@@ -63,7 +64,7 @@ class GoingDown:
         client, operation, sink, _ = entry
         match operation:
             case Demand():
-                self._mailbox.attached[client] = sink  # and so hears when the partition is back
+                self._mailbox.attached[client] = sink  # so that it is told when the partition is back
             case Watch():
                 sink(self._unavailable())
             case Withdraw():
@@ -76,7 +77,7 @@ class GoingDown:
                 sink(Failed(reason, why or self.why, operation.cookie))
 
     def refuse_for_good(self, entry: Waiting) -> None:
-        """Refuse one operation of a partition that does not come back."""
+        """Refuse one operation of a partition that will not come back."""
         _, operation, sink, _ = entry
         if isinstance(operation, Demand):
             sink(self._unavailable())
@@ -84,7 +85,7 @@ class GoingDown:
             self.refuse(entry)
 
     def answer_while_closed(self) -> None:
-        """Answer what waits if all of it needs no log: it does not open one."""
+        """If no waiting operation needs the log, answer them all without opening it."""
         if all(isinstance(operation, _NEEDS_NO_LOG) for _, operation, _, _ in self._mailbox.waiting):
             for entry in self._mailbox.take_all():
                 operation = entry[1]

@@ -1,4 +1,4 @@
-"""Sorts many items in short steps, for work in slices (`broker/base/slices.py`). Pure."""
+"""Sorts many items in short steps, for work done in slices (`broker/base/slices.py`). Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 AT_ONCE = 1024
-"""Items that one step sorts, or merges: a millisecond."""
+"""Items that one step sorts or merges, which takes about a millisecond."""
 
 
 def sort_gradually(items: Iterable[T], key: Callable[[T], int]) -> Iterator[list[T]]:
-    """All items in order; a step gives some of them, or none yet. Items that come in order, or nearly, take
-    little longer than a sort."""
+    """Give all items in order. Each step gives some items, or none yet. Nearly sorted input takes little
+    longer than a plain sort."""
     runs: list[list[list[T]]] = []
     remaining = iter(items)
     while part := list(islice(remaining, AT_ONCE)):

@@ -1,8 +1,9 @@
-"""When an open partition counts as at rest: nothing has changed in it for a while, so what it holds can be
-entered in the index.
+"""Decides when an open partition is at rest: nothing has changed for a while, so the index can record what it
+holds.
 
-A crash then leaves it known, and the next start need not open it. Before the next change it is entered as
-open again, durably. The first commit after a rest waits for that; all others cost one look at a flag.
+After a crash, the next start then need not open the partition. Before the next change, the index is durably
+told that the partition is open again. The first commit after a rest waits for that; all others only check a
+flag.
 """
 
 from __future__ import annotations
@@ -15,57 +16,57 @@ from broker.partition.summary import Summary, summary_of
 
 
 class Register(Protocol):
-    """Where a partition is entered, so that a start need not open it to know what it holds
+    """Where a partition enters what it holds, so that a start need not open it to find out
     (`broker/namespace/closed_partitions.py`)."""
 
     def summary(self) -> Summary | None:
-        """What it held when it was closed in good order, or came to rest; None if that is not known."""
+        """What the partition held when it was closed cleanly or came to rest; None if unknown."""
 
     async def opening(self) -> None:
-        """It is about to be opened, or to change: what is entered does not count any more. Durable when it
-        returns."""
+        """Void the entry: the partition is about to be opened or to change. Durable on return."""
 
     def closed(self, summary: Summary) -> None:
-        """Its log was closed in good order, or all of it is durable and will not change before `opening`."""
+        """Enter what the partition holds: its log was closed cleanly, or everything is durable and will not
+        change before `opening`."""
 
 
 class Rest:
-    """Enters one open partition. Owned by its task."""
+    """Enters one open partition in the index while it is at rest. Owned by the partition's task."""
 
     __slots__ = ("_changed_ms", "_clock", "_register", "_rest_ms", "is_entered")
 
     def __init__(self, register: Register | None, clock: Clock, rest_ms: int | None) -> None:
-        """`rest_ms`: how long nothing must have changed; None where a commit may be acknowledged before it is
-        durable."""
+        """`rest_ms`: how long the partition must be unchanged; None if commits may be acknowledged before
+        they are durable."""
         self._register, self._clock = register, clock
         self._rest_ms = rest_ms if register is not None else None
         self._changed_ms = 0
         self.is_entered = False
-        """It counts as at rest: `end` comes before the next change."""
+        """The partition is entered as at rest. Call `end` before the next change."""
 
     async def end(self) -> None:
-        """The partition is about to be opened, or to change."""
+        """End the rest, before the partition is opened or changed."""
         self.is_entered = False
         if self._register is not None:
             await self._register.opening()
 
     def changed(self, now_ms: int) -> None:
-        """It has changed, at a monotonic time."""
+        """Note a change, at this monotonic time."""
         self._changed_ms = now_ms
 
     @property
     def due_ms(self) -> int | None:
-        """When `look` wants to be called if nothing changes until then, in monotonic time."""
+        """When to call `look` if nothing changes until then, in monotonic time."""
         return None if self._rest_ms is None or self.is_entered else self._changed_ms + self._rest_ms
 
     def look(self, partition: Partition) -> None:
-        """Between two batches: enter the partition if it has been quiet for long enough."""
+        """Enter the partition if it has been unchanged for long enough. Call this between two batches."""
         due_ms = self.due_ms
         if due_ms is not None and self._clock.monotonic_ms() >= due_ms and not partition.has_more:
             self.is_entered = True
             self.closed(summary_of(partition, self._clock))
 
     def closed(self, summary: Summary) -> None:
-        """Enter what it holds."""
+        """Enter what the partition holds."""
         if self._register is not None:
             self._register.closed(summary)

@@ -1,7 +1,9 @@
-"""Locks that end: the delivery has failed, so it is counted, and the message is available again. Pure.
+"""Lock expiry: a delivery whose lock expires has failed, so it is counted and its message becomes available
+again. Pure.
 
-AMQP contract 10.3. `locks.py` knows when each lock ends; a lock that is renewed or settled first does not end
-here. At the maximum delivery count, the message goes to the dead-letter subqueue (`delivery_count.py`).
+AMQP contract 10.3. `locks.py` knows when each lock ends. Locks that were settled or renewed in time do not
+expire here. At the maximum delivery count, the message moves to the dead-letter subqueue
+(`delivery_count.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from broker.partition.workspace import Workspace
 
 
 def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> None:
-    """End the locks whose time has come by then, as many as one batch may."""
+    """End the locks that expire by `until_ms`, up to the batch's limit."""
     batch, ended_max = space.batch, space.bounds.ended_locks_max
     ended = space.locks.run_out(until_ms)
     while batch.expired_locks < ended_max and (lease := next(ended, None)) is not None:

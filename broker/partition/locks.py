@@ -1,13 +1,14 @@
-"""The locks of a partition: leases, their tokens, their ends. Pure; volatile: a restart forgets all of them.
+"""The locks of a partition: leases, their tokens and when they end. Pure. Volatile: a restart forgets all
+locks.
 
-A lock token is 16 bytes, big endian: the message's sequence number, then the lease's nonce: the log's epoch
-(4 bytes) and a count (4 bytes). The epoch is new whenever the log was opened, so no token of an earlier life
-opens anything.
+A lock token is 16 bytes, big endian: the message's sequence number, then the lease's nonce, which is the
+log's epoch (4 bytes) and a counter (4 bytes). The epoch changes each time the log is opened, so tokens from
+before are invalid.
 
-Messages locked together share a `Lease`: one object, one timer and one nonce for all of them. A lock is over
-at the very millisecond it was promised to end, whether its timer has fired or not.
+Messages locked together share a `Lease`: one object, one timer and one nonce. A lock ends at exactly the
+promised millisecond, whether or not its timer has fired.
 
-Invariants: a reference is locked if and only if its `lease` is set, and then it is in that lease's
+Invariants: a reference is locked if and only if its `lease` is set, and it is then in that lease's
 `references`; `left` counts those; a lease with none left is forgotten at once.
 """
 
@@ -28,7 +29,7 @@ _NO_TOKEN = bytes(TOKEN_BYTES)
 _WORDS = struct.Struct(">QQ")
 
 Unlocked = list[tuple[Subqueue, list[Reference]]]
-"""Messages whose locks are gone, by subqueue."""
+"""Messages whose locks have ended, by subqueue."""
 
 
 class Locks:
@@ -48,26 +49,27 @@ class Locks:
         self._epoch = epoch & 0xFFFFFFFF
         self._leases: dict[int, Lease] = {}
         self._homes: dict[int, list[int]] = {}
-        """By nonce: the number of the subqueue that its leases lock messages of, and how many leases."""
+        """By nonce: the number of the subqueue whose messages its leases lock, and the number of those
+        leases."""
         self._ids = 0
         self._ends = TimerWheel(tick_ms, self._leases.__contains__)
         self._ended = DueKeys()
-        """Leases whose time has come, and that hold their messages still. No token opens them any more."""
+        """Leases that have expired but still hold their messages. Their tokens are no longer valid."""
 
     def new_lease(self, subqueue: int, until_ms: int) -> Lease:
-        """A lease with a nonce of its own, in the subqueue of this number. It counts once it is started."""
+        """Make a lease with a new nonce, in the subqueue with this number. It takes effect when started."""
         self.nonce += 1
         assert self.nonce < 1 << 32, "an epoch has room for four billion leases"
         return self._make(subqueue, self._epoch << 32 | self.nonce, until_ms)
 
     def start(self, lease: Lease) -> None:
-        """The lease holds something, and ends at its time."""
+        """Start a lease, once it holds messages. It expires at its `until_ms`."""
         self._leases[lease.id] = lease
         self._homes.setdefault(lease.nonce, [lease.subqueue, 0])[1] += 1
         self._ends.add(lease.until_ms, lease.id)
 
     def next_due_ms(self) -> int | None:
-        """When the next lease runs out."""
+        """When the next lease expires; None if there is none."""
         return self._ends.next_due_ms()
 
     @property
@@ -78,7 +80,7 @@ class Locks:
     def unlock(
         self, tokens: Sequence[LockToken], now_ms: int, failures: dict[int, Reason] | None = None
     ) -> Unlocked:
-        """End the locks behind tokens; `failures` gets the places of those that were gone already."""
+        """End the locks of these tokens. Adds the place of each token whose lock is gone to `failures`."""
         if not tokens:
             return []
         if set(map(len, tokens)) != {TOKEN_BYTES}:
@@ -91,7 +93,7 @@ class Locks:
         group: list[Reference] = []
         ended = 0
         for index, (number, nonce) in enumerate(zip(words[::2], words[1::2], strict=True)):
-            if nonce != found_for:  # messages that were locked together are mostly settled together
+            if nonce != found_for:  # messages locked together are mostly settled together
                 find, found_for = self._find_for(nonce), nonce
             reference = find(number)
             lease = reference.lease if reference is not None else None
@@ -113,7 +115,7 @@ class Locks:
         return groups
 
     def subqueue_of(self, token: LockToken, now_ms: int) -> Subqueue | None:
-        """The subqueue of the message that a token locks; None if the lock is gone."""
+        """The subqueue of the message that a token locks, or None if the lock is gone."""
         number, nonce = _WORDS.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
         reference = self._find_for(nonce)(number)
         lease = reference.lease if reference is not None else None
@@ -122,8 +124,8 @@ class Locks:
         return self._subqueues[lease.subqueue]
 
     def renew(self, tokens: Sequence[LockToken], now_ms: int, until_ms: int) -> dict[int, Reason]:
-        """Let the locks behind tokens end at another time; gives the places of those that were gone
-        already."""
+        """Move the end of these tokens' locks to `until_ms`. Returns the places of tokens whose locks are
+        gone."""
         failures: dict[int, Reason] = {}
         renewed: dict[int, Lease] = {}
         for index, token in enumerate(tokens):
@@ -146,8 +148,7 @@ class Locks:
         return failures
 
     def run_out(self, now_ms: int) -> Iterator[tuple[Subqueue, list[Reference]]]:
-        """End the leases whose time has come, as many as the caller asks for: the others are still to end
-        (`has_ended`)."""
+        """Expire leases that are due, as the caller iterates. The remaining ones stay due (`has_ended`)."""
         self._ended.add(self._ends.expire(now_ms))
         while self._ended:
             for id in self._ended.take(1):
@@ -158,7 +159,7 @@ class Locks:
                     yield self._subqueues[lease.subqueue], references
 
     def take_back(self, lease: Lease, references: Sequence[Reference]) -> None:
-        """End the locks of some messages of a lease."""
+        """End the locks of some of a lease's messages."""
         for reference in references:
             reference.lease = None
         self._subqueues[lease.subqueue].unlock(references)
@@ -191,7 +192,7 @@ class Locks:
         return Lease(self._ids, nonce, subqueue, None, until_ms)
 
     def _let_go(self, lease: Lease | None, count: int) -> None:
-        """A lease holds `count` messages less."""
+        """Note that a lease holds `count` fewer messages."""
         if lease is not None:
             lease.left -= count
             if not lease.left:
@@ -207,7 +208,7 @@ class Locks:
         self._books[lease.subqueue].ended(lease)
 
     def _find_for(self, nonce: int) -> Callable[[int], Reference | None]:
-        """Finds messages by number in the subqueue that leases with this nonce belong to."""
+        """A function that finds messages by sequence number in the subqueue of the leases with this nonce."""
         home = self._homes.get(nonce)
         return self._subqueues[home[0]].references.get if home is not None else _find_nothing
 

@@ -1,5 +1,5 @@
-"""A settlement or renewal of more messages than one batch may take: its parts, a batch for each, and their
-common answer. Pure."""
+"""A settlement or renewal of more messages than one batch may handle: one part per batch, and a common
+answer. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Divisible = Complete | Abandon | Defer | DeadLetter | RenewLocks
 
 
 class Parts:
-    """One such operation, while it is carried out. Each part is durable by itself; the client is answered
-    after the last one."""
+    """One such operation in progress. Each part is durable by itself; the client is answered after the last
+    one."""
 
     __slots__ = ("_failures", "_locked_until_ms", "done", "operation")
 
     def __init__(self, operation: Divisible) -> None:
         self.operation = operation
         self.done = 0
-        """Tokens that were dealt with."""
+        """Tokens processed so far."""
         self._failures: dict[int, Reason] = {}
         self._locked_until_ms: int | None = None
 
@@ -33,7 +33,7 @@ class Parts:
         return replace(self.operation, tokens=self.operation.tokens[self.done : self.done + count])
 
     def add(self, part: Divisible, answer: Answer) -> None:
-        """A part was carried out, with this answer."""
+        """Note that a part was carried out, with this answer."""
         assert isinstance(answer, Settled | Renewed)
         if isinstance(answer, Renewed) and self._locked_until_ms is None:
             self._locked_until_ms = answer.locked_until_ms
@@ -42,13 +42,14 @@ class Parts:
         self.done += len(part.tokens)
 
     def refuse_rest(self, reason: Reason) -> None:
-        """The next part was refused: what was settled before stays so, and the other tokens have failed."""
+        """Note that the next part was refused: all remaining tokens fail, but earlier parts stay in
+        effect."""
         total = len(self.operation.tokens)
         self._failures |= dict.fromkeys(range(self.done, total), reason)
         self.done = total
 
     def answer(self) -> Answer:
-        """For the whole operation. Locks that were renewed by a later part last a little longer than it
+        """The answer to the whole operation. Locks renewed by later parts last slightly longer than it
         says."""
         if self._locked_until_ms is not None:
             return Renewed(self._locked_until_ms, self.operation.cookie, self._failures)
