@@ -1,6 +1,6 @@
-"""Finds what serves a link that a client attaches: an entity's sender or receiver, or a node for requests.
+"""Finds what serves a link that a client attaches: an entity's sender or receiver, or a request node.
 
-Knows addresses, rights and the kinds of links; what each kind asks of its entity, it checks itself.
+Knows addresses, rights and the kinds of links. Each kind of link checks its own demands on the entity.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker.wording import error_of, no_transactions
 from protocol.links import Link
 
 Resolve = Callable[[Host, Link, Address], Later | None]
-"""Finds what serves a link to an entity and accepts the link, or says what it waits for. Raises Refused."""
+"""Finds what serves a link to an entity, and accepts the link or says what it waits for. Raises Refused."""
 
 
 class Attaching:
@@ -34,10 +34,10 @@ class Attaching:
     def __init__(self, host: Host, resolve: Resolve) -> None:
         self._host, self._engine, self._resolve = host, host.engine, resolve
         self.nodes: dict[tuple[int, str], RequestNode] = {}
-        """Nodes for requests, by AMQP session and address, as long as they have links."""
+        """Request nodes by AMQP session and address, for as long as they have links."""
 
     def attach(self, link: Link) -> None:
-        """Serve a link that the client has attached, or refuse it."""
+        """Serve or refuse a link that the client has attached."""
         try:
             links_max = self._host.services.settings.links_per_connection_max
             if self._engine.link_count > 2 * links_max:
@@ -58,7 +58,7 @@ class Attaching:
         if link.target_is_coordinator:
             raise no_transactions()
         text = link.target_address if link.incoming else link.source_address
-        check_dynamic(self._engine, link)  # it has no address that could be read
+        check_dynamic(self._engine, link)  # a dynamic node has no address to parse
         try:
             address = parse_address(text or "")
         except BadAddress as error:
@@ -70,7 +70,8 @@ class Attaching:
             DelayedAttach(self._host, link, later)
 
     def _attach_to_request_node(self, link: Link, address: Address) -> None:
-        """A request/response pair meets in a node of its own, per AMQP session (AMQP contract 2.1, 7.1)."""
+        """Attach a link of a request/response pair to the pair's node, one per AMQP session (AMQP contract
+        2.1, 7.1)."""
         key = (id(link.session), f"{address.entity}/{address.subqueue}/{address.node}".casefold())
         node = self.nodes.get(key)
         if node is None:
@@ -84,7 +85,8 @@ class Attaching:
             ResponseLink.attach(self._host, link, node)
 
     def _handler(self, address: Address) -> tuple[CbsNode | ManagementNode, tuple[str, ...]]:
-        """What serves a node, and the rights of which one is needed to use it."""
+        """Create the handler of a node; returns it with the rights that permit using the node, each
+        sufficient."""
         if address.node == NODE_CBS:
             return CbsNode(self._host), ()
         assert address.node == NODE_MANAGEMENT
@@ -101,7 +103,7 @@ def attach_to_entity(host: Host, link: Link, address: Address) -> Later | None:
     """Attach a link to the entity of its address (`Resolve`)."""
     namespace = host.services.namespace
     served_by = IncomingLink if link.incoming else BrowseLink if link.copies else OutgoingLink
-    host.authorize(address.path, *served_by.rights)  # before existence: names are not to be probed
+    host.authorize(address.path, *served_by.rights)  # before existence: clients must not probe for names
     queue = namespace.find(address.entity)
     if queue is None:
         raise namespace.missing(address.entity)

@@ -1,12 +1,11 @@
-"""One connection: events of the engine go to the link they belong to; what the links say goes out, once per
-turn.
+"""One connection: passes the engine's events to its links, and writes the engine's output once per turn.
 
-Answers for the SASL exchange, the open, the bounds on sessions and bytes under way, idle time-outs, and the
-writing: links change the engine and call `flush_soon`, and one write per turn of the event loop carries
-everything that came together. `attaching.py` finds what serves a new link, and `token_expiry.py` knows what
-the client may do. A link knows its connection only as a `Host` (`host.py`).
+Handles the SASL exchange, the open, the bounds on sessions and bytes under way, idle time-outs, and writing.
+Links change the engine and call `flush_soon`; one write per turn of the event loop then carries everything
+that has gathered. `attaching.py` finds what serves a new link, and `token_expiry.py` knows what the client
+may do. A link knows its connection only as a `Host` (`host.py`).
 
-Knows the socket only as a `Wire`. Runs in the event loop; nothing here waits.
+Knows the socket only as a `Wire`. Runs in the event loop and never blocks.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ log = structlog.get_logger("connection")
 
 SERVER_PROPERTIES = {"product": "Partibus"}
 CLOSE_TIMEOUT_S = 5.0
-"""How long a client may take to read our last words."""
+"""How long a client may take to read the broker's last bytes."""
 EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
-"""About how many events are taken from the engine in one turn, and how many are dispatched between two looks
-at the clock. An attach costs 0.1 ms in either place."""
+"""About how many events to take from the engine in one turn, and how many to dispatch between two looks at
+the clock. An attach costs 0.1 ms in each of the two steps."""
 REMOTE_IDLE_TIMEOUT_MS_MIN = 1_000
 """The shortest idle time-out that a client may announce (§2.4.5): the broker must send an empty frame twice
 within it. The official clients announce 60 s."""
@@ -77,16 +76,17 @@ class Connection:
             partial_bytes_max=min(PARTIAL_BYTES_MAX, settings.total_inflight_bytes_max // 4),
         )
         self.browse_page = asyncio.Semaphore(1)
-        """Taken for each page of messages that is read for this client to look at."""
+        """Held while a page of messages is read for this client to look at."""
         self.cache = ReceiveCache(settings.receive_cache_messages, settings.receive_cache_bytes)
         self.container_id = ""
         self.writable = True
-        """The peer reads what it is sent; False from the wire's high-water mark to its low-water mark."""
+        """Whether the peer keeps up with its output: False from the wire's high-water mark to its low-water
+        mark."""
         self._room = Room(settings.output_buffer_bytes_max)
         self.output_room = self._room.bytes
-        """How many bytes links may still hand to the engine before the next write."""
+        """How many more bytes links may hand to the engine before the next write."""
         self.response_bytes = 0
-        """Responses that wait for credit; kept by the response links."""
+        """Bytes of responses that wait for credit. Written by the response links."""
         self.tokens = Tokens(self)
         """What the client may do, and until when."""
         self._loop = asyncio.get_running_loop()
@@ -101,13 +101,14 @@ class Connection:
         self._queued_bytes = 0
         """Bytes of requests that wait for their turn (`request_node.py`)."""
         self.cost_under_way = 0
-        """Kept by `Pace`."""
+        """Written only by `Pace`."""
         self._closed = self._failed = False
         self._is_served = False
         self._undone: list[Event] = []
-        """Events left for a later turn, because the slice of time was used up."""
+        """Events left for a later turn because the time slice was used up."""
         self._written_in_all = self._written = self._written_in = 0
-        """Bytes written since the beginning, bytes of the last write, and its turn (`OutputTotal.turn`)."""
+        """Bytes written in total, bytes of the last write, and the turn of that write
+        (`OutputTotal.turn`)."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._tick_timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
@@ -119,7 +120,8 @@ class Connection:
     # --- from the wire --------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the client. What nobody foresaw ends this connection, loudly, and no other."""
+        """Handle bytes from the client. An unexpected exception ends this connection, with a traceback in the
+        log, and no other."""
         if self._closed or self._failed:
             return
         try:
@@ -132,7 +134,7 @@ class Connection:
             self.fail()
 
     def _take(self, data: bytes) -> None:
-        """Take bytes of the AMQP layer; b"" goes on with bytes that the engine has kept."""
+        """Process bytes of the AMQP layer; b"" continues with bytes that the engine has kept."""
         events = self.engine.receive(data, EVENTS_AT_ONCE) if self._is_served else self.engine.receive(data)
         if self.engine.partial_bytes != self._partial_bytes:
             self._count_partial()
@@ -140,14 +142,13 @@ class Connection:
         self.flush_soon()
 
     def fail(self) -> None:
-        """End this connection after an unexpected exception, with a traceback in the log, and no other
-        connection."""
+        """End this connection, and no other, after an unexpected exception, with a traceback in the log."""
         log.exception("connection.failed", peer=self.peer, container=self.container_id)
         self._failed = True
         self.wire.abort()
 
     def serve(self, data: bytes) -> bool:
-        """The client's next bytes, when it is its turn (`turns.Client`)."""
+        """Serve the client's next bytes when it is its turn (`turns.Client`)."""
         self._is_served = True
         if data:
             self.data_received(data)
@@ -166,8 +167,7 @@ class Connection:
 
     @property
     def is_late(self) -> bool:
-        """The slice of time in which the client's bytes are served is used up: what is left can wait for
-        another turn."""
+        """Whether this client's time slice is used up; the rest can wait for another turn."""
         return self._is_served and self.services.turns.is_late
 
     def may_be_served(self) -> bool:
@@ -175,7 +175,7 @@ class Connection:
         return not self.services.pace.sets_aside(self)
 
     def eof_received(self) -> None:
-        """The client closed its end."""
+        """The client has closed its end."""
         if self._closed:
             return
         try:
@@ -185,7 +185,7 @@ class Connection:
             self.fail()
 
     def connection_lost(self) -> None:
-        """The socket is gone: give back what the client held unseen, forget the rest."""
+        """The socket is gone: give back messages that the client has not seen, and forget the rest."""
         if self._closed:
             return
         self._closed = True
@@ -200,8 +200,8 @@ class Connection:
         self.engine.free()
 
     def _end_links(self) -> None:
-        """Nothing more goes over the links: what they hold unseen goes back now, not when the socket is gone
-        at last."""
+        """End all links now, so that messages their clients have not seen go back before the socket is
+        finally gone."""
         for link in self.engine.links():
             if not link.gone:
                 link.gone = True
@@ -213,24 +213,24 @@ class Connection:
         self.writable = False
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The client has caught up."""
         self.writable = True
         self.flush_soon()
 
     # --- to the wire ----------------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
-        """Write what the engine has to say, at the end of this turn of the event loop."""
+        """Write the engine's output at the end of this turn of the event loop."""
         if not self._flush_is_due and not self._closed:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
 
     def flush_if_done(self) -> None:
-        """Write now if nothing more of this client is under way, because no other answer will follow; else at
-        the end of the turn.
+        """Write now if nothing more of this client is under way, because no other answer will follow;
+        otherwise at the end of the turn.
 
-        A client that sends one message at a time then has its answer a whole turn of a busy event loop
-        earlier.
+        A client that sends one message at a time then gets its answer a whole turn earlier when the event
+        loop is busy.
         """
         if self.cost_under_way:
             self.flush_soon()
@@ -253,7 +253,7 @@ class Connection:
             self.wire.write(pad_performatives(data) if self._pads_frames else data)
             self._written, self._written_in = len(data), self.services.output.turn
             self._written_in_all += len(data)
-            # Writing uses up credit, and proton says so.
+            # Writing uses up credit, which proton reports as events.
             events = self.engine.take_events()
             if events:
                 self._dispatch(events)
@@ -288,25 +288,26 @@ class Connection:
             self.fail()
 
     def _close_wire(self) -> None:
-        """Close the socket once it has taken what is written; a client that does not read does not keep
-        it."""
+        """Close the socket once it has taken what was written. A client that does not read cannot keep it
+        open."""
         if self._close_timer is None:
             self.wire.close()
             self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.wire.abort)
 
     def sent(self, size: int) -> None:
-        """A link has handed so many bytes to the engine."""
+        """A link has handed `size` bytes to the engine."""
         self.output_room -= size
         self.services.output.add(self, size)
         self.flush_soon()
 
     def has_room_for(self, link: Waiting) -> bool:
-        """Whether the link may hand more messages to the engine; if not, its `credit_granted` is called when
-        it may.
+        """Return whether the link may hand more messages to the engine; if not, its `credit_granted` is
+        called when it may.
 
-        No room is where this turn's bytes are not written yet, where the client does not read, and where it
-        keeps the window of its AMQP session shut (§2.5.6): what it has given credit for would wait in the
-        engine. And where too much waits in all connections together, and this one has its share of it.
+        There is no room while this turn's bytes are unwritten, while the client does not read, or while it
+        keeps the window of its AMQP session shut (§2.5.6), because messages it has given credit for would
+        then wait in the engine. Nor is there room when too much output waits over all connections and this
+        one has its share of it.
         """
         output = self.services.output
         if (
@@ -334,8 +335,8 @@ class Connection:
 
     @property
     def room(self) -> int:
-        """How many bytes may wait for this client: as much as its reading has earned, and at most its share
-        of the total."""
+        """How many bytes may wait for this client: what its reading has earned, but at most its share of the
+        total."""
         return min(self._room.bytes, self.services.output.room)
 
     def waiting_bytes(self) -> int:
@@ -343,9 +344,9 @@ class Connection:
         return self.unread_bytes() + self.response_bytes + self.cache.bytes
 
     def unread_bytes(self) -> int:
-        """Bytes that links have handed over and the client has not taken.
+        """Bytes that links have handed over and the client has not read.
 
-        uvloop's transports count a write only when they have tried it, at the end of a turn, so the last
+        uvloop's transports count a write only once they have tried it, at the end of a turn, so the last
         write counts as unread until then.
         """
         just_written = self._written if self.services.output.turn - self._written_in < 2 else 0
@@ -355,7 +356,7 @@ class Connection:
     # --- bounds ---------------------------------------------------------------------------------------------
 
     def took(self, size: int, messages: int) -> None:
-        """Messages of `size` bytes wait for their outcome from now on."""
+        """Count messages of `size` bytes as waiting for their outcome."""
         self._inflight_bytes += size
         self.services.inflight.add(self, size)
         self.services.pace.add(self, size, messages)
@@ -364,37 +365,36 @@ class Connection:
             self.hold_reading("connection")
 
     def took_changes(self, size: int) -> None:
-        """Properties of `size` bytes that a settlement changes wait for it from now on, and stay in memory if
-        it succeeds."""
+        """Count properties of `size` bytes that a settlement changes as under way. They stay in memory if the
+        settlement succeeds."""
         self.services.memory.expect(size)
         self.took(size, 0)
 
     def finished_with(self, size: int, messages: int) -> None:
-        """Messages of `size` bytes have their outcome, or settlements."""
+        """Stop counting messages, or a settlement's changes, of `size` bytes: they have their outcome."""
         self._inflight_bytes -= size
         self.services.inflight.remove(size)
         self.services.pace.remove(self, size, messages)
         self.services.memory.under_way -= messages
         if "connection" in self._holds:
             taken = self._inflight_bytes + self._partial_bytes
-            # Unfinished messages are released only by reading on, so they never keep the connection from
-            # reading.
+            # Unfinished messages are released only by reading on, so they alone must not keep it paused.
             if not self._inflight_bytes or taken <= self.services.settings.connection_inflight_bytes_max // 2:
                 self.release_reading("connection")
 
     def _count_partial(self) -> None:
-        """The engine holds another number of bytes of unfinished messages."""
+        """Update the count of unfinished messages' bytes, which has changed in the engine."""
         self._partial_bytes = self.engine.partial_bytes
         self.services.inflight.set_partial(self, self._partial_bytes)
 
     def hold_reading(self, why: str) -> None:
-        """Read no more from the socket until `release_reading` was called for the same reason."""
+        """Pause reading from the socket until `release_reading` is called for the same reason."""
         if not self._holds and not self._closed:
             self.wire.pause_reading()
         self._holds.add(why)
 
     def release_reading(self, why: str) -> None:
-        """The reason is gone."""
+        """Drop one reason to pause; reading resumes when none is left."""
         if why in self._holds:
             self._holds.discard(why)
             if not self._holds and not self._closed:
@@ -403,7 +403,7 @@ class Connection:
     # --- SASL, open, close ----------------------------------------------------------------------------------
 
     def _authenticate(self, data: bytes) -> bytes:
-        """The SASL layer (§5.3); gives what belongs to the AMQP layer, empty while the exchange goes on."""
+        """Feed the SASL layer (§5.3); returns bytes of the AMQP layer, none while the exchange goes on."""
         sasl = self._sasl
         assert sasl is not None
         step = sasl.receive(data)
@@ -459,8 +459,8 @@ class Connection:
             )
 
     def may_queue(self, size: int) -> bool:
-        """Whether a request of `size` bytes may wait for its turn: each connection may keep some, and all of
-        them together."""
+        """Return whether a request of `size` bytes may wait for its turn. Each connection may keep a few;
+        beyond that, bounds for the connection and for all connections apply."""
         settings, queued = self.services.settings, self._queued_bytes + size
         return queued <= QUEUED_BYTES_FREE or (
             queued <= settings.connection_inflight_bytes_max
@@ -472,10 +472,10 @@ class Connection:
         self.services.queued_bytes += size
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str, size: int, queued: bool = False) -> None:
-        """Run a request of so many bytes beside the connection; it is cancelled when the connection is lost.
+        """Run a request of `size` bytes as a task of the connection; losing the connection cancels it.
 
-        It counts as work under way. If it is `queued` it may be taken out of that while it waits for its
-        client (`request_node.py`), so its bytes are counted once more, for `may_queue`.
+        It counts as work under way. A `queued` request may be taken out of that count while it waits for its
+        client (`request_node.py`), so `may_queue` has a count of its own.
         """
         task = self.services.spawn(work, name=name)
         self._tasks.add(task)
@@ -497,7 +497,7 @@ class Connection:
         self.flush_soon()
 
     def shut_down(self) -> None:
-        """The broker stops: say so and close (§2.7.9)."""
+        """Close the connection and tell the client that the broker is stopping (§2.7.9)."""
         if not self._closed:
             self.engine.close(
                 ErrorCondition("amqp:connection:forced", "The broker is shutting down. Please connect again.")
@@ -508,15 +508,15 @@ class Connection:
 
     @property
     def claims(self) -> Mapping[str, Claim]:
-        """What the client may do, by the audience that it was put for."""
+        """The client's claims, by the audience they were put for."""
         return self.tokens.claims
 
     def authorize(self, path: str, *rights: str) -> None:
-        """Raises Refused(UNAUTHORIZED) unless a claim that has not run out permits one of the rights."""
+        """Raise Refused(UNAUTHORIZED) unless an unexpired claim grants one of the rights."""
         self.tokens.authorize(path, *rights)
 
     def put_claim(self, audience: str, claim: Claim) -> None:
-        """A token was put for an audience. Raises Refused beyond the maximum."""
+        """Store the claim of a token put for an audience. Raises Refused beyond the maximum."""
         self.tokens.put(audience, claim)
 
     def clock_was_set(self) -> None:
@@ -524,13 +524,13 @@ class Connection:
         self.tokens.clock_was_set()
 
     def rules_changed(self) -> None:
-        """Authorization rules of an entity were changed or deleted."""
+        """An entity's authorization rules have changed."""
         self.tokens.rules_changed()
 
     # --- events ---------------------------------------------------------------------------------------------
 
     def _dispatch(self, events: list[Event]) -> None:
-        if self._undone:  # in order
+        if self._undone:  # keep the events in order
             self._undone += events
             return
         for number, event in enumerate(events):
@@ -566,11 +566,11 @@ class Connection:
                         about = {"condition": error.condition, "description": error.description}
                         self.services.sparing.info(log, "connection.closed", peer=self.peer, **about)
                     self._end_links()
-                case _:  # of a link that was refused or closed: the peer had not heard of it yet
+                case _:  # on a refused or closed link, sent before the peer heard of it
                     pass
 
     def close_link(self, link: Link, why: Refused) -> None:
-        """Close a link with an error; whatever it held unseen goes back."""
+        """Close a link with an error; messages that its client has not seen go back."""
         if not link.gone:
             if isinstance(link.context, DelayedAttach):
                 self.engine.refuse_link(link, error_of(why))

@@ -1,9 +1,9 @@
-"""TLS handshakes on AMQP's own port (amqps): each counts as a connection, has a bound in time, and makes room
+"""TLS handshakes on AMQP's own port (amqps): each counts as a connection, is limited in time, and makes room
 for others.
 
-A client that begins a handshake and does not finish it takes memory and a descriptor like one that is
-connected, and has shown no right to either. When all connections are taken, the handshake that has lasted
-longest ends (`listener.has_room`), so that such clients keep nobody out. Runs in the event loop.
+A client that begins a handshake and does not finish it takes memory and a descriptor like a connected client,
+before it has proved any right to them. When all connections are taken, the oldest handshake is ended
+(`listener.has_room`), so unfinished handshakes keep nobody out. Runs in the event loop.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Handshakes:
         self._acceptors: list[asyncio.Task[None]] = []
 
     def start(self, listeners: Sequence[socket.socket]) -> None:
-        """Accept clients from now on."""
+        """Start accepting clients."""
         self._acceptors = [
             self._services.spawn(accept_each(each, self._begin, "amqps"), name="amqps.accept")
             for each in listeners
         ]
 
     def stop(self) -> None:
-        """Accept no more, and end the handshakes that are not finished."""
+        """Stop accepting clients, and end unfinished handshakes."""
         for task in self._acceptors:
             task.cancel()
         for end in list(self._services.handshakes.values()):
@@ -66,5 +66,5 @@ class Handshakes:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol, client, ssl=self._context, ssl_handshake_timeout=self._within_s
             )
-        except OSError as error:  # ssl.SSLError and TimeoutError, too
+        except OSError as error:  # includes ssl.SSLError and TimeoutError
             log.debug("handshake.failed", error=str(error))

@@ -1,10 +1,10 @@
-"""Bytes received and not yet acknowledged, over all connections: messages that wait for their outcome, and
-unfinished messages.
+"""Bounds the bytes received and not yet acknowledged, over all connections: messages that wait for their
+outcome, and unfinished messages.
 
-Over the bound, reading pauses for each connection that sends, until half of the bound is free. Unfinished
-messages are released only by reading on, so they are bounded differently: they may take half of the bound.
-Beyond that, the connection whose unfinished messages have waited longest for their next byte is closed. So
-the first half can always become free, and a client that is really sending is not closed.
+Over the bound, each connection that sends stops being read until half of the bound is free. Unfinished
+messages are released only by reading on, so they have a bound of their own, half of the total. Beyond it, the
+connection whose unfinished messages have waited longest for their next byte is closed. So the other half can
+always become free, and a client that keeps sending is not closed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class Reading(Protocol):
     """The part of a connection that the bound needs."""
 
     def hold_reading(self, why: str) -> None:
-        """Read no more from the socket until `release_reading` was called for the same reason."""
+        """Pause reading from the socket until `release_reading` is called for the same reason."""
 
     def release_reading(self, why: str) -> None:
-        """The reason is gone."""
+        """Drop one reason to pause; reading resumes when none is left."""
 
     def close(self, why: Refused) -> None:
         """Close the connection with an error."""
 
 
 class Inflight:
-    """The bytes of all connections, and who waits for fewer."""
+    """Counts the bytes of all connections, and pauses those that send."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -37,23 +37,23 @@ class Inflight:
         self.partial_bytes = 0
         """Bytes of unfinished messages, whose last frame has not arrived."""
         self._partial: dict[Reading, int] = {}
-        """The same by connection, in the order in which their last bytes arrived."""
+        """Those bytes by connection, ordered by when their last bytes arrived, oldest first."""
         self._waiting: set[Reading] = set()
 
     def add(self, connection: Reading, size: int) -> None:
-        """A connection has `size` more bytes that wait for their outcome."""
+        """Count `size` more bytes that wait for their outcome in a connection."""
         self.bytes += size
         if self.bytes > self.bytes_max:
             self._waiting.add(connection)
             connection.hold_reading("total")
 
     def remove(self, size: int) -> None:
-        """`size` bytes have their outcome: release them from the bound."""
+        """Release acknowledged bytes from the bound."""
         self.bytes -= size
         self._release()
 
     def set_partial(self, connection: Reading, size: int) -> None:
-        """A connection now holds `size` bytes of unfinished messages."""
+        """Record that a connection now holds `size` bytes of unfinished messages."""
         self._forget_partial(connection)
         if size:
             self._partial[connection] = size
@@ -85,7 +85,8 @@ class Inflight:
                 connection.release_reading("total")
 
     def forget(self, connection: Reading) -> None:
-        """A connection is gone. Its messages that wait for an outcome stay counted until they have it."""
+        """Forget a connection that is gone. Its messages that wait for an outcome stay counted until they
+        have it."""
         self._waiting.discard(connection)
         self._forget_partial(connection)
         self._release()

@@ -1,4 +1,4 @@
-"""Socket bytes ↔ connection: asyncio's transports, and WebSockets made to look like them (AMQP contract
+"""Connects sockets to connections: asyncio's transports, and WebSockets made to look like them (AMQP contract
 1.1)."""
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ log = structlog.get_logger("listener")
 
 UNSENT_BYTES_MAX = 128 * 1024
 BEING_REFUSED_MAX = 16
-"""Connections beyond `connections_max` that may be open at a time, to be told why they are refused. Any more
-are cut off at once. TLS handshakes count among them."""
+"""How many connections beyond `connections_max` may be open at a time, only to be told why they are refused.
+Any more are cut off at once. TLS handshakes count too."""
 _HEADER_BYTES = 8
-"""The size of a protocol header (§2.2), SASL's too (§5.3.1)."""
+"""The size of a protocol header (§2.2), including SASL's (§5.3.1)."""
 
 
 def has_room(services: Services) -> bool:
-    """Whether there is room for one connection more. The handshake that has lasted longest makes room for it
-    if there is none."""
+    """Return whether there is room for one more connection. If there is none, end the oldest handshake
+    first."""
     handshakes = services.handshakes
     room = services.settings.connections_max + BEING_REFUSED_MAX - len(services.connections)
     if len(handshakes) >= room and handshakes:
@@ -49,7 +49,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
         stream = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses of asyncio's
         self._services.handshakes.pop(self, None)
         if not has_room(self._services):
-            stream.abort()  # each one more would take a descriptor that a partition may need
+            stream.abort()  # each further connection would take a descriptor that a partition may need
             return
         sock = stream.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -61,13 +61,13 @@ class StreamProtocol(asyncio.BufferedProtocol):
         self._inbox = Inbox(self._connection)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to put the next bytes: one buffer serves all connections, because it is emptied after each
+        """Return the buffer for the next bytes. All connections share it, because it is emptied after each
         read."""
         return self._services.read_buffer[: self._services.turns.read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._inbox is None:
-            return  # cut off when it was made
+            return  # the connection was cut off in connection_made
         self._services.turns.received(self._inbox, bytes(self._services.read_buffer[:nbytes]))
 
     def eof_received(self) -> bool:
@@ -116,7 +116,7 @@ class Gone:
 
 
 def _keep_little_unsent(sock: socket.socket | None) -> None:
-    """Let the kernel buffer little unsent output (Linux), so that output that a client does not read waits
+    """Make the kernel buffer little unsent output (Linux), so that output the client does not read waits
     here, where it is counted."""
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError, AttributeError):
@@ -128,8 +128,8 @@ def _peer(name: object) -> str:
 
 
 class WebSocketWire:
-    """A WebSocket as a `Wire`: AMQP bytes in binary messages, cut anywhere. One task writes, and tells when
-    it falls behind."""
+    """A WebSocket as a `Wire`: AMQP bytes in binary messages, split anywhere. One task writes, and pauses the
+    connection when it falls behind."""
 
     def __init__(
         self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None, buffer_bytes_max: int
@@ -177,7 +177,7 @@ class WebSocketWire:
         self._may_read.set()
 
     async def write_all(self) -> None:
-        """Write until the wire is closed; a message for each gathering of bytes."""
+        """Write until the wire is closed; all bytes gathered since the last write go out as one message."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -202,8 +202,8 @@ class WebSocketWire:
     async def read_all(
         self, connection: Connection, inbox: Inbox, heard: Callable[[bool], None], header_within_s: float
     ) -> None:
-        """Read until the client closes, or sends what is not binary. Raises TimeoutError without a protocol
-        header in time (§2.2)."""
+        """Read until the client closes or sends a message that is not binary. Raises TimeoutError if no
+        protocol header arrives in time (§2.2)."""
         turns, header_bytes, is_trusted = connection.services.turns, 0, False
 
         def listen() -> None:
@@ -218,7 +218,7 @@ class WebSocketWire:
                     return
                 if message.data:
                     turns.received(inbox, message.data)
-                    if not is_trusted:  # what comes after that counts no more
+                    if not is_trusted:  # `heard` is not told of later messages
                         turns.then(inbox, listen)
                 if header_bytes < _HEADER_BYTES:
                     header_bytes += len(message.data)
@@ -230,9 +230,9 @@ class WebSocketWire:
 async def serve_websocket(
     services: Services, websocket: web.WebSocketResponse, request: web.Request, heard: Callable[[bool], None]
 ) -> None:
-    """Serve one AMQP connection over an accepted WebSocket, until either side ends it.
+    """Serve one AMQP connection over an accepted WebSocket until either side ends it.
 
-    `heard` is called after each message, with whether the client has a valid claim by now.
+    After each message, until the client has a valid claim, `heard` is called with whether it has one now.
     """
     wire = WebSocketWire(websocket, request.transport, ROOM_BYTES_FIRST)
     if request.transport is not None:

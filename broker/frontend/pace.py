@@ -3,8 +3,8 @@ aside.
 
 A new message waits in the partitions, the log and the answers behind all the work that is already there, so a
 light sender waits for heavy ones. Therefore, beyond `limit`, connections with more than an equal share of the
-work under way are set aside (`turns.py`): their bytes then hold up only themselves. This is for latency;
-`inflight.py` bounds the memory.
+work under way are set aside (`turns.py`): their bytes then hold up only themselves. This bound is for
+latency; `inflight.py` bounds memory.
 
 A commit costs nearly the same for few messages as for many, so enough must be under way to keep disk and
 processor busy. When senders are set aside while the event loop is idle, the disk is the bottleneck, and the
@@ -20,14 +20,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 MESSAGE_COST = 2 * 1024
-"""The fixed cost of a message, in bytes: a message takes about as much time as this many bytes more would."""
+"""The fixed cost of a message, in bytes: handling one takes about as long as this many extra bytes would."""
 LIMIT = 768 * 1024
-"""Cost that is under way before senders are set aside: some 250 messages of 1 KiB, which take 2 to 5 ms from
+"""Cost under way beyond which senders are set aside: about 250 messages of 1 KiB, which take 2 to 5 ms from
 end to end."""
 LIMIT_MAX = 16 * LIMIT
-"""Some 4,000 messages of 1 KiB: 40,000 a second on a disk that takes 100 ms for a sync."""
+"""About 4,000 messages of 1 KiB: 40,000 a second on a disk that takes 100 ms to sync."""
 LIMIT_AMONG_HEAVY = 8 * LIMIT
-"""The limit while no light client is served: larger commits cost less for a message."""
+"""The limit while no light client is served: a larger commit costs less per message."""
 LOOK_S = 0.005
 IDLE_TURN_S = 0.000_3
 """A turn of the event loop shorter than this counts as idle."""
@@ -37,7 +37,7 @@ class Sender(Protocol):
     """The part of a connection that the pace needs."""
 
     cost_under_way: int
-    """Cost of its messages under way, as in `Pace.cost`. Only the pace writes it."""
+    """Cost of its messages under way, counted as in `Pace.cost`. Only the pace writes it."""
 
 
 class Pace:
@@ -47,21 +47,21 @@ class Pace:
         self, on_room: Callable[[], None], has_light: Callable[[], bool], elapsed_s: Callable[[], float]
     ) -> None:
         """`on_room` is called when senders that were set aside may go on; `has_light` tells whether light
-        clients are served.
+        clients are being served.
 
-        `elapsed_s` is a clock that does not run backwards.
+        `elapsed_s` is a monotonic clock.
         """
         self.cost = 0
-        """Of all messages under way: their bytes, and MESSAGE_COST for each."""
+        """Cost of all messages under way: their bytes, plus MESSAGE_COST for each."""
         self.limit = LIMIT
         self._on_room, self._has_light, self._elapsed_s = on_room, has_light, elapsed_s
         self._senders = 0
-        """Connections that have something under way."""
+        """Number of connections with something under way."""
         self._set_aside = False
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, sender: Sender, size: int, messages: int) -> None:
-        """Messages of `size` bytes have come under way."""
+        """Count messages of `size` bytes as under way."""
         cost = size + messages * MESSAGE_COST
         self.cost += cost
         if not sender.cost_under_way:
@@ -69,7 +69,7 @@ class Pace:
         sender.cost_under_way += cost
 
     def remove(self, sender: Sender, size: int, messages: int) -> None:
-        """Messages of `size` bytes have their outcome."""
+        """Stop counting messages of `size` bytes: they have their outcome."""
         cost = size + messages * MESSAGE_COST
         self.cost -= cost
         sender.cost_under_way -= cost
@@ -79,7 +79,7 @@ class Pace:
             self._go_on()
 
     def holds(self, sender: Sender) -> bool:
-        """Whether too much is under way in all, and more than its share of this one."""
+        """Return whether too much is under way in total, and this sender has more than its share."""
         limit = self._limit_now()
         return self.cost > limit and sender.cost_under_way > limit // max(self._senders, 1)
 
@@ -87,7 +87,7 @@ class Pace:
         return self.limit if self._has_light() else max(self.limit, LIMIT_AMONG_HEAVY)
 
     def sets_aside(self, sender: Sender) -> bool:
-        """As `holds`; if True, `on_room` is called when the sender may ask again."""
+        """Like `holds`, but if it returns True, `on_room` is called when the sender may try again."""
         if not self.holds(sender):
             return False
         self._set_aside = True
@@ -97,11 +97,11 @@ class Pace:
 
     @property
     def is_looking(self) -> bool:
-        """Somebody was set aside not long ago."""
+        """Whether a sender was set aside recently."""
         return self._timer is not None
 
     def look_now(self) -> None:
-        """Adapt the limit; happens by itself every LOOK_S while somebody is set aside."""
+        """Adapt the limit. Runs every LOOK_S while a sender is set aside."""
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
@@ -109,7 +109,8 @@ class Pace:
         loop.call_soon(self._looked, self._elapsed_s())
 
     def _looked(self, began_s: float) -> None:
-        """One turn of the event loop later: how long it took says whether there was anything to do in it."""
+        """Runs one turn of the event loop later: the length of the turn shows whether there was work in
+        it."""
         if not self._set_aside or self._elapsed_s() - began_s > IDLE_TURN_S:
             self.limit = max(self.limit * 15 // 16, LIMIT)
         elif self.limit < LIMIT_MAX:

@@ -1,4 +1,4 @@
-"""One partition's part of a look at a queue: for `$management`'s peek and for browsing links."""
+"""Peek at one partition of a queue, for `$management`'s peek and for browsing links."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from broker.operations import Peek, Peeked
 log = structlog.get_logger("peek")
 
 PAGES_AT_ONCE = 8
-"""In the whole broker: together they hold at most 2 MiB, and a last message each."""
+"""Pages read at a time in the whole broker. Together they hold at most 2 MiB, plus the last message of
+each."""
 PAGE_WITHIN_S = 10.0
-"""A partition that takes longer for a page is passed over as if it were down."""
+"""A partition that takes longer than this for a page is passed over as if it were down."""
 
 
 async def peek_partition(queue: Entity, number: int, peek: Peek) -> Peeked | None:
-    """Ask one partition; None while it is down, which is logged once until it is back. Raises Refused for any
-    other refusal."""
+    """Ask one partition for messages; returns None while it is down, which is logged once per outage. Raises
+    Refused for any other refusal."""
     router = queue.router
     handle = router.handles[number]
     answer: object = None

@@ -1,6 +1,7 @@
-"""What all connections share: the broker's parts, the bounds over all connections, and the set of them.
+"""What all connections share: the broker's parts, the bounds over all connections, and the set of
+connections.
 
-`server.py` makes one; every connection has it, joins when it begins and leaves when it ends.
+`server.py` creates one instance. Each connection joins when it begins and leaves when it ends.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from protocol.engine import Engine
 
 
 class Client(Reading, Output, Protocol):
-    """A connection, as the broker as a whole sees it."""
+    """A connection, as the rest of the broker sees it."""
 
     engine: Engine
     wire: Wire
 
     def rules_changed(self) -> None:
-        """Authorization rules of an entity were changed or deleted."""
+        """An entity's authorization rules have changed."""
 
     def clock_was_set(self) -> None:
         """The wall clock has stepped."""
 
     def shut_down(self) -> None:
-        """The broker stops: close with an error."""
+        """The broker is stopping: close the connection with an error."""
 
 
 class Services:
@@ -66,25 +67,25 @@ class Services:
         )
         self.turns = Turns(worked_s)
         self.read_buffer = memoryview(bytearray(READ_BYTES))
-        """Where sockets are read to; empty between two reads."""
+        """Buffer that sockets are read into; empty between two reads."""
         self.pace = Pace(self.turns.look_again, lambda: self.turns.has_light, elapsed_s)
         self.inflight = Inflight(traffic_bytes(settings.total_inflight_bytes_max, memory.mark))
         self.connections: set[Client] = set()
         self.handshakes: dict[object, Callable[[], object]] = {}
-        """TLS handshakes that are not finished, the oldest first, and what ends each; kept by
-        `handshakes.py`."""
+        """Unfinished TLS handshakes, oldest first, each with a function that ends it. Written by
+        `handshakes.py`, except that `listener.py` also removes entries."""
         self.output = OutputTotal(
             traffic_bytes(settings.total_output_bytes_max, memory.mark),
             settings.output_buffer_bytes_max,
             self.connections,
         )
         self.sparing = SparingLog(elapsed_s)
-        """For lines about single clients, which they can cause as often as they like."""
+        """Limits log lines about single clients, which clients can cause as often as they like."""
         self.browse_pages = asyncio.Semaphore(PAGES_AT_ONCE)
-        """Taken for each page that a browsing link or a peek reads; `Connection.browse_page` allows a
-        connection one at a time."""
+        """Held while a page is read for a browsing link or a peek. `Connection.browse_page` allows each
+        connection one page at a time."""
         self.queued_bytes = 0
-        """Bytes of requests that wait for their turn, over all connections; kept by the connections."""
+        """Bytes of requests that wait for their turn, over all connections. Written by the connections."""
         self._alone = asyncio.Event()
         self._alone.set()
         namespace.rules_changed = self._rules_changed
@@ -100,14 +101,14 @@ class Services:
             connection.rules_changed()
 
     def joined(self, connection: Client) -> None:
-        """A client has connected."""
+        """Add a new connection."""
         self.connections.add(connection)
         self.memory.connections = len(self.connections)
         self._alone.clear()
         self.metrics.connections_opened.inc()
 
     def left(self, connection: Client) -> None:
-        """It is gone."""
+        """Remove a connection that is gone."""
         self.connections.discard(connection)
         self.memory.connections = len(self.connections)
         self.inflight.forget(connection)

@@ -1,20 +1,20 @@
 """Bounds the output that waits for clients that read slowly or not at all: for each connection, and for all
 of them together.
 
-*Each.* A connection has little room (ROOM_BYTES_FIRST) until its client has shown that it reads. When its
-socket has taken twice as much, which is more than the kernel holds for a client that does not read, the room
-doubles, and again each time that as much was taken, up to `output_buffer_bytes_max`. A client that never
-reads holds next to nothing, however much credit it grants, and one that reads has all it can use after a few
-turns.
+*Each connection* has little room (ROOM_BYTES_FIRST) until its client has shown that it reads. When its socket
+has taken twice that, which is more than the kernel buffers for a client that does not read, the room doubles.
+It doubles again each time the client takes as much again, up to `output_buffer_bytes_max`. A client that
+never reads holds next to nothing, however much credit it grants, and one that reads has all it can use after
+a few turns.
 
-*All together.* Half of the bound goes to whoever comes first. Once it is used up (`is_over`), the rest is
-shared: each connection has room for an equal share only. So clients that read continue to be served, and
-those that do not cannot exceed the bound. A connection whose client has left its share unread is held, and
-asks again shortly. What the connection itself keeps back (a response, a shelf) does not count for holding it:
-it would wait for itself.
+*All together*, connections use half of the bound first come, first served. Once that half is used up
+(`is_over`), the rest is shared: each connection has room for an equal share only. So clients that read
+continue to be served, and those that do not cannot exceed the bound. A connection whose client has left its
+share unread is held, and asks again shortly. Output that the connection itself keeps back (a response, a
+shelf) does not count towards holding it, because the connection would wait for itself.
 
-Counting all waiting output is expensive, so it is recounted only near the limit. Until then the sum of what
-connections were given, batch by batch, is an upper bound.
+Counting all waiting output is expensive, so it is recounted only near the limit. Until then, the sum of the
+sizes handed to connections is an upper bound.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Room:
         self._grows_at = 2 * self.bytes
 
     def grows(self, taken: int) -> bool:
-        """The socket has taken `taken` bytes in all; True if there is more room for that."""
+        """Grow the room if the socket has taken enough, `taken` bytes in total; returns whether it grew."""
         if taken < self._grows_at or self.bytes >= self._bytes_max:
             return False
         self.bytes = min(2 * self.bytes, self._bytes_max)
@@ -56,7 +56,7 @@ class Output(Protocol):
         """Pending output in bytes: everything that takes memory until the client has read it."""
 
     def unread_bytes(self) -> int:
-        """The part of it that only waits for the client to read."""
+        """Bytes of pending output that only wait for the client to read."""
 
     def flush_soon(self) -> None:
         """Try again to write, and to serve the links that found no room."""
@@ -66,10 +66,10 @@ class OutputTotal:
     """The bound over all connections. Used in the event loop."""
 
     def __init__(self, bytes_max: int, room_bytes_max: int, connections: Collection[Output]) -> None:
-        """`room_bytes_max` is a connection's own bound; `connections` are those that there are, at any
-        time."""
+        """`room_bytes_max` is the bound of one connection; `connections` is the live set of all
+        connections."""
         self.turn = 0
-        """Counts the event loop's turns in which output was given. Goes up by 2 when time has passed without
+        """Counts the turns of the event loop that produced output. Goes up by 2 when time has passed without
         any."""
         self.room = room_bytes_max
         """How many bytes may wait in one connection now."""
@@ -77,15 +77,15 @@ class OutputTotal:
         self.bytes_max = bytes_max
         self._free_max, self._room_max, self._connections = bytes_max // 2, room_bytes_max, connections
         self._uncounted_max = self._free_max
-        """How many more bytes may be given before waiting output is counted again."""
+        """How many more bytes may be handed out before waiting output is counted again."""
         self._given: set[Output] = set()
-        """Connections in which something may wait."""
+        """Connections that may have output waiting."""
         self._held: set[Output] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._turn_is_marked = False
 
     def add(self, connection: Output, size: int) -> None:
-        """A connection was given `size` bytes of output."""
+        """Count `size` bytes of output handed to a connection."""
         self._given.add(connection)
         self._uncounted_max -= size
         if not self._turn_is_marked:
@@ -105,13 +105,13 @@ class OutputTotal:
         step = self._free_max // 16
         self.is_over = left < step
         self._uncounted_max = max(left, step)
-        # A quarter of a share more may be on the connection's shelf (`shelf_bytes`).
+        # The connection's shelf may hold another quarter of a share (`shelf_bytes`).
         share = max(self._free_max * 3 // 4 // max(len(self._connections), 1), SHARE_BYTES_MIN)
         self.room = min(share, self._room_max) if self.is_over else self._room_max
 
     def holds(self, connection: Output) -> bool:
-        """Whether too much waits in all, and too much of this connection is unread; if so, its `flush_soon`
-        is called in a while."""
+        """Return whether too much output waits in total, and this connection has too much of it unread; if
+        so, its `flush_soon` is called after LOOK_AGAIN_S."""
         if not self.is_over or connection.unread_bytes() < self.room:
             return False
         self.hold(connection)
@@ -128,7 +128,7 @@ class OutputTotal:
         return room // 4 if self.is_over else room
 
     def forget(self, connection: Output) -> None:
-        """It is gone."""
+        """Forget a connection that is gone."""
         self._held.discard(connection)
         self._given.discard(connection)
 

@@ -1,8 +1,8 @@
-"""What the client of a connection may do, and until when: its tokens, and what ends with them.
+"""The claims of a connection's client: what they permit, when they end, and which links end with them.
 
-A client logs in with SASL PLAIN or puts tokens to `$cbs` (AMQP contract 2). When a token expires, or the key
-behind it is removed or changed, the links that no other token permits are closed. A connection that presents
-no valid claim in time is closed. Runs in the event loop; nothing here waits.
+A client logs in with SASL PLAIN or puts tokens to `$cbs` (AMQP contract 2). When a token expires, or its key
+is removed or changed, links that no other token permits are closed. A connection that presents no valid claim
+in time is closed. Runs in the event loop and never blocks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NO_CREDENTIALS = (
 )
 TOKENS_MAX = 1_000
 STOPS_SENDING_WITHIN_S = 2.0
-"""How long messages may still come in that a client had sent before it heard that its links are closed."""
+"""How long to accept messages that a client sent before it learned that its links were closed."""
 TIMER_MS_MAX = 86_400_000
-"""Tokens may be valid for years, and the event loop's timers for days only."""
+"""Tokens may be valid for years, but the event loop's timers only last days."""
 
 
 class Tokens:
@@ -38,14 +38,14 @@ class Tokens:
 
     def __init__(self, host: Host) -> None:
         self.claims: dict[str, Claim] = {}
-        """By the audience they were put for; "" is who logged in with SASL PLAIN."""
+        """Claims by the audience they were put for; "" holds the claim of a SASL PLAIN login."""
         self._host, self._services = host, host.services
         self._loop = asyncio.get_running_loop()
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._unclaimed_timer: asyncio.TimerHandle | None = None
 
     def log_in(self, user: str, password: str) -> bool:
-        """Whether a client with this name and key (SASL PLAIN) may log in; if so, it has the key's rights."""
+        """Check a SASL PLAIN login. If the key is right, the client gets the key's rights."""
         try:
             self.claims[""] = self._services.authorizer.verify_key(user, password)
         except Refused:
@@ -53,7 +53,8 @@ class Tokens:
         return True
 
     def put(self, audience: str, claim: Claim) -> None:
-        """A token was put for an audience; it takes the place of the one before (AMQP contract 2.7)."""
+        """Store the claim of a token put for an audience; it replaces the previous one (AMQP contract
+        2.7)."""
         if audience not in self.claims and len(self.claims) >= TOKENS_MAX:
             raise Refused(Reason.QUOTA_EXCEEDED, f"{TOKENS_MAX} tokens are the maximum for a connection.")
         self.claims[audience] = claim
@@ -64,7 +65,7 @@ class Tokens:
         self._watch()
 
     def authorize(self, path: str, *rights: str) -> None:
-        """Raises Refused(UNAUTHORIZED) unless a claim that has not run out permits one of the rights."""
+        """Raise Refused(UNAUTHORIZED) unless an unexpired claim grants one of the rights."""
         now_ms = self._services.clock.now_ms()
         for claim in self.claims.values():
             if claim.lasts(now_ms) and claim.covers_any(path, rights):
@@ -79,7 +80,7 @@ class Tokens:
     # --- a connection without a claim -----------------------------------------------------------------------
 
     def watch_unclaimed(self) -> None:
-        """Close the connection if it presents no valid claim in time: it takes memory (AMQP contract 1.2)."""
+        """Close the connection if it presents no valid claim in time: it uses memory (AMQP contract 1.2)."""
         timeout_ms = self._services.settings.unclaimed_timeout_ms
         if not self.claims and timeout_ms and self._unclaimed_timer is None:
             self._unclaimed_timer = self._loop.call_later(timeout_ms / 1000, self._stayed_unclaimed)
@@ -108,23 +109,23 @@ class Tokens:
             self._expiry_timer = self._loop.call_later(delay_ms / 1000, self.expire)
 
     def clock_was_set(self) -> None:
-        """The wall clock has stepped, and tokens expire by it: end those that have expired, and set the timer
-        again."""
+        """Expire claims and restart the timer after a step of the wall clock, which decides when tokens
+        expire."""
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
             self.expire()
 
     def expire(self) -> None:
-        """End the claims that have expired, and close the links that need them; `$cbs`, where the next token
-        is put, needs none."""
+        """End expired claims, and close the links that need them. Links to `$cbs` need no claim, so the
+        client can put the next token."""
         self._expiry_timer = None
         now_ms = self._services.clock.now_ms()
         ended = [audience for audience, claim in self.claims.items() if not claim.lasts(now_ms)]
         self._end(ended, "ExpiredToken: the token of this link has expired. Please put another.")
 
     def rules_changed(self) -> None:
-        """Authorization rules of an entity were changed or deleted: claims end with their keys, and lose what
-        their rules have lost."""
+        """Update the claims after an entity's authorization rules have changed: a claim ends with its key,
+        and loses the rights that its rule has lost."""
         in_force = self._services.authorizer.in_force
         now = {audience: in_force(claim) for audience, claim in self.claims.items()}
         if any(now[audience] is not claim for audience, claim in self.claims.items()):
@@ -139,7 +140,7 @@ class Tokens:
             )
 
     def _end(self, ended: list[str], why: str) -> None:
-        """Forget the claims put for these audiences, and close the links that no other claim permits."""
+        """Drop the claims put for these audiences, and close the links that no other claim permits."""
         for audience in ended:
             del self.claims[audience]
         for link in self._host.engine.links():
@@ -154,17 +155,17 @@ class Tokens:
             self._loop.call_later(STOPS_SENDING_WITHIN_S, self._restrict)
 
     def _restrict(self) -> None:
-        """Without a claim, the bounds hold again that held before the first one."""
+        """Without a claim, apply the same bounds as before the first claim."""
         if not self.claims:
             self._host.engine.restrict()
 
     def _may_stay(self, link: ServedLink, ended: list[str]) -> bool:
-        """Whether a link is still permitted after the claims of these audiences have ended.
+        """Return whether a link is still permitted after the claims of these audiences have ended.
 
-        The end of a claim ends the links of the entity that it was put for (AMQP contract 2.7), unless
-        another one was put for that entity, or for what it belongs to. A token that was put for something
-        else does not keep them, however far it reaches: those of .NET are all good for the whole namespace,
-        and put and renewed entity by entity.
+        When a claim ends, the links of the entity it was put for end too (AMQP contract 2.7), unless another
+        claim was put for that entity or for a path above it. A token put for something else does not keep
+        them, however far it reaches: .NET's tokens are all valid for the whole namespace, but .NET puts and
+        renews them per entity.
         """
         own_has_ended = any(reaches(audience_path(audience), link.path) for audience in ended)
         return any(
@@ -174,7 +175,7 @@ class Tokens:
         )
 
     def connection_lost(self) -> None:
-        """The connection is gone, and nothing is left to watch."""
+        """Cancel the timers: the connection is gone."""
         for timer in (self._expiry_timer, self._unclaimed_timer):
             if timer is not None:
                 timer.cancel()

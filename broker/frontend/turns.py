@@ -1,21 +1,20 @@
-"""Who is served next: connections take turns, the one that has had the least time first.
+"""Decides which connection is served next: the one that has had the least time.
 
 Bytes that arrive go into the connection's `Inbox` and are served in slices. Between two polls of the sockets
-(one turn) slices are served for TURN_S (for TURN_AMONG_HEAVY_S when only heavy clients are there). So however
-many clients there are, the event loop is held no longer than that and one slice. The order is start-time fair
-queueing: each inbox has a clock of its own that runs while it is served, the inbox whose clock is furthest
-behind comes next, and an inbox that was empty starts at the clock of the one being served. A client that
-sends little is served as soon as its bytes are read, and clients that send much share the rest of the time.
-The size of a slice follows the time that the last one took: a client whose bytes are expensive (6,000
-attaches in one read) is served a few at a time.
+(one turn), slices are served for TURN_S, or for TURN_AMONG_HEAVY_S when there are only heavy clients. So
+however many clients there are, the event loop is held no longer than that plus one slice. The order is
+start-time fair queueing: each inbox has a clock of its own that runs while it is served, the inbox whose
+clock is furthest behind comes next, and an inbox that was empty starts at the clock of the one being served.
+A client that sends little is served as soon as its bytes are read, and clients that send much share the rest
+of the time. The size of a slice follows the time that the last one took: a client whose bytes are expensive
+(6,000 attaches in one read) is served a few at a time.
 
-How to use it: give the bytes to `received`; the inbox's client gets them back, in order, in calls of `serve`.
-A client that cannot finish a slice within its time (`Turns.is_late` says when to stop) keeps the rest and
-returns True: it is called again with b"" in a later turn, before any more of its bytes. What has to happen
-after the bytes (the end of their connection) goes to `then`.
+Usage: pass the bytes to `received`; the inbox's client gets them back, in order, through calls of `serve`. A
+client that cannot finish a slice within its time (`Turns.is_late` says when to stop) keeps the rest and
+returns True: it is called again with b"" in a later turn, before any more of its bytes. Actions that must
+follow the bytes (the end of their connection) go to `then`.
 
-A client whose `may_be_served` is False (too much of what it sent is under way) is set aside until
-`look_again`.
+A client whose `may_be_served` is False, because it has too much under way, is set aside until `look_again`.
 
 Bounds: reading from a client pauses while its inbox holds READ_BYTES. While all inboxes together hold
 WAITING_BYTES_MAX, reading pauses for every client with bytes in its inbox, and reads become small
@@ -34,47 +33,47 @@ from collections.abc import Callable
 from typing import Protocol
 
 TURN_S = 0.000_25
-"""How long bytes are served before the sockets are polled again and the partitions have their turn, while
-there are light clients …"""
+"""How long to serve bytes before the sockets are polled again and the partitions run, while there are light
+clients …"""
 TURN_AMONG_HEAVY_S = 0.005
-"""… and while there are none: messages that come together are committed together, and a commit costs as much
-as dozens of messages."""
+"""… and while there are none: messages that arrive together are committed together, and a commit costs as
+much as dozens of messages."""
 LIGHT_S, HEAVY_S = 0.1, 0.05
-"""How long, in time worked, a client that was served at once is remembered, and one that was served a larger
-slice counts as heavy."""
+"""How long, in time worked, a client that was served at once is remembered as light, and a client that was
+served a larger slice counts as heavy."""
 SLICE_BESIDE_LIGHT_S, SLICE_S = 0.000_5, 0.002
-"""How long one slice may take, beside light clients and among heavy ones. The next slice is smaller after one
-that took longer, and larger after one that took much less. A light client's message waits for some five turns
-of the event loop until it is answered."""
+"""How long one slice may take, beside light clients and among heavy ones. A slice that took longer makes the
+next one smaller, and a slice that took much less makes it larger. A light client's message is answered after
+about five turns of the event loop."""
 SLICE_BYTES_MIN, READ_BYTES = 512, 128 * 1024
 READ_BYTES_MIN = 4 * 1024
 WAITING_BYTES_MAX = 32 * 1024 * 1024
 JOINED_BYTES_MAX = 2 * 1024
-"""Pieces are joined up to this size: a WebSocket brings them in any size, and each one by itself takes 60
-bytes of memory at least."""
+"""Chunks are joined up to this size: a WebSocket brings chunks of any size, and each separate one takes at
+least 60 bytes of memory."""
 QUICK_BYTES, QUICK_S = 4 * 1024, 0.000_5
-"""Up to QUICK_BYTES of a light client with nothing waiting are served as they are read, for at most QUICK_S
+"""Up to QUICK_BYTES from a light client with nothing waiting are served as they are read, for at most QUICK_S
 between two turns."""
 
 
 class Client(Protocol):
-    """The client that sent the bytes: a connection."""
+    """The sender of the bytes: a connection."""
 
     def serve(self, data: bytes) -> bool:
-        """Take the next bytes; True if there is more to be done with them in a later turn. Does not raise."""
+        """Take the next bytes; returns whether to call it again in a later turn to finish. Does not raise."""
 
     def may_be_served(self) -> bool:
-        """False sets the client aside until `look_again`."""
+        """Return False to be set aside until `look_again`."""
 
     def hold_reading(self, why: str) -> None:
-        """Read no more from the client."""
+        """Pause reading from the client."""
 
     def release_reading(self, why: str) -> None:
-        """Read from it again."""
+        """Resume reading."""
 
 
 class Inbox:
-    """Bytes of one client that have not been served yet."""
+    """One client's bytes that have not been served yet."""
 
     __slots__ = (
         "_is_read",
@@ -93,18 +92,18 @@ class Inbox:
         self.chunks: deque[bytes | Callable[[], None]] = deque()
         self.bytes = 0
         self.is_listed = False
-        """It waits for its turn, or was set aside."""
+        """Whether it waits for its turn or was set aside."""
         self.is_unfinished = False
-        """Its client has more to do with what it was given."""
+        """Whether its client has not finished the bytes it was given."""
         self.served_s = 0.0
-        """Its own clock: see the module."""
+        """The inbox's own clock: see the module docstring."""
         self.heavy_until_s = 0.0
-        """It was served more than a few bytes not long ago."""
+        """Until when the client counts as heavy, because it was recently served more than QUICK_BYTES."""
         self.slice_bytes = READ_BYTES
         self._is_read = True
 
     def read(self, may: bool) -> None:
-        """Read from the client, or pause reading."""
+        """Resume or pause reading from the client."""
         if may is not self._is_read:
             self._is_read = may
             if may:
@@ -113,7 +112,7 @@ class Inbox:
                 self.client.hold_reading("turns")
 
     def take(self, size: int) -> bytes:
-        """The next bytes, up to `size`; none if something else comes first."""
+        """Take the next bytes, up to `size`; returns b"" if an action comes first."""
         chunk = self.chunks[0]
         if not isinstance(chunk, bytes):
             return b""
@@ -127,11 +126,11 @@ class Inbox:
 
 
 class Turns:
-    """The order of service. `worked_s` is a clock that runs while this thread works, in seconds."""
+    """The order of service. `worked_s` is a clock in seconds that runs while this thread works."""
 
     def __init__(self, worked_s: Callable[[], float]) -> None:
         self.waiting_bytes = 0
-        """In all inboxes."""
+        """Bytes waiting in all inboxes."""
         self._worked_s = worked_s
         self._order = itertools.count()
         self._ready: list[tuple[float, int, Inbox]] = []
@@ -140,15 +139,15 @@ class Turns:
         """The clock of the inbox that was served last."""
         self._slice_s, self._slice_ends = SLICE_S, 0.0
         self._quick_s = 0.0
-        """Spent on what was served as it was read, since the last turn."""
+        """Seconds spent since the last turn on bytes that were served as they were read."""
         self.has_light = False
-        """A light client was served not long ago."""
+        """Whether a light client was served recently."""
         self._light_until_s = 0.0
         self._is_due = False
 
     @property
     def has_aside(self) -> bool:
-        """Somebody waits for `look_again`."""
+        """Whether a client waits for `look_again`."""
         return bool(self._aside)
 
     @property
@@ -158,11 +157,11 @@ class Turns:
 
     @property
     def is_late(self) -> bool:
-        """The slice being served has used up its time."""
+        """Whether the slice being served has used up its time."""
         return self._worked_s() >= self._slice_ends
 
     def received(self, inbox: Inbox, data: bytes) -> None:
-        """Bytes of the inbox's client, behind those it has."""
+        """Take in new bytes from the inbox's client, and serve them at once if the client is light."""
         if len(data) <= QUICK_BYTES and not inbox.is_listed and self._quick_s < QUICK_S:
             now = self._worked_s()
             if now >= inbox.heavy_until_s and inbox.client.may_be_served():
@@ -180,7 +179,7 @@ class Turns:
         self._list(inbox)
 
     def then(self, inbox: Inbox, action: Callable[[], None]) -> None:
-        """Call `action` once the bytes that came before are served; at once if there are none. It must not
+        """Call `action` once the bytes before it have been served, or at once if there are none. It must not
         raise."""
         if inbox.is_listed:
             inbox.chunks.append(action)
@@ -188,14 +187,14 @@ class Turns:
             action()
 
     def clear(self, inbox: Inbox) -> None:
-        """Drop the client's bytes; what was to happen after them still happens."""
+        """Drop the client's waiting bytes; actions queued with `then` still run."""
         inbox.chunks = deque(chunk for chunk in inbox.chunks if not isinstance(chunk, bytes))
         self.waiting_bytes -= inbox.bytes
         inbox.bytes = 0
         inbox.is_unfinished = False
 
     def look_again(self) -> None:
-        """Those that were set aside may be served now."""
+        """Let clients that were set aside be served again."""
         aside, self._aside = self._aside, []
         for inbox in aside:
             inbox.is_listed = False
@@ -242,7 +241,7 @@ class Turns:
             self._turn_soon()
 
     def _serve(self, inbox: Inbox, began: float) -> float:
-        """One slice; gives the time after it."""
+        """Serve one slice; returns the time after it."""
         self._slice_ends = began + self._slice_s
         size = 0
         if inbox.is_unfinished:

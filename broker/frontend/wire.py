@@ -1,4 +1,4 @@
-"""The seam between a connection and its socket."""
+"""The interface between a connection and its socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Wire(Protocol):
-    """The stream below: a TCP or TLS transport of asyncio, or a WebSocket made to look like one."""
+    """The byte stream below: a TCP or TLS transport of asyncio, or a WebSocket made to look like one."""
 
     def write(self, data: bytes) -> None: ...
     def get_write_buffer_size(self) -> int: ...
