@@ -321,10 +321,10 @@ class Connection:
         return False
 
     def room_above_mark(self, link: Waiting, unsettled: int) -> int:
-        """How many deliveries more the link may hold unsettled while the memory mark is exceeded.
+        """How many more deliveries the link may hold unsettled while the memory mark is exceeded.
 
-        A link that has as many as it may looks again at each write of its connection, which every settlement
-        causes, and `OutputTotal` causes one now and then until the memory has recovered.
+        A link that has reached the maximum tries again at each write of its connection. Every settlement
+        causes a write, and `OutputTotal` causes one from time to time until memory has recovered.
         """
         room = UNSETTLED_ABOVE_MARK_MAX - unsettled
         if room <= 0:
@@ -504,7 +504,7 @@ class Connection:
             )
             self.flush_soon()
 
-    # --- what clients may do --------------------------------------------------------------------------------
+    # --- claims ---------------------------------------------------------------------------------------------
 
     @property
     def claims(self) -> Mapping[str, Claim]:

@@ -71,8 +71,8 @@ class Host(Output, Protocol):
         called when it may."""
 
     def room_above_mark(self, link: Waiting, unsettled: int) -> int:
-        """How many deliveries more the link may hold unsettled while the memory mark is exceeded; at 0, its
-        `credit_granted` is called now and then, and after each settlement."""
+        """How many more deliveries the link may hold unsettled while the memory mark is exceeded; at 0, its
+        `credit_granted` is called from time to time, and after each settlement."""
 
     def sent(self, size: int) -> None:
         """A link has handed `size` bytes to the engine."""

@@ -118,7 +118,7 @@ class OutputTotal:
         return True
 
     def hold(self, connection: Output) -> None:
-        """Call its `flush_soon` in a while."""
+        """Call the connection's `flush_soon` after LOOK_AGAIN_S."""
         self._held.add(connection)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)

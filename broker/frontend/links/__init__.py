@@ -1,1 +1,1 @@
-"""Links of clients to entities: sending, receiving and browsing."""
+"""The links on which clients send to, receive from and browse entities."""

@@ -1,15 +1,15 @@
-"""The client browses: a receiver whose source says `distribution-mode: copy` (§3.5.7; AMQP contract 5.2a).
+"""Browsing: a receiver whose source says `distribution-mode: copy` (§3.5.7; AMQP contract 5.2a).
 
-A browse goes through the partitions one after the other and shows each message once: nothing is locked,
-counted or removed. It shows what `$management`'s peek shows, including locked and deferred messages;
-`x-opt-message-state` tells which. Then it follows: until the link is detached, messages that arrive behind
-the last one shown of a partition are shown too. A drain is answered when no partition has more to show. A
-partition that is down is passed over, and read when it is back.
+A browse goes through the partitions one by one and shows each message once, without locking, counting or
+removing any. It shows the same messages as `$management`'s peek, including locked and deferred ones;
+`x-opt-message-state` tells them apart. Then it follows: until the link is detached, it also shows messages
+that arrive in a partition behind the last one shown. A drain is answered when no partition has more to show.
+A partition that is down is passed over, and read once it is back.
 
 Messages are read from one partition at a time, in pages of bounded size, and only when there is credit and
-room for them. What finds neither when the page arrives is dropped and read again later, so a link keeps only
-its place in each partition. Each connection reads one page at a time, and the broker a few
-(`peeking.PAGES_AT_ONCE`). When everything was shown, a link does not poll: the partitions tell it when
+room for them. Messages that find neither when their page arrives are dropped and read again later, so a link
+keeps only its place in each partition. Each connection reads one page at a time, and the broker only a few
+(`peeking.PAGES_AT_ONCE`). A link that has shown everything does not poll: the partitions tell it when
 something has arrived (`Watch`).
 """
 
@@ -35,11 +35,11 @@ log = structlog.get_logger("browse")
 
 PAGE_MESSAGES_MAX = 250
 PAGE_BYTES_MAX = 256 * 1024
-"""A page may exceed it by its last message."""
+"""A page may exceed this by its last message."""
 LOOK_AGAIN_S = 0.25
-"""How long to wait before looking at a partition again that was down."""
+"""How long to wait before looking again at a partition that was down."""
 LOOK_AGAIN_LATE_S = 30.0
-"""The same for a partition that was late: waiting for it again takes one of the broker's few pages."""
+"""The same for a partition that was late: waiting for it again takes up one of the broker's few pages."""
 
 
 class BrowseLink:
@@ -59,13 +59,14 @@ class BrowseLink:
         self._client = next_client()
         self._handles = queue.router.handles
         self._next = [number << PARTITION_SHIFT for number in range(len(self._handles))]
-        """By partition: the first sequence number that has not been shown."""
+        """The first sequence number that has not been shown, by partition."""
         self._unread = set(range(len(self._handles)))
-        """Partitions that may have something to show. All others have a `Watch` standing, or are down."""
+        """Partitions that may have something to show. Each of the others has a `Watch` standing, or is
+        down."""
         self._down: dict[int, float] = {}
-        """Partitions that were down, or late, and when to look at them again, by the loop's clock."""
+        """Partitions that were down or late, with the time on the loop's clock to look at them again."""
         self._place = 0
-        """The partition that is read now."""
+        """The partition being read."""
         self._is_reading = False
         self._unsettled: set[Delivery] = set()
         self._tags = 0
@@ -75,7 +76,8 @@ class BrowseLink:
     # --- reading --------------------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:
-        """The client's credit has changed, the wire takes bytes again, or there may be more to show."""
+        """Read on: the client's credit has changed, the wire takes bytes again, or there may be more to
+        show."""
         if self.link.gone or self._is_reading:
             return
         if self._unread and self._wanted() > 0:
@@ -85,8 +87,8 @@ class BrowseLink:
             self._finish_drain()
 
     def _wanted(self) -> int:
-        """How many messages may be shown now. Without room it is 0, and the connection calls `credit_granted`
-        once there is room."""
+        """How many messages may be shown now. Returns 0 without room; the connection then calls
+        `credit_granted` once there is room."""
         credit = self._engine.credit(self.link)
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
@@ -134,7 +136,7 @@ class BrowseLink:
             self._handles[number].post(Watch(self.subqueue, self._next[number]), self._client, self._answered)
 
     def _show(self, number: int, page: Peeked) -> bool:
-        """Send as much of the page as credit and room still allow; False if that is not all of it."""
+        """Send as much of the page as credit and room still allow; returns whether that was all of it."""
         messages = peeked_messages(page, partitioned=len(self._handles) > 1)
         count = min(len(messages), max(self._wanted(), 0)) if messages else 0
         if count:
@@ -158,7 +160,8 @@ class BrowseLink:
     # --- following ------------------------------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
-        """Called by the partitions' tasks: an error here must end this connection, and no partition."""
+        """Handle a partition's answer. Called by the partitions' tasks, so an error here must end this
+        connection but no partition."""
         if self.link.gone:
             return
         try:
@@ -171,7 +174,7 @@ class BrowseLink:
             self._connection.fail()
 
     def _pass_over(self, number: int, seconds: float) -> None:
-        """Leave out a partition that is down, and has forgotten its watchers. The place in it is kept."""
+        """Skip a partition that is down and has forgotten its watchers. The place in it is kept."""
         loop = asyncio.get_running_loop()
         self._unread.discard(number)
         self._down[number] = loop.time() + seconds
@@ -191,11 +194,10 @@ class BrowseLink:
         if back:
             self.credit_granted()
 
-    # --- settlement back ------------------------------------------------------------------------------------
+    # --- settlements in -------------------------------------------------------------------------------------
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """The client gives deliveries an outcome (§2.7.6). It is answered with the same outcome, and changes
-        nothing."""
+        """Answer the client's outcomes (§2.7.6) with the same outcomes; they change nothing."""
         known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
         self._unsettled.difference_update(known)
         if event.settled:
@@ -212,7 +214,7 @@ class BrowseLink:
     # --- the end --------------------------------------------------------------------------------------------
 
     def detached(self) -> None:
-        """The link is gone: stop watching the partitions."""
+        """Stop watching the partitions: the link is gone."""
         if self._look_again_timer is not None:
             self._look_again_timer.cancel()
             self._look_again_timer = None
@@ -222,12 +224,12 @@ class BrowseLink:
         self._unsettled.clear()
 
     def queue_changed(self) -> None:
-        """The queue's settings have changed: it may not let messages out any more."""
+        """Close the link if the queue's new settings do not allow receiving."""
         try:
             self.queue.check_can_receive(self.subqueue)
         except Refused as why:
             self._connection.close_link(self.link, why)
 
     def queue_ended(self, why: Refused) -> None:
-        """The queue was deleted."""
+        """Close the link: the queue was deleted."""
         self._connection.close_link(self.link, why)

@@ -1,8 +1,8 @@
-"""A link whose attach is answered later: when a session is free, say (AMQP contract 5.4).
+"""A link whose attach is answered later, for example when a session becomes free (AMQP contract 5.4).
 
-What the client says meanwhile keeps its order: its credit takes effect right after the answer. If it
-detaches, or its connection ends, the wait is cancelled. A link that loses its permission while it waits is
-refused.
+Whatever the client sends meanwhile keeps its order: its credit takes effect right after the answer. If the
+client detaches, or its connection ends, the wait is cancelled. A link that loses its permission while it
+waits is refused.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from protocol.links import Link
 
 @dataclass(slots=True)
 class Later:
-    """An attach that needs something first."""
+    """An attach that has to wait for something."""
 
     path: str
     rights: tuple[str, ...]
-    """One of these rights on the path is needed to go on waiting."""
+    """The client needs one of these rights on the path to go on waiting."""
     wait: Callable[[], Awaitable[Callable[[], None]]]
-    """Waits for what is needed; returns what accepts the link and makes its context. Both may raise Refused.
+    """Waits, then returns a function that accepts the link and sets its context. Both may raise Refused.
 
-    It is cancelled if the link goes away. It then has to give back what it may have got."""
+    If the link goes away, the wait is cancelled, and must give back anything it has obtained.
+    """
 
 
 class DelayedAttach:
@@ -46,7 +47,7 @@ class DelayedAttach:
                 return
             accept()
             assert link.context is not self, "a link that was accepted has a context of its own"
-            link.context.credit_granted()  # what the client has granted while it waited
+            link.context.credit_granted()  # credit that the client granted while it waited
             host.flush_soon()
         except Refused as why:
             host.close_link(link, why)
@@ -54,14 +55,14 @@ class DelayedAttach:
             host.fail()
 
     def credit_granted(self) -> None:
-        """The engine keeps the credit until the attach is answered."""
+        """Do nothing: the engine keeps the credit until the attach is answered."""
 
     def received(self, event: MessagesReceived) -> None:
-        """Messages, although no credit was granted."""
+        """Close the link: the client sent messages without credit."""
         self._refuse_messages()
 
     def refused(self, event: MessageTooLarge | MessagesReceived) -> None:
-        """The same, of messages that are too large or belong to a transaction."""
+        """The same, for messages that are too large or belong to a transaction."""
         self._refuse_messages()
 
     def _refuse_messages(self) -> None:
@@ -69,8 +70,8 @@ class DelayedAttach:
         self._host.close_link(self.link, Refused(Reason.NOT_ALLOWED, text))
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """There are no deliveries yet."""
+        """Do nothing: there are no deliveries yet."""
 
     def detached(self) -> None:
-        """The link is gone: wait no longer."""
+        """Cancel the wait: the link is gone."""
         self._task.cancel()

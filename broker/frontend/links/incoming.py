@@ -1,7 +1,7 @@
-"""The client sends: credit out, messages in, outcomes back, as AMQP has them.
+"""Links on which clients send: grants credit, takes messages in, and sends their outcomes back.
 
-What becomes of the messages is decided in `broker/messaging/sending.py`. This link knows credit, deliveries
-and batches as the wire has them (message format 0x80013700): a batch is one delivery.
+`broker/messaging/sending.py` decides what becomes of the messages. This link handles credit, deliveries and
+batches as they are on the wire; a batch (message format 0x80013700) is one delivery.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from protocol.events import MessagesReceived, MessageTooLarge
 from protocol.links import Delivery, Link
 
 TRANSFER_DESTINATION = "com.microsoft:transfer-destination-address"
-"""Attach property: the link leads to this entity, and what it names as its target stands in between (AMQP
-contract 4.1)."""
+"""Attach property naming the entity that messages are meant for; the target of the link only passes them on
+(AMQP contract 4.1)."""
 
 
 class IncomingLink:
@@ -54,7 +54,7 @@ class IncomingLink:
         services = connection.services
         self._window = services.settings.link_credit
         self._used = 0
-        """Messages that have their outcome, and whose credit was not granted anew yet."""
+        """Messages that have their outcome, and whose credit has not been granted again yet."""
         self._meter = queue.meter
         self._sending: Sending[Delivery] = Sending(
             queue,
@@ -66,15 +66,15 @@ class IncomingLink:
             message_id=services.message_id,
         )
         self._batch: Iterator[None] | None = None
-        """The batch that is being taken apart."""
+        """The batch being split into its messages."""
         queue.watchers.add(self)
         connection.engine.grant(link, self._window)
 
     # --- messages in ----------------------------------------------------------------------------------------
 
     def received(self, event: MessagesReceived) -> bool:
-        """Transfers of the client (§2.7.5). False if they are not done in this slice of time: it is to be
-        called again with the same."""
+        """Take in the client's transfers (§2.7.5). Returns False if the time slice ran out first; then it
+        must be called again with the same event."""
         self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
         try:
             if event.batch:
@@ -100,18 +100,18 @@ class IncomingLink:
         else:
             self._refuse(event.deliveries, no_transactions(), len(event.payloads))
 
-    # --- outcomes back --------------------------------------------------------------------------------------
+    # --- outcomes out ---------------------------------------------------------------------------------------
 
     def _accept(self, deliveries: Sequence[Delivery], count: int) -> None:
-        """`count` deliveries are stored: `deliveries`, or none of them if they came settled. Their credit
-        comes back either way."""
+        """Accept `count` stored messages: `deliveries`, or none if they came settled. Their credit is granted
+        again either way."""
         if not self.link.gone:
             self._connection.engine.accept(deliveries)
             self._replenish(count)
             self._connection.flush_if_done()
 
     def _refuse(self, deliveries: Sequence[Delivery], why: Refused, count: int) -> None:
-        """The same for deliveries that are refused."""
+        """Reject messages that were refused; parameters as for `_accept`."""
         if not self.link.gone:
             self._connection.engine.reject(deliveries, error_of(why))
             self._meter.refused(why.reason, count)
@@ -119,7 +119,8 @@ class IncomingLink:
             self._connection.flush_soon()
 
     def _replenish(self, count: int) -> None:
-        """Grant credit anew, a quarter of the window at a time: a flow costs as much as a message."""
+        """Grant credit again, a quarter of the window at a time, because a flow frame costs as much as a
+        message."""
         self._used += count
         if self._used >= max(self._window // 4, 1):
             self._connection.engine.grant(self.link, self._used)
@@ -128,14 +129,14 @@ class IncomingLink:
     # --- the end --------------------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:
-        """A sender's flow says nothing that matters here."""
+        """Do nothing: a sender's flow has no effect here."""
 
     def detached(self) -> None:
-        """The link is gone. What was sent on it will be stored all the same; nobody waits for it."""
+        """Forget the link. Messages sent on it are still stored, but nobody waits for their outcomes."""
         self.queue.watchers.discard(self)
 
     def queue_changed(self) -> None:
-        """Other settings: the queue may not take messages any more, or others in size."""
+        """Apply the queue's new settings: it may refuse all messages now, or allow a different size."""
         try:
             self.queue.check_can_send(MAIN)
         except Refused as why:
@@ -144,5 +145,5 @@ class IncomingLink:
             self._connection.engine.limit_messages(self.link, self.queue.message_bytes_max)
 
     def queue_ended(self, why: Refused) -> None:
-        """The queue was deleted."""
+        """Close the link: the queue was deleted."""
         self._connection.close_link(self.link, why)

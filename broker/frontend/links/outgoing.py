@@ -1,9 +1,9 @@
-"""The client receives: credit in, deliveries out, settlement back, as AMQP has them.
+"""Links on which clients receive: takes credit, sends deliveries out, and takes settlements back.
 
 `broker/messaging/receiver.py` decides what to ask of which partition and what waits for credit, and
-`broker/messaging/settlement.py` what a settlement does. This link knows credit, drain, delivery tags and
-outcomes: it makes deliveries of the messages that it is given, and settlements of the client's dispositions.
-A settlement is answered with the client's own outcome once it is durable (durability rule 1).
+`broker/messaging/settlement.py` decides what a settlement does. This link handles credit, drain, delivery
+tags and outcomes: it turns messages into deliveries, and the client's dispositions into settlements. A
+settlement is answered with the client's own outcome once it is durable (durability rule 1).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from protocol.values import decode_bounded
 DEAD_LETTER_CONDITION = "com.microsoft:dead-letter"
 
 Settling = tuple[Sequence[Delivery], DeliveriesUpdated]
-"""Deliveries whose settlement is on its way to the log, and what the client said."""
+"""Deliveries whose settlement is being made durable, and the event in which the client settled them."""
 
 
 class OutgoingLink:
@@ -72,10 +72,10 @@ class OutgoingLink:
             removes=self._settled_mode,
         )
         self.credit_granted = self._receiver.credit_granted
-        """The client's credit is another one, or the wire takes bytes again."""
+        """Called when the client's credit has changed, or the wire takes bytes again."""
         queue.watchers.add(self)
 
-    # --- what the receiver asks -----------------------------------------------------------------------------
+    # --- for the receiver (Taker) ---------------------------------------------------------------------------
 
     @property
     def room(self) -> int:
@@ -93,16 +93,16 @@ class OutgoingLink:
         return wanted
 
     def has_credit(self) -> bool:
-        """The client has granted credit that is not used up."""
+        """Whether the client has granted credit that is not used up."""
         return self._engine.credit(self.link) > 0
 
     def is_draining(self) -> bool:
-        """The client has asked to drain its credit."""
+        """Whether the client has asked to drain its credit."""
         return self._engine.draining(self.link)
 
     def is_blocked(self) -> bool:
-        """The client does not read as fast as it grants credit. Its connection calls `credit_granted` when
-        there is room again."""
+        """Whether the client reads more slowly than it grants credit. If so, its connection calls
+        `credit_granted` when there is room again."""
         return not self._connection.has_room_for(self)
 
     def drained(self) -> None:
@@ -117,7 +117,7 @@ class OutgoingLink:
         return min(settings.receive_cache_bytes, output.shelf_bytes(connection.room))
 
     def shelved(self, size: int) -> None:
-        """So many bytes more are held ready: they are pending output of this connection."""
+        """Count `size` more bytes held ready as pending output of this connection."""
         self._connection.services.output.add(self._connection, size)
 
     def fail(self) -> None:
@@ -127,7 +127,7 @@ class OutgoingLink:
     # --- deliveries out -------------------------------------------------------------------------------------
 
     def take(self, locked: Locked) -> None:
-        """Deliver messages: settled if they were removed, else with their lock tokens as tags."""
+        """Deliver messages: settled if they were removed, otherwise with their lock tokens as tags."""
         clock = self._connection.services.clock
         now_ms = clock.now_ms()
         fronts, rests = deliverables(
@@ -146,17 +146,17 @@ class OutgoingLink:
         self.queue.accessed_at_ms = now_ms
         self._connection.sent(size)
 
-    # --- settlement back ------------------------------------------------------------------------------------
+    # --- settlements in -------------------------------------------------------------------------------------
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """The client gave deliveries an outcome (§2.7.6). It is answered when the outcome is durable
+        """Settle deliveries as the client's outcome says (§2.7.6). The answer follows when that is durable
         (durability rule 1)."""
         unsettled = self._unsettled
         known: list[Delivery] = []
         groups: dict[int, tuple[list[Delivery], list[LockToken]]] = {}
         for delivery in event.deliveries:
             token = unsettled.pop(delivery, None)
-            if token is None:  # settled before, or told twice
+            if token is None:  # settled before, or reported twice
                 continue
             known.append(delivery)
             group = groups.get(number := token[0] << 8 | token[1])
@@ -178,7 +178,7 @@ class OutgoingLink:
         refusal: ErrorCondition | None = None
         try:
             settlement = _settlement(event)
-        except Refused as why:  # not kept: its traceback leads here, to all that the client sent
+        except Refused as why:  # do not keep it: its traceback refers to everything the client sent
             settlement, refusal = RELEASE, error_of(why)
         for number, (deliveries, tokens) in groups.items():
             if event.settled:
@@ -192,7 +192,7 @@ class OutgoingLink:
                 self._connection.took_changes(event.bytes)
 
     def settled(self, note: Settling, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
-        """A settlement is durable: tell the client."""
+        """Tell the client that a settlement is durable, except for the messages in `failures`."""
         deliveries, event = note
         self._count_changes(event)
         if self.link.gone or not deliveries:
@@ -202,14 +202,14 @@ class OutgoingLink:
                 refused = [deliveries[index] for index, each in failures.items() if each is reason]
                 self._engine.reject(refused, error_of(not_settled(reason)))
             deliveries = [delivery for index, delivery in enumerate(deliveries) if index not in failures]
-        # The same outcome as the client's, and a dead-lettering without its error (AMQP contract 6.2).
+        # Repeat the client's outcome, but leave out the error of a dead-lettering (AMQP contract 6.2).
         self._engine.settle(
             deliveries, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here
         )
         self._connection.flush_soon()
 
     def not_settled(self, note: Settling, why: Refused) -> None:
-        """A settlement failed as a whole: tell the client."""
+        """Tell the client that a settlement failed as a whole."""
         deliveries, event = note
         self._count_changes(event)
         if not self.link.gone:
@@ -221,7 +221,7 @@ class OutgoingLink:
             self._connection.finished_with(event.bytes, 0)
 
     def forget(self, tokens: Set[LockToken]) -> None:
-        """Messages were settled another way (`$management`): settle those of this link here, too (AMQP
+        """Settle this link's deliveries of messages that were settled in another way (`$management`; AMQP
         contract 6.2)."""
         deliveries = [delivery for delivery, held in self._unsettled.items() if held in tokens]
         if deliveries:
@@ -234,25 +234,26 @@ class OutgoingLink:
     # --- the end --------------------------------------------------------------------------------------------
 
     def detached(self) -> None:
-        """The link is gone: unseen messages go back at once, the others when their locks run out."""
+        """End the receiver: messages the client has not seen go back at once, the others when their locks run
+        out."""
         self.queue.watchers.discard(self)
         self._receiver.end()
         self._unsettled.clear()
 
     def queue_changed(self) -> None:
-        """Other settings: the queue may not hand out messages any more."""
+        """Close the link if the queue's new settings do not allow receiving."""
         try:
             self.queue.check_can_receive(self._subqueue)
         except Refused as why:
             self._connection.close_link(self.link, why)
 
     def queue_ended(self, why: Refused) -> None:
-        """The queue was deleted."""
+        """Close the link: the queue was deleted."""
         self._connection.close_link(self.link, why)
 
 
 def _settlement(event: DeliveriesUpdated) -> Settlement:
-    """What an outcome (§3.4) decides about its messages. Raises Refused."""
+    """Translate an outcome (§3.4) into a settlement. Raises Refused."""
     match event.outcome:
         case Outcome.ACCEPTED:
             return COMPLETE
@@ -269,7 +270,7 @@ def _settlement(event: DeliveriesUpdated) -> Settlement:
 
 
 def _info(error: ErrorCondition | None) -> dict[Any, Any]:
-    """Why a message is dead-lettered, as properties of the message (AMQP contract 6.1, 5.5)."""
+    """Return the reason for dead-lettering, as properties to set on the message (AMQP contract 6.1, 5.5)."""
     if error is None:
         return {}
     info = _map(error.info)
@@ -287,8 +288,8 @@ def _map(encoded: bytes) -> dict[Any, Any]:
 
 
 def accept_receiver(connection: Host, link: Link, queue: Entity, address: Address) -> None:
-    """Accept a client's receiver. Raises Refused when the queue does not let messages out, or not with or
-    without sessions as asked."""
+    """Accept a client's receiver. Raises Refused if the queue does not allow receiving, or if the receiver's
+    use of sessions does not match the queue's."""
     queue.check_can_receive(address.subqueue)
     check_sessions(connection.engine, link, queue, address)
     connection.engine.accept_link(link)

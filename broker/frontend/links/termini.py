@@ -1,7 +1,7 @@
-"""Checks what an attach asks of its source and target, and refuses what the broker does not do.
+"""Checks what an attach asks of its source and target, and refuses what the broker does not support.
 
-A field that is accepted and ignored misleads the client: with a selector that is ignored, a receiver removes
-messages that it was meant to leave alone. Such an attach is refused (AMQP contract 5.2a). Fields that
+A field that is accepted and ignored misleads the client: if a selector is ignored, a receiver removes
+messages that it was meant to leave alone. So such an attach is refused (AMQP contract 5.2a). Fields that
 ordinary clients set without relying on them (durability, expiry, outcomes) are echoed.
 """
 
@@ -21,12 +21,13 @@ FILTER_TYPES = {
     0x0000_468C_0000_0003: "apache.org:no-local-filter:list",
     0x0000_468C_0000_0004: "apache.org:selector-filter:string",
 }
-"""Filters that plain clients send under keys of their own, by descriptor (the registry of AMQP filters)."""
+"""Filters that plain clients send under keys of their own choice, by descriptor (the registry of AMQP
+filters)."""
 
 
 def check_node(engine: Engine, link: Link, entity: Entity) -> None:
-    """Raises Refused if a link to an entity asks for what the broker does not do. `check_sessions` judges a
-    receiver's session filter."""
+    """Raise Refused if a link to an entity asks for something the broker does not support. `check_sessions`
+    checks a receiver's session filter."""
     for name, value in _filters(engine, link).items():
         if link.incoming or name != SESSION_FILTER:
             raise _not_applied(name, value)
@@ -41,8 +42,8 @@ def check_node(engine: Engine, link: Link, entity: Entity) -> None:
 
 
 def check_sessions(engine: Engine, link: Link, queue: Entity, address: Address) -> None:
-    """Raises Refused for a receiver that asks for a message session where there is none, or for none where
-    there are."""
+    """Raise Refused if a receiver asks for a message session of a queue without sessions, or for none where
+    the queue requires one."""
     filtered = SESSION_FILTER in _filters(engine, link)
     if queue.requires_session(address.subqueue):
         if filtered:
@@ -58,7 +59,7 @@ f"sessions ('{queue.name}') to create a "
 
 
 def check_request_node(engine: Engine, link: Link) -> None:
-    """Raises Refused if a link to `$cbs` or `$management` asks for what the broker does not do."""
+    """Raise Refused if a link to `$cbs` or `$management` asks for something the broker does not support."""
     for name, value in _filters(engine, link).items():
         raise _not_applied(name, value)
     if link.copies and not link.incoming:
@@ -69,7 +70,7 @@ def check_request_node(engine: Engine, link: Link) -> None:
 
 
 def check_dynamic(engine: Engine, link: Link) -> None:
-    """Raises Refused if the link asks for a dynamic node (§3.5.3, §3.5.4)."""
+    """Raise Refused if the link asks for a dynamic node (§3.5.3, §3.5.4)."""
     if engine.source_is_dynamic(link) or engine.target_is_dynamic(link):
         raise Refused(
             Reason.NOT_IMPLEMENTED, "Dynamic nodes are not supported: attach to an existing entity."

@@ -1,1 +1,1 @@
-"""Nodes that answer requests: `$cbs` and `$management`."""
+"""The nodes that answer requests: `$cbs` and `$management`."""

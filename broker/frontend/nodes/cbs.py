@@ -1,7 +1,7 @@
-"""The `$cbs` node: clients put tokens that say what they may do (AMQP contract 2).
+"""The `$cbs` node, to which clients put the tokens that say what they may do (AMQP contract 2).
 
-A token is told by its text, not by the type it is announced with: the Python SDK says `jwt` for a SAS token,
-too. Its expiry is the token's own, never the request's.
+The broker recognises a token by its text, not by its announced type: the Python SDK says `jwt` even for a SAS
+token. The expiry is always the token's own, never the request's.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from protocol.codec import Int, Symbol
 log = structlog.get_logger("cbs")
 
 AUDIENCE_CHARACTERS_MAX = 2_048
-"""A host name has at most 253 characters and the path of an entity 260; even the encoded path of a
-subscription's dead letters is far shorter than this."""
+"""A host name has at most 253 characters and an entity's path 260; even the encoded path of a subscription's
+dead letters is far shorter than this."""
 
 
 class CbsNode:
-    """Puts the claims of one connection."""
+    """Serves the put-token requests of one connection."""
 
     request_bytes_max = 64 * 1024
     request_values_max = 256
@@ -33,12 +33,12 @@ class CbsNode:
         self._connection = connection
 
     def is_page(self, request: Request) -> bool:
-        """Never: its responses are small."""
+        """Always False: its responses are small."""
         return False
 
     async def respond(self, request: Request) -> Response:
-        """Answer put-token with 202, or with what is wrong; dashed keys, and the status an int (AMQP contract
-        0.4.2)."""
+        """Answer put-token with status 202, or with a refusal. Keys have dashes, and the status is an int
+        (AMQP contract 0.4.2)."""
         try:
             self._put_token(request)
         except Refused as why:

@@ -1,11 +1,11 @@
 """The `$management` node of an entity: peek, renew lock, receive by sequence number, update disposition,
 delete (AMQP contract 7).
 
-A request about several partitions asks all of them, and one that is down or refuses takes nothing from the
-others: what they did counts, and the response tells the first refusal.
+A request about several partitions asks all of them. If some are down or refuse, the work of the others still
+counts, and the response reports the first refusal.
 
-Responses carry camel-case keys, the status an int, the condition a symbol (AMQP contract 0.4.3). Every
-request gets a response, also one that nobody foresaw, for the official clients wait without end.
+Responses have camel-case keys, the status as an int, and the condition as a symbol (AMQP contract 0.4.3).
+Every request gets a response, even after an unexpected error, because the official clients wait for ever.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = structlog.get_logger("management")
 PEEK_MESSAGES_MAX = 250
 TOKENS_MAX = 4_000
 DELETED_MESSAGES_MAX = 4_000
-"""Of one request, as in the service's largest tier (AMQP contract 7.3.11)."""
+"""Per request, as in the service's largest tier (AMQP contract 7.3.11)."""
 RECEIVE_AND_DELETE, PEEK_LOCK = 0, 1
 NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"})
 PAGES = frozenset(
@@ -61,12 +61,12 @@ PAGES = frozenset(
         "com.microsoft:batch-delete-messages",
     )
 )
-"""Operations about as many messages as a client likes to name, one after the other for each connection. All
-others are served at once."""
+"""Operations that can involve as many messages as a client asks for; each connection has one served at a
+time. All others are served at once."""
 
 
 class ManagementNode:
-    """Serves the requests of one connection about one subqueue."""
+    """Serves one connection's requests about one subqueue."""
 
     request_bytes_max = 4 * 1024 * 1024
     request_values_max = VALUES_MAX
@@ -84,11 +84,11 @@ class ManagementNode:
         }
 
     def is_page(self, request: Request) -> bool:
-        """Whether it is one of `PAGES`."""
+        """Return whether the request's operation is one of `PAGES`."""
         return str(request.properties.get("operation")) in PAGES
 
     async def respond(self, request: Request) -> Response:
-        """Carry out one request."""
+        """Carry out one request. Every error becomes a response."""
         name = request.properties.get("operation")
         try:
             right, operation = self._operations.get(str(name), (None, None))
@@ -112,18 +112,19 @@ class ManagementNode:
             )
 
     def _find_queue(self) -> None:
-        """The queue may have been deleted since the links were attached, and created again."""
+        """Look up the queue again: it may have been deleted since the links were attached, and created
+        anew."""
         queue = self._connection.services.namespace.find(self._entity)
         if queue is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(self._entity))
         self._queue = queue
 
     async def _peek(self, body: dict[str, Any]) -> Response:
-        """One page, by sequence number over all partitions: the next page begins behind the last one seen.
+        """Return one page, ordered by sequence number over all partitions; the next page begins after the
+        last message seen.
 
-        The broker builds a few pages at a time. A partition that is down is stepped over, and one that is
-        late is shown on a later page. Where there is nothing else to show the client is told that there may
-        be more.
+        The broker builds a few pages at a time. A partition that is down is skipped, and one that is late is
+        shown on a later page. If nothing else is left to show, the client is told to try again.
         """
         _check_no_session(body)
         start = _integer(body, "from-sequence-number")
@@ -167,10 +168,11 @@ class ManagementNode:
         return _ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
 
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
-        """Deferred messages, in a partitioned entity all of one partition (AMQP contract 10.6).
+        """Receive deferred messages; in a partitioned entity, all must be in one partition (AMQP contract
+        10.6).
 
-        Fails if one of them does not exist. Otherwise gives the first ones asked for that fit into one
-        response; the others are left as they are, and the client can ask for them again.
+        Fails if one of them does not exist. Otherwise returns the first ones that fit into one response; the
+        others stay as they are, and the client can ask for them again.
         """
         self._queue.check_can_receive(self._subqueue)
         _check_no_session(body)
@@ -207,7 +209,7 @@ class ManagementNode:
                 ]
             }
         )
-        if mode == PEEK_LOCK:  # what was removed is lost with its response, as with any receive-and-delete
+        if mode == PEEK_LOCK:  # removed messages are lost with their response, as with any receive-and-delete
             tokens = locked.tokens
             response.unsent = lambda: handle.post(Release(tokens), next_client(), _ignore)
         return response
@@ -220,10 +222,11 @@ class ManagementNode:
         return _ok({})
 
     async def _batch_delete(self, body: dict[str, Any]) -> Response:
-        """Remove the oldest messages of each partition, as many from each while they have them.
+        """Remove the oldest messages of each partition, in equal numbers as long as every partition has
+        enough.
 
         The service does not offer this for partitioned entities (AMQP contract 7.3.11). A partition that is
-        down keeps its messages; the client gets an error only if nothing could be removed from the others.
+        down keeps its messages; the client gets an error only if no other partition could remove any.
         """
         self._queue.check_can_receive(self._subqueue)
         _check_no_session(body)
@@ -234,12 +237,12 @@ class ManagementNode:
             )
         before_ms = _integer(
             body, "enqueued-time-utc"
-        )  # no default: one misspelt field must not delete what it meant to keep
+        )  # no default: a misspelt field must not delete messages that it was meant to keep
         deleted, refusals = 0, []
         starts = dict.fromkeys(range(self._queue.description.partitions), 0)
         while starts and deleted < count:
-            # Few rounds: in the first one all partitions give their share at once, in the others those that
-            # have more.
+            # There are few rounds: in the first, all partitions remove their share at once; in later ones,
+            # only those that have more.
             for number, answer in await self._delete_shares(starts, count - deleted, before_ms):
                 if isinstance(answer, Refused):
                     refusals.append(answer)
@@ -258,8 +261,8 @@ class ManagementNode:
     async def _delete_shares(
         self, starts: dict[int, int], count: int, before_ms: int
     ) -> list[tuple[int, Answer | Refused]]:
-        """Ask each of these partitions at once for an equal share of `count`, from its place on; gives what
-        each answered."""
+        """Ask each of these partitions at once to delete an equal share of `count`, starting at its place;
+        returns each partition's answer."""
         share, more = divmod(count, len(starts))
         asked = [
             (number, share + (place < more)) for place, number in enumerate(starts) if share or place < more
@@ -274,14 +277,14 @@ class ManagementNode:
         return [(number, answer) for (number, _), answer in zip(asked, answers, strict=True)]
 
     def _forget(self, tokens: Set[LockToken]) -> None:
-        """What was delivered over a link of this connection is settled there, too."""
+        """Settle messages that were delivered over links of this connection on those links, too."""
         for link in self._connection.engine.links():
             if isinstance(link.context, OutgoingLink) and link.context.queue is self._queue:
                 link.context.forget(tokens)
 
 
 def _settlement(body: dict[str, Any]) -> Settlement:
-    """What a request decides about its messages (AMQP contract 7.3). Raises Refused."""
+    """Translate a request into a settlement of its messages (AMQP contract 7.3). Raises Refused."""
     changed = body.get("properties-to-modify")
     properties = changed if isinstance(changed, dict) else {}
     match status := body.get("disposition-status"):
@@ -301,7 +304,7 @@ def _settlement(body: dict[str, Any]) -> Settlement:
 
 
 def _ignore(answer: Answer) -> None:
-    """Nobody waits for it."""
+    """Ignore the answer: nobody waits for it."""
 
 
 def _ok(body: dict[str, Any]) -> Response:
@@ -320,7 +323,8 @@ def _refusal(why: Refused) -> Response:
 
 
 def _check_no_session(body: dict[str, Any]) -> None:
-    """Refuse a request for the messages of one session: it would be carried out for all messages instead."""
+    """Refuse a request for the messages of one session, which would otherwise be carried out for all
+    messages."""
     if body.get("session-id") is not None:
         raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
 
@@ -350,7 +354,7 @@ def _integers(body: dict[str, Any], key: str) -> list[int]:
 
 
 def _tokens(body: dict[str, Any]) -> list[LockToken]:
-    """Lock tokens: uuids in RFC order on this node, and in GUID order as delivery tags (AMQP contract
+    """Read lock tokens: uuids in RFC order on this node, but in GUID order as delivery tags (AMQP contract
     5.3)."""
     values = _elements(body, "lock-tokens")
     if not values or not all(isinstance(value, uuid.UUID) for value in values):

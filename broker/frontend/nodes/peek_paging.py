@@ -1,10 +1,10 @@
-"""How a client of `$management` peeks through all partitions, page by page (AMQP contract 7.3.3, 10.7).
+"""Peeking through all partitions page by page, for clients of `$management` (AMQP contract 7.3.3, 10.7).
 
-A page begins behind the last message that the client has seen, by sequence number, and so by partition. As
-long as every partition answers soon, that number says all, and the partitions are shown in their order. A
-partition that is late holds nobody up: after LATE_S the others are all asked, and the page is made of what
-comes first. The broker then remembers for this client what it has been shown of each partition, and shows
-what was late on a later page. So paging reaches every message exactly once.
+A page begins after the last message that the client has seen, by sequence number and therefore by partition.
+As long as every partition answers promptly, that number is all the broker needs, and the partitions are shown
+in order. A late partition does not hold up the others: after LATE_S all others are asked, and the page
+consists of the answers that arrive first. The broker then remembers how much of each partition this client
+has been shown, and shows the rest on a later page. So paging reaches every message exactly once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from broker.operations import PARTITION_SHIFT, Peek, Peeked, partition_of
 log = structlog.get_logger("peek")
 
 LATE_S = 0.25
-"""A partition that has not answered for so long does not hold up the others."""
+"""A partition that has not answered within this time does not hold up the others."""
 WALKS_MAX = 16
-"""Walks with something left behind that are remembered for one client; the oldest is forgotten."""
+"""How many walks with a late partition are remembered for one client; beyond that, the oldest is
+forgotten."""
 
 
 @dataclass(slots=True)
 class Page:
-    """What one request is answered with."""
+    """The content of one response."""
 
     messages: list[bytes] = field(default_factory=list)
     down: list[int] = field(default_factory=list)
@@ -38,18 +39,18 @@ class Page:
 
 
 class _Walk:
-    """One way through the partitions."""
+    """One client's way through the partitions."""
 
     __slots__ = ("due", "is_straight", "places")
 
     def __init__(self, start: int, partitions: int) -> None:
         numbers = range(min(partition_of(start), partitions), partitions)
         self.places = {number: max(start, number << PARTITION_SHIFT) for number in numbers}
-        """By partition: the first sequence number that has not been shown."""
+        """The first sequence number that has not been shown, by partition."""
         self.due = list(numbers)
-        """Partitions that may have more to show, in their order."""
+        """Partitions that may have more to show, in order."""
         self.is_straight = True
-        """No partition was left behind, so the last number shown says where to go on."""
+        """Whether no partition was left behind, so that the last number shown says where to go on."""
 
 
 class PeekWalks:
@@ -57,11 +58,11 @@ class PeekWalks:
 
     def __init__(self) -> None:
         self._walks: OrderedDict[int, _Walk] = OrderedDict()
-        """By the sequence number that the client asks for next; none that are straight."""
+        """Walks by the sequence number that the client will ask for next, except the straight ones."""
 
     async def page(self, queue: Entity, subqueue: str, start: int, count: int, size_max: int) -> Page:
-        """The next `count` messages from `start` on, of `size_max` bytes in all but at least one. Raises
-        Refused."""
+        """Return the next `count` messages from `start` on, with at most `size_max` bytes in total but at
+        least one message. Raises Refused."""
         walk = self._walks.pop(start, None) or _Walk(start, queue.description.partitions)
         page, last = Page(), start - 1
         try:
@@ -78,11 +79,11 @@ class PeekWalks:
     async def _fill(
         self, page: Page, walk: _Walk, queue: Entity, subqueue: str, count: int, size_max: int, last: int
     ) -> int:
-        """Ask the partitions that are due; gives the last sequence number shown."""
-        walk.due = walk.due or list(walk.places)  # all has been shown: look for what has come since
+        """Ask the partitions that are due; returns the last sequence number shown."""
+        walk.due = walk.due or list(walk.places)  # everything was shown: look for new messages
         unasked = deque(walk.due)
         asked: dict[asyncio.Task[Peeked | None], tuple[int, int]] = {}
-        """With the partition, and the number of messages it was asked for."""
+        """The partition, and the number of messages it was asked for, by task."""
         size, is_late = 0, False
         try:
             while unasked or asked:
@@ -100,7 +101,7 @@ class PeekWalks:
                 )
                 if not answered:
                     if not unasked:
-                        return last  # what is late has its turn on a later page
+                        return last  # late partitions have their turn on a later page
                     is_late = True
                 for task in sorted(answered, key=lambda each: asked[each]):
                     number, wanted = asked.pop(task)
@@ -129,7 +130,7 @@ class PeekWalks:
 
 
 async def _within(seconds: float, queue: Entity, number: int, peek: Peek) -> Peeked | None:
-    """What a partition has to show; None while it is down, and if it is later than that."""
+    """Peek at a partition; returns None if it is down or takes longer than `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await peek_partition(queue, number, peek)

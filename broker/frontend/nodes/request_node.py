@@ -1,7 +1,7 @@
 """Request/response over a pair of links: the pattern of `$cbs` and `$management` (AMQP contract 2.1, 7.1).
 
-A node is shared by the links of one AMQP session that name the same address. A response goes to the link
-whose target address is the request's reply-to, else to the link of that name, else to the only one there is
+The links of one AMQP session that name the same address share a node. A response goes to the link whose
+target address is the request's reply-to, else to the link of that name, else to the newest response link
 (AMQP contract 0.4.4). The correlation-id repeats the request's message-id with its type (AMQP contract
 0.4.2); otherwise the official clients wait in vain.
 """
@@ -31,70 +31,69 @@ from protocol.values import VALUES_MAX, count_values
 
 REQUEST_CREDIT = 100
 REQUESTS_UNDER_WAY_MAX = 10 * REQUEST_CREDIT
-"""The Python client minds no credit (AMQP contract 0.4.12): what comes beyond this is refused."""
+"""The Python client ignores credit (AMQP contract 0.4.12), so requests beyond this number are refused."""
 QUEUED_BYTES_FREE = 128 * 1024
-"""Requests for pages that a connection may always keep in the queue, in bytes, however many wait in the
-others."""
+"""Bytes of page requests that a connection may always queue, however much other connections have queued."""
 UNSETTLED_BYTES_MAX = 256 * 1024
-"""Responses that a client has not settled are kept in memory; beyond this the oldest are settled for it
+"""Bytes of unsettled responses kept in memory for a client; beyond this, the oldest are settled for it
 (§2.6.12)."""
 RESPONSES_WAITING_MAX = 1_000
 RESPONSES_WAITING_BYTES_MAX = 16 * 1024 * 1024
 VALUE_BYTES = 64
-"""The memory that a decoded value takes beside its encoded bytes, at least."""
+"""The memory that a decoded value takes in addition to its encoded bytes, at least."""
 PROPERTIES, APPLICATION_PROPERTIES, VALUE = 0x73, 0x74, 0x77
-MESSAGE_ID, REPLY_TO = 0, 4  # places in the properties list (§3.2.4)
+MESSAGE_ID, REPLY_TO = 0, 4  # indexes in the properties list (§3.2.4)
 
 
 @dataclass(slots=True)
 class Request:
-    """A request as it was sent."""
+    """A request as the client sent it."""
 
     message_id: Any
     reply_to: str | None
     properties: dict[str, Any]
     """Application properties."""
     body: Any
-    """The amqp-value; None without one."""
+    """The amqp-value; None if there is none."""
     size: int = field(default=0, compare=False)
     """About how much memory it takes, in bytes."""
 
 
 @dataclass(slots=True)
 class Response:
-    """What goes back."""
+    """The response to a request."""
 
     properties: dict[str, Any] = field(default_factory=dict)
-    """Application properties, the status among them."""
+    """Application properties, including the status."""
     body: Any = None
     unsent: Callable[[], None] | None = None
-    """Called if the response is never sent, so that what it holds can be given back."""
+    """Called if the response is never sent, so that messages it holds can be given back."""
 
 
 class Handler(Protocol):
-    """What a node does with its requests."""
+    """Carries out the requests of a node."""
 
     request_bytes_max: int
     """The largest request accepted, in bytes."""
     request_values_max: int
-    """The largest number of values in a request: each one takes time to decode."""
+    """The largest number of values in a request; each takes time to decode."""
 
     def is_page(self, request: Request) -> bool:
-        """Whether the response may be large: such requests are served one at a time, and only with credit and
-        room for it."""
+        """Return whether the response may be large. Such requests are served one at a time, and only with
+        credit and room for the response."""
 
     async def respond(self, request: Request) -> Response:
-        """Carry the request out. Never raises but for cancellation: a request without a response blocks its
-        client for ever."""
+        """Carry out the request. Raises nothing except on cancellation: a request without a response blocks
+        its client for ever."""
 
 
 class RequestNode:
-    """The meeting point of request and response links. Owned by its connection."""
+    """The node at which request and response links meet. Owned by its connection."""
 
     def __init__(
         self, handler: Handler, path: str, rights: tuple[str, ...], on_empty: Callable[[], object]
     ) -> None:
-        """Any of `rights` on `path` lets a client use the node; without any, everybody may."""
+        """Any of `rights` on `path` lets a client use the node; if empty, every client may."""
         self.path, self.rights = path, rights
         self.request_bytes_max, self.request_values_max = (
             handler.request_bytes_max,
@@ -105,13 +104,13 @@ class RequestNode:
         self._links = 0
 
     def join(self, link: RequestLink | ResponseLink) -> None:
-        """A link attaches to the node."""
+        """Add a link that attaches to the node."""
         self._links += 1
         if isinstance(link, ResponseLink):
             self._responders.append(link)
 
     def leave(self, link: RequestLink | ResponseLink) -> None:
-        """It is gone."""
+        """Remove a link; the last one to leave ends the node."""
         self._links -= 1
         if isinstance(link, ResponseLink):
             self._responders.remove(link)
@@ -119,15 +118,16 @@ class RequestNode:
             self._on_empty()
 
     def is_page(self, request: Request) -> bool:
-        """Whether the request has to wait for its turn (`serve_page`)."""
+        """Return whether the request has to wait for its turn (`serve_page`)."""
         return self._handler.is_page(request)
 
     async def serve_page(self, request: Request, connection: Host) -> None:
         """Carry out one request with a large response when its turn has come.
 
-        A response link has one such request served at a time, and only once there is credit and room for the
-        response: what is not built takes no memory. A connection has one at a time. The others wait, and end
-        with the connection; those for a link that goes away have the response link that is left.
+        Each response link has one such request served at a time, and only with credit and room for the
+        response, because a response that is not built takes no memory. Each connection has one served at a
+        time. The others wait, and end with the connection. If their response link goes away, they use one
+        that is left.
         """
         while True:
             responder = self._responder(request.reply_to)
@@ -139,13 +139,13 @@ class RequestNode:
                 async with responder.page:
                     await responder.has_become_ready()
                     async with connection.browse_page:
-                        if responder.is_ready:  # others may have used credit or room meanwhile
+                        if responder.is_ready:  # other requests may have used credit or room meanwhile
                             await self.serve(request)
                             return
             await asyncio.sleep(0)
 
     async def serve(self, request: Request) -> None:
-        """Carry out one request and send the response where it belongs."""
+        """Carry out one request and send the response over the link it belongs to."""
         response = await self._handler.respond(request)
         responder = self._responder(request.reply_to)
         if responder is not None:
@@ -164,7 +164,7 @@ class RequestNode:
 
 
 class RequestLink:
-    """The client sends requests."""
+    """A link on which the client sends requests."""
 
     @classmethod
     def attach(cls, connection: Host, link: Link, node: RequestNode) -> None:
@@ -180,7 +180,8 @@ class RequestLink:
         connection.engine.grant(link, REQUEST_CREDIT)
 
     def received(self, event: MessagesReceived) -> None:
-        """Requests, each accepted as a transfer at once and answered by a message of its own."""
+        """Accept each request's transfer at once, and carry the request out; the response is a separate
+        message."""
         engine = self._connection.engine
         for index, payload in enumerate(event.payloads):
             own = event.deliveries[index : index + 1]
@@ -208,7 +209,7 @@ class RequestLink:
                 continue
             self._under_way += 1
             engine.accept(own)
-            # Credit comes back with the response, so that a client that floods requests is held back.
+            # Credit comes back with the response, which holds back a client that floods requests.
             name = f"request {request.properties.get('operation')!s:.40}"
             self._connection.spawn(
                 self._serve(request, is_page), name=name, size=request.size, queued=is_page
@@ -236,22 +237,22 @@ class RequestLink:
                 self._connection.flush_soon()
 
     def _refuse(self, deliveries: list[Delivery], why: Refused, count: int = 1) -> None:
-        """Reject `count` deliveries, of which `deliveries` did not come settled, and give their credit
-        back."""
+        """Reject `count` requests and give their credit back; `deliveries` holds those that did not come
+        settled."""
         self._connection.engine.reject(deliveries, error_of(why))
         self._connection.engine.grant(self.link, count)
         self._connection.flush_soon()
 
     def credit_granted(self) -> None:
-        """Nothing to say."""
+        """Do nothing: a sender's flow has no effect here."""
 
     def detached(self) -> None:
-        """The link is gone; responses that are still made have the other link to go to."""
+        """Leave the node. Responses still being made go out over a response link."""
         self._node.leave(self)
 
 
 class ResponseLink:
-    """The client receives responses, in the order in which they were made."""
+    """A link on which the client receives responses, in the order in which they were made."""
 
     @classmethod
     def attach(cls, connection: Host, link: Link, node: RequestNode) -> None:
@@ -266,24 +267,25 @@ class ResponseLink:
         self._waiting_bytes = 0
         self._tags = 0
         self._unsettled: dict[Delivery, int] = {}
-        """Responses sent and not settled, oldest first, and their sizes."""
+        """Sizes of responses that were sent but not settled, oldest first."""
         self._unsettled_bytes = 0
         self.page = asyncio.Semaphore(1)
-        """Taken for each request with a large response."""
+        """Held while a request with a large response is served."""
         self._changed = asyncio.Event()
         """Set when `is_ready` may have become true, or the link has ended."""
         self._queued = self._queued_bytes = 0
-        """Requests with large responses that wait for their turn or are served, and their bytes."""
+        """Number and bytes of the requests with large responses that wait for their turn or are being
+        served."""
         self._is_held = False
-        """They wait for the client."""
+        """Whether those requests wait for the client."""
         node.join(self)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next large response may be made: it would be sent at once, or is the only one that this
-        client leaves waiting.
+        """Whether to make the next large response: it would be sent at once, or would be the only one waiting
+        for this client.
 
-        Without room, `credit_granted` is called when there is.
+        Without room, `credit_granted` is called once there is room.
         """
         connection = self._connection
         if self.link.gone or self._waiting or not connection.has_room_for(self):
@@ -293,10 +295,10 @@ class ResponseLink:
         )
 
     async def has_become_ready(self) -> None:
-        """Return once `is_ready`, or when the link is gone.
+        """Return once `is_ready` is true, or the link is gone.
 
-        Meanwhile the requests for this link are no work under way: they would hold up others, or the flow
-        that they wait for.
+        Until then, the requests for this link do not count as work under way: they would hold up other
+        requests, or the very flow that they wait for.
         """
         if self.link.gone or self.is_ready:
             return
@@ -312,7 +314,7 @@ class ResponseLink:
 
     @contextlib.contextmanager
     def queued(self, size: int) -> Iterator[None]:
-        """A request with a large response waits for its turn on this link, or is served."""
+        """Count a request with a large response while it waits for its turn on this link or is served."""
         self._count_queued(size, 1)
         if self._is_held:
             self._connection.finished_with(size, 1)
@@ -328,7 +330,7 @@ class ResponseLink:
         self._queued += count
 
     def send(self, payload: bytes, unsent: Callable[[], None] | None = None) -> None:
-        """Send a response, now or when there is credit for it. `unsent` is called if it never will be."""
+        """Send a response now, or when there is credit for it. `unsent` is called if it can never be sent."""
         if self.link.gone:
             if unsent is not None:
                 unsent()
@@ -362,7 +364,7 @@ class ResponseLink:
         self._connection.response_bytes += size
 
     def credit_granted(self) -> None:
-        """Send what waits, as far as the credit goes and the client reads."""
+        """Send waiting responses as far as credit and room allow."""
         self._changed.set()
         if self.link.gone:
             return
@@ -387,7 +389,8 @@ class ResponseLink:
         connection.flush_soon()
 
     def _settle_oldest(self) -> None:
-        """Settle what a client that settles nothing keeps in memory, once all of it is on its way."""
+        """Settle the oldest responses of a client that does not settle them, once everything has been sent,
+        to free memory."""
         engine = self._connection.engine
         while self._unsettled_bytes > UNSETTLED_BYTES_MAX and not engine.unsent_bytes(self.link):
             delivery = next(iter(self._unsettled))
@@ -395,14 +398,14 @@ class ResponseLink:
             engine.settle([delivery], Outcome.ACCEPTED)
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """The client settles a response: that is all there is to it."""
+        """Settle responses that the client has settled; nothing else depends on it."""
         known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
         self._unsettled_bytes -= sum(map(self._unsettled.pop, known))
         self._connection.engine.settle(known, event.outcome)
         self._connection.flush_soon()
 
     def detached(self) -> None:
-        """The link is gone, and with it the responses that wait."""
+        """Drop the waiting responses: the link is gone."""
         self._changed.set()
         self._unsettled.clear()
         for _, unsent in self._waiting:
@@ -414,7 +417,7 @@ class ResponseLink:
 
 
 def decode_request(payload: bytes, values_max: int = VALUES_MAX) -> Request:
-    """A request message (§3.2), of `values_max` values at most. Raises DecodeError."""
+    """Decode a request message (§3.2) with at most `values_max` values. Raises DecodeError."""
     try:
         values = count_values(payload, 0, len(payload), values_max)
     except (IndexError, struct.error) as error:
@@ -440,7 +443,7 @@ def decode_request(payload: bytes, values_max: int = VALUES_MAX) -> Request:
 
 
 def encode_response(response: Response, correlation_id: Any) -> bytes:
-    """A response message: properties with the correlation-id, application properties, amqp-value."""
+    """Encode a response message: properties with the correlation-id, application properties, amqp-value."""
     return b"".join(
         (
             encode(Described(ULong(PROPERTIES), [None, None, None, None, None, correlation_id])),
