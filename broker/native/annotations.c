@@ -1,8 +1,8 @@
-/* Makes what stands in front of each message of a run that is handed out: the native side of broker/message/annotations.py, which says
- * what that is and why.
+/* Builds the bytes in front of each message in a run of deliveries: the native side of broker/message/annotations.py, which describes and
+ * explains them.
  *
- * It serves all messages whose stored form can follow as it is. Changed messages, and those whose sender set delivery-annotations, are left
- * to the Python form, which serves any message; tests/property compares the two.
+ * It handles messages that can be sent as stored. Changed messages, and those whose sender set delivery-annotations, are left to the Python
+ * code, which handles any message; tests/property compares the two.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -21,12 +21,12 @@ enum { HEAD_BYTES = 12, VERSION = 1, HAS_PRIORITY = 1, TOKEN_BYTES = 16, NUMBERS
 #define BYTES(text) (sizeof(text) - 1)
 
 enum {
-    NUMBERS_BYTES = 4 + BYTES(SEQUENCE_NUMBER) + 8 + BYTES(ENQUEUED_TIME) + 8 + BYTES(ENQUEUE_SEQUENCE_NUMBER) + 8, /* of the map's size */
-    FRONT_BYTES_MAX = 32 + BYTES(LOCK_SECTION) + TOKEN_BYTES + BYTES(MAP32) + 4 + NUMBERS_BYTES /* without what the run shares */
+    NUMBERS_BYTES = 4 + BYTES(SEQUENCE_NUMBER) + 8 + BYTES(ENQUEUED_TIME) + 8 + BYTES(ENQUEUE_SEQUENCE_NUMBER) + 8, /* as counted in the map's size */
+    FRONT_BYTES_MAX = 32 + BYTES(LOCK_SECTION) + TOKEN_BYTES + BYTES(MAP32) + 4 + NUMBERS_BYTES /* without the annotations that the run shares */
 };
 
 typedef struct {
-    const uint8_t *stored, *token; /* no token: no lock */
+    const uint8_t *stored, *token; /* token is null without a lock */
     int64_t sequence_number, enqueued_ms, expires_ms;
     bool expires;
     uint32_t delivery_count;
@@ -49,17 +49,17 @@ static uint8_t *put_i64(uint8_t *to, int64_t number)
     return put_u32(put_u32(to, (uint32_t)((uint64_t)number >> 32)), (uint32_t)(uint64_t)number);
 }
 
-/* The time to live in force, 0 for none: so that the enqueued time and it together are when the message expires. */
+/* The time to live in force, 0 for none. Enqueued time + time to live is when the message expires. */
 static uint32_t ttl_of(const delivery_t *delivery)
 {
     const uint8_t *at = delivery->stored + 4;
     if (!delivery->expires) return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-    if (delivery->expires_ms <= delivery->enqueued_ms) return 1; /* 0 would read as none */
+    if (delivery->expires_ms <= delivery->enqueued_ms) return 1; /* 0 would mean no time to live */
     uint64_t ttl = (uint64_t)delivery->expires_ms - (uint64_t)delivery->enqueued_ms;
     return ttl < UINT32_MAX ? (uint32_t)ttl : UINT32_MAX;
 }
 
-/* A header section (AMQP 1.0, 3.2.1): durable, priority and ttl where there is one, first-acquirer, delivery-count. */
+/* A header section (AMQP 1.0, 3.2.1): durable, priority and ttl if set, first-acquirer, delivery-count. */
 static uint8_t *put_header(uint8_t *to, const delivery_t *delivery)
 {
     uint8_t *size = to + 4;
@@ -85,7 +85,7 @@ static uint8_t *put_header(uint8_t *to, const delivery_t *delivery)
     return to;
 }
 
-/* The delivery-annotations: the lock's token, in the byte order of a uuid (AMQP contract 5.3), if there is a lock. */
+/* The delivery-annotations: the lock token, if any, in the byte order of a uuid (AMQP contract 5.3). */
 static uint8_t *put_lock(uint8_t *to, const uint8_t *token)
 {
     static const uint8_t order[8] = {3, 2, 1, 0, 5, 4, 7, 6};
@@ -122,7 +122,7 @@ static bool number(PyObject *object, int64_t *found)
     return *found != -1 || !PyErr_Occurred();
 }
 
-/* Read one message of the run. 1: it can be served, 0: it is left to Python, -1: an exception. */
+/* Read one message of the run. Returns 1 to handle it here, 0 to leave it to Python, -1 with an exception. */
 static int read_delivery(PyObject *const *columns, Py_ssize_t index, delivery_t *delivery)
 {
     PyObject *stored = PyList_GET_ITEM(columns[MESSAGES], index);

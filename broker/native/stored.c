@@ -1,8 +1,8 @@
-/* Brings a run of messages into the form in which they rest: the native side of broker/message/stored.py, which describes that form.
+/* Converts a run of messages into their stored form: the native side of broker/message/stored.py, which describes that form.
  *
- * One call walks all sections of all messages of a run, whatever their shape, and copies each message once. It takes what is in order and
- * refuses nothing: a message that it does not understand, or that breaks any rule, is left to the Python form, which decides and words the
- * refusal. So everything that is taken here must be taken there, with the same bytes as the result; tests/property and tests/fuzz compare
+ * One call walks all sections of all messages of a run, whatever their shape, and copies each message once. It accepts valid messages and
+ * refuses none: a message that it does not understand, or that breaks a rule, is left to the Python code, which decides and words the
+ * refusal. So the Python code must accept every message accepted here, and produce the same bytes; tests/property and tests/fuzz compare
  * the two.
  */
 #define PY_SSIZE_T_CLEAN
@@ -17,11 +17,11 @@ enum { /* sections (AMQP 1.0, 3.2), by descriptor from 0x70 on */
 enum {
     HEAD_BYTES = 12, VERSION = 1, HAS_PRIORITY = 1, HAS_TIME_TO_LIVE = 2,
     KEY_CHARACTERS_MAX = 128,
-    METADATA_BYTES_MAX = 32768, /* PROPERTY_BYTES_MAX in Python: no property of so little can be too large */
+    METADATA_BYTES_MAX = 32768, /* PROPERTY_BYTES_MAX in Python: below this total, no property can be too large */
     HEADER_FIELDS_MAX = 5, PROPERTIES_FIELDS_MAX = 13, GROUP_ID = 10,
-    REPEATED_MAX = 1024, /* data and sequence sections of one message; Python bounds them higher */
-    STEPS_MAX = 64, /* to step over one described value */
-    PIECES_MAX = 16, /* what is left of a sender's annotations when those of the broker are cut out */
+    REPEATED_MAX = 1024, /* data and sequence sections of one message; Python's limit is higher */
+    STEPS_MAX = 64, /* to skip one described value */
+    PIECES_MAX = 16, /* pieces of a sender's annotations once those reserved for the broker are cut out */
     NULL_VALUE = 0x40
 };
 
@@ -40,7 +40,7 @@ typedef struct {
     size_t piece_begins[PIECES_MAX], piece_ends[PIECES_MAX];
     bool is_scheduled, has_id;
     int64_t scheduled_ms;
-    size_t fields, rest_begin, rest_end; /* of the properties: how many, and where those behind the message-id lie */
+    size_t fields, rest_begin, rest_end; /* of the properties: their number, and the extent of those after the message-id */
     PyObject *session_id, *partition_key; /* str, or null */
 } message_t;
 
@@ -51,7 +51,7 @@ static uint32_t u32(const uint8_t *at)
     return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
 }
 
-/* Where the value at `at` ends; 0 if it is cut off by `end`, or of no type. */
+/* Where the value at `at` ends; 0 if it reaches beyond `end` or its type is unknown. */
 static size_t skip(const uint8_t *bytes, size_t at, size_t end)
 {
     static const uint8_t widths[16] = {[4] = 1, [5] = 2, [6] = 3, [7] = 5, [8] = 9, [9] = 17};
@@ -82,7 +82,7 @@ static size_t skip(const uint8_t *bytes, size_t at, size_t end)
     return 0;
 }
 
-/* How many elements the list or map has that lies from `value` to `end`; `at` becomes the first one's place. False if it is cut off. */
+/* Count the elements of the list or map from `value` to `end`, and set `at` to the first one. False if it is cut off. */
 static bool elements(const uint8_t *bytes, size_t value, size_t end, size_t *count, size_t *at)
 {
     if (bytes[value] == 0x45) {
@@ -100,7 +100,7 @@ static bool elements(const uint8_t *bytes, size_t value, size_t end, size_t *cou
     return true;
 }
 
-/* The bytes of the string or symbol at `at`, which ends at `end`; false for a value of any other type. */
+/* Find the bytes of the string or symbol from `at` to `end`; false for a value of any other type. */
 static bool text(const uint8_t *bytes, size_t at, size_t end, text_t *found)
 {
     uint8_t constructor = bytes[at];
@@ -120,7 +120,7 @@ static bool is_string(uint8_t constructor)
     return constructor == 0xA1 || constructor == 0xB1;
 }
 
-/* The string at `at` as a key; null, without an exception, if it is none. */
+/* The string at `at` as a key; null, without an exception, if it is not a valid key. */
 static PyObject *key_at(const uint8_t *bytes, size_t at, size_t end)
 {
     text_t key;
@@ -173,7 +173,7 @@ static bool find_sections(message_t *message)
         message->ends[section] = at = end;
     }
     const size_t *ends = message->ends;
-    return !ends[DATA] + !ends[SEQUENCE] + !ends[VALUE] >= 2; /* a body of one kind */
+    return !ends[DATA] + !ends[SEQUENCE] + !ends[VALUE] >= 2; /* the body has sections of one kind only */
 }
 
 static size_t extent(const message_t *message, int section)
@@ -257,7 +257,7 @@ static bool read_annotations(message_t *message)
                 kept_from = behind;
                 message->annotation_pairs--;
             } else if (bytes[value] == NULL_VALUE) {
-                /* says nothing, and is kept */
+                /* a null has no meaning, but is kept */
             } else if (equals(&key, "x-opt-partition-key")) {
                 PyObject *decoded = key_at(bytes, value, behind);
                 if (!decoded) return false;
@@ -330,7 +330,7 @@ static bool check_application_properties(const message_t *message)
     return at == end;
 }
 
-/* Whether the message is in order. False with an exception only if memory is exhausted. */
+/* Whether the message is valid. False with an exception only if memory is exhausted. */
 static bool walk(message_t *message)
 {
     if (!find_sections(message)) return false;
@@ -358,7 +358,7 @@ static uint8_t *put_u32(uint8_t *to, size_t number)
     return put(to, bytes, 4);
 }
 
-/* The head, the sender's annotations, then the bare message from its properties on; `id`, if there is one, becomes the message-id.
+/* The head, the sender's annotations, then the bare message from its properties on; `id`, if given, becomes the message-id.
    Null with an exception. */
 static PyObject *stored_form(const message_t *message, const char *id, size_t id_bytes)
 {
@@ -392,13 +392,13 @@ static PyObject *stored_form(const message_t *message, const char *id, size_t id
     for (int section = APPLICATION_PROPERTIES; section < SECTIONS;) {
         size_t begin = message->begins[section], end = message->ends[section];
         while (++section < SECTIONS && (!message->ends[section] || message->begins[section] == end))
-            if (message->ends[section]) end = message->ends[section]; /* most sections follow one another */
+            if (message->ends[section]) end = message->ends[section]; /* copy adjacent sections at once; most are adjacent */
         to = put(to, bytes + begin, end - begin);
     }
     return stored;
 }
 
-/* The same; a message without an id is given that of a call to `new_id`. */
+/* The stored form; a message without an id gets one from `new_id`. */
 static PyObject *with_id(const message_t *message, PyObject *new_id)
 {
     if (message->has_id) return stored_form(message, NULL, 0);
@@ -418,7 +418,7 @@ static PyObject *with_id(const message_t *message, PyObject *new_id)
 
 enum { DATA_COLUMN, TTL_COLUMN, SESSION_COLUMN, KEY_COLUMN, SCHEDULED_COLUMN, COLUMNS };
 
-/* Put `value`, which is taken over, into a column, which is made when its first value comes. False with an exception. */
+/* Put `value` into a column and take over its reference. The column is created for its first value. False with an exception. */
 static bool put_into(PyObject **column, Py_ssize_t count, Py_ssize_t index, PyObject *value)
 {
     if (value && !*column && (*column = PyList_New(count)))
@@ -472,13 +472,13 @@ static PyObject *store(PyObject *module, PyObject *const *arguments, Py_ssize_t 
         PyErr_SetString(PyExc_TypeError, "store takes messages and what gives an id");
         return NULL;
     }
-    PyObject *payloads = PySequence_Tuple(arguments[0]); /* ours, whatever the call for an id does */
+    PyObject *payloads = PySequence_Tuple(arguments[0]); /* a tuple of our own, which a call of new_id cannot change */
     if (!payloads) return NULL;
     PyObject *columns[COLUMNS] = {NULL}, *left = PyList_New(0), *result = NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(payloads);
     if (left && (columns[DATA_COLUMN] = PyList_New(count))) {
         for (Py_ssize_t index = 0; index < count; index++)
-            PyList_SET_ITEM(columns[DATA_COLUMN], index, PyBytes_FromStringAndSize(NULL, 0)); /* the one empty object */
+            PyList_SET_ITEM(columns[DATA_COLUMN], index, PyBytes_FromStringAndSize(NULL, 0)); /* the shared empty bytes object */
         if (store_each(payloads, arguments[1], columns, left)) {
             result = PyTuple_New(COLUMNS + 1);
             for (int column = 0; result && column < COLUMNS; column++)

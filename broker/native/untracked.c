@@ -1,8 +1,8 @@
-/* Takes objects out of the view of Python's cyclic garbage collector.
+/* Hides objects from Python's cyclic garbage collector.
  *
- * The collector looks at every object that it tracks, and at every entry of a container that it tracks, again and again. A partition keeps
- * an object and an entry for each message that waits, a million and more; looking at them all holds the event loop for up to 100 ms. They
- * are in no cycle that their owner does not break itself, so reference counting is enough to free them.
+ * Each collection walks every object that the collector tracks, and every entry of a tracked container. A partition keeps an object and an
+ * entry for each waiting message, a million or more; walking them all blocks the event loop for up to 100 ms. Their owner breaks every
+ * cycle they are in, so reference counting is enough to free them.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -18,7 +18,7 @@ static PyObject *untrack(PyObject *module, PyObject *objects)
     for (Py_ssize_t index = 0; index < count; index++) {
         PyObject *object = PyList_GET_ITEM(objects, index);
         if (PyType_IS_GC(Py_TYPE(object)))
-            PyObject_GC_UnTrack(object); /* does nothing for an object that is not tracked */
+            PyObject_GC_UnTrack(object); /* no effect on an untracked object */
     }
     Py_RETURN_NONE;
 }
@@ -29,9 +29,9 @@ static int is_not_collected(PyObject *object)
     return 0;
 }
 
-/* A dictionary becomes tracked, with all its entries, when an object is put into it that the collector may track. `tp_is_gc` is what the
- * dictionary asks. The objects are still allocated with a collector's header, tracked at first, and freed as before: that goes by the flag
- * of their type.
+/* A dictionary becomes tracked, with all its entries, as soon as it holds an object that the collector may track. The dictionary asks
+ * `tp_is_gc` about that. Allocation and freeing go by the flag of the type instead, so the objects still get a collector's header, start
+ * out tracked, and are freed as before.
  */
 static PyObject *keep_untracked(PyObject *module, PyObject *type)
 {

@@ -2,10 +2,10 @@
 
    Proton copies a message into a buffer of its delivery, and the peer's state of a delivery (properties to modify, an error) into lists of
    values. It keeps that memory after both are read, and keeps the delivery in a pool of its connection: a client that holds 5,000 messages
-   of 1 MiB unsettled costs 5 GiB until it hangs up. None of proton's functions frees that memory while the connection lasts, so this file
-   knows the layout of a delivery. `deliveries_are_known` compares the layout with what proton says, at the start of each process.
+   of 1 MiB unsettled costs 5 GiB until it disconnects. None of proton's functions frees that memory while the connection lasts, so this
+   file relies on the layout of a delivery. At the start of each process, `deliveries_are_known` checks the layout against proton.
 
-   A delivery is a valid argument as long as its connection exists. A settled one is in the pool, or in use for another message. */
+   A delivery is a valid argument as long as its connection exists. A settled one is in the pool or in use for another message. */
 
 #include <stdbool.h>
 #include <stddef.h>

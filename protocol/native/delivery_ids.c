@@ -1,7 +1,7 @@
 /* Checks frame by frame whether the deliveries of a stream are numbered in order (AMQP 1.0 §2.6.12).
 
    Nearly all are, and need nothing more. protocol/lenience.py handles every other frame, including those with an unusual encoding. The
-   bytes come from the peer: nothing is read beyond the end of the frame, or of the list of fields. No memory is allocated or kept here. */
+   bytes come from the peer, so nothing is read beyond the end of the frame or of the list of fields. No memory is allocated or kept. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -66,7 +66,7 @@ static bool skip_flag(span_t *fields, bool may_be_true) {
     return true;
 }
 
-/* The fields of a transfer (§2.7.5) that is a whole delivery: no `more`, not aborted, without a state or a settle mode. */
+/* Read the fields of a transfer (§2.7.5) that is a whole delivery: no `more`, not aborted, without a state or a settle mode. */
 static bool read_transfer(span_t *fields, uint32_t count, uint32_t *number) {
     uint32_t ignored;
     if (count < 2 || count > 11) return false;
@@ -90,11 +90,11 @@ static bool read_transfer(span_t *fields, uint32_t count, uint32_t *number) {
     return true;
 }
 
-/* Whether a frame of `size` bytes, of which `there` have arrived, is plain. A plain transfer is counted. */
+/* Whether a frame of `size` bytes is plain, judged by the first `there` bytes, which have arrived. Counts a plain transfer. */
 static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame, size_t size, size_t there) {
     size_t body = 4 * (size_t)frame[4];
     if (body < HEADER_BYTES || body > there || frame[5] != 0) return false;
-    if (body == size) return true; /* an empty frame, which keeps the connection alive */
+    if (body == size) return true; /* an empty frame, sent to keep the connection alive */
     if (there - body < 4 || frame[body] != 0x00 || frame[body + 1] != 0x53) return false;
     uint8_t code = frame[body + 2];
     if (code == FLOW || code == DISPOSITION) return true;

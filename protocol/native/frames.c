@@ -1,7 +1,7 @@
-/* Frames in which protocol/frames.py has nothing to look at, which are nearly all.
+/* Skips the frames that protocol/frames.py need not inspect, which are nearly all.
 
-   That file says what is looked for, and handles every frame that is not passed here. The bytes come from the peer: nothing is read beyond
-   them. No memory is allocated or kept here. */
+   That file says what it looks for, and handles every frame that is not skipped here. The bytes come from the peer, so nothing is read
+   beyond them. No memory is allocated or kept. */
 
 #include <stdbool.h>
 #include <stddef.h>

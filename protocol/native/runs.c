@@ -1,11 +1,11 @@
-/* What the engine does for every delivery, done for a run of them in one call from Python.
+/* The engine's work for each delivery, done for a run of deliveries in one call from Python.
 
-   A call from Python into C gives the interpreter's lock away and takes it back, about 0.1 us, and proton's interface wants some
-   25 calls a message: more than all they do. Here are only the loops around them, over what is plain; whatever is not
-   (parts of messages, aborted or too large ones, those sent with a state, other outcomes, links and sessions that come and go)
-   stays in the collector for protocol/engine.py, which decides.
+   A call from Python into C releases and reacquires the interpreter's lock, which takes about 0.1 us, and proton's interface needs
+   some 25 calls per message: more time than the calls' own work. This file has only the loops around those calls, for plain
+   deliveries. Everything else (parts of messages, aborted or too large messages, messages sent with a state, other outcomes, links
+   and sessions that come and go) stays in the collector for protocol/engine.py, which decides.
 
-   Proton is linked into its own Python module, so its functions come as addresses. No memory is allocated here, none is kept. */
+   Proton is linked into its own Python module, so its functions are passed as addresses. No memory is allocated or kept here. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -67,13 +67,13 @@ void runs_bind(const uintptr_t *functions, int transport_event, int attached, ui
     pn_accepted = accepted;
 }
 
-/* Take one message off its link, if it is plain, is like the run and has room. */
+/* Take one message off its link if it is plain, matches the run and fits. */
 static bool take_message(run_t *run, void *link, void *delivery, char *bytes, size_t room) {
     if (!pn.delivery_readable(delivery) || pn.delivery_partial(delivery) || pn.delivery_remote_state(delivery)) return false;
     size_t size = pn.delivery_pending(delivery);
     bool settled = pn.delivery_settled(delivery);
     if (size > pn.link_max_message_size(link) || size > room || (run->count && settled != run->settled)) return false;
-    if (size == 1 && pn.delivery_aborted(delivery)) return false; /* proton shows it with a byte that there is not */
+    if (size == 1 && pn.delivery_aborted(delivery)) return false; /* proton reports an aborted message with one byte that does not exist */
     if (size && pn.link_recv(link, bytes, size) != (ssize_t)size) return false;
     pn.link_advance(link);
     if (size > LARGE_BYTES) deliveries_trim(delivery);
@@ -83,7 +83,8 @@ static bool take_message(run_t *run, void *link, void *delivery, char *bytes, si
     return true;
 }
 
-/* Whether the peer's outcome is `accepted`, and like the run. A current delivery would be a transfer of the peer's, on our link. */
+/* Whether the peer's outcome is `accepted` and matches the run. If the link had a current delivery, this would be a transfer from the
+   peer on our link. */
 static bool take_outcome(run_t *run, void *link, void *delivery) {
     if (pn.delivery_remote_state(delivery) != pn_accepted || pn.link_current(link)) return false;
     bool settled = pn.delivery_settled(delivery);
@@ -102,7 +103,7 @@ void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, 
         }
         void *delivery = pn.event_delivery(event);
         if (!delivery) {
-            if (pn.event_type(event) != pn_transport_event) return; /* that there is something to write, we look for anyway */
+            if (pn.event_type(event) != pn_transport_event) return; /* ignore: pending output is checked anyway */
             pn.collector_pop(collector);
             continue;
         }
