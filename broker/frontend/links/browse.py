@@ -27,6 +27,7 @@ from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
 from broker.message.annotations import peeked_messages
 from broker.namespace.entity import Entity, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
+from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX
 from broker.wording import error_of, no_transactions
 from protocol.events import DeliveriesUpdated, Outcome
 from protocol.links import SETTLED, Delivery, Link
@@ -92,7 +93,11 @@ class BrowseLink:
         credit = self._engine.credit(self.link)
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
-        return min(credit, self._connection.services.settings.unsettled_per_link_max - len(self._unsettled))
+        services, unsettled = self._connection.services, len(self._unsettled)
+        wanted = min(credit, services.settings.unsettled_per_link_max - unsettled)
+        if services.memory.exceeded:
+            return min(wanted, self._connection.room_above_mark(self, unsettled))
+        return wanted
 
     async def _read(self) -> None:
         """Show page after page until nothing more is wanted, or all has been shown."""
@@ -146,6 +151,7 @@ class BrowseLink:
             deliveries = self._engine.send(self.link, tags, messages[:count], settled)
             if not settled:
                 self._unsettled.update(deliveries)
+                self._connection.services.memory.deliver(count)
             self._next[number] = page.sequence_numbers[count - 1] + 1
             self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
             self._connection.sent(sum(map(len, messages[:count])))
@@ -153,7 +159,12 @@ class BrowseLink:
 
     def _finish_drain(self) -> None:
         """Answer a drain (§2.6.7) once there is nothing more to show."""
-        if not self._unread and self._engine.draining(self.link) and self._engine.credit(self.link) > 0:
+        is_held = (
+            self._connection.services.memory.exceeded and len(self._unsettled) >= UNSETTLED_ABOVE_MARK_MAX
+        )
+        if self._unread and not is_held:
+            return
+        if self._engine.draining(self.link) and self._engine.credit(self.link) > 0:
             self._engine.drained(self.link)
             self._connection.flush_soon()
 

@@ -88,7 +88,7 @@ class OutgoingLink:
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
         wanted = min(credit, self._unsettled_max - len(self._unsettled))
-        if self._memory.exceeded:
+        if self._memory.exceeded and not self._settled_mode:
             return min(wanted, self._connection.room_above_mark(self, len(self._unsettled)))
         return wanted
 

@@ -304,6 +304,33 @@ async def test_deliveries_that_are_not_settled_are_bounded_and_the_browse_goes_o
     assert seen == shelf.every()[:8]
 
 
+async def test_far_above_the_memory_mark_fewer_may_be_unsettled_until_memory_has_recovered() -> None:
+    stack, client, shelf = await browsing([300])
+    stack.resident = stack.memory.mark * 111 // 100
+    stack.memory.look()
+    client.flow(0, 0, 250)
+    await turn()
+    await shelf.serve()
+    seen = shown(await client.hear())
+    assert len(seen) == 100
+    client.dispose(0, 9, raw.outcome(Outcome.ACCEPTED), settled=True)
+    await shelf.serve()
+    seen += shown(await client.hear())
+    assert len(seen) == 110
+    client.flow(0, 110, 140, drain=True)
+    await turn()
+    assert await drained(client) is not None
+    client.flow(0, 250, 20)
+    await turn()
+    assert not shown(await client.hear())
+    stack.resident = stack.memory.mark // 2
+    stack.memory.look()
+    await until(lambda: stack.parts[0].has(Peek))
+    await shelf.serve()
+    seen += shown(await client.hear())
+    assert seen == shelf.every()[:130]
+
+
 # --- the end, and what comes after it -----------------------------------------------------------------------
 
 

@@ -490,6 +490,16 @@ async def test_far_above_the_memory_mark_each_receiver_has_its_hundred_and_a_sma
         assert not stack.parts[0].has(Demand)
 
 
+async def test_receiving_and_deleting_is_not_bounded_above_the_memory_mark() -> None:
+    stack = LinkStack(1)
+    client = await stack.connect()
+    await client.receiver(0, credit=250, settled=True)
+    resident(stack, 111)
+    give(stack, 0, 150)
+    stack.parts[0].answer(Complete, lambda complete: Settled(complete.cookie, {}))
+    assert len(tags_of(await client.hear())) == 150
+
+
 async def test_what_waits_on_the_shelf_is_held_above_the_memory_mark_too_and_served_after() -> None:
     stack = LinkStack(1, receive_cache_messages=1_000)
     client = await stack.connect()
