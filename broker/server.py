@@ -184,7 +184,7 @@ class Broker:
         """Serve until `stop` or a signal. Raises PartFailed if a part of the broker has died."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(ValueError, RuntimeError):  # a test runs outside the main thread
+            with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread, as in a test
                 loop.add_signal_handler(number, self.stop)
         loop.set_exception_handler(_log_stray)
         gc.set_threshold(*GC_THRESHOLDS)

@@ -220,7 +220,7 @@ def store_run(payloads: Sequence[bytes], fallback_message_id: Callable[[], str])
     for index in left:
         try:
             run.put(index, store_by_rules(payloads[index], fallback_message_id))
-        except Refused as why:  # a new one: the traceback of this one leads to `run`, which would be a cycle
+        except Refused as why:  # keep a copy: the traceback of `why` refers to `run`, a cycle
             run.refused[index] = Refused(why.reason, why.description)
     return run
 
