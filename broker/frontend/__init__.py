@@ -1,1 +1,1 @@
-"""Connections and links: events of the engine become operations, answers become deliveries and outcomes."""
+"""Connections and links turn the engine's events into operations and answers into deliveries and outcomes."""

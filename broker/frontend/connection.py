@@ -200,8 +200,8 @@ class Connection:
         self.engine.free()
 
     def _end_links(self) -> None:
-        """End all links now, so that messages their clients have not seen go back before the socket is
-        finally gone."""
+        """End all links now, so that messages the client has not seen go back before the socket is finally
+        gone."""
         for link in self.engine.links():
             if not link.gone:
                 link.gone = True

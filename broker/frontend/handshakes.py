@@ -3,7 +3,7 @@ for others.
 
 A client that begins a handshake and does not finish it takes memory and a descriptor like a connected client,
 before it has proved any right to them. When all connections are taken, the oldest handshake is ended
-(`listener.has_room`), so unfinished handshakes keep nobody out. Runs in the event loop.
+(`listener.has_room`), so unfinished handshakes cannot keep others out. Runs in the event loop.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A browse goes through the partitions one by one and shows each message once, without locking, counting or
 removing any. It shows the same messages as `$management`'s peek, including locked and deferred ones;
 `x-opt-message-state` tells them apart. Then it follows: until the link is detached, it also shows messages
-that arrive in a partition behind the last one shown. A drain is answered when no partition has more to show.
+that arrive in a partition after the last one shown. A drain is answered when no partition has more to show.
 A partition that is down is passed over, and read once it is back.
 
 Messages are read from one partition at a time, in pages of bounded size, and only when there is credit and
