@@ -83,7 +83,7 @@ class ManualClock:
 
 
 def wall_ahead_ms(clock: Clock) -> int:
-    """How far wall time is ahead of monotonic time now: add it to a monotonic moment to get wall time."""
+    """How far wall time is ahead of monotonic time now: add it to a monotonic time to get wall time."""
     return clock.now_ms() - clock.monotonic_ms()
 
 

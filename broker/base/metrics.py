@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 
 from broker.base.counters import SECONDS, EntityCounters
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a series with the moment of its creation beside each one would double them for nothing
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series with each one's creation time has no use
 
 _TIMES_MAX = 1024
 """At most this many commit times are kept before they go into their histogram."""

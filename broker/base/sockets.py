@@ -1,4 +1,4 @@
-"""Listening sockets: listens on every address of a host with the same port, and accepts connections.
+"""Listening sockets: opens one on every address of a host, all with the same port, and accepts connections.
 
 The caller decides which protocol is spoken.
 """

@@ -1,4 +1,4 @@
-"""Bounds the memory that all request bodies being read take together.
+"""Limits the memory that all request bodies being read take together.
 
 Each body has its own limit, but every connection may be sending one, and the part of a body that a stalled
 client has sent stays in memory until the client's time is up. The first FREE_BYTES of a body do not count, so

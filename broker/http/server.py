@@ -159,7 +159,7 @@ class HttpServer:
 
         def greeted(task: asyncio.Task[None]) -> None:
             self._greeting.discard(task)
-            if task.cancelled():  # perhaps before its first step
+            if task.cancelled():  # perhaps before `_greet` could close the connection
                 connection.close()
 
         task.add_done_callback(greeted)

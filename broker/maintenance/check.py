@@ -36,7 +36,7 @@ class Report:
     """The findings of a check."""
 
     roots: Sequence[Path]
-    """The data folders, each on a disk of its own."""
+    """The data folders, usually each on its own disk."""
     queues: dict[str, str] = field(default_factory=dict)
     """Names by generation; a damaged entry's name only if it is legible."""
     findings: list[Finding] = field(default_factory=list)
@@ -89,7 +89,8 @@ def check_folders(
         each
         for each in documents.findings
         if not absent
-        or Path(each.path).name in disk.names(Path(each.path).parent)  # it may be in an absent folder
+        or Path(each.path).name
+        in disk.names(Path(each.path).parent)  # otherwise an absent folder may hold it
     ]
     described = _read_descriptions(disk, report, documents)
     folders = [folder for root in roots for folder in log_folders(disk, root, report.findings)]
@@ -108,7 +109,7 @@ def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path])
     """Find data folders of the same broker that were not named, and damage to the files that list its data
     folders.
 
-    `absent` are the named folders that do not exist.
+    `absent` are the named folders that `data_folders_among` could not use.
     """
     named = {path.absolute() for path in absent}
     why = (
@@ -134,8 +135,9 @@ def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path])
 def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
     """Find out whether messages are missing before the first segment of a log that is otherwise whole.
 
-    The extent would show it, unless the extent is missing too or has been made anew. The log is read a second
-    time only if the checkpoint refers to such messages; most likely they have been settled since.
+    The extent would show it, unless the extent is missing too or has been made anew. If the checkpoint refers
+    to such messages, the log is read a second time to see whether they have been settled since, as they most
+    likely have.
     """
     try:
         survey = survey_files(disk, folder)

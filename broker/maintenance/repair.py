@@ -238,8 +238,8 @@ class Repair:
         return planned
 
     def _salvage(self, folder: LogFolder) -> tuple[Survey, Salvage, int | None]:
-        """Read what is left of a log; the number is that of its missing commits. Raises UnreadableRecord,
-        OSError."""
+        """Read what is left of a log. The number is the count of missing commits, None if it is not known.
+        Raises UnreadableRecord, OSError."""
         survey = survey_files(self._disk, folder)
         salvage = Salvage(folder.partition)
         checkpoints = read_blocks(self._disk, folder.directory, survey.checkpoints)

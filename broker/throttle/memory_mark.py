@@ -10,9 +10,11 @@ that memory, so it is limited to half of the mark: with the default mark, the pr
 of all memory.
 
 Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration.
-Sends are accepted again once a twentieth of the mark is free. Until then, the C library is told now and then
-to return free pages to the system. Otherwise it keeps free pages that lie between blocks in use, and a broker
-without any messages could stay above its mark.
+But until its client settles it, a delivery takes several times as much memory as the waiting message. So
+while resident memory is a tenth above the mark (`exceeded`), a link gets more deliveries only if it holds few
+unsettled ones. Sends are accepted again once a twentieth of the mark is free. Until then, the C library is
+told now and then to return free pages to the system. Otherwise it keeps free pages that lie between blocks in
+use, and a broker without any messages could stay above its mark.
 
 `memory_of_the_machine` and `resident_bytes` ask the system; `Memory` is pure, apart from its log lines.
 """
@@ -45,9 +47,9 @@ CONNECTION_BYTES = 24 * 1024
 UNSETTLED_ABOVE_MARK_MAX = 100
 """Deliveries that a link may hold unsettled while the mark is exceeded: 300 receivers take about 40 MiB."""
 DELIVERY_BYTES = 1536
-"""What a delivery takes at most until it is settled, beside its message's bytes; 1.1 KiB at least."""
+"""The most that a delivery takes until it is settled, beside its message's bytes; the least is 1.1 KiB."""
 DELIVERED_BYTES_MIN = 256 * 1024
-"""Between two looks, receivers may be given so much in any case."""
+"""The least that receivers may take between two looks."""
 RETURN_S = 2.0
 """How often free pages are returned to the system while sends are refused."""
 MIB = 1024 * 1024
@@ -96,8 +98,8 @@ class Memory:
         self.limited = False
         """Whether sends are refused."""
         self.exceeded = False
-        """They were refused, and the process has outgrown the mark by a tenth all the same. True until it is
-        less than a twentieth above the mark, or sends are accepted again."""
+        """Whether the process has grown to a tenth above the mark although sends are refused. Stays true
+        until it is less than a twentieth above the mark, or sends are accepted again."""
         self.used = 0
         """Bytes in use, as of the last look."""
         self.under_way = 0
@@ -132,13 +134,14 @@ class Memory:
             self.look()
 
     def deliver(self, messages: int) -> None:
-        """So many messages were delivered, to be settled: do they exceed the mark? `exceeded` tells."""
+        """Account for deliveries that wait for their settlement. `exceeded` then says whether the mark is
+        exceeded."""
         self._delivery_room -= messages * DELIVERY_BYTES
         if self._delivery_room < 0:
             self.look()
 
     def look(self) -> None:
-        """Measure memory, and decide whether sends are refused from now on."""
+        """Measure memory. Decide whether sends are refused from now on, and whether the mark is exceeded."""
         resident, waiting = self._resident(), self._counted()
         counted = waiting + CONNECTION_BYTES * self.connections
         returned = max(0, self._resident_before - resident)
