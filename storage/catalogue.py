@@ -12,11 +12,11 @@ renamed files record that the document was deleted and not lost, until the owner
 it (`forget`). A deletion is acknowledged once neither file has its old name. If one still has, the document
 exists: it was put again later, or the deletion was cut short.
 
-*An unknown outcome.* If a folder cannot be synced, its last change may be on the disk or not. The change is
-then made again, which gives the next sync something new to write; to repeat the sync alone would prove
+*An unknown outcome.* If a folder cannot be synced, its last change may or may not be on the disk. The change
+is then made again, so that the next sync has something new to write; repeating only the sync would prove
 nothing (durability rule 4).
 
-*A disk that hangs.* A change that takes longer than the timeout has an unknown outcome, too. It keeps its
+*A disk that hangs.* A change that takes longer than the timeout also has an unknown outcome. It keeps its
 turn until the disk has answered. Meanwhile every other change is refused at once, without being begun
 (DiskHangs).
 """
@@ -38,7 +38,7 @@ from storage.errors import CommitFailed, DiskFailed, DiskFull, DiskHangs
 from storage.threads import UnderWay, run_to_end, take_note, within
 
 TIMEOUT_MS = 5_000
-"""How long a change may take."""
+"""How long a change may take before it is given up."""
 ATTEMPTS = 3
 """How often a change with an unknown outcome is made before the caller is told."""
 
@@ -46,7 +46,7 @@ _log = structlog.get_logger("catalogue")
 
 
 class Catalogue:
-    """The documents in one folder, whose parent exists. One caller at a time; the others wait."""
+    """The documents in one folder, whose parent must exist. One caller at a time; others wait."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Catalogue:
         timeout_ms: int = TIMEOUT_MS,
         executor: Executor | None = None,
     ) -> None:
-        """`copies`: the folder of the copies, if they have one of their own. Then `identities` says in which
-        data folders the two must be.
+        """`copies`: the folder of the copies, if they have their own. Then `identities` are those of the data
+        folders that must hold the two.
 
-        `executor`: whose threads do the work; the event loop's own unless given.
+        `executor`: its threads do the work; the event loop's own by default.
         """
         self._folders = CatalogueFolders(disk, directory, copies or directory, identities)
         self._directory = directory
@@ -75,14 +75,14 @@ class Catalogue:
         self._unknown: set[str] = set()
         """Documents whose last change has an unknown outcome."""
         self._numbers: dict[str, int] = {}
-        """The highest number of each document that was read or written."""
+        """The highest number read or written for each document."""
         self._has_directory = False
-        """The folders exist: the last document was written there."""
+        """Whether the folders exist, because the last document was written there."""
         self.damaged: list[Damaged] = []
-        """What the last `load_all` could not read."""
+        """The documents that the last `load_all` could not read."""
 
     async def load_all(self) -> dict[str, bytes]:
-        """All documents by name, durable as read. Mends what a crash has left (`catalogue_recovery.py`).
+        """All documents by name, durable as read. Repairs what a crash has left (`catalogue_recovery.py`).
 
         Documents that cannot be read are in `damaged` afterwards. Raises UnknownFormat, DiskFailed.
         """
@@ -94,34 +94,34 @@ class Catalogue:
             return found.documents
 
     async def load_deleted(self) -> list[str]:
-        """The names of the documents that were deleted and not forgotten yet. Raises as `load_all`, which
-        comes first."""
+        """The names of the documents that were deleted and not yet forgotten. Call `load_all` first. Raises
+        what it raises."""
         async with self._turn:
             return await run_to_end(self._executor, lambda: deleted_documents(self._folders), self._under_way)
 
     async def put(self, name: str, document: bytes) -> None:
-        """Keep the document in place of the one of that name; durable when it returns.
+        """Store the document, replacing the one of that name. Durable when it returns.
 
-        Raises DiskFull and DiskFailed (nothing happened), CommitFailed: the outcome is not known, now and
-        after a restart there may be the old one or the new one, until a `put` or `delete` of that name has
-        returned.
+        Raises DiskFull or DiskFailed if nothing happened, CommitFailed if the outcome is unknown: until a
+        `put` or `delete` of that name has returned, reading may give the old document or the new one, even
+        after a restart.
         """
         await self._change(lambda: self._until_known(name, lambda: self._put(name, document)))
 
     async def delete(self, name: str) -> None:
-        """Delete the document, if there is one, and remember that it was deleted; durable when it returns.
+        """Delete the document, if it exists, and record that it was deleted. Durable when it returns.
 
-        Raises DiskFailed (nothing happened), CommitFailed: the outcome is not known, as with `put`.
+        Raises DiskFailed if nothing happened, CommitFailed if the outcome is unknown, as with `put`.
         """
         await self._change(lambda: self._until_known(name, lambda: self._delete(name)))
 
     async def forget(self, name: str) -> None:
-        """A deleted document need not be remembered any longer. After a crash it may still be. Raises
+        """Stop recording that a document was deleted. After a crash the record may still exist. Raises
         DiskFailed, CommitFailed."""
         await self._change(lambda: self._forget(name))
 
     async def close(self) -> None:
-        """Wait for the change under way, but not for a disk that hangs: the process may end without it."""
+        """Wait for the change under way, unless the disk hangs: the process may end without its answer."""
         try:
             if not self._is_late:
                 await within(self._timeout_s, self._under_way.ended())
@@ -135,8 +135,8 @@ class Catalogue:
             )
 
     async def _change(self, change: Callable[[], None]) -> None:
-        """Make a change in its turn, in a thread. Raises what it raises; DiskHangs, CommitFailed if it is
-        late."""
+        """Make a change in its turn, in a thread. Raises what `change` raises; DiskHangs, or CommitFailed if
+        it takes too long."""
         if self._is_late:
             raise DiskHangs(f"{self._directory}: the disk has not answered an earlier change yet")
         has_turn = False
@@ -200,7 +200,7 @@ class Catalogue:
         """The highest number of the document so far. Raises OSError."""
         if name not in self._numbers:
             stem = Path(file_name_of(name)).stem
-            # Opened by name: listing the folder would take longer with each document.
+            # Open by name: listing the folder would take longer with each document.
             paths = [self._folders.path(stem, suffix) for suffix in LIVE]
             found = [read_document(self._folders, path) for path in paths if self._exists(path)]
             self._numbers[name] = max(
@@ -209,7 +209,7 @@ class Catalogue:
         return self._numbers[name]
 
     def _exists(self, path: Path) -> bool:
-        """Whether there is such a file. Raises OSError."""
+        """Whether this file exists. Raises OSError."""
         try:
             self._disk.close(self._disk.open_read(path))
         except FileNotFoundError:
@@ -228,7 +228,7 @@ class Catalogue:
                 if not self._exists(live):
                     if name not in self._unknown or not self._exists(deleted):
                         continue
-                    # Durability rule 4: the next sync writes only what has been changed again.
+                    # Durability rule 4: the next sync writes only what has changed since the failed one.
                     self._disk.rename(deleted, live)
                 self._disk.rename(live, deleted)
                 is_changed = True
@@ -239,7 +239,7 @@ class Catalogue:
             raise CommitFailed(f"{self._directory}: {error.strerror}") from error
 
     def _until_known(self, name: str, change: Callable[[], None]) -> None:
-        """Make a change; again while its outcome is unknown. Raises DiskFull and DiskFailed (nothing
+        """Make a change, and repeat it while its outcome is unknown. Raises DiskFull and DiskFailed (nothing
         happened), CommitFailed."""
         for _ in range(ATTEMPTS):
             try:

@@ -1,4 +1,4 @@
-"""Where the files of a catalogue are: in one folder, or the copies in a second one. Knows no format."""
+"""The folders of a catalogue's files: one for everything, or a second one for the copies. Knows no format."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CatalogueFolders:
     disk: Disk
     directory: Path
     copies: Path
-    """The folder of the copies; the same one if there is only one."""
+    """The folder of the copies; the same as `directory` if there is only one."""
     identities: tuple[str, str] = ("", "")
-    """Which data folders they must be in (`folders.py`)."""
+    """The identities of the data folders that must hold them (`folders.py`)."""
 
     @property
     def are_two(self) -> bool:
@@ -34,14 +34,15 @@ class CatalogueFolders:
         return [self.directory, self.copies] if self.are_two else [self.directory]
 
     def path(self, stem: str, suffix: str) -> Path:
-        """Where a file of a document belongs."""
+        """The path of a document's file."""
         return self._directory_of(suffix) / f"{stem}{suffix}"
 
     def _directory_of(self, suffix: str) -> Path:
         return self.copies if suffix in (COPY_SUFFIX, COPY_DELETED_SUFFIX) else self.directory
 
     def names_in(self, directory: Path, *, tolerant: bool = False) -> set[str]:
-        """The names in one folder. A tolerant caller makes do with one of two folders. Raises OSError."""
+        """The names in one folder. With two folders, a tolerant caller accepts that one fails. Raises
+        OSError."""
         try:
             return set(self.disk.names(directory))
         except OSError as error:
@@ -51,7 +52,7 @@ class CatalogueFolders:
             return set()
 
     def names(self, *, tolerant: bool = False) -> set[str]:
-        """The names of all files that are in the folder where they belong. Raises OSError."""
+        """The names of all files that are in their proper folder. Raises OSError."""
         return {
             name
             for directory in self.directories()
@@ -60,7 +61,7 @@ class CatalogueFolders:
         }
 
     def admit(self) -> None:
-        """Raise DiskFailed unless both data folders are there: a change that reached only one of them would
-        be undone when the other is back."""
+        """Raise DiskFailed unless both data folders exist: a change made in only one of them would be undone
+        when the other one is back."""
         for directory, identity in zip((self.directory, self.copies), self.identities, strict=True):
             check_identity(self.disk, directory.parent, identity)

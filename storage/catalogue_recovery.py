@@ -1,13 +1,12 @@
-"""Catalogue recovery: reads all documents at a start, and mends what a crash or a failing disk has left.
+"""Catalogue recovery: reads all documents at a start, and repairs what a crash or a failing disk has left.
 
-- Each document has two files. Of two whole ones, the one with the higher number is valid. The other is
-  written again if it is older, damaged or missing. Where the disk refuses that, the next start or change does
-  it.
+- Each document has two files. Of two whole files, the one with the higher number is valid. The other is
+  written again if it is older, damaged or missing. If the disk refuses, the next start or change does it.
 - A document without a whole file is `Damaged`: it is reported, and its files stay as they are.
-- A deletion that was cut short before both files were renamed did not happen: the document is there.
+- A deletion that was cut short before both files were renamed did not happen: the document still exists.
 - Unfinished files (`*.tmp`) are removed.
-- The folders are synced before anything that was read is acted upon: the previous process may have been
-  killed between a change and its sync, and a power cut must not bring back another state (durability rule 3).
+- The folders are synced before anything that was read takes effect: the previous process may have been killed
+  between a change and its sync, and a power cut must not bring back another state (durability rule 3).
 
 With several data folders, either of the two is enough to read everything.
 """
@@ -42,25 +41,26 @@ class Damaged:
     """A document without a readable file. Its files are left as they are."""
 
     name: str | None
-    """The document's name, if the names of its files contain all of it: all its characters are plain."""
+    """The document's name if the names of its files contain all of it, which takes plain characters."""
     files: list[Path]
     remains: list[bytes]
-    """The contents of the files, as far as they can be read."""
+    """The contents of its files, as far as they are readable."""
 
 
 @dataclass(slots=True)
 class Recovered:
-    """What a start has found."""
+    """The documents found at a start."""
 
     documents: dict[str, bytes] = field(default_factory=dict)
-    """By name."""
+    """By the document's name."""
     numbers: dict[str, int] = field(default_factory=dict)
-    """The number of each document's valid file."""
+    """The number of the valid file, by the document's name."""
     damaged: list[Damaged] = field(default_factory=list)
 
 
 def recover(folders: CatalogueFolders) -> Recovered:
-    """Read all documents, durable as read, and mend their files. Blocks. Raises UnknownFormat, DiskFailed."""
+    """Read all documents, make durable what was read, and repair their files. Blocks. Raises UnknownFormat,
+    DiskFailed."""
     found = Recovered()
     outdated: list[tuple[DocumentFile, list[Path]]] = []
     try:
@@ -110,7 +110,7 @@ def deleted_documents(folders: CatalogueFolders) -> list[str]:
 
 
 def read_document(folders: CatalogueFolders, path: Path) -> DocumentFile | bytes:
-    """A file of a document; its bytes if it is damaged, which is reported. Raises UnknownFormat."""
+    """A file of a document; if it is damaged, its bytes, after reporting that. Raises UnknownFormat."""
     data = b""
     try:
         data = read_file(folders.disk, path)
@@ -123,7 +123,7 @@ def read_document(folders: CatalogueFolders, path: Path) -> DocumentFile | bytes
 
 
 def _remove_unpublished(folders: CatalogueFolders, path: Path) -> None:
-    """Nothing reads such a file, so it does no harm if it cannot be removed, or is a folder."""
+    """Remove an unfinished file. Nobody reads it, so a failure does no harm."""
     try:
         folders.disk.remove(path)
     except OSError as error:
@@ -133,8 +133,8 @@ def _remove_unpublished(folders: CatalogueFolders, path: Path) -> None:
 def _read_valid(
     folders: CatalogueFolders, stem: str, names: set[str], damaged: list[Damaged]
 ) -> tuple[DocumentFile, list[Path]] | None:
-    """The whole file with the highest number, and the paths at which its content is missing; None if no file
-    is whole, which is added to `damaged`."""
+    """The whole file with the highest number, and the paths that lack its content. If no file is whole, adds
+    the document to `damaged` and returns None."""
     paths = [folders.path(stem, suffix) for suffix in LIVE]
     present = [path for path in paths if path.name in names]
     files = [read_document(folders, path) for path in present]
@@ -152,7 +152,7 @@ def _read_valid(
 
 
 def _repair(folders: CatalogueFolders, outdated: list[tuple[DocumentFile, list[Path]]]) -> None:
-    """Write these documents again at these paths, as far as the disk permits."""
+    """Write each document again at its paths, as far as the disk allows."""
     if outdated and folders.are_two:
         try:
             folders.admit()
@@ -179,7 +179,8 @@ def _repair(folders: CatalogueFolders, outdated: list[tuple[DocumentFile, list[P
 
 
 def _remove_moved(folders: CatalogueFolders) -> None:
-    """Remove copies from the documents' folder that have a folder of their own by now. Raises OSError."""
+    """Remove copies from the documents' folder that have been moved to a folder of their own. Raises
+    OSError."""
     if not folders.are_two:
         return
     moved = folders.names_in(folders.copies, tolerant=True)

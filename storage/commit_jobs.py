@@ -1,8 +1,8 @@
 """What the committer does for a log: write and sync a commit, sync earlier ones, begin a new segment.
 
 A job's `begin` runs in the event loop and does what cannot block; `run` does the rest in a thread; `finish`
-runs in the event loop (`committer.py`). A job changes what its log knows only in `finish`, and reports how it
-ended, because its caller may have been cancelled by then.
+runs in the event loop (`committer.py`). A job changes the log's state only in `finish`, which also reports
+how the job ended, because its caller may have been cancelled by then.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from storage.threads import UnderWay
 
 
 class JobLog(Protocol):
-    """The log that a job works for."""
+    """The log for which a job works."""
 
     disk: Disk
     reserves: Reserves
     extent: ExtentFile
     under_way: UnderWay
-    """Counts jobs, and other work on the log's files that cannot be called back."""
+    """Counts jobs, and other work on the log's files that cannot be cancelled."""
     syncs_each_commit: bool
-    """A commit is synced before it is acknowledged (`fsync: always`)."""
+    """Whether a commit is synced before it is acknowledged (`fsync: always`)."""
 
     def size_segment(self, opened: OpenLog) -> None:
-        """Set the bound of a segment that has just begun. In a thread."""
+        """Set the bound of a segment that has just begun. Runs in a thread."""
 
     def committed(self, opened: OpenLog, tail: Chain) -> None:
-        """A frame was written; the log ends here now, unless it was fenced meanwhile."""
+        """Move the log's end behind a frame that was written, unless the log was fenced meanwhile."""
 
     def ended(self, error: Exception | None) -> None:
-        """The job has ended, with this error."""
+        """Note how the job ended: with this error, or None."""
 
 
 class Job:
@@ -64,16 +64,16 @@ class Job:
         return self._rolled or self._opened.active
 
     def _roll(self) -> None:
-        """Begin a new segment at the end. In a thread."""
+        """Begin a new segment at the log's end. Runs in a thread."""
         opened = self._opened
         if opened.durable < opened.tail.position:
-            opened.active.sync()  # all but the active segment are durable
+            opened.active.sync()  # every segment but the active one must be durable
         header = opened.active.segment.header._replace(epoch=opened.epoch, chain=opened.tail)
         self._rolled = ActiveSegment.begin(self._log.disk, opened.directory, header)
         opened.active.close()
         self._log.size_segment(opened)
         try:
-            # Before anything in the segment is acknowledged.
+            # Write this before anything in the segment is acknowledged.
             self._log.extent.rolled(self._rolled.segment.base)
         except DiskFull as error:
             raise CommitFailed(
@@ -101,7 +101,7 @@ class Append(Job):
     def __init__(
         self, log: JobLog, opened: OpenLog, commit: Commit, spare: Callable[[], None] | None
     ) -> None:
-        """`spare` gives up the reserve that this commit may use; None if it may use none."""
+        """`spare` releases the reserve that this commit may use; None if it may use none."""
         super().__init__(log, opened)
         self._spare = spare
         self._written = False
@@ -122,7 +122,7 @@ class Append(Job):
         try:
             active.write(self._frame, fill_until=0)
         except DiskFull:
-            return NEEDS_THREAD  # a file system that copies on write: `run` finds room, or fails
+            return NEEDS_THREAD  # the file system copies on write: `run` finds space, or fails
         self._written = True
         return active.fd if self._log.syncs_each_commit else ENDED
 
@@ -148,7 +148,7 @@ class Append(Job):
             and self._rolled is None
         ):
             self._roll()
-        # On a full disk, take no more than the frame needs.
+        # On a full disk, use no more than the frame needs.
         self._active.write(
             self._frame, fill_until=self._opened.segment_bytes_max if self._log.reserves.held else 0
         )

@@ -15,7 +15,7 @@ All numbers are little endian.
 
 Files of version 1 have no number, which counts as 0, and the name begins at 20.
 
-A file's name begins with the plain characters of the document's name and ends with a digest of it.
+A file's name consists of the document's name in plain characters and a digest of it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ COPY_DELETED_SUFFIX = ".copy-deleted"
 LIVE = (DOCUMENT_SUFFIX, COPY_SUFFIX)
 """The two files of a document."""
 DELETED = (DELETED_SUFFIX, COPY_DELETED_SUFFIX)
-"""The same two after its deletion."""
+"""The same two files after the document's deletion."""
 NAME_BYTES_MAX = 65_535
 PLAIN_NAME_MAX = 96
-"""How many characters of a document's name its file name shows. Enough for a namespace (50) and an identifier
-(32)."""
+"""How many characters of a document's name appear in its file name. Enough for a namespace (50) and an
+identifier (32)."""
 MERGED_PLACES_MAX = 12
-"""In how many bytes two damaged files of a document may differ. All combinations are tried."""
+"""The number of bytes in which two damaged files of a document may differ. All combinations are tried."""
 
 _MAGIC = b"PbDocmnt"
 _HEAD = struct.Struct("<8sI")
@@ -57,7 +57,7 @@ _PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 
 @dataclass(slots=True, frozen=True)
 class DocumentFile:
-    """A whole file of a document."""
+    """The content of a whole file of a document."""
 
     path: Path
     version: int
@@ -67,20 +67,20 @@ class DocumentFile:
 
 
 def file_name_of(name: str) -> str:
-    """The file that holds the document of this name."""
+    """The name of the file that holds the document with this name."""
     digest = blake2b(name.encode(), digest_size=_DIGEST_BYTES).hexdigest()
     return f"{_PLAIN.sub('_', name)[:PLAIN_NAME_MAX]}-{digest}{DOCUMENT_SUFFIX}"
 
 
 def stems(names: Iterable[str], suffixes: tuple[str, str]) -> list[str]:
-    """The names of the files with one of these suffixes, without the suffix; each once."""
+    """The names, without suffix, of the files that have one of these suffixes; each once."""
     return sorted(
         {name.removesuffix(suffix) for name in names for suffix in suffixes if name.endswith(suffix)}
     )
 
 
 def document_of(stem: str) -> str | None:
-    """The document's name, if its files' name (without suffix) shows the whole of it."""
+    """The document's name, if the name of its files (without suffix) contains all of it; else None."""
     name = stem[: -(2 * _DIGEST_BYTES + 1)]
     return name if file_name_of(name) == f"{stem}{DOCUMENT_SUFFIX}" else None
 
@@ -94,10 +94,10 @@ def encode_document(name: str, number: int, document: bytes) -> list[bytes]:
 
 
 def merge_files(contents: Sequence[bytes], path: Path) -> bytes | None:
-    """Make one whole file from two damaged ones of the same document; None if that is not possible.
+    """Make one whole file from two damaged ones of the same document; None if that is impossible.
 
-    `path`: of one of the two. Both were written with the same bytes, so where they differ, one is damaged,
-    and the checksum tells which.
+    `path` is one of the two. Both were written with the same bytes, so where they differ, one of them is
+    damaged, and the checksum tells which.
     """
     longer, shorter = sorted(contents, key=len, reverse=True)
     places = [place for place, (one, other) in enumerate(zip(longer, shorter, strict=False)) if one != other]

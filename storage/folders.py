@@ -1,9 +1,9 @@
-"""The data folders of a broker: which they are, what number each has, and which are missing.
+"""The data folders of a broker: which belong to it, what their numbers are, and which are missing.
 
 A broker may keep its partitions in several folders, usually on several disks. Each folder has a number, which
-never changes. An entity records over how many folders it is spread, and from that the number of a partition
-gives the folder of its log (`storage/spread_store.py`). So folders can only be added, and may be named in any
-order.
+never changes. An entity records how many folders it is spread over, and from that the number of a partition
+determines the folder of its log (`storage/spread_store.py`). So folders can only be added, and
+may be listed in any order.
 
 Each folder has a file `folder`: one line, the CRC-32C of the rest in hexadecimal, a space, and JSON:
 
@@ -15,7 +15,8 @@ Each folder has a file `folder`: one line, the CRC-32C of the rest in hexadecima
 
 A broker with one folder has no such file until a second folder is added; then the first one is number 0.
 
-A folder whose disk is not mounted looks empty. So a folder counts as new only if all known ones are there.
+The folder of a disk that is not mounted looks empty. So a folder counts as new only if no known one is
+missing.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ log = structlog.get_logger("folders")
 
 
 class WrongFolders(StorageError):
-    """The folders that were named cannot be those of one broker."""
+    """The given folders cannot all belong to one broker."""
 
 
 class DamagedIdentity(WrongFolders):
-    """A folder's file does not say any more which folder it is."""
+    """A folder's file no longer tells which folder it is."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is damaged, so this data folder does not say whose it is")
@@ -57,13 +58,13 @@ class DamagedIdentity(WrongFolders):
 
 @dataclass(slots=True, frozen=True)
 class Folder:
-    """One data folder. Its place in the list of all is its number."""
+    """One data folder. Its index in the list of all folders is its number."""
 
     path: Path
     id: str = ""
-    """Empty for the only folder of a broker."""
+    """Empty for a broker's only folder."""
     is_missing: bool = False
-    """It was not there, or not the right one."""
+    """It does not exist, or is not the right folder."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,10 +75,10 @@ class _Identity:
 
 
 def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
-    """All folders of a broker by number, found again in whatever order they are named; new ones get a number
-    and are told so.
+    """All folders of a broker by number, whatever the order of `paths`. New folders get a number, which is
+    written to their files.
 
-    A folder whose identity is damaged or cannot be read counts as missing if the others name it. Raises
+    A folder whose identity is damaged or unreadable counts as missing if the other folders list it. Raises
     WrongFolders, DiskFailed.
     """
     found: dict[Path, _Identity | None] = {}
@@ -106,7 +107,7 @@ def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
 def _check_named(
     found: Mapping[Path, _Identity | None], unreadable: Mapping[Path, DamagedIdentity | StorageError]
 ) -> None:
-    """Raise what is wrong with a folder unless the others say that it is one of theirs: then it is missing,
+    """Raise the error of an unreadable folder, unless the other folders list it: then it counts as missing,
     and they serve."""
     latest = max(
         (each for each in found.values() if each is not None),
@@ -133,8 +134,8 @@ def _check_named(
 
 
 def unnamed(disk: Disk, paths: Sequence[Path]) -> list[Path]:
-    """Where the folders were that belong to the same broker and are not among these. Only looks. Raises
-    WrongFolders, OSError."""
+    """The recorded paths of folders that belong to the same broker but are not among `paths`. Changes
+    nothing. Raises WrongFolders, OSError."""
     identities = [identity for identity in (_read(disk, path) for path in paths) if identity is not None]
     known = max((identity.folders for identity in identities), key=len, default=())
     named = {identity.id for identity in identities}
@@ -186,7 +187,7 @@ def _arrange(disk: Disk, found: dict[Path, _Identity | None]) -> list[Folder]:
     entries = [(id_, places[id_]) for id_, _ in known] + [(uuid.uuid4().hex, path) for path in new]
     wanted = tuple(entries)
     set_id = next(iter(sets), None) or uuid.uuid4().hex
-    # The new ones first: whoever finds the longer list in one of them after a crash goes on with it.
+    # New folders first, so that after a crash the longer list in any of them leads to the same arrangement.
     for id_, path in reversed(entries):
         if found[path] is None or found[path] != _Identity(set_id, id_, wanted):
             make_root(disk, path)
@@ -224,7 +225,7 @@ def _line(identity: _Identity) -> bytes:
 
 
 def _read(disk: Disk, path: Path) -> _Identity | None:
-    """What a folder says it is; None if it is not there, or says nothing. Raises WrongFolders, OSError."""
+    """A folder's identity; None if the folder or its file is missing. Raises WrongFolders, OSError."""
     if FILE_NAME not in disk.names(path):
         return None
     crc, _, content = read_file(disk, path / FILE_NAME).rstrip(b"\n").partition(b" ")
@@ -239,11 +240,11 @@ def _read(disk: Disk, path: Path) -> _Identity | None:
 
 
 def home_of(disk: Disk, folders: Sequence[Folder]) -> Path:
-    """Where the index of partitions and the generated certificate are: folder 0, or folder 1 while that is
+    """The folder of the partition index and the generated certificate: folder 0, or folder 1 while that is
     missing.
 
-    What folder 0 has of an index is out of date once the broker has run without it. An index in folder 1 says
-    so. Then both are removed, and the index is made anew. Raises DiskFailed.
+    Once the broker has run without folder 0, the index in folder 0 is out of date. An index in folder 1
+    shows that this happened; then both are removed, and the index is made anew. Raises DiskFailed.
     """
     if len(folders) == 1:
         return folders[0].path
@@ -266,8 +267,7 @@ def home_of(disk: Disk, folders: Sequence[Folder]) -> Path:
 
 
 def check_identity(disk: Disk, path: Path, id_: str) -> None:
-    """Raise DiskFailed unless the folder is there and the one that is meant; an empty `id_` means whatever is
-    there."""
+    """Raise DiskFailed unless the folder exists and has this identity. An empty `id_` accepts anything."""
     if not id_:
         return
     try:

@@ -1,13 +1,13 @@
 """A full disk: what may still be written, and the files of zeros that are given up then (durability rule 6).
 
-Two *reserves* hold room back. While both are held, commits are written as long as the disk takes them. A
-settlement that finds the disk full releases the reserve for settlements and uses its room. From then on sends
-are refused without being tried, so that this room, and what draining gives back, is left to settlements. Once
-there is enough room to make the reserve anew, sends are accepted again.
+Two *reserves* hold space back. While both are held, commits are written as long as the disk accepts them. A
+settlement that finds the disk full releases the reserve for settlements and uses its space. From then on,
+sends are refused without being tried, so that this space, and whatever draining frees, is left to
+settlements. Once there is enough space to create the reserve again, sends are accepted again.
 
-The second, smaller reserve is for what makes room: trimming, compaction, checkpoints and claims write a
-little before they free much. It is made anew first. While it is released, settlements are refused too, so
-that they do not use up what would help them.
+The second, smaller reserve is for work that frees space: trimming, compaction, checkpoints and claims write a
+little before they free much. It is created again first. While it is released, settlements are refused too, so
+that they do not use up the space that this work needs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Reserve:
         self._size_bytes = size_bytes
         self._mutex = threading.Lock()
         self.held = size_bytes == 0
-        """Whether there is room for everything else, as far as is known."""
+        """Whether there is space for everything else, as far as is known."""
         self.given_up = False
-        """It was released and has not been taken again."""
+        """Whether it was released and has not been taken again."""
 
     def hold(self) -> bool:
-        """Take the room if there is enough; gives whether it is held."""
+        """Take the space if there is enough; returns whether it is held."""
         with self._mutex:
             if not self.held:
                 self.held = self._create()
@@ -57,15 +57,15 @@ class Reserve:
             if self._path.name in self._disk.names(self._path.parent):
                 fd = self._disk.open_read(self._path)
                 if self._disk.size(fd) == self._size_bytes:
-                    return True  # it was held when the broker stopped
+                    return True  # it was still held when the broker stopped
                 close_quietly(self._disk, fd)
                 fd = -1
                 self._disk.remove(self._path)
             if self._disk.space(self._path.parent).free < self._size_bytes:
-                return False  # to try would take the little room there is from settlements for a moment
+                return False  # trying would briefly take the little space there is from settlements
             fd = self._disk.create(self._path)
             write_all(self._disk, fd, [bytes(self._size_bytes)], 0)
-            self._disk.sync(fd)  # some file systems allocate the room only now
+            self._disk.sync(fd)  # some file systems allocate the space only now
         except OSError:
             self._remove()
             return False
@@ -74,7 +74,7 @@ class Reserve:
         return True
 
     def release(self) -> None:
-        """Free the room for the next write."""
+        """Free the space for the next write."""
         with self._mutex:
             if self.held and self._size_bytes:
                 self.held = False
@@ -87,7 +87,7 @@ class Reserve:
         return self._size_bytes
 
     def resize(self, size_bytes: int) -> None:
-        """Change the size, before the reserve is first taken."""
+        """Change the size. Call this before the reserve is first taken."""
         self._size_bytes = size_bytes
         self.held = size_bytes == 0
 
@@ -100,23 +100,23 @@ class Reserves:
     """Both reserves of a store, in its root folder."""
 
     def __init__(self, disk: Disk, root: Path, size_bytes: int) -> None:
-        """`size_bytes`: for settlements; a fraction of it is added for upkeep."""
+        """`size_bytes` is for settlements; a fraction of it is added for upkeep."""
         self.settlements = Reserve(disk, root / "reserve", size_bytes)
         self.upkeep = Reserve(disk, root / "reserve-upkeep", size_bytes // UPKEEP_RESERVES)
 
     @property
     def held(self) -> bool:
-        """Whether there is room for commits that are not urgent, as far as is known."""
+        """Whether there is space for commits that are not urgent, as far as is known."""
         return self.settlements.held and self.upkeep.held
 
     def hold(self) -> bool:
-        """Take the room if there is enough. Blocks."""
+        """Take the space if there is enough. Blocks."""
         return self.upkeep.hold() and self.settlements.hold()
 
     async def admit(self, log: Path, executor: Executor, *, urgent: bool) -> None:
         """Decide whether a commit may be written while the reserves are not held.
 
-        Raises DiskFull for a send, and for a settlement (`urgent`) while upkeep needs what room there is.
+        Raises DiskFull for a send, and for a settlement (`urgent`) while upkeep needs the remaining space.
         """
         if not urgent:
             raise DiskFull(f"{log}: the remaining room is kept for settlements")
@@ -126,21 +126,21 @@ class Reserves:
             raise DiskFull(f"{log}: the remaining room is needed to make more")
 
     def spare_for(self, *, urgent: bool, frees: bool) -> Callable[[], None] | None:
-        """What gives up the room that a commit may use when it finds the disk full; None for a send, which
-        may use none."""
+        """A function that releases the reserve for a commit that finds the disk full; None for a send, which
+        may use no reserve."""
         return self.release if frees else self.settlements.release if urgent else None
 
     def resize(self, size_bytes: int) -> None:
-        """Change the sizes, before the reserves are first taken."""
+        """Change the sizes. Call this before the reserves are first taken."""
         self.settlements.resize(size_bytes)
         self.upkeep.resize(size_bytes // UPKEEP_RESERVES)
 
     def release(self) -> None:
-        """Free both for something that must be written before anything can be freed. Blocks."""
+        """Release both, for something that must be written before anything can be freed. Blocks."""
         self.upkeep.release()
         self.settlements.release()
 
     @property
     def held_bytes(self) -> int:
-        """How much room `release` would free."""
+        """How many bytes `release` would free."""
         return sum(each.size_bytes for each in (self.settlements, self.upkeep) if each.held)

@@ -69,7 +69,7 @@ class Witness:
     ) -> None:
         """`admit` raises DiskFailed if the folder is missing or has been replaced. It is called in a thread.
 
-        `executor`: whose threads do the work; the event loop's own unless given.
+        `executor`: its threads do the work; the event loop's own by default.
         """
         self.path = root / WITNESS_NAME
         self._disk, self._admit, self._executor = disk, admit, executor

@@ -1,14 +1,14 @@
 """Syncs files without a thread: Linux's kernel AIO (`io_submit` with IOCB_CMD_FDSYNC, Linux 4.18), through
 ctypes.
 
-Belongs to `disk.py`, and is separate because ctypes is a craft of its own. The kernel runs each fdatasync in
-a worker of its own and counts those that have ended in an eventfd, which the event loop watches. Threads are
-slower because each needs the interpreter lock after every system call, and while the event loop is busy, it
-gets the lock about once per callback. Measured with the loop at its limit, 16 logs, commits of 32 KiB: 8,100
-commits per second this way, 2,900 with four threads. With the loop idle: 0.25 ms of CPU per round instead of
-1.2 ms. io_uring would do as well, but containers forbid it by default.
+Belongs to `disk.py`, and is separate because ctypes is a subject of its own. The kernel runs each fdatasync
+in a worker of its own and counts those that have ended in an eventfd, which the event loop watches. Threads
+are slower because each needs the interpreter lock after every system call, and while the event loop is busy,
+it gets the lock about once per callback. Measured with the loop at its limit, 16 logs, commits of 32 KiB:
+8,100 commits per second this way, 2,900 with four threads. With the loop idle: 0.25 ms of CPU per round
+instead of 1.2 ms. io_uring would also work, but containers forbid it by default.
 
-`open_sync_queue` gives None where the system does not support this; `Committer` then uses its threads.
+`open_sync_queue` returns None if the system does not support this; `Committer` then uses its threads.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _EVENT = struct.Struct("=QQqq")
 _FDSYNC = 3
 _FLAG_EVENTFD = 1
 _SYNCS_MAX = 1024
-"""How many syncs one system call submits or reaps. More may be under way: the kernel rounds the size of its
-queue up."""
+"""How many syncs one system call submits or collects. More may be under way, because the kernel rounds the
+size of its queue up."""
 
 
 class KernelSyncQueue:
     """See `storage.disk.SyncQueue`."""
 
     def __init__(self, calls: _Calls) -> None:
-        # PyDLL keeps the interpreter lock: neither call waits, so giving it away would only cost.
+        # PyDLL keeps the interpreter lock: neither call waits, so releasing the lock would only cost time.
         self._syscall = ctypes.PyDLL(None, use_errno=True).syscall
         self._syscall.restype = ctypes.c_long
         self._calls = calls
@@ -61,7 +61,7 @@ class KernelSyncQueue:
             raise OSError(ctypes.get_errno(), "io_setup")
         self._ready_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events = ctypes.create_string_buffer(_EVENT.size * _SYNCS_MAX)
-        # The kernel reads a block while it is submitted, not later.
+        # The kernel reads a block only while it is being submitted, so blocks can be reused.
         self._blocks = ctypes.create_string_buffer(_IOCB.size * _SYNCS_MAX)
         first = ctypes.addressof(self._blocks)
         self._pointers = (ctypes.c_void_p * _SYNCS_MAX)(*range(first, first + len(self._blocks), _IOCB.size))
@@ -108,8 +108,8 @@ class KernelSyncQueue:
             os.eventfd_read(self._ready_fd)
         except BlockingIOError:
             return []
-        # The eventfd is quiet from here on until another sync ends, so nothing may be left behind in the
-        # kernel's ring.
+        # The eventfd stays silent until another sync ends, so nothing may be left behind in the kernel's
+        # ring.
         ended: list[tuple[int, int]] = []
         while True:
             events = self._reap()
@@ -135,7 +135,7 @@ class KernelSyncQueue:
 
 
 def open_sync_queue() -> KernelSyncQueue | None:
-    """A queue, if this system has them: Linux on x86-64 or ARM64, and not forbidden."""
+    """A queue, if this system supports it: Linux on x86-64 or ARM64 that allows the calls; else None."""
     calls = _CALLS.get(platform.machine())
     if calls is None or sys.platform != "linux" or sys.byteorder != "little":
         return None

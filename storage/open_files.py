@@ -1,8 +1,8 @@
-"""Descriptors for reading, shared by all logs. Their number is bounded; the one unused for longest is closed
+"""Descriptors for reading, shared by all logs. Their number is bounded; the least recently used one is closed
 first.
 
 Thread-safe. A descriptor is never closed while a thread reads from it. Files are opened and closed without
-holding the mutex, because the event loop takes it too and a disk may be slow at either.
+holding the mutex, because the event loop takes it too and a disk may be slow to open or close a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _OpenFile:
 
     def __init__(self) -> None:
         self.fd = -1
-        """-1 until it was opened."""
+        """-1 until the file is open."""
         self.readers = 0
         self.kept = True
 
@@ -45,7 +45,7 @@ class OpenFiles:
         dropped: list[int] = []
         with self._mutex:
             file = self._files.get(path)
-            if file is None or file.fd < 0:  # another thread may be opening it; do not wait for that
+            if file is None or file.fd < 0:  # another thread may be opening the file; do not wait for it
                 file = self._files[path] = _OpenFile()
             self._files.move_to_end(path)
             file.readers += 1
@@ -82,21 +82,21 @@ class OpenFiles:
             self._close(unused)
 
     def forget(self, path: Path) -> None:
-        """Close the file, as soon as nobody reads from it."""
+        """Close the file as soon as nobody reads from it."""
         with self._mutex:
             dropped = self._drop(path) if path in self._files else []
         self._close(dropped)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all files."""
         with self._mutex:
             dropped = [fd for path in list(self._files) for fd in self._drop(path)]
         self._close(dropped)
 
     def _leave(self, path: Path, file: _OpenFile) -> list[int]:
-        """A reader is done; gives what is to be closed."""
+        """Note that a reader is done; gives the descriptors to close."""
         file.readers -= 1
-        if self._files.get(path) is not file:  # forgotten, or another thread has opened it as well
+        if self._files.get(path) is not file:  # forgotten, or opened by another thread as well
             file.kept = False
         return self._unused(file)
 

@@ -1,11 +1,11 @@
 """Bounds how many logs keep their active file open, and for how long without a commit.
 
 Each partition has a file that it writes to, and there may be more partitions than a process may have
-descriptors. So a log takes a place here before it opens its file. If all places are taken, the log that was
-written to least recently closes its file; logs that are not busy come first. Owned by the event loop.
+descriptors. So a log takes a place here before it opens its file. If all places are taken, the least recently
+used log closes its file; logs that are not busy come first. Owned by the event loop.
 
-A log whose disk hangs keeps its place, but nobody waits for that log alone: after LATE_S another log is asked
-as well.
+A log whose disk hangs keeps its place, but nobody waits for that log alone: after LATE_S, another log is
+asked as well.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 LATE_S = 0.25
-"""How long a log has to close its file before another one is asked to close its own as well."""
+"""How long a log has to close its file before another log is asked as well."""
 
 
 class Holder(Protocol):
-    """The part of a log that is needed here."""
+    """The part of a log that this file needs."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether its file is in use."""
+        """Whether the log's file is in use."""
 
     async def put_away(self) -> None:
-        """Wait until the file is not in use, close it, and give the place back. Raises nothing if the disk
+        """Wait until the file is not in use, close it, and give the place back. Does not raise if the disk
         fails."""
 
 
 class OpenSegments:
-    """The places, with the time when each was last used."""
+    """The places, and when each was last used."""
 
     def __init__(self, places: int, idle_ms: int, taken: Callable[[], None]) -> None:
         """`taken` is called whenever a log takes a place, so that `close_idle` can be started."""
@@ -40,10 +40,10 @@ class OpenSegments:
         self._idle_s = idle_ms / 1_000
         self._taken = taken
         self._logs: OrderedDict[Holder, float] = OrderedDict()
-        """When each log last used its place, the least recently used first."""
+        """When each log last used its place; the least recently used log comes first."""
         self._one_at_a_time = asyncio.Lock()
         self._leaving: dict[Holder, asyncio.Task[None]] = {}
-        """Logs that were asked to close their files to make room."""
+        """Logs that are closing their files to make room."""
 
     def __iter__(self) -> Iterator[Holder]:
         return iter(self._logs)
@@ -52,7 +52,7 @@ class OpenSegments:
         """Get a place for a log, waiting until there is one. A log that has a place never waits here, so
         there is no deadlock.
 
-        A caller that is cancelled leaves at once, whatever it waits for.
+        A cancelled caller leaves at once, whatever it waits for.
         """
         if log in self._logs:
             self.used(log)
@@ -65,19 +65,19 @@ class OpenSegments:
         self._taken()
 
     def used(self, log: Holder) -> None:
-        """The log writes to its file."""
+        """Note that the log writes to its file."""
         self._logs[log] = asyncio.get_running_loop().time()
         self._logs.move_to_end(log)
 
     def give(self, log: Holder) -> None:
-        """The log's file is closed. Nothing happens if it had no place."""
+        """Give the log's place back, because its file is closed. Does nothing if the log has no place."""
         self._logs.pop(log, None)
 
     async def _make_room(self, is_late: bool) -> bool:
-        """Have one more log close its file; return when one of those that were asked has. True if none has
-        within LATE_S.
+        """Have one more log close its file, and return when any log asked so far has done so. True if none
+        has within LATE_S.
 
-        `is_late`: those that were asked before are late, so that one at work is asked as well.
+        `is_late`: the logs asked before are late, so a busy log may be asked as well.
         """
         log = next((each for each in self._logs if not (each.is_busy or each in self._leaving)), None)
         if log is None and (is_late or not self._leaving):
@@ -96,7 +96,7 @@ class OpenSegments:
             del self._leaving[log]
 
     async def close_idle(self) -> None:
-        """Close files that were not used for the idle time; returns when no file is open."""
+        """Close files that were unused for the idle time; returns when no file is open."""
         while self._logs:
             log, used_at = next(iter(self._logs.items()))
             idle_s = asyncio.get_running_loop().time() - used_at

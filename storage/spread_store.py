@@ -3,11 +3,11 @@
 Each folder is a store with its own committer, threads, reserve and lock.
 
 The log of a partition is in the folder `place(entity, partition, folders)`, where `folders` is how many there
-were when the entity was created. So a new folder only takes partitions of new entities, and no log ever has
+were when the entity was created. So a new folder takes only partitions of new entities, and no log ever has
 to be searched for.
 
-A fault of one folder affects only the partitions in it. Where all folders are asked, those that fail are
-reported and left out, as long as one answers.
+A folder's failure affects only the partitions in it. When all folders are asked, those that fail are reported
+and left out, as long as at least one answers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from storage.threads import within
 T = TypeVar("T")
 
 TIMEOUT_MS = 5_000
-"""How long a folder may take to say which partitions of an entity it has."""
+"""How long a folder may take to list its partitions of an entity."""
 
 _log = structlog.get_logger("folders")
 
 
 def place(entity: str, partition: int, folders: int) -> int:
-    """The number of the folder that a partition is in. Part of the storage format: it never changes.
+    """The number of the folder that holds a partition. Part of the storage format: it never changes.
 
     Neighbouring partitions are in different folders, and the first partitions of many entities are spread
     over all of them.
@@ -52,14 +52,14 @@ class SpreadStore:
         self._stores = stores
         self._unknown = unknown
         self._reported: set[int] = set()
-        """Folders whose failure was reported."""
+        """Folders whose failure was already logged."""
 
     def folder_states(self) -> list[FolderState]:
-        """How each folder is, by number. Asks no disk."""
+        """The state of each folder, by number. Does not ask the disks."""
         return [store.state for store in self._stores]
 
     def log(self, entity: str, partition: int, folders: int = 1) -> FileLog:
-        """See `LogStore.log`. The log of a folder that is missing raises DiskFailed when it is claimed."""
+        """See `LogStore.log`. If the folder is missing, the log raises DiskFailed when it is claimed."""
         number = place(entity, partition, folders)
         store = self._stores[number] if number < len(self._stores) else self._unknown
         return store.log(entity, partition)
@@ -76,7 +76,7 @@ class SpreadStore:
         return sorted({number for numbers in answers for number in numbers})
 
     async def is_without_logs(self, entity: str) -> bool:
-        """See `LogStore.is_without_logs`. Raises what a folder raises."""
+        """See `LogStore.is_without_logs`. Raises the error of any folder."""
         return not any(await asyncio.gather(*(self._partitions_in(store, entity) for store in self._stores)))
 
     async def _partitions_in(self, store: FileLogStore, entity: str) -> list[int]:
@@ -93,8 +93,8 @@ class SpreadStore:
         return {entity: sorted(numbers) for entity, numbers in missing.items()}
 
     async def delete(self, entity: str) -> None:
-        """See `LogStore.delete`. Deletes in all folders that let it, and then raises what another one has
-        raised."""
+        """See `LogStore.delete`. Deletes in all folders that allow it, and then raises the error of any
+        other."""
         results = await asyncio.gather(
             *(store.delete(entity) for store in self._stores), return_exceptions=True
         )
@@ -106,8 +106,7 @@ class SpreadStore:
         await asyncio.gather(*(store.close() for store in (*self._stores, self._unknown)))
 
     async def _of_all(self, ask: Callable[[FileLogStore], Coroutine[Any, Any, T]]) -> list[T]:
-        """What the folders answer, but for those that fail. Raises FolderInUse, or what they raise if all
-        fail."""
+        """The answers of the folders that do not fail. If all fail, raises FolderInUse, or their error."""
         answers: list[T] = []
         errors: list[StorageError] = []
         for number, answer in enumerate(

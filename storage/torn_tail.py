@@ -1,10 +1,10 @@
 """Torn tails: where a log ends after a crash, and what is cut off behind that (durability rule 5).
 
-The last segment ends behind its last whole frame. Zeros that follow are room not used yet. Anything else is
-the *torn tail* of a commit that nobody was told of: the claim gives it up and reports it (`log.tail_cut`).
+The last segment ends behind its last whole frame. Zeros that follow are space not yet used. Anything else is
+the *torn tail* of a commit that was never acknowledged: it is given up and logged (`log.tail_cut`).
 
-There is one exception. If something whole says that this place was durable once (the extent, a checkpoint, a
-later frame), then the bytes are not torn but *damaged*. The claim changes nothing and raises RecordsMissing.
+There is one exception. If anything whole (the extent, a checkpoint, a later frame) says that this place was
+durable, then the bytes are not torn but *damaged*: `find_tail` changes nothing and raises RecordsMissing.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _log = structlog.get_logger()
 
 @dataclass(slots=True, frozen=True)
 class Tail:
-    """Where a log ends."""
+    """The end of a log."""
 
     chain: Chain
     epoch: int
     durable: Position
-    """Nothing proves that the bytes from here to the end are on stable storage."""
+    """Everything below is on stable storage; nothing proves that of the bytes from here to the end."""
 
 
 def find_tail(
     disk: Disk, last: Segment, codec: FrameCodec, checkpoint: StoredCheckpoint | None, known: Position
 ) -> Tail:
     """Find the end of the last segment, reading from the checkpoint on if possible. Everything below `known`
-    was durable.
+    is known to have been durable.
 
     Raises RecordsMissing for damage, CorruptRecord, OSError.
     """
@@ -85,7 +85,7 @@ def find_tail(
 
 
 def cut_void(disk: Disk, segment: Segment, end: Position) -> None:
-    """Cut off what stands behind a segment's end. If the disk refuses, it still is never read."""
+    """Cut off what follows a segment's end. Even if the disk refuses, it is never read."""
     with contextlib.suppress(OSError):
         fd = disk.open_write(segment.path)
         try:
