@@ -1,18 +1,18 @@
-"""What a partition durably knows: its messages and counters, a fold over the records of its log. Pure.
+"""A partition's messages and counters: a fold over the records of its log. Pure.
 
-`apply…` is what a record does, at replay and when it is appended alike. Knows nothing of clients, locks, or
-the time.
+The `apply…` methods carry out a record, both at replay and when it is appended. This file knows nothing of
+clients, locks or the time.
 
-A replay needs nothing from before `Log.start`, and no checkpoint. The log is trimmed only below the oldest
-frame that holds a live message, and below a COUNTERS record. So of each live message the replay meets the
-ENQUEUED or RELOCATED record where it stands, and every later record about it. A record about a message of no
-kept frame is passed over: either the message was removed later, or a RELOCATED record with its whole state
-follows. Such numbers are lower than the first one that is replayed as ENQUEUED; an unknown number above that
-is a contradiction, and ends the replay. A checkpoint only makes the replay shorter: it holds the same fold up
-to its position (`snapshot.py`).
+A replay needs no checkpoint and nothing from before `Log.start`. The log is trimmed only below the oldest
+frame that holds a live message, and below a COUNTERS record. So for each live message, a replay finds the
+ENQUEUED or RELOCATED record that holds its bytes, and every later record about it. A replay skips records
+about messages in trimmed frames: such a message was either removed later, or a later RELOCATED record carries
+its whole state. The numbers of these messages are lower than the first one replayed as ENQUEUED; an unknown
+number above that is a contradiction and ends the replay. A checkpoint only shortens the replay: it holds the
+result of the same fold up to its position (`snapshot.py`).
 
 Each live reference is counted in the frame that holds its bytes. `_frames` holds the frames in the order of
-the log; dead ones leave it when they reach the front, so the front says how far the log may be trimmed.
+the log; dead ones are dropped when they reach the front, so the front shows how far the log may be trimmed.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from storage.log import Commit, Frame, Position
 NO_NUMBER = 1 << 64
 """Above all sequence numbers."""
 EVICTED_AT_ONCE = 1024
-"""Messages whose bodies leave the memory in one go: some 100 microseconds."""
+"""Messages that one eviction looks at: about 100 microseconds."""
 SUBQUEUES = tuple(place.name for place in QUEUE)
-"""By the number that records give them."""
+"""Names of the subqueues, indexed by their number in records."""
 REPLAYED_AT_ONCE = 1024
-"""Messages that one step of a replay brings back: about a millisecond."""
+"""Messages that one step of a replay handles: about a millisecond."""
 RELOCATED_AT_ONCE = 2048
-"""Messages that one commit of a compaction moves: some milliseconds."""
+"""Messages that one commit of a compaction moves: a few milliseconds."""
 FRAMES_LOOKED_AT = 8192
-"""By one look for the oldest frames: about a millisecond."""
+"""Frames that one search for the oldest frames looks at: about a millisecond."""
 DROPPED_AT_ONCE = 2048
-"""References and frames that one step of `drop` forgets: less than a millisecond."""
+"""References and frames that one step of `drop` frees: less than a millisecond."""
 
 
 class Messages:
@@ -59,29 +59,29 @@ class Messages:
     def __init__(
         self, number: int, payloads: PayloadBudget, tick_ms: int, clock_settings: ClockSettings | None = None
     ) -> None:
-        """`clock_settings`: those of this partition from before a recovery within this process."""
+        """`clock_settings` are this partition's from before a recovery within this process."""
         self._tick_ms = tick_ms
         self.work = Work()
         self.subqueues = [Subqueue(index, place, self.work) for index, place in enumerate(QUEUE)]
         self.main = self.subqueues[0]
-        """Takes what is sent."""
+        """The subqueue that receives sent messages."""
         self.first_number = number << PARTITION_SHIFT
-        """Below all sequence numbers of the partition: its own bits."""
+        """Lower than all sequence numbers of the partition: only its own bits are set."""
         self.next_number = self.first_number | 1
-        """The sequence number that the next message gets."""
+        """The sequence number for the next message."""
         self.position = Position(0)
-        """Where the frame stands whose records are being applied. Whoever applies some sets it before."""
+        """Position of the frame whose records are being applied. Set by the caller before it applies any."""
         self.blocks = Blocks()
-        """Which messages' durable state has changed in which frame."""
+        """Which blocks of messages have changed, and in which frame."""
         self.states = DurableStates()
-        """What the partition keeps durably beside the messages."""
+        """The durable state other than messages."""
         self.latest_enqueued_ms = 0
         self.payloads = payloads.share(self.evict)
         self.evicted_below = NO_NUMBER
-        """Bodies from this sequence number on stay: a batch has sent them, and not all of them are counted as
-        being in memory until it has ended. Another partition may ask for room meanwhile."""
+        """Bodies from this sequence number on are not evicted: the current batch has sent them, and not all
+        of them are counted in the budget. Another partition may ask for room while the batch lasts."""
         self._evicted_to = (0, 0)
-        """Up to which subqueue and sequence number bodies were evicted last."""
+        """The subqueue and sequence number where the last eviction stopped."""
         self._by_name = {subqueue.name: subqueue for subqueue in self.subqueues}
         self._clock_settings = clock_settings or ClockSettings()
         self._frames: deque[StoredFrame] = deque()
@@ -89,7 +89,7 @@ class Messages:
         self._first_replayed: int | None = None
 
     def find(self, name: str) -> Subqueue:
-        """A subqueue by its name. Raises Refused(ENTITY_NOT_FOUND)."""
+        """Find a subqueue by name. Raises Refused(ENTITY_NOT_FOUND)."""
         subqueue = self._by_name.get(name)
         if subqueue is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, f"There is no subqueue '{name}'.")
@@ -105,7 +105,7 @@ class Messages:
 
     @property
     def state_bytes(self) -> int:
-        """What everything but the messages' bodies takes of the memory."""
+        """Memory used by everything except the messages' bodies."""
         total = self.states.bytes
         for subqueue in self.work.occupied.values():
             total += (
@@ -117,12 +117,12 @@ class Messages:
 
     @property
     def relocatable_bytes(self) -> int:
-        """How many bytes it would take to write every message again, with changed properties and its row in a
-        RELOCATED record's tables.
+        """Bytes needed to write every message again, with its changed properties and its row in the tables of
+        a RELOCATED record.
 
-        Compaction compares this with the log. The sizes of the messages are not enough: a message of one byte
-        takes forty more in a RELOCATED record, and one record may have given 32 KiB of changed properties to
-        each of a thousand messages.
+        Compaction compares this with the log. The messages' sizes alone would be too low: a message of one
+        byte takes forty more in a RELOCATED record, and one record may have given 32 KiB of changed
+        properties to each of a thousand messages.
         """
         total = 0
         for subqueue in self.work.occupied.values():
@@ -143,7 +143,7 @@ class Messages:
         return total
 
     def first_live(self) -> Position | None:
-        """The oldest frame that holds a live message; None when there is none. Nothing below will be read
+        """The oldest frame that holds a live message; None if there is none. Nothing below it will be read
         again."""
         frames = self._frames
         while frames and not frames[0].live:
@@ -151,11 +151,11 @@ class Messages:
         return frames[0].position if frames else None
 
     def oldest_frames(self, count: int, reach: int, below: Position) -> list[Position]:
-        """The oldest frames below a position with live messages: at most `count`, and none more than `reach`
+        """The oldest frames with live messages below a position: at most `count`, and none more than `reach`
         bytes behind the first.
 
-        Looks at FRAMES_LOOKED_AT frames at most, and drops the dead ones among them, so that nobody meets
-        them again.
+        Looks at FRAMES_LOOKED_AT frames at most, and drops the dead ones among them, so that later searches
+        need not skip them again.
         """
         first = self.first_live()
         frames = self._frames
@@ -177,7 +177,8 @@ class Messages:
         return [frame for frame in self._frames if frame.live]
 
     def adopt_frames(self, frames: Iterable[StoredFrame]) -> None:
-        """Some of a checkpoint's frames, in the order of the log: nothing but earlier ones came before."""
+        """Add some of a checkpoint's frames. They must come in the order of the log, after all frames added
+        before."""
         self._frames.extend(frames)
 
     # --- what records do ------------------------------------------------------------------------------------
@@ -189,11 +190,11 @@ class Messages:
         messages: Sequence[bytes] | None = None,
         now_ms: int | None = None,
     ) -> bool:
-        """New messages in the main subqueue; False if there is no room in memory for their bodies beyond this
-        batch.
+        """Add new messages to the main subqueue. Returns False if there is no room in memory to keep their
+        bodies beyond this batch.
 
         `messages` and `now_ms` (monotonic time) are None in a replay: bodies are read when needed, and
-        `finish_replay` sets deadlines.
+        `finish_replay` sets the deadlines.
         """
         first, enqueued_ms, sizes, expiries, offset, column_lists = enqueued
         count = len(sizes)
@@ -229,7 +230,7 @@ class Messages:
         )
         untrack(references)
         columns.give(references, column_lists)
-        # The numbers that the references hold are the dictionary's keys, too: one object for both.
+        # The references' number objects also serve as the dictionary's keys, so each number exists only once.
         self.main.append(references, [reference.sequence_number for reference in references], size)
         if lives:
             self.main.watch_lives(first, lives, life_column)
@@ -238,7 +239,7 @@ class Messages:
         return keep or messages is None
 
     def apply_mark(self, mark: Mark) -> None:
-        """One thing that happens to some messages of a subqueue; none of them is locked."""
+        """Apply a change to some messages of one subqueue; none of them is locked."""
         subqueue = self.subqueues[mark.subqueue]
         self.blocks.touch(mark.subqueue, mark.sequence_numbers, self.position)
         if mark.kind == records.REMOVED:
@@ -260,13 +261,13 @@ class Messages:
                 target.insert(reference)
 
     def apply_counters(self, counters: Counters) -> None:
-        """Numbers and times go on from there."""
+        """Continue with these sequence numbers and times."""
         assert counters.next_sequence_number >= self.next_number
         self.next_number, self.latest_enqueued_ms = counters
 
     def apply_relocated(self, position: Position, relocated: Relocated) -> None:
-        """Messages stand somewhere else from now on. At a replay they may be unknown: then this is all that
-        is known of them."""
+        """Point messages to their new place in the log. A replay may meet unknown messages here; then the
+        record is all that is known of them."""
         frame = self._frame_at(position)
         frame.live += len(relocated.sequence_numbers)
         offset = relocated.messages_offset
@@ -310,22 +311,21 @@ class Messages:
         return self._frames[-1]
 
     def forget(self, removed: Iterable[Reference]) -> None:
-        """These references are gone, and with them, where they were the last, the messages."""
+        """Release removed references: their frames no longer count them, and their bodies leave memory."""
         in_memory = 0
         for reference in removed:
             reference.frame.live -= 1
             payload = reference.payload
             if payload:
                 in_memory += len(payload)
-                reference.payload = (
-                    b""  # a lease may hold the reference for as long as any other message of it is locked
-                )
+                # A lease may keep the reference for as long as any of its other messages is locked.
+                reference.payload = b""
         if in_memory:
             self.payloads.give(in_memory)
 
     def evict(self) -> None:
-        """Let some bodies rest on the disk alone: looks at EVICTED_AT_ONCE messages, and goes on from there
-        the next time."""
+        """Drop some bodies from memory; they stay on the disk. Looks at EVICTED_AT_ONCE messages, and
+        continues from there the next time."""
         place, from_number = self._evicted_to
         occupied = self.work.occupied
         subqueue = occupied.get(place)
@@ -347,13 +347,13 @@ class Messages:
         self.payloads.give(freed)
 
     def _occupied_after(self, number: int) -> int:
-        """The next subqueue that holds messages, from the first one again behind the last."""
+        """The next subqueue that holds messages; after the last one, the first again."""
         occupied = self.work.occupied
         return min((each for each in occupied if each > number), default=min(occupied, default=0))
 
     def cut(self, first: int) -> None:
-        """Undo the latest `apply_enqueued`: all messages from `first` on never were. Their frame is the last
-        one."""
+        """Undo the latest `apply_enqueued`, as if the messages from `first` on had never come. Their frame is
+        the last one."""
         self.forget(self.main.cut(first))
         self.next_number = first
         assert self._frames and not self._frames[-1].live
@@ -404,15 +404,15 @@ class Messages:
             yield 0
 
     def finish_replay(self, wall_ahead_ms: int) -> None:
-        """As `finish_steps`, at once."""
+        """As `finish_steps`, but all at once."""
         deque(self.finish_steps(wall_ahead_ms), maxlen=0)
 
     def finish_steps(self, wall_ahead_ms: int) -> Iterator[int]:
-        """Everything was replayed: bring the references into order, and watch the time. In steps, each of a
-        bounded number of messages.
+        """After the replay, put the references in order and set their deadlines. Each step handles a bounded
+        number of messages.
 
-        `wall_ahead_ms` is how far wall time is ahead of monotonic time now. Until this process first read the
-        log, times to live ran by the wall clock; since then they run in monotonic time, also across a
+        `wall_ahead_ms` is how far wall time is ahead of monotonic time now. Times to live counted in wall
+        time until this process first read the log; since then they count in monotonic time, even across a
         recovery.
         """
         self._clock_settings.read_back(wall_ahead_ms)
@@ -427,7 +427,7 @@ class Messages:
             yield 0
 
     def _known(self, mark: Mark, numbers: Sequence[int]) -> Sequence[int]:
-        """Those of the numbers that a mark names whose messages are there. Raises UnreadableRecord."""
+        """The numbers whose messages exist, of those that a mark names. Raises UnreadableRecord."""
         if max(mark.subqueue, mark.target) >= len(self.subqueues):
             raise UnreadableRecord(
                 f"a record speaks of subqueue {max(mark.subqueue, mark.target)}, which is unknown to "
@@ -442,8 +442,8 @@ class Messages:
         return known
 
     def drop(self) -> Iterator[int]:
-        """Forget everything, in steps: to free a million references at once would hold everybody up. Nobody
-        uses this object any more."""
+        """Free everything, in steps, because freeing a million references at once would block the event loop.
+        This object is no longer used."""
         for subqueue in self.subqueues:
             references = subqueue.references
             while references:
@@ -469,7 +469,7 @@ class Messages:
         return [each for part in self.living_steps([frame]) for each in part]
 
     def living_steps(self, frames: Iterable[Frame]) -> Iterator[list[tuple[Frame, int]]]:
-        """The same for several frames, in steps of REPLAYED_AT_ONCE messages at most."""
+        """The live messages in several frames, in steps of REPLAYED_AT_ONCE messages at most."""
         for frame in frames:
             for record in frame.records():
                 numbers: Sequence[int] = ()
@@ -492,11 +492,11 @@ class Messages:
     def relocate(
         self, candidates: deque[tuple[Frame, int]], commit: Commit, bytes_max: int
     ) -> Relocated | None:
-        """Move live messages from the front of `candidates` (of `living_in`) into a commit.
+        """Move live messages from the front of `candidates` (from `living_in`) into a commit.
 
-        Takes as many as a frame of `bytes_max` bytes has room for, at least one and at most
-        RELOCATED_AT_ONCE. Drops candidates that were removed or relocated since. Give the result to
-        `apply_relocated` once the commit is durable. None if no candidate is live.
+        Takes as many as fit into a frame of `bytes_max` bytes, at least one and at most RELOCATED_AT_ONCE.
+        Drops candidates that have since been removed or relocated. The caller must pass the result to
+        `apply_relocated` once the commit is durable. Returns None if no candidate is live.
         """
         found: list[tuple[Subqueue, Reference]] = []
         messages: list[bytes] = []
@@ -550,14 +550,14 @@ class Messages:
 
 
 def state_of(number: int) -> MessageState:
-    """The state that records and checkpoints give this number. Raises UnreadableRecord."""
+    """The state with this number in records and checkpoints. Raises UnreadableRecord."""
     if number >= len(STATES):
         raise UnreadableRecord(f"a message has the state {number}, which is unknown to this release")
     return STATES[number]
 
 
 def _parts(enqueued: Enqueued) -> Iterator[Enqueued]:
-    """The same messages, REPLAYED_AT_ONCE at a time."""
+    """Split the messages into parts of REPLAYED_AT_ONCE."""
     first, enqueued_ms, sizes, expiries, offset, column_lists = enqueued
     if len(sizes) <= REPLAYED_AT_ONCE:
         yield enqueued
@@ -577,7 +577,7 @@ def _parts(enqueued: Enqueued) -> Iterator[Enqueued]:
 
 
 def _relocated_parts(relocated: Relocated) -> Iterator[Relocated]:
-    """The same messages, REPLAYED_AT_ONCE at a time."""
+    """Split the messages into parts of REPLAYED_AT_ONCE."""
     offset = relocated.messages_offset
     for start in range(0, len(relocated.sizes), REPLAYED_AT_ONCE):
         part = relocated.part(slice(start, start + REPLAYED_AT_ONCE), offset)
@@ -586,7 +586,7 @@ def _relocated_parts(relocated: Relocated) -> Iterator[Relocated]:
 
 
 def _shared(enqueued: Enqueued) -> Enqueued:
-    """The same with one number object for all equal sizes and expiries: a table read back makes one each."""
+    """Let equal sizes and expiries share one number object; reading a table creates one for each entry."""
     numbers: dict[int, int] = {}
     sizes = [numbers.setdefault(each, each) for each in enqueued.sizes]
     expiries = enqueued.expires_at_ms

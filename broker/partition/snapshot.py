@@ -1,17 +1,17 @@
-"""What a partition puts into its checkpoints: sections, each in blocks of its own. Encodes and decodes; pure.
+"""The contents of a partition's checkpoints: sections, each divided into blocks. Encodes and decodes; pure.
 
-A *section* is one kind of durable state: the counters, the messages, and whatever `durable_state.py` lists.
-It knows which of its blocks have changed since a position in the log (`changed_since`), brings blocks into
-bytes and back, and says from which position on it needs the log in any case (`needed_from`). The log is
-trimmed up to the lowest of these positions, and never above the older of two checkpoints. So the records of
-what a section keeps in its blocks may leave the log once two checkpoints hold it.
+A *section* is one kind of durable state: the counters, the messages, and those that `durable_state.py` lists.
+It knows which of its blocks have changed since a position in the log (`changed_since`), encodes and decodes
+blocks, and says from which position on it needs the log even with a checkpoint (`needed_from`). The log is
+trimmed up to the lowest of these positions, but never above the older of two checkpoints. So the records
+behind a block may be trimmed once two checkpoints hold it.
 
     section      blocks                                               needs the log from
     "counters"   one: next sequence number, latest enqueued time      nowhere
-    "messages"   the messages of each subqueue, by runs of 1,024      the oldest frame that holds a message:
-                 sequence numbers (`blocks.py`)                       bodies are in the log
+    "messages"   the messages of each subqueue, by runs of 1,024      the oldest frame that holds a message,
+                 sequence numbers (`blocks.py`)                       because bodies are in the log
 
-Tables as in `records.py`, little endian.
+Tables are as in `records.py`, little endian.
 
     counters, version 1                          messages, version 1
     offset  size  field                          offset  size  field
@@ -60,28 +60,29 @@ _COUNTERS = struct.Struct("<QQ")
 _MESSAGES = struct.Struct("<HHHH")
 _HAS_EXPIRIES, _HAS_DELIVERY_COUNTS, _HAS_STATES, _HAS_COLUMNS = 1, 2, 4, 8
 _ROW_BYTES_MAX = 3 * 8 + 3 * 4 + 3 * 2 + columns.MESSAGE_BYTES
-"""What a message takes at most: a row of each table, and a frame of its own."""
+"""The most that a message takes: a row of each table, and a frame of its own."""
 _TABLE_ROW_BYTES = 40
 """What a block takes in the table of all blocks."""
 
 
 class Taking:
-    """A snapshot while it is taken, a block at a time. Nothing may be applied to the state before its end."""
+    """A snapshot being taken, one block at a time. No record may be applied to the state until it is
+    finished."""
 
     def __init__(self, changed: Sequence[tuple[Section, Sequence[int]]]) -> None:
-        """`changed`: the blocks to be taken."""
+        """`changed` lists the blocks to take."""
         self._changed = changed
         self._blocks: list[dict[int, bytes]] = [{} for _ in changed]
 
     def steps(self) -> Iterator[None]:
-        """Take it. A step is about half a millisecond."""
+        """Take the snapshot. A step takes about half a millisecond."""
         for (section, numbers), blocks in zip(self._changed, self._blocks, strict=True):
             for number in numbers:
                 blocks[number] = section.encode(number)
                 yield
 
     def checkpoint(self, position: Position) -> Checkpoint:
-        """What was taken, as of the log's end."""
+        """The snapshot as a checkpoint at `position`, the log's end."""
         taken = zip(self._changed, self._blocks, strict=True)
         return Checkpoint(
             position,
@@ -90,7 +91,7 @@ class Taking:
 
 
 class Snapshot:
-    """The sections of one partition, and what is done with all of them."""
+    """All sections of one partition, and operations on all of them."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
@@ -101,29 +102,29 @@ class Snapshot:
         )
 
     def take(self, base: Position | None) -> Taking:
-        """Begin to take what has changed since `base`, or everything."""
+        """Begin a snapshot of everything that has changed since `base`; of everything if None."""
         return Taking([(section, section.changed_since(base)) for section in self._sections])
 
     def saved(self, checkpoint: Checkpoint) -> None:
-        """This one is durable."""
+        """Note that this checkpoint is durable."""
         for section, stored in zip(self._sections, checkpoint.sections, strict=True):
             section.saved([block for block, data in stored.blocks.items() if not data])
 
     def cost(self, base: Position | None) -> int:
-        """About how many bytes a checkpoint takes that builds on `base`; not less than it does."""
+        """Estimate how many bytes a checkpoint that builds on `base` takes; never too low."""
         return sum(section.cost(base) for section in self._sections)
 
     def needed_from(self) -> Position | None:
-        """The lowest position in the log that any section needs, whatever the checkpoints hold; None if it
-        may be trimmed to its end."""
+        """The lowest log position that any section needs even with checkpoints; None if the log may be
+        trimmed to its end."""
         return min(
             (needed for section in self._sections if (needed := section.needed_from()) is not None),
             default=None,
         )
 
     def load_steps(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Bring the state back into fresh `Messages`, a block at most in each step; `finish_replay` has to
-        follow.
+        """Restore the state into new `Messages`, one block at most per step. The caller must then run
+        `finish_replay`.
 
         Raises UnreadableRecord.
         """
@@ -154,7 +155,7 @@ class Snapshot:
 
 
 class _CountersSection:
-    """What the partition counts. It is written with each checkpoint."""
+    """The partition's counters, written with every checkpoint."""
 
     name = "counters"
     version = 1
@@ -196,7 +197,7 @@ class _MessagesSection:
         self._messages = messages
         self._blocks: Blocks = messages.blocks
         self._frames: dict[int, StoredFrame] = {}
-        """While blocks are read: the frames by position."""
+        """Frames by position, while blocks are being read."""
 
     def changed_since(self, base: Position | None) -> Sequence[int]:
         return self._blocks.changed_since(base)
@@ -268,7 +269,7 @@ class _MessagesSection:
                 f"a block of a checkpoint has {len(view)} bytes, its tables speak of {whole}"
             )
         frames = [self._frame(position) for position in positions]
-        # Equal times and sizes become one object each: a table makes one per message.
+        # Let equal times and sizes share one object each; reading a table creates one per message.
         shared: dict[int, int] = {}
         share = shared.setdefault
         references = list(

@@ -1,8 +1,7 @@
-"""The state in a checkpoint of format version 1: all references of a partition in one piece. Decodes only;
-pure.
+"""Checkpoint format version 1: all references of a partition in one piece. Decodes only; pure.
 
-Releases before blocks (`snapshot.py`) wrote it, and it is read so that their data folders open. Tables as in
-`records.py`, little endian.
+Releases before blocks (`snapshot.py`) wrote this format, and it is still read so that their data folders can
+be opened. Tables are as in `records.py`, little endian.
 
     offset  size  field
          0     4  magic "PbS1"
@@ -48,8 +47,8 @@ _SUBQUEUE = struct.Struct("<II")
 
 
 def load(messages: Messages, state: bytes) -> Iterator[None]:
-    """Bring back the durable state into fresh `Messages`, in steps; `finish_replay` has to follow. Raises
-    UnreadableRecord."""
+    """Restore the durable state into new `Messages`, in steps. The caller must then run `finish_replay`.
+    Raises UnreadableRecord."""
     view = memoryview(state)
     if len(view) < _HEAD.size or view[:4] != _MAGIC:
         raise UnreadableRecord("a checkpoint does not begin as one of this release")
@@ -97,7 +96,7 @@ def _load_subqueue(
     yield
     for start in range(0, count, AT_ONCE):
         here = slice(start, start + AT_ONCE)
-        # Equal times and sizes become one object each: a table makes one per message.
+        # Let equal times and sizes share one object each; reading a table creates one per message.
         shared: dict[int, int] = {}
         share = shared.setdefault
         part_numbers, part_places, part_sizes, part_enqueued = (

@@ -1,21 +1,21 @@
 """The partition's state machine: checks, decides, applies. Pure: no I/O, no clock, no asyncio.
 
-The parts of it have files of their own: `sending.py`, `delivering.py`, `settling.py`, `lock_expiry.py`,
+Its parts have files of their own: `sending.py`, `delivering.py`, `settling.py`, `lock_expiry.py`,
 `delivery_count.py`, `dead_lettering.py`, `time_to_live.py` and `browsing.py`. They share a `Workspace`.
 
-The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. What
-an operation changes is appended to the commit as records and applied at once, by the same methods that replay
-uses; its answers are collected, and released by the task after the commit is durable (durability rules 1 and
-2). When a commit fails the whole object is thrown away and made again from the log, so nothing here undoes
-anything, but for one case: on a full disk the sends of a batch are cut off again and the rest is committed
-alone (`undo_sends`, durability rule 6).
+The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
+operation appends its changes to the commit as records and applies them at once, by the same methods that
+replay uses. Its answers are collected, and the task releases them after the commit is durable (durability
+rules 1 and 2). When a commit fails, the whole object is thrown away and rebuilt from the log, so nothing here
+undoes anything, with one exception: on a full disk, the sends of a batch are cut off again and the rest is
+committed alone (`undo_sends`, durability rule 6).
 
 Locks, demand and recalls are volatile; everything else is a fold over the records:
 
     operation                   record      effect
     Send                        ENQUEUED    messages at the end of the main subqueue, with the next sequence
                                             numbers
-    Complete, Delete            REMOVED     the reference is gone
+    Complete, Delete            REMOVED     the reference is removed
     Abandon, lock expiry        RETURNED    delivery count + 1, available again; a deferred message stays
                                             deferred
                                 MOVED       … or, at the maximum delivery count, to the dead-letter subqueue
@@ -23,18 +23,18 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
                                 CHANGED     … or, in a dead-letter subqueue, available again; no record unless
                                             properties change
     Defer                       DEFERRED    delivery count + 1 (in the main subqueue only), set aside,
-                                            whatever the count
+                                            however high the count
     DeadLetter                  MOVED       to the dead-letter subqueue; in a dead-letter subqueue it is
                                             refused, and the lock stays
     expiry                      MOVED       to the dead-letter subqueue, or REMOVED (AMQP contract 10.4)
     Release, Recalled, Detach   none        no client saw the message, so no delivery is counted
 
-Dead-letter subqueues know no time to live, and count no deliveries (AMQP contract 5.6, 10.4). An expired
-message is never handed out; a locked one expires when its lock ends, a deferred one never. Everything in a
-batch happens at the same time, and a time to live is at least 1 ms, so a message cannot expire in the batch
+Dead-letter subqueues ignore the time to live and count no deliveries (AMQP contract 5.6, 10.4). An expired
+message is never handed out; a locked message expires when its lock ends, a deferred one never. Everything in
+a batch happens at the same time, and a time to live is at least 1 ms, so a message cannot expire in the batch
 that enqueues it. Locks and times to live count in monotonic time, so setting the wall clock ends none of
-them; wall time only goes into records (see `broker/base/clock.py`). A settlement counts if it arrived before
-its lock ended, however long the disk has kept it waiting: locks that end meanwhile do so after it.
+them; wall time is only written to records (see `broker/base/clock.py`). A settlement counts if it arrived
+before its lock ended, however long it had to wait for the disk: a lock that ends meanwhile ends after it.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Partition:
         first_nonce: int = 0,
         bounds: Bounds | None = None,
     ) -> None:
-        """`messages` were replayed. `epoch` is the log's; `first_nonce` is 0, unless an epoch goes on with
-        another object."""
+        """`messages` must have been replayed. `epoch` is the log's. `first_nonce` is 0, unless this object
+        continues the epoch of an earlier one."""
         self.number = number
         self.messages = messages
         self._space = Workspace(number, description, messages, bounds or Bounds(), epoch, first_nonce)
@@ -111,20 +111,20 @@ class Partition:
         self._wall_ahead_ms = 0
         """How far wall time was ahead of monotonic time when the latest batch began."""
         self._parts: Parts | None = None
-        """A long settlement or renewal: the first operation of the next batch goes on with it."""
+        """A long settlement or renewal in progress; the first operation of the next batch continues it."""
 
     @property
     def nonce(self) -> int:
-        """How many leases were made in this epoch."""
+        """How many leases were created in this epoch."""
         return self._space.locks.nonce
 
     # --- one batch ------------------------------------------------------------------------------------------
 
     def begin(self, commit: Commit, now_ms: int, wall_ms: int, since_ms: int | None = None) -> None:
-        """Start a batch, at a monotonic and a wall time, and first do what has become due.
+        """Start a batch at a monotonic and a wall time, and first do what has come due.
 
-        `since_ms`: when the oldest operation of the batch arrived. Locks that have ended since then end after
-        the operations.
+        `since_ms` is when the oldest operation of the batch arrived. Locks that have ended since then are
+        ended after the operations.
         """
         self._space.batch = Batch(commit, now_ms, wall_ms, self.messages.next_number)
         self.messages.position = commit.start
@@ -138,7 +138,8 @@ class Partition:
         """Carry out one operation of the batch, or refuse it. A lock counts if it had not ended when the
         operation arrived.
 
-        False if the batch ends before the operation is done: it is to be the first one of the next batch.
+        Returns False if the batch ends before the operation is done; it must then be the first one of the
+        next batch.
         """
         self._space.arrived_ms = self._space.batch.now_ms if arrived_ms is None else arrived_ms
         try:
@@ -150,17 +151,20 @@ class Partition:
             return True
 
     def go_on(self) -> Iterator[None]:
-        """What the last operation of the batch has left to do, in steps. `finish` does what is left of it."""
+        """Carry out the rest of the batch's last operation, in steps. `finish` completes any remaining
+        steps."""
         return self._sending.go_on()
 
     @property
     def is_full(self) -> bool:
-        """The batch has done as much as one may do: whatever else waits is for the next one."""
+        """Whether the batch has done as much work as allowed; further operations wait for the next one."""
         return self._space.batch.work >= self._space.bounds.work_max
 
     def finish(self, waiting_since_ms: int | None = None) -> Batch:
-        """Hand out what there is, and end the batch. `waiting_since_ms`: when the oldest operation arrived
-        that waits for the next one."""
+        """Hand out available messages and end the batch.
+
+        `waiting_since_ms` is when the oldest operation that waits for the next batch arrived.
+        """
         batch = self._space.batch
         deque(self.go_on(), maxlen=0)
         run_out_locks(
@@ -179,15 +183,15 @@ class Partition:
         return batch
 
     def let_go(self) -> None:
-        """The batch was answered: forget its commit, its answers and their messages, some MiB. The next batch
-        may be hours away."""
+        """Release the answered batch with its commit, answers and messages: some MiB, and the next batch may
+        be hours away."""
         self._space.batch = NO_BATCH
 
     def undo_sends(self, commit: Commit) -> int:
-        """The disk is full: cut off what the batch has sent, and put its other records into another commit.
+        """On a full disk, undo what the batch has sent and put its other records into another commit.
 
-        The senders' answers become `Failed(DISK_FULL)`; those of the others wait for the new commit. Gives
-        how many sends.
+        The senders' answers become `Failed(DISK_FULL)`; the other answers wait for the new commit. Returns
+        how many sends were undone.
         """
         batch = self._space.batch
         undone = 0
@@ -219,7 +223,7 @@ class Partition:
         return undone
 
     def read_ahead(self, frames: Sequence[Frame]) -> None:
-        """Keep in memory what stands in frames that were read anyway, and goes out next."""
+        """Keep the bodies of upcoming messages in memory if they are in frames that were read anyway."""
         data = {frame.position: frame.data for frame in frames}
         take = self.messages.payloads.take
         for subqueue in self.messages.work.occupied.values():
@@ -231,12 +235,12 @@ class Partition:
 
     @property
     def has_more(self) -> bool:
-        """Something was left for the next batch, which should come at once."""
+        """Whether work is left for the next batch, which should follow at once."""
         waits = self._time_to_live.has_more or self._browsing.has_more or self._space.locks.has_ended
         return waits or self._delivering.has_more
 
     def next_due_ms(self) -> int | None:
-        """When a batch is due although nobody asks for one."""
+        """When a batch is due even if no operation arrives."""
         lock_ends_ms = self._space.locks.next_due_ms()
         due_ms = self._time_to_live.next_due_ms()
         if due_ms is None or (lock_ends_ms is not None and lock_ends_ms < due_ms):
@@ -248,12 +252,12 @@ class Partition:
         return due_ms
 
     def next_expiry_ms(self) -> int | None:
-        """When a message expires. Locks are no reason to come back to a partition that is closed: they end
-        with it."""
+        """When the next message expires if the partition is closed; None if none does. Locks need no wake-up:
+        they end when the partition closes."""
         return self._time_to_live.next_at_rest_ms()
 
     def _carry_out(self, client: ClientId, operation: Operation) -> bool | None:
-        """False if it is not done."""
+        """Carry out an operation; False if it is not done yet."""
         match operation:
             case Send():
                 first = self._sending.send(self._space.batch, self._space.description, operation)
@@ -299,7 +303,7 @@ class Partition:
         return None
 
     def _carry_out_part(self, client: ClientId, operation: Divisible) -> bool:
-        """As much of a long operation as one batch may do; False until it was the last part."""
+        """Carry out as much of a long operation as one batch allows. False until the last part is done."""
         if self._parts is None or self._parts.operation is not operation:
             self._parts = Parts(operation)
         parts = self._parts
@@ -319,7 +323,7 @@ class Partition:
         return True
 
     def counts(self) -> dict[str, SubqueueCounts]:
-        """How much of what each subqueue holds."""
+        """The message counts and size of each subqueue."""
         return {
             subqueue.name: SubqueueCounts(
                 active=len(subqueue.references) - subqueue.deferred,
@@ -331,7 +335,7 @@ class Partition:
         }
 
     def check(self) -> None:
-        """Add up the whole state, between batches: assert all invariants."""
+        """Assert all invariants of the whole state, between batches."""
         self.messages.check()
         self._space.locks.check()
         for subqueue, book in zip(self._space.subqueues, self._space.books, strict=True):

@@ -1,16 +1,15 @@
-"""A subqueue: references to stored messages, in order, and who holds them. Pure; knows no records, no
-clients, no time of its own.
+"""A subqueue: references to stored messages, in order, and their locks. Pure; knows no records, no clients
+and no clock.
 
-Dead-lettering moves a reference (`references.py`) from one subqueue to another. (With topics several
-subqueues will refer to one stored message: `StoredFrame.live` counts references already, and a frame is given
-up when the last one goes.)
+Dead-lettering moves a reference (`references.py`) from one subqueue to another. (With topics, several
+subqueues will refer to one stored message: `StoredFrame.live` already counts references, and a frame is
+released when its last reference is gone.)
 
-Order. `_order` holds sequence numbers, ascending, 8 bytes each; numbers that left stay in it until tidied.
-`_next` is the place up to which messages were handed out. What becomes available behind that place (given
-back, or moved here out of order) stands in the heap `_returned`. So, always: an available message stands in
-`_order` from `_next` on, or in `_returned`; what is found in either may be stale or named twice, and is
-looked at before it is used. Numbers that came out of order stand in `_strays` (sorted), until the order is
-made anew: only peeking looks there.
+Order: `_order` holds ascending sequence numbers, 8 bytes each, including stale ones until it is tidied.
+`_next` is the place up to which messages have been handed out. A message that becomes available before that
+place (because it was given back or moved here) is added to the heap `_returned`. So an available message is
+always in `_order` from `_next` on, or in `_returned`. Either may hold stale or duplicate numbers, so each
+message is checked before it is used.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from broker.partition.sifted_heap import SiftedHeap
 from broker.partition.timers import TimerWheel
 
 _FEW = 4096
-"""So many references can be put into another table in less than a millisecond."""
+"""This many references can be copied to another table in less than a millisecond."""
 _TABLE_BYTES_MIN, _TABLE_BYTES_EACH = 64 * 1024, 512
-"""A table up to this size is kept. A dictionary that only grows takes up to 200 bytes for each entry."""
+"""A table up to this size is kept. A dictionary that has only grown takes up to 200 bytes per entry."""
 REBUILT_AT_ONCE = 1024
-"""References that one step of `rebuild` takes in: less than a millisecond."""
+"""References that one step of `rebuild` handles: less than a millisecond."""
 UPCOMING_MAX = 4096
 """Entries of the order that `upcoming` looks at."""
 
 
 class Work:
-    """Which subqueues of one partition have work, so that nobody looks at the others.
+    """Lists which subqueues of one partition have work, so that no code has to look at the others.
 
     A topic has hundreds of subqueues.
     """
@@ -50,9 +49,9 @@ class Work:
 
     def __init__(self) -> None:
         self.occupied: dict[int, Subqueue] = {}
-        """Those that hold messages, by number."""
+        """Subqueues that hold messages, by number."""
         self.timed: dict[int, Subqueue] = {}
-        """Those in whose `expiry` something may wait. `TimeToLive` takes them out again."""
+        """Subqueues whose `expiry` may hold keys, by number. `TimeToLive` removes them."""
 
 
 class Subqueue:
@@ -82,11 +81,11 @@ class Subqueue:
         self.name = place.name
         self.role = place.role
         self.dead_letters_to = place.dead_letters_to
-        """The number of the subqueue for its dead letters; None if its messages go no further."""
+        """The number of the subqueue for its dead letters; None if its messages cannot be dead-lettered."""
         self._work = work
         self.references: dict[int, Reference] = {}
         self.expiry: TimerWheel | None = None
-        """Sequence numbers by expiry, for a subqueue that enforces the time to live."""
+        """Sequence numbers by expiry, if the subqueue enforces the time to live."""
         self.available = 0
         """References that are ACTIVE and not locked."""
         self.locked = 0
@@ -95,18 +94,18 @@ class Subqueue:
         self.bytes = 0
         """The size of all messages, as they were sent."""
         self.changed_bytes = 0
-        """The size of all changed properties, counted for each message that has them."""
+        """The size of all changed properties, summed over the messages."""
         self.column_bytes = 0
-        """The size of all values in the columns of bytes (`columns.py`)."""
+        """The size of all byte values in columns (`columns.py`)."""
         self._order: Order | None = None
-        """Until `rebuild` there is none."""
+        """None until `rebuild`."""
         self._next = 0
         self._returned = SiftedHeap()
 
     @property
     def size_bytes(self) -> int:
-        """What the quota counts: the messages as they were sent, their changed properties, and the memory
-        that their state takes."""
+        """The size that counts towards the quota: the messages as they were sent, their changed properties,
+        and the memory that their state takes."""
         return (
             self.bytes
             + self.changed_bytes
@@ -117,7 +116,7 @@ class Subqueue:
     # --- coming in and leaving ------------------------------------------------------------------------------
 
     def append(self, references: Sequence[Reference], sequence_numbers: Sequence[int], size: int) -> None:
-        """Add new messages behind all others; `size` is the bytes of all. None of them is in `expiry` yet."""
+        """Add new messages at the end. `size` is their total size in bytes. They are not in `expiry` yet."""
         self.references.update(zip(sequence_numbers, references, strict=True))
         self._work.occupied[self.number] = self
         if self._order is not None:
@@ -127,7 +126,7 @@ class Subqueue:
         self.column_bytes += value_bytes(references)
 
     def insert(self, reference: Reference) -> None:
-        """Add a message wherever its sequence number belongs; it is not locked."""
+        """Add a message at its place in the order; it is not locked."""
         number = reference.sequence_number
         assert number not in self.references and reference.lease is None
         self.references[number] = reference
@@ -149,15 +148,18 @@ class Subqueue:
             self._work.timed[self.number] = self
 
     def bring_back(self, references: Iterable[Reference]) -> None:
-        """Add messages that were read back; `rebuild` makes their order."""
+        """Add messages read from a log or checkpoint; `rebuild` puts them in order."""
         self.references.update((reference.sequence_number, reference) for reference in references)
         self._work.occupied[self.number] = self
 
     def watch_lives(
         self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]
     ) -> None:
-        """Put the deadlines of new messages into `expiry`. `lives` holds each different expiry of the column,
-        which begins with the message `first`."""
+        """Add the deadlines of new messages to `expiry`.
+
+        `life_column` has one deadline per message, starting at sequence number `first`; the values of `lives`
+        are its distinct deadlines.
+        """
         wheel = self.expiry
         assert wheel is not None, "the messages were replayed"
         self._work.timed[self.number] = self
@@ -171,7 +173,7 @@ class Subqueue:
                 wheel.add(lives_until_ms, number)
 
     def remove(self, sequence_numbers: Sequence[int]) -> list[Reference]:
-        """Take out messages that are not locked."""
+        """Remove messages that are not locked."""
         pop = self.references.pop
         removed = [pop(number) for number in sequence_numbers]
         size = deferred = cancelled = 0
@@ -202,12 +204,12 @@ class Subqueue:
         return removed
 
     def _shrink(self) -> None:
-        """Free the table of the references once few are left: a dictionary keeps its largest one, 50 MB after
-        a million messages."""
+        """Free the references' table once few are left: a dictionary keeps its largest table, 50 MB after a
+        million messages."""
         references = self.references
         if sys.getsizeof(references) > _TABLE_BYTES_MIN + _TABLE_BYTES_EACH * len(references):
             few = dict(references)
-            references.clear()  # in place, for others hold the dictionary
+            references.clear()  # in place, because others refer to the dictionary
             references.update(few)
 
     def _cancel_expiry(self, lives_until_ms: int | None, count: int) -> None:
@@ -215,7 +217,8 @@ class Subqueue:
             self.expiry.cancel(lives_until_ms, count)
 
     def cut(self, first: int) -> list[Reference]:
-        """Take back what was appended last, from sequence number `first` on, as if it had never come."""
+        """Undo the latest `append`: remove all messages from sequence number `first` on, as if they had never
+        come."""
         assert self._order is not None
         removed = self.remove([number for number in self._order.numbers(first) if number in self.references])
         self._order.cut(first)
@@ -232,11 +235,11 @@ class Subqueue:
     def take(
         self, count: int, bytes_max: int, lease: Lease, now_ms: int, looks_max: int = 1 << 62
     ) -> tuple[list[Reference], list[Reference], int]:
-        """Lock the oldest available messages, up to `count` and, after the first one, `bytes_max`; looks at
-        no more than `looks_max`.
+        """Lock the oldest available messages: at most `count`, and `bytes_max` bytes, which the last message
+        may exceed. Looks at `looks_max` messages at most.
 
-        Gives those, and the ones that were met expired: they are left as they are, for the caller to remove.
-        And how many were looked at.
+        Returns the locked messages, the expired ones met on the way, and how many messages were looked at.
+        The expired ones are left for the caller to remove.
         """
         assert self._order is not None
         taken: list[Reference] = []
@@ -245,7 +248,8 @@ class Subqueue:
         expires = self.expiry is not None
         is_plain, active = True, ACTIVE
         looks = 0
-        # As long as nothing was given back: the next ones in order, if they are all there and plain.
+        # The fast path, while nothing was given back: take the next messages in order if each is present,
+        # active, unlocked and unexpired.
         while is_plain and not returned and count > 0 and bytes_max > 0 and looks < looks_max:
             numbers = order.take(self._next, min(count, looks_max - looks))
             before = len(taken)
@@ -294,7 +298,7 @@ class Subqueue:
                 bytes_max -= reference.size
         self.available -= len(taken)
         self._lock(taken, lease)
-        # An expired message may have been met twice; it is one message.
+        # An expired message may have been met twice; return it once.
         return (
             taken,
             list({id(reference): reference for reference in expired}.values()) if expired else expired,
@@ -308,7 +312,7 @@ class Subqueue:
         self._lock(references, lease)
 
     def renew(self, reference: Reference, lease: Lease) -> None:
-        """Let another lease hold a message that is locked."""
+        """Move a locked message to another lease."""
         assert reference.lease is not None
         reference.lease.left -= 1
         reference.lease = lease
@@ -316,15 +320,15 @@ class Subqueue:
         lease.left += 1
 
     def unlock(self, references: Sequence[Reference]) -> None:
-        """The locks are gone (`lease` was set to None). The messages want to be given back, removed or set
-        aside next."""
+        """Account for messages whose locks have ended (`lease` is already None). The caller must next give
+        them back, remove them or set them aside."""
         self.locked -= len(references)
         for reference in references:
             if reference.state is ACTIVE:
                 self.available += 1
 
     def give_back(self, references: Iterable[Reference]) -> None:
-        """Unlocked messages can be handed out again, each at its old place in the order."""
+        """Make unlocked messages available again, each at its old place in the order."""
         returned = self._returned
         before = len(returned)
         for reference in references:
@@ -333,7 +337,7 @@ class Subqueue:
         returned.tidy(self.references, len(self.references), len(returned) - before)
 
     def defer(self, references: Iterable[Reference]) -> None:
-        """Set unlocked messages aside: only by sequence number are they found."""
+        """Set unlocked messages aside, so that only their sequence numbers find them."""
         for reference in references:
             if reference.state is ACTIVE:
                 reference.state = DEFERRED
@@ -341,7 +345,7 @@ class Subqueue:
                 self.deferred += 1
 
     def change(self, references: Iterable[Reference], changed: bytes) -> None:
-        """Lay changed properties over those that the messages have already."""
+        """Merge changed properties into those that the messages already have."""
         for reference in references:
             before = reference.changed
             reference.changed = merged = merge_changes(before, changed)
@@ -355,7 +359,8 @@ class Subqueue:
     # --- looking --------------------------------------------------------------------------------------------
 
     def browse(self, from_number: int) -> Iterator[Reference]:
-        """All references from a sequence number on, in order. The subqueue must not change meanwhile."""
+        """Yield all references from a sequence number on, in order. The subqueue must not change during the
+        iteration."""
         assert self._order is not None
         for number in self._order.numbers(from_number):
             reference = self.references.get(number)
@@ -363,8 +368,8 @@ class Subqueue:
                 yield reference
 
     def upcoming(self) -> Iterator[Reference]:
-        """The references that will be handed out next, about in that order. The subqueue must not change
-        meanwhile."""
+        """Yield the references that will be handed out next, roughly in that order. The subqueue must not
+        change during the iteration."""
         assert self._order is not None
         for number in islice(self._order.numbers(self._next), UPCOMING_MAX):
             reference = self.references.get(number)
@@ -374,11 +379,12 @@ class Subqueue:
     # --- order ----------------------------------------------------------------------------------------------
 
     def rebuild(self, clock_settings: ClockSettings) -> Iterator[int]:
-        """Make the order and all sums anew from the references, in steps: each gives how many references it
-        has taken in.
+        """Rebuild the order and all sums from the references. Each step returns how many references it has
+        handled.
 
-        No reference is locked, and nothing else happens to the subqueue before the last step. Stored expiries
-        become monotonic deadlines: `clock_settings` says how far wall time was ahead for each message.
+        No reference may be locked, and nothing else may happen to the subqueue before the last step. Stored
+        expiries become monotonic deadlines: `clock_settings` says how far wall time was ahead for each
+        message.
         """
         references = self.references
         order = Order(references)
@@ -387,7 +393,7 @@ class Subqueue:
         latest = -1
         remaining = iter(references.items())
         while part := list(islice(remaining, REBUILT_AT_ONCE)):
-            untrack([reference for _, reference in part])  # those of a checkpoint
+            untrack([reference for _, reference in part])  # those from a checkpoint
             self.column_bytes += value_bytes(reference for _, reference in part)
             ascending: list[int] = []
             expiring: list[int] = []
@@ -421,7 +427,7 @@ class Subqueue:
         self._returned.clear()
 
     def _set_deadlines(self, numbers: Sequence[int], clock_settings: ClockSettings) -> None:
-        """For messages that expire, by ascending sequence number."""
+        """Set the deadlines of messages that expire; `numbers` are ascending."""
         if self.expiry is not None:
             self._work.timed[self.number] = self
         for wall_ahead_ms, begin, end in clock_settings.spans(numbers):
@@ -436,7 +442,7 @@ class Subqueue:
                     self.expiry.add(due_ms, reference.sequence_number)
 
     def check(self) -> None:
-        """Assert that all sums and both orders agree with the references."""
+        """Assert that all sums and the order agree with the references."""
         references = self.references.values()
         assert (self.number in self._work.occupied) == bool(references)
         assert self.number in self._work.timed or self.expiry is None or self.expiry.next_due_ms() is None

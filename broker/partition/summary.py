@@ -1,12 +1,11 @@
-"""Summary: what a partition that is closed holds, and when it must be opened again although nobody asks.
-Pure.
+"""Summaries: what a closed partition holds, and when it must be opened again even if no client asks. Pure.
 
-It is the note that the index of partitions keeps (`storage/partition_index.py`). Little endian:
+The index of partitions stores a summary as a note (`storage/partition_index.py`). Little endian:
 
     offset  size  field
          0     1  version, 1
-         1     1  how many subqueues follow; those that hold nothing are left out
-         2     1  how many times follow
+         1     1  number of subqueues that follow; empty ones are left out
+         2     1  number of times that follow
          3     1  zero
     then for each subqueue:
          0     1  number
@@ -15,13 +14,13 @@ It is the note that the index of partitions keeps (`storage/partition_index.py`)
         17     8  scheduled messages
         25     8  bytes
     then for each time:
-         0     1  why (`Wake`)
-         1     8  when, in wall time
+         0     1  reason (`Wake`)
+         1     8  wall time
 
-*Something new that must happen on time* (a schedule, an idle entity's deletion, messages to forward) adds a
-member to `Wake` and gives its earliest time in `summary_of`. Nothing else is needed:
+To add *something that must happen on time* (a schedule, the deletion of an idle entity, messages to forward),
+add a member to `Wake` and give its earliest time in `summary_of`. Nothing else is needed:
 `broker/namespace/closed_partitions.py` opens the partition at that time, and the partition's own timer does
-the rest. A release that does not know a reason opens the partition all the same.
+the rest. A release that does not know a reason still opens the partition.
 """
 
 from __future__ import annotations
@@ -46,29 +45,29 @@ _ONE_BYTES = _HEAD.size + _SUBQUEUE.size
 
 
 class Wake(enum.IntEnum):
-    """Why a partition must be opened at a time."""
+    """Why a partition must be opened at a certain time."""
 
     EXPIRY = 1
     """The time to live of a message ends."""
     GARBAGE = 2
-    """The log takes more room than it needs."""
+    """The log is larger than it needs to be."""
 
 
 class Summary(NamedTuple):
-    """What a partition holds, and its next appointments."""
+    """What a partition holds, and when it must be open next."""
 
     counts: Mapping[str, SubqueueCounts]
-    """By subqueue; one that holds nothing may be missing."""
+    """By subqueue name; empty subqueues may be missing."""
     wakes: Mapping[int, int]
-    """By reason: the earliest time, in wall time (ms)."""
+    """The earliest time for each reason, in wall time (ms)."""
 
     @property
     def wake_at_ms(self) -> int | None:
-        """When the partition must be open; None if nothing is to happen."""
+        """When the partition must be open, in wall time; None if nothing is due."""
         return min(self.wakes.values(), default=None)
 
     def encode(self) -> bytes:
-        """The note."""
+        """Encode the summary as a note."""
         subqueues = [
             (number, self.counts[name])
             for number, name in enumerate(SUBQUEUES)
@@ -84,7 +83,7 @@ class Summary(NamedTuple):
 
 
 def is_readable(note: bytes) -> bool:
-    """Whether this release understands the note: if not, only the log knows."""
+    """Whether this release understands the note. If not, only the log says what the partition holds."""
     if (
         len(note) < _HEAD.size
         or note[0] != VERSION
@@ -104,7 +103,7 @@ def wake_at_ms(note: bytes) -> int | None:
 
 
 def add_counts(total: dict[str, SubqueueCounts], note: bytes) -> None:
-    """Add what a readable note says."""
+    """Add the counts of a readable note to `total`."""
     for at in range(_HEAD.size, _times_at(note), _SUBQUEUE.size):
         number, active, deferred, scheduled, size = _SUBQUEUE.unpack_from(note, at)
         sum_ = total.get(SUBQUEUES[number])
@@ -117,7 +116,7 @@ def add_counts(total: dict[str, SubqueueCounts], note: bytes) -> None:
 
 
 def total_of(notes: Sequence[bytes]) -> dict[str, SubqueueCounts]:
-    """What several notes say together; notes that are not readable say nothing."""
+    """The summed counts of several notes; unreadable notes are skipped."""
     alike = _alike(notes)
     if alike is not None:
         return alike[0]
@@ -129,8 +128,8 @@ def total_of(notes: Sequence[bytes]) -> dict[str, SubqueueCounts]:
 
 
 def survey(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[int | None], Sequence[int]]:
-    """Read the notes of an entity: what they say together, `wake_at_ms` of each, and the places of those that
-    are not readable."""
+    """Read the notes of an entity: the summed counts, `wake_at_ms` of each note, and the indices of
+    unreadable notes."""
     alike = _alike(notes)
     if alike is not None:
         return *alike, ()
@@ -144,11 +143,11 @@ def survey(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[
 
 
 def _alike(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[int | None]] | None:
-    """What notes say that all hold nothing, or all hold something in the main subqueue alone, with as many
-    times; None for others.
+    """Read notes of the same shape together: all empty, or all with only the main subqueue and equally many
+    times. None for other notes.
 
-    Most entities' notes are so. Reading them together takes a third of the time: a broker may start with
-    160,000.
+    Most entities' notes have one of these shapes. Reading them together takes a third of the time, and a
+    broker may start with 160,000 notes.
     """
     count = len(notes)
     first = notes[0] if notes else EMPTY_NOTE
@@ -170,13 +169,13 @@ def _alike(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[
 
 @functools.lru_cache(256)
 def _together(notes: int, times: int) -> struct.Struct:
-    """Notes with one subqueue and no time or one: for each its head with the subqueue's number, the four
-    counts, the time's two fields."""
+    """The layout of several notes with one subqueue and at most one time each: the head with the subqueue's
+    number, the four counts, and the time's two fields."""
     return struct.Struct("<" + (f"{_HEAD.size + 1}sQQQQ" + "BQ" * times) * notes)
 
 
 def decode(note: bytes) -> Summary | None:
-    """The inverse of `Summary.encode`; None for a note that is not readable."""
+    """Decode a note from `Summary.encode`; None if it is unreadable."""
     if not is_readable(note):
         return None
     counts: dict[str, SubqueueCounts] = {}
@@ -193,7 +192,7 @@ def _holds(counts: SubqueueCounts | None) -> bool:
 
 
 def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) -> Summary:
-    """The note for a partition whose log is about to be closed. Nothing is under way in it."""
+    """Summarize a partition whose log is about to be closed. Nothing is under way in it."""
     due_ms = clock.monotonic_ms() if partition.has_more else partition.next_expiry_ms()
     wakes: dict[int, int] = {} if due_ms is None else {Wake.EXPIRY: due_ms + wall_ahead_ms(clock)}
     if has_garbage:

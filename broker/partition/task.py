@@ -1,8 +1,8 @@
-"""One partition at work: mailbox → state → log → answers. Owns the state machine, the log, and the timer.
+"""The task of one partition: mailbox → state → log → answers. Owns the state machine, the log and the timer.
 
-While one commit runs, the next batch gathers in the mailbox. An answer leaves only after the commit behind it
-is durable (durability rule 1), and in the order in which the state machine decided. Nothing here knows what
-the records mean.
+While one commit runs, the next batch gathers in the mailbox. Answers are released only after the commit
+behind them is durable (durability rule 1), in the order in which the state machine decided them. Nothing here
+knows what the records mean.
 
     CLOSED ──first operation──► OPENING ──► HEALTHY ──commit failed──► RECOVERING ──► HEALTHY
        (opened lazily)             │                                      │  ▲ └─ disk refuses: again, later
@@ -10,24 +10,24 @@ the records mean.
                                    └──────damaged, or fenced──► FAILED ◄──┘  │
     any of them ──stop()──► STOPPED                                          └── the log could not be opened
 
-*A failed commit* (rule 4). Whether it is on the disk is unknown, so nobody is answered before the log was
-claimed anew, which gives it up for good, or could not be claimed: then the partition is down, and nothing of
-it will be read before the next claim has given it up (by this process: if it ends while the disk still
-refuses, the next one cannot know of it, and may find what was refused). All state is made again from the log;
-the batch and all that waits are refused, and each attached client is told once that its demand and its locks
-are void (`Unavailable`).
+*A failed commit* (rule 4) may or may not be on the disk. So no client is answered before the log has been
+acquired again, which discards the commit for good, or could not be acquired. In the latter case the partition
+is down, and this process reads nothing of the commit before it has acquired the log and so discarded it. (If
+the process ends while the disk still refuses, the next process cannot know of the commit and may find
+messages that were refused.) The state is rebuilt from the log; the batch and all waiting operations are
+refused, and each attached client is told once that its demand and its locks are void (`Unavailable`).
 
-*A full disk* (rule 6). Nothing of the commit was kept. The batch's sends are cut off and refused, the rest is
-committed alone and may use the log's reserve. Only when that is used up, too, the state is made again, as
-above.
+*A full disk* (rule 6) keeps nothing of the commit. The batch's sends are cut off and refused; the rest is
+committed alone and may use the log's reserve. Only when the reserve is used up as well is the state rebuilt,
+as above.
 
-*A disk that hangs* has failed: what the log does not answer within `disk_timeout_ms` counts as a failed
-commit. The log is fenced first, so that nothing of what is under way is ever read, however it ends; then
-everybody is answered. The partition is down until the disk has answered after all, and the log could be
-claimed anew. A log that takes long to open is waited for, but not by the clients.
+*A hanging disk* has failed: if the log does not answer within `disk_timeout_ms`, this counts as a failed
+commit. The log is fenced first, so that a commit under way is never read, however it ends; then all clients
+are answered. The partition is down until the disk answers after all and the log can be acquired again. If a
+log takes long to open, the task waits for it, but the clients do not.
 
-*FAILED* stays: a record is damaged (rule 5), another owner has the log, or we have a bug; siblings are not
-touched.
+*FAILED* is final: a record is damaged (rule 5), another owner has the log, or we have a bug. Sibling
+partitions are not affected.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _NOTHING = {name: SubqueueCounts() for name in SUBQUEUES}
 
 
 class Health(enum.StrEnum):
-    """How a partition is."""
+    """The health of a partition."""
 
     CLOSED = "closed"
     OPENING = "opening"
@@ -88,13 +88,13 @@ class Health(enum.StrEnum):
     RECOVERING = "recovering"
     FAILED = "failed"
     DAMAGED = "damaged"
-    """As FAILED, because the log is damaged: `partibus check` says where, and `partibus repair` what can be
-    saved."""
+    """As FAILED, because the log is damaged: `partibus check` shows where, and `partibus repair` saves what
+    can be read."""
     STOPPED = "stopped"
 
 
 _FOR_GOOD = (Health.FAILED, Health.DAMAGED, Health.STOPPED)
-"""Such a partition does not come back."""
+"""A partition never leaves one of these."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -103,38 +103,39 @@ class TaskLimits:
 
     batch_operations_max: int = 1024
     batch_bytes_max: int = 4 * MIB
-    """Messages sent in one commit; one operation may exceed it."""
+    """Bytes of messages sent in one commit; a single operation may exceed it."""
     recovery_delay_ms: int = 100
-    """After the first failure to reopen the log; doubled with each one …"""
+    """Pause after the first failure to reopen the log; doubled with each failure …"""
     recovery_delay_ms_max: int = 10_000
     """… up to this."""
     disk_timeout_ms: int = 5_000
-    """A disk that has not answered for so long has failed."""
+    """A disk that has not answered for this long counts as failed."""
     rest_ms: int | None = 60_000
-    """After the last change, until what the partition holds is entered in the index; None for not before it
-    is closed."""
+    """Time after the last change until the partition's contents are entered in the index; None to do so only
+    when it is closed."""
     bounds: Bounds = field(default_factory=Bounds)
     upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
 
 
 class PartitionMeter(Protocol):
-    """Who counts what a partition does; told once per batch."""
+    """Receives figures about a partition's work for the metrics, once per batch."""
 
     def committed(self, records: int, size: int, seconds: float) -> None:
-        """A commit is durable: its records, its bytes, and how long it took."""
+        """A commit became durable, with this many records and bytes, after this time."""
 
     def commit_failed(self) -> None:
-        """A write or sync has failed, and the partition went down."""
+        """A write or sync failed, and the partition went down."""
 
     def restarted(self) -> None:
-        """It came back."""
+        """The partition came back."""
 
     def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
-        """Messages that were dead-lettered, for whatever reason, or expired, and locks that ran out."""
+        """How many messages were dead-lettered (for whatever reason) or expired, and how many locks ran
+        out."""
 
 
 class PartitionTask:
-    """One partition's mailbox and what serves it. Lives in the event loop; `run` is its task."""
+    """One partition's mailbox and the task that serves it, `run`. Lives in the event loop."""
 
     def __init__(
         self,
@@ -150,10 +151,10 @@ class PartitionTask:
         slices: Slices | None = None,
         register: Register | None = None,
     ) -> None:
-        """`on_health` hears of each change, in the event loop.
+        """`on_health` is called for each change of health, in the event loop.
 
-        `slices`: the turns in which partitions are opened and forgotten, shared by all of them; one of its
-        own unless given.
+        `slices` are the turns in which partitions are opened and freed, shared by all of them; by default the
+        partition has its own.
         """
         self.number = number
         self._log, self._clock, self._description = log, clock, description
@@ -163,14 +164,15 @@ class PartitionTask:
         self._slices = slices or Slices()
         self._health = Health.CLOSED
         self.available = True
-        """It takes operations now, or will as soon as it is open. An attribute: routers ask often."""
+        """Whether the partition takes operations, now or as soon as it is open. An attribute, because routers
+        read it often."""
         self._mailbox = Mailbox()
         self._going_down = GoingDown(number, description.name, self._mailbox)
         self._partition: Partition | None = None
         at_rest = register.summary() if register is not None else None
         self._last_counts = _NOTHING | dict(at_rest.counts if at_rest is not None else ())
-        """What it held before its state was given up. A partition that stays down counts nothing: nobody can
-        have it."""
+        """The counts before the state was last discarded. A partition that stays down counts nothing, because
+        its messages cannot be received."""
         self._upkeep: Upkeep | None = None
         self._wake = Signal()
         self._timer: asyncio.TimerHandle | None = None
@@ -189,28 +191,28 @@ class PartitionTask:
         )
         self._is_opening = False
         self._is_late = False
-        """The log was to be opened, or opened again, and the disk does not answer: whoever asks is refused at
+        """The disk does not answer while the log is being opened or reopened; operations are refused at
         once."""
         self._open_wanted = False
         self._stopping = self._is_deleted = False
         self._running = False
         self._settled = Once()
-        """The log was opened, or could not be."""
+        """The log has been opened, or could not be."""
         self._ended = Once()
         self._full: FullDisk | None = None
-        """From the first send that finds the disk full, until one is stored."""
+        """Set from the first send refused on a full disk until a send is stored."""
         self._output = log_output.bind(entity=description.name, partition=number)
 
     # --- seen from outside ----------------------------------------------------------------------------------
 
     @property
     def health(self) -> Health:
-        """How it is; reads as a word."""
+        """The partition's health, which is also a string."""
         return self._health
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
-        """Put an operation into the mailbox. Never blocks, never drops; the answer may be that the partition
-        is down."""
+        """Put an operation into the mailbox. Never blocks and never drops it; the answer may be that the
+        partition is down."""
         if isinstance(operation, Update):
             self._description = operation.description
         if self._health in _FOR_GOOD:
@@ -225,7 +227,7 @@ class PartitionTask:
         self._wake.set()
 
     def counts(self) -> dict[str, SubqueueCounts]:
-        """What each subqueue holds, or held when it was last known; without waiting."""
+        """What each subqueue holds, or last held as far as is known. Does not wait."""
         return self._last_counts if self._partition is None else self._partition.counts()
 
     @property
@@ -234,15 +236,15 @@ class PartitionTask:
         return self._partition.messages.live_bytes if self._partition else 0
 
     async def opened(self) -> None:
-        """Open the log if it was not; return once it is open, or could not be opened."""
+        """Open the log unless it is open. Returns once it is open or could not be opened."""
         if self._health in (Health.CLOSED, Health.OPENING):
             self._open_wanted = True
             self._wake.set()
             await self._settled.wait()
 
     async def stop(self, *, is_deleted: bool = False) -> None:
-        """Finish what is in the mailbox, save a checkpoint unless the log is about to be deleted, close it.
-        Safe to call twice."""
+        """Carry out the operations in the mailbox, save a checkpoint unless the log is about to be deleted,
+        and close the log. Safe to call twice."""
         self._stopping = True
         self._is_deleted |= is_deleted
         self._wake.set()
@@ -254,19 +256,19 @@ class PartitionTask:
             await self._shut_down()
 
     def check(self) -> None:
-        """Between two steps: assert all invariants of the state."""
+        """Assert all invariants of the state. Call between two steps."""
         if self._partition is not None:
             self._partition.check()
 
     def wake(self) -> None:
-        """Look at the clock again after a suspend, in which the event loop's timers stood still."""
+        """Check the clock after a suspend, during which the event loop's timers stood still."""
         self._cancel_timer()
         self._wake.set()
 
     # --- the task -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve the mailbox until `stop`. What goes wrong ends in a state, not in an exception."""
+        """Serve the mailbox until `stop`. Failures change the health; they raise no exception."""
         self._running = True
         try:
             while not self._stopping and self._health not in _FOR_GOOD:
@@ -281,7 +283,7 @@ class PartitionTask:
         except asyncio.CancelledError:
             self._become(Health.STOPPED)
             raise
-        except Exception as error:  # a bug: this partition ends loudly, its siblings go on
+        except Exception as error:  # a bug: this partition fails loudly, its siblings go on
             self._output.exception("partition.bug")
             self._fail(error)
             await self._coming_back.free_dropped()
@@ -293,7 +295,7 @@ class PartitionTask:
             self._ended.set()
 
     async def step(self) -> bool:
-        """Do once what is to be done now: open, recover, or serve one batch. True if there is more."""
+        """Do the next piece of work: open, recover, or serve one batch. True if there is more to do."""
         if self._health is Health.CLOSED:
             self._going_down.answer_while_closed()
             if self._mailbox or self._open_wanted:
@@ -309,13 +311,13 @@ class PartitionTask:
         return more or bool(self._mailbox) or (self._partition is not None and self._partition.has_more)
 
     async def _serve(self) -> bool:
-        """One batch, and the log's upkeep; True if the upkeep has more to do."""
+        """Carry out one batch and then the log's upkeep. True if the upkeep has more to do."""
         partition = self._partition
         assert partition is not None
         waiting = self._mailbox.gather(self._limits.batch_operations_max, self._limits.batch_bytes_max)
         try:
             commit = self._log.begin()
-        except StorageError as error:  # it was fenced at the moment when the commit before ended
+        except StorageError as error:  # it was fenced just as the previous commit ended
             await self._recover(error)
             return False
         partition.begin(
@@ -324,7 +326,7 @@ class PartitionTask:
         for place, (client, operation, sink, arrived_ms) in enumerate(waiting):
             self._mailbox.note(client, operation, sink)
             is_done = partition.handle(client, operation, arrived_ms)
-            if not is_done or partition.is_full:  # the rest of the loop's turn is for others
+            if not is_done or partition.is_full:  # others get the rest of the loop's turn
                 self._mailbox.put_back(waiting, place + is_done)
                 for _ in partition.go_on():
                     await asyncio.sleep(0)
@@ -341,17 +343,16 @@ class PartitionTask:
         try:
             await self._fill(partition, batch)
         except StorageError as error:
-            # The batch is durable: it is not refused, but for what could not be read.
+            # The batch is durable: refuse only the answers whose messages could not be read.
             batch.give_up_holes(Reason.PARTITION_UNAVAILABLE, self._going_down.why)
             self._mailbox.deliver(batch.answers, waiting)
             await self._recover(error)
             return False
-        # The commit is durable: the answers may leave (durability rules 1 and 2).
+        # The commit is durable: the answers may be released (durability rules 1 and 2).
         self._mailbox.deliver(batch.answers, waiting)
         partition.let_go()
-        if partition.has_more or (
-            self._mailbox and not batch.commit
-        ):  # the next batch follows at once, and this one may have awaited nothing
+        # The next batch follows at once, and this one may not have awaited anything: let others run.
+        if partition.has_more or (self._mailbox and not batch.commit):
             await asyncio.sleep(0)
         return await self._keep_up()
 
@@ -387,19 +388,17 @@ class PartitionTask:
             with self._patience:
                 await self._log.append(commit, urgent)
         except Hung:
-            if (
-                self._log.end == commit.start
-            ):  # if not, it ended at the moment when it was given up, and is durable
+            if self._log.end == commit.start:  # otherwise it ended just as it was given up, and is durable
                 raise
 
     def _press(self) -> None:
-        """The disk is full: the log's upkeep becomes urgent."""
+        """Make the log's upkeep urgent, because the disk is full."""
         if self._upkeep is not None:
             self._upkeep.press(self._clock.monotonic_ms())
             self._arm_timer()
 
     async def _fill(self, partition: Partition, batch: Batch) -> None:
-        """Read from the log what an answer needs and the memory does not hold."""
+        """Read from the log the messages that answers need and memory does not hold."""
         missing = batch.missing
         if missing:
             with self._patience:
@@ -418,8 +417,8 @@ class PartitionTask:
     # --- opening and recovering -----------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Claim the log and make the state from it. Ends HEALTHY, FAILED, or RECOVERING with another attempt
-        to come."""
+        """Acquire the log and load the state. Ends HEALTHY, FAILED, or RECOVERING with another attempt
+        scheduled."""
         self._is_opening = True
         try:
             with self._patience:
@@ -448,7 +447,7 @@ class PartitionTask:
         self._settled.set()
 
     async def _load(self, first_nonce: int = 0) -> None:
-        """Make the state anew from the log."""
+        """Rebuild the state from the log."""
         self._discard()
         partition, replay = await self._coming_back.load(self._description, first_nonce)
         self._partition = partition
@@ -465,8 +464,7 @@ class PartitionTask:
         )
 
     async def _recover(self, error: StorageError) -> None:
-        """What was to be committed is not, or what is needed cannot be read: begin again from the log
-        (durability rule 4)."""
+        """A commit or a read failed: reload the state from the log (durability rule 4)."""
         if isinstance(error, CorruptRecord | Fenced):
             self._fail(error)
             return
@@ -477,9 +475,8 @@ class PartitionTask:
             await self._reload(error)
             return
         self._become(Health.RECOVERING)
-        if isinstance(
-            error, Hung
-        ):  # the log is fenced, and can be claimed only when the disk has answered: that may take long
+        # The log is fenced and cannot be acquired until the disk answers, which may take long.
+        if isinstance(error, Hung):
             self._is_late = True
             self._going_down.start_anew()
             if self._stopping:
@@ -487,7 +484,7 @@ class PartitionTask:
         await self._open()
 
     def _disk_hangs(self) -> None:
-        """Something has been asked of the log for too long."""
+        """React to a disk that has not answered in time."""
         if self._is_opening and not self._stopping:
             self._output.warning("partition.opens_late", waited_ms=self._limits.disk_timeout_ms)
             self._is_late = True
@@ -498,14 +495,13 @@ class PartitionTask:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Do not wait for the disk any longer. What is under way is fenced off first: whatever it still does
-        is not heeded."""
+        """Stop waiting for the disk. First fence the log, so that a commit still under way is never read."""
         self._log.fence()
         self._patience.give_up()
 
     async def _reload(self, full: DiskFull) -> None:
-        """Not even settlements find room. Nothing happened to the log, but the state has run ahead of it:
-        make it again."""
+        """Not even settlements fit on the disk. The log is unchanged, but the state is ahead of it: rebuild
+        the state."""
         assert self._partition is not None
         self._is_opening = True
         try:
@@ -523,7 +519,7 @@ class PartitionTask:
     # --- the end --------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        """The partition stays down, loudly."""
+        """Take the partition down for good, and log the error."""
         advice = {"advice": DAMAGED_ADVICE} if isinstance(error, CorruptRecord) else {}
         self._output.error("partition.failed", error=str(error) or repr(error), **advice)
         self._become(Health.DAMAGED if isinstance(error, CorruptRecord) else Health.FAILED)
@@ -562,7 +558,7 @@ class PartitionTask:
         await self._coming_back.free_dropped()
 
     def _discard(self) -> None:
-        """Forget the state; its message bodies leave the memory."""
+        """Discard the state and release its message bodies from memory."""
         if self._partition is not None:
             self._last_counts = self._partition.counts()
             self._partition.messages.payloads.close()
@@ -580,8 +576,8 @@ class PartitionTask:
     # --- the timer ------------------------------------------------------------------------------------------
 
     def _arm_timer(self) -> None:
-        """Wake up when something falls due. A timer that is too early is left to fire: it is armed anew
-        then."""
+        """Arm the timer for the next due time. A timer that is set too early is left to fire, and is then
+        armed again."""
         due_ms: int | None = None
         if self._health is Health.RECOVERING:
             due_ms = self._coming_back.retry_at_ms

@@ -1,48 +1,48 @@
-"""Keeps a partition's log in proportion: checkpoints, trimming, compaction. Policy only; what a record means
-is `messages.py`'s.
+"""Keeps a partition's log in proportion: checkpoints, trimming, compaction. Policy only; `messages.py` knows
+what records mean.
 
-*Checkpoint*: saved whenever so many bytes were written since the last one, so that a replay stays short.
+*Checkpoints* keep replays short: one is saved whenever enough bytes were written since the last one.
 
-*Trim*: the log is given back up to the lowest position that the state still needs (`Snapshot.needed_from`),
-but never above the older of two checkpoints. First a COUNTERS record is made durable above that place, then
-as many checkpoints as are missing, then the log is trimmed. A crash between any two steps leaves a log that
-says all: after the first nothing was taken away, and after the last a replay of messages needs neither the
+*Trimming* releases the log up to the lowest position that the state still needs (`Snapshot.needed_from`), but
+never above the older of two checkpoints. First a COUNTERS record is made durable above that position, then
+any missing checkpoints are saved, then the log is trimmed. A crash between any two steps leaves a complete
+log: after the first step nothing has been removed, and after the last a replay of messages needs neither the
 trimmed part (see `messages.py`) nor a checkpoint.
 
-*Damage*: when one of the two checkpoints turns out to be damaged, the next one is due at once.
+*Damage*: if one of the two checkpoints turns out to be damaged, the next one is due at once.
 
-*Compaction*: when the log is mostly garbage but a few old messages keep its oldest segments, compaction
+*Compaction*: if most of the log is garbage but a few old messages keep its oldest segments, compaction
 appends these messages again (RELOCATED) and trims the segments that held them. If most of the garbage is in
-the segment that is written to, a new one is begun first. A reference points to the new place only once that
-commit is durable; a crash before that, or half-way, leaves some messages where they were.
+the current segment, a new segment is begun first. A reference points to the new place only once that commit
+is durable; a crash before or during the commit leaves some messages where they were.
 
-*When*: a timer looks at a log after its traffic, and leaves about a MiB of garbage at most. Under load,
-upkeep tolerates more garbage the more is written (`garbage.py`).
+*Timing*: a timer checks a log after its traffic, and leaves about a MiB of garbage at most. Under load, the
+more is written, the more garbage upkeep tolerates (`garbage.py`).
 
-*A full disk* (durability rule 6) makes all of it urgent. One partition at a time trims first, and then
-compacts one segment after the other, until nothing more can be freed. The disk must have room for what a
-compaction writes, so a segment waits until enough of it was drained. A timer continues this when nothing
-comes in: each partition comes back at a time of its own (`RoomTurns`), for there may be thousands. Garbage of
-up to a quarter of the live bytes stays, so freeing a byte writes at most four. Segments in front
-of the older of two checkpoints cost next to nothing to give back, so these go at once.
+*A full disk* (durability rule 6) makes upkeep urgent. One partition at a time first trims, then compacts one
+segment after another, until nothing more can be freed. The disk must have room for what a compaction writes,
+so a segment waits until enough of its messages are gone. A timer continues this when no operations arrive;
+each partition comes back at a time of its own (`RoomTurns`), because there may be thousands. Garbage of up to
+a quarter of the live bytes stays, so freeing a byte writes at most four. Segments before the older of two
+checkpoints cost almost nothing to release, so these go at once.
 
-*A disk with little room* could be full before a log has two checkpoints. Then there would be no room for any:
-one of all messages takes from a fiftieth to half of the log, depending on the messages' size. So as soon as
-the room makes segments shorter, a checkpoint is due after every two of them.
+*A disk with little room* could be full before a log has two checkpoints, and then have no room for any: a
+checkpoint of all messages takes from a fiftieth to half of the log, depending on the messages' size. So as
+soon as a lack of room makes segments shorter, a checkpoint is due after every two of them.
 
 *Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of
-at most `relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read and do not
+at most `relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read but do not
 fit wait for the next commit; their frames stay in memory until then.
 
-*Bound on what compaction writes.* The live bytes are what it would take to write every message again
+*Bound on what compaction writes.* The live bytes are the bytes needed to write every message again
 (`Messages.relocatable_bytes`), not the sizes of the messages. Compaction starts when the rest of the log, the
 garbage, exceeds twice the live bytes (and a minimum). A round over the log writes each live message once and
 frees all the garbage, so compaction writes at most half as many bytes as come in. Each step reads or writes
 at least as many bytes as were appended since the step before, so a round ends before the log has doubled.
 
-*Bound on what checkpoints write.* One writes the blocks that were changed since the checkpoint that it
-replaces, the one before the last (`Snapshot.cost`). Neither a replay that is too long nor a trim makes one
-due before as many bytes were appended since that one.
+*Bound on what checkpoints write.* A checkpoint writes the blocks that changed since the checkpoint that it
+replaces, the one before the last (`Snapshot.cost`). Neither a long replay nor a trim makes a checkpoint due
+before as many bytes as it writes were appended since the replaced one.
 """
 
 from __future__ import annotations
@@ -65,53 +65,52 @@ from storage.log import Frame, Log, Position
 
 MIB = 1024 * 1024
 _FRAMES_AT_ONCE = 64
-"""Frames that are read together while compacting; they also stand within `relocation_bytes_max` of each
-other."""
+"""Frames read together while compacting, all within `relocation_bytes_max` bytes of each other."""
 
 
 LOOKS_PER_DUE = 256
-"""How often the log is looked at while as much is written as makes something due: after every commit would be
-in the way."""
+"""How many times the log is checked while as many bytes are written as make some upkeep due. A check after
+every commit would cost too much."""
 
 
 @dataclass(slots=True, frozen=True)
 class UpkeepLimits:
-    """When which upkeep is due."""
+    """When upkeep is due."""
 
     checkpoint_bytes: int = 64 * MIB
-    """Log written since the last checkpoint."""
+    """Bytes of log written since the last checkpoint."""
     garbage_bytes_min: int = 64 * MIB
-    """Log that holds nothing live, before trimming or compaction is worth while under any load …"""
+    """Bytes of garbage in the log that make trimming or compaction worthwhile under any load …"""
     garbage_bytes_at_rest: int = 3 * MIB // 4
-    """… and when nothing is written …"""
+    """… and when nothing is being written …"""
     garbage_per_live: int = 2
-    """… and, for compaction, so many times the live bytes."""
+    """… and, for compaction, as a multiple of the live bytes."""
     look_ms: int = 2_500
-    """How often the log is looked at for garbage after something was written."""
+    """Time between two checks of the log for garbage while it is being written."""
     relocation_bytes: int = MIB
-    """Read or written in one step of compaction, at least."""
+    """The least that one step of compaction reads or writes."""
     relocation_bytes_max: int = 8 * MIB
-    """The same, at most; one frame may exceed it."""
+    """The most that one step of compaction reads or writes; a single frame may exceed it."""
     relocated_frame_bytes_max: int = MIB
-    """What a relocation writes in one commit; one message may exceed it."""
+    """The most that a relocation writes in one commit; a single message may exceed it."""
     garbage_bytes_on_full_disk: int = 4 * 1024
-    """Garbage that is tolerated on a full disk …"""
+    """Garbage tolerated on a full disk: this much …"""
     live_per_garbage_on_full_disk: int = 4
-    """… and the part of the live bytes that is, too."""
+    """… or this fraction of the live bytes (a divisor), if that is more."""
     confined_segments: int = 2
-    """After so many segments a checkpoint is due on a disk with little room …"""
+    """On a disk with little room, a checkpoint is due after this many segments …"""
     confined_look_bytes: int = 16 * 1024
-    """… and the log is looked at this often there."""
+    """… and the log is checked this often."""
     pressed_ms: int = 5_000
-    """So long a full disk that was met counts as full, if the log does not say so itself."""
+    """How long a disk counts as full after it was found full, if the log does not report it."""
     pause_ms: int = 1000
-    """After the disk refused something, and between two attempts to make room."""
+    """Pause after the disk refused something, and between two attempts to make room."""
     turn_ms: int = 20
-    """While another partition makes room, and between two partitions that come back to make some."""
+    """Pause while another partition makes room, and between two partitions that come back to make room."""
 
 
 class Upkeep:
-    """Called by the partition's task between batches; owns nothing but the marks of what was done."""
+    """Called by the partition's task between batches. Owns only the record of its own progress."""
 
     def __init__(
         self,
@@ -122,19 +121,19 @@ class Upkeep:
         limits: UpkeepLimits,
         output: FilteringBoundLogger,
     ) -> None:
-        """`slices`: the turns in which a snapshot is taken."""
+        """`slices` are the turns in which a snapshot is taken."""
         self._log, self._messages, self._snapshot, self._slices = log, messages, snapshot, slices
         self._limits, self._output = limits, output
         self._counters_at: Position | None = None
         self._relocated_at = log.end
         self._candidates: deque[tuple[Frame, int]] = deque()
-        """Messages that were read for compaction and are not written yet: frame and sequence number."""
+        """Messages read for compaction but not written yet: frame and sequence number."""
         self._paused_until_ms = self._pressed_until_ms = 0
         self._turn_ms: int | None = None
-        """When to come back to make room on a full disk."""
+        """When to come back to make room on a full disk, in monotonic time."""
         self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_min) // LOOKS_PER_DUE
         self._look_at: int = log.end
-        """When the log ends here, it is looked at again."""
+        """The log is checked again once its end reaches this position."""
         self._bound = GarbageBound(
             limits.garbage_bytes_at_rest,
             limits.garbage_bytes_min,
@@ -145,12 +144,12 @@ class Upkeep:
 
     @property
     def due_ms(self) -> int | None:
-        """When `step` wants to be called although nothing was written, in monotonic time; None for never."""
+        """When `step` must be called even if nothing was written, in monotonic time; None for never."""
         dues = [each for each in (self._bound.due_ms, self._turn_ms) if each is not None]
         return max(min(dues), self._paused_until_ms) if dues else None
 
     async def step(self, now_ms: int) -> bool:
-        """Do what is due; True if there is more of it. Raises CommitFailed, CorruptRecord, Fenced; a full
+        """Do what is due. True if there is more to do. Raises CommitFailed, CorruptRecord, Fenced; a full
         disk is waited out."""
         if now_ms < self._paused_until_ms:
             return False
@@ -180,42 +179,45 @@ class Upkeep:
 
     @property
     def has_garbage(self) -> bool:
-        """Whether the log would give something back if it were left at rest."""
+        """Whether upkeep would free some of the log if the partition were left at rest."""
         live_bytes = self._messages.relocatable_bytes
         garbage = self._log.end - self._log.start - live_bytes
         return garbage > max(self._limits.garbage_bytes_at_rest, self._limits.garbage_per_live * live_bytes)
 
     def press(self, now_ms: int) -> None:
-        """The disk is full: make room, with the next batch or at this partition's turn."""
+        """Make room on a full disk, with the next batch or at this partition's turn."""
         self._pressed_until_ms = now_ms + self._limits.pressed_ms
         if self._garbage_on_full_disk() or self._cheap_place() is not None:
             self._come_back(now_ms)
 
     def _come_back(self, earliest_ms: int) -> None:
-        """Have `step` called then, or somewhat later if other partitions of the disk come back as well. Does
-        nothing if that was arranged before: traffic may ask for it again and again."""
+        """Schedule a call of `step` at `earliest_ms`, or somewhat later if other partitions on the disk come
+        back as well.
+
+        Does nothing if a call is already scheduled: traffic may ask for it again and again.
+        """
         if self._turn_ms is None:
             self._turn_ms = self._log.making_room.next_ms(earliest_ms, self._limits.turn_ms)
 
     def _garbage_on_full_disk(self) -> int:
-        """The bytes of garbage in the log; 0 if they are not worth while even if the disk is full."""
+        """The bytes of garbage in the log; 0 if freeing them is not worthwhile even on a full disk."""
         live_bytes, limits = self._messages.relocatable_bytes, self._limits
         garbage = self._log.end - self._log.start - live_bytes
         tolerated = max(limits.garbage_bytes_on_full_disk, live_bytes // limits.live_per_garbage_on_full_disk)
         return garbage if garbage > tolerated else 0
 
     def _cheap_place(self) -> Position | None:
-        """Up to where the log can be trimmed without another checkpoint; None if nothing can go."""
+        """The position up to which the log can be trimmed without another checkpoint; None if nothing can be
+        trimmed."""
         return self._trim_place(self._checkpoints(2))
 
     async def save_checkpoint(self, now_ms: int) -> bool:
-        """Save a checkpoint of the state as it is, unless the newest one is of this state; False if the disk
-        refused. Raises Hung."""
+        """Save a checkpoint, unless the newest one already has this state. False if the disk refused. Raises
+        Hung."""
         return self._checkpoints(1) == self._log.end or await self._save_another(now_ms)
 
     async def _save_another(self, now_ms: int) -> bool:
-        """Save a checkpoint of the state as it is, which nobody changes meanwhile; False if the disk refused.
-        Raises Hung."""
+        """Save a checkpoint; the state must not change meanwhile. False if the disk refused. Raises Hung."""
         log = self._log
         taking = self._snapshot.take(log.checkpoint_base)
         await self._slices.run(taking.steps())
@@ -239,16 +241,14 @@ class Upkeep:
         )
 
     def _checkpoints(self, count: int) -> Position:
-        """Where the oldest of so many checkpoints stands that can be used; the log's start if there are
-        fewer."""
+        """The position of the `count`-th newest usable checkpoint; the log's start if there are fewer."""
         positions = self._log.checkpoints
         return positions[count - 1] if len(positions) >= count else self._log.start
 
     def _is_checkpoint_due(self) -> bool:
         log = self._log
-        if (
-            log.start > 0 and len(log.checkpoints) < 2
-        ):  # one was damaged, or an earlier release has kept one only
+        # One was damaged, or an earlier release kept only one.
+        if log.start > 0 and len(log.checkpoints) < 2:
             return True
         newest, points = self._checkpoints(1), log.trim_points
         is_due = log.end - newest >= self._limits.checkpoint_bytes
@@ -257,13 +257,13 @@ class Upkeep:
         return is_due and self._is_checkpoint_paid()
 
     def _is_checkpoint_paid(self, freed: int = 0) -> bool:
-        """Whether what was appended since the checkpoint that another one replaces, and what it frees, make
-        up for what it writes."""
+        """Whether the bytes appended since the checkpoint to be replaced, plus the bytes freed, make up for
+        the cost of a new one."""
         return self._log.end - self._checkpoints(2) + freed >= self._snapshot.cost(self._log.checkpoint_base)
 
     def _trim_place(self, limit: Position | None = None) -> Position | None:
-        """The position up to which the log can be trimmed, because nothing below it is needed; None if there
-        is none. It is not above `limit`."""
+        """The position up to which nothing in the log is needed any more, at most `limit`; None if nothing
+        can be trimmed."""
         needed_from = self._snapshot.needed_from()
         points = self._log.trim_points
         place = bisect_right(
@@ -288,15 +288,15 @@ class Upkeep:
             commit.add(records.COUNTERS, [records.encode_counters(counters)], records.VERSION)
             await log.append(commit, urgent=True, frees=True)
             self._counters_at = commit.start
-        while self._checkpoints(2) < place:  # twice at most, for each one stands at the log's end
+        while self._checkpoints(2) < place:  # twice at most, because each one is at the log's end
             if not await self._save_another(now_ms):
                 return
         await log.trim(place)
         self._output.info("log.trimmed", start=log.start, end=log.end, live_bytes=self._messages.live_bytes)
 
     async def _make_room(self, now_ms: int) -> bool:
-        """On a full disk: trim, then compact the oldest segment, if there is room to do it in. True if
-        something was freed."""
+        """On a full disk, trim, or else compact the oldest segment if there is room for it. True if something
+        was freed."""
         log, limits = self._log, self._limits
         garbage, cheap = self._garbage_on_full_disk(), self._cheap_place()
         if not garbage and cheap is None:
@@ -316,7 +316,7 @@ class Upkeep:
         return freed
 
     async def _free_oldest(self, now_ms: int, garbage: int) -> None:
-        """On a full disk: trim; if that frees nothing, compact the oldest segment if there is room."""
+        """On a full disk, trim; if that frees nothing, compact the oldest segment if there is room for it."""
         log, limits, start = self._log, self._limits, self._log.start
         await self._trim(now_ms, is_urgent=True)
         if log.end - max(log.trim_points, default=log.start) > garbage // 2:
@@ -330,7 +330,7 @@ class Upkeep:
                 await self._trim(now_ms, is_urgent=True)
 
     async def _compact(self) -> bool:
-        """Append the oldest live messages again, so that the log's beginning can be trimmed. True if
+        """Append the oldest live messages again, so that the beginning of the log can be trimmed. True if
         something was moved."""
         log, messages, limits = self._log, self._messages, self._limits
         live_bytes = messages.relocatable_bytes
@@ -348,7 +348,7 @@ class Upkeep:
         return moved
 
     async def _move(self, to_read: int, to_write: int, below: Position) -> bool:
-        """Append the oldest live messages that stand below a position again, so many bytes. True if something
+        """Append the oldest live messages below a position again, about this many bytes. True if something
         was moved."""
         moved = False
         while to_write > 0:
@@ -368,7 +368,7 @@ class Upkeep:
         return moved
 
     async def _relocate(self) -> int:
-        """Write some of the candidates again, in one commit; gives its size."""
+        """Write some of the candidates again, in one commit. Returns the commit's size."""
         commit = self._log.begin()
         relocated = self._messages.relocate(self._candidates, commit, self._limits.relocated_frame_bytes_max)
         if relocated is None:
