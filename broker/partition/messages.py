@@ -66,7 +66,7 @@ class Messages:
         self.main = self.subqueues[0]
         """The subqueue that receives sent messages."""
         self.first_number = number << PARTITION_SHIFT
-        """Lower than all sequence numbers of the partition: only its own bits are set."""
+        """Lower than all sequence numbers of the partition: only the partition's bits are set."""
         self.next_number = self.first_number | 1
         """The sequence number for the next message."""
         self.position = Position(0)

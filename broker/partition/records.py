@@ -41,7 +41,7 @@ drawn here (version 1 of each kind):
          …    4n  sizes of the changed properties
          …    2n  subqueues
          …    2n  states (`references.STATES`)
-         …     …  changed properties, one after the other
+         …     …  changed properties, concatenated
       (then    …  column part, see `columns.py`)
          …     …  the stored messages
 

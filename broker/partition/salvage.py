@@ -78,7 +78,7 @@ class Salvage:
         self.messages = Messages(self.number, PayloadBudget(0, 0), tick_ms=20)
 
     def begin(self, checkpoints: Iterable[Checkpoint], start: Position, *, is_start_known: bool) -> None:
-        """Load the first checkpoint that can be read.
+        """Load the first of these checkpoints that can be read.
 
         `start` is where the log begins; `is_start_known` is True if the log's extent says so.
         """
@@ -207,11 +207,11 @@ class Salvage:
         self.gone = _joined(self.gone)
 
     def _is_trimmed(self, position: Position) -> bool:
-        """Whether a message at this position was settled by a record in a gap, because the log was trimmed
-        past it.
+        """Whether a message at this position must have been settled by a record in a gap: the log was trimmed
+        past the message.
 
-        Without a gap, no missing record can have settled it: the extent was then created anew for a log whose
-        first segments are missing.
+        Without a gap, no missing record can have settled it. In that case the extent was created anew for a
+        log whose first segments are missing.
         """
         return self.trimmed_to is not None and position < self.trimmed_to and bool(self.gaps)
 

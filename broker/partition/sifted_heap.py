@@ -1,8 +1,8 @@
 """A heap that tolerates stale numbers: they are sifted out, a few at a time. Pure.
 
 Rebuilding a heap of a million numbers takes half a second. So when most of the numbers are stale, the heap is
-set aside, and its live numbers move one by one to a new heap. Both heaps are in use until that is done. The
-last number of a heap can be removed without touching the others.
+set aside, and its live numbers move one by one to a new heap. Both heaps are in use until that is done.
+Numbers are taken from the end of the old heap, so that the rest of it stays a heap.
 """
 
 from __future__ import annotations

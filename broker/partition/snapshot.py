@@ -27,13 +27,13 @@ Tables are as in `records.py`, little endian.
                                                       …    4n  sizes
                                                       …    4n  delivery counts
                                                       …    4c  sizes of the changed properties
-                                                      …    2n  sequence numbers, as places in the block,
+                                                      …    2n  sequence numbers, relative to the block,
                                                                ascending
-                                                      …    2n  frames, by their place in the table above
+                                                      …    2n  frames, by index in the table above
                                                       …    2n  states
-                                                      …    2c  which messages have changed properties, by
-                                                               their place in these tables
-                                                      …     …  changed properties, one after the other
+                                                      …    2c  indices of the messages with changed
+                                                               properties
+                                                      …     …  changed properties, concatenated
                                                       …     …  column part (`columns.py`)
 """
 

@@ -17,14 +17,14 @@ be opened. Tables are as in `records.py`, little endian.
          8    8n  sequence numbers, ascending
          …    8n  enqueued at
          …    8n  expiries, 0 for never
-         …    4n  frames, by their place in the table above
+         …    4n  frames, by index in the table above
          …    4n  offsets in the frame
          …    4n  sizes
          …    4n  delivery counts
          …    2n  states
-         …    4c  which messages have changed properties, by their place
+         …    4c  indices of the messages with changed properties
          …    4c  sizes of the changed properties
-         …     …  changed properties, one after the other
+         …     …  changed properties, concatenated
 """
 
 from __future__ import annotations

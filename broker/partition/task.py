@@ -5,10 +5,10 @@ behind them is durable (durability rule 1), in the order in which the state mach
 knows what the records mean.
 
     CLOSED ──first operation──► OPENING ──► HEALTHY ──commit failed──► RECOVERING ──► HEALTHY
-       (opened lazily)             │                                      │  ▲ └─ disk refuses: again, later
-       and later
-                                   └──────damaged, or fenced──► FAILED ◄──┘  │
-    any of them ──stop()──► STOPPED                                          └── the log could not be opened
+
+    OPENING or RECOVERING ──the disk refuses──► RECOVERING, which tries again later
+    OPENING, HEALTHY or RECOVERING ──damaged, fenced or a bug──► DAMAGED or FAILED
+    any state ──stop()──► STOPPED
 
 *A failed commit* (rule 4) may or may not be on the disk. So no client is answered before the log has been
 acquired again, which discards the commit for good, or could not be acquired. In the latter case the partition
@@ -26,8 +26,8 @@ commit. The log is fenced first, so that a commit under way is never read, howev
 are answered. The partition is down until the disk answers after all and the log can be acquired again. If a
 log takes long to open, the task waits for it, but the clients do not.
 
-*FAILED* is final: a record is damaged (rule 5), another owner has the log, or we have a bug. Sibling
-partitions are not affected.
+*DAMAGED* and *FAILED* are final: a record is damaged (rule 5), another owner has the log, or we have a bug.
+Sibling partitions are not affected.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class PartitionTask:
         """Set from the first send refused on a full disk until a send is stored."""
         self._output = log_output.bind(entity=description.name, partition=number)
 
-    # --- seen from outside ----------------------------------------------------------------------------------
+    # --- what others call -----------------------------------------------------------------------------------
 
     @property
     def health(self) -> Health:

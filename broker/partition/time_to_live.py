@@ -24,7 +24,7 @@ class TimeToLive:
     def __init__(self, space: Workspace) -> None:
         self._space = space
         self._overdue: dict[int, DueKeys] = {}
-        """By subqueue: sequence numbers that have come due and were not dealt with yet."""
+        """By subqueue: sequence numbers that have come due but have not been dealt with."""
         self._has_passed_over = False
         """A message was locked when it came due. False again once nothing is locked."""
 
@@ -112,7 +112,7 @@ class TimeToLive:
             self.expire(subqueue, [each for each in expired if each.state is not DEFERRED])
 
     def is_overdue(self, subqueue: Subqueue, reference: Reference) -> bool:
-        """Whether a message has expired, even if it was not dealt with yet."""
+        """Whether a message has expired, even if it is still in the subqueue."""
         if (
             subqueue.expiry is None
             or reference.lives_until_ms is None

@@ -147,7 +147,7 @@ class TimerWheel:
 
 
 class DueKeys:
-    """Due keys that were not dealt with yet, in order. Keeps the wheel's arrays as they are, so a million
+    """Due keys that have not been dealt with, in order. Keeps the wheel's arrays as they are, so a million
     keys cost no more than one."""
 
     __slots__ = ("_keys", "_place")

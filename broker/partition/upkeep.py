@@ -69,7 +69,7 @@ _FRAMES_AT_ONCE = 64
 
 
 LOOKS_PER_DUE = 256
-"""How many times the log is checked while as many bytes are written as make some upkeep due. A check after
+"""How many checks of the log happen while the bytes that make some upkeep due are written. A check after
 every commit would cost too much."""
 
 
@@ -110,7 +110,7 @@ class UpkeepLimits:
 
 
 class Upkeep:
-    """Called by the partition's task between batches. Owns only the record of its own progress."""
+    """Called by the partition's task between batches. Keeps no state but its own progress."""
 
     def __init__(
         self,
