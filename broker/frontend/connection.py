@@ -324,12 +324,12 @@ class Connection:
         """How many more deliveries the link may hold unsettled while the memory mark is exceeded.
 
         A link that has reached the maximum tries again at each write of its connection. Every settlement
-        causes a write, and `OutputTotal` causes one from time to time until memory has recovered.
+        causes a write, and `Services` causes one when memory has recovered.
         """
         room = UNSETTLED_ABOVE_MARK_MAX - unsettled
         if room <= 0:
             self._hungry.add(link)
-            self.services.output.hold(self)
+            self.services.hold(self)
             return 0
         return room
 

@@ -72,7 +72,7 @@ class Host(Output, Protocol):
 
     def room_above_mark(self, link: Waiting, unsettled: int) -> int:
         """How many more deliveries the link may hold unsettled while the memory mark is exceeded; at 0, its
-        `credit_granted` is called from time to time, and after each settlement."""
+        `credit_granted` is called after each settlement, and when memory has recovered."""
 
     def sent(self, size: int) -> None:
         """A link has handed `size` bytes to the engine."""

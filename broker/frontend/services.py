@@ -17,7 +17,7 @@ from broker.base.metrics import Metrics
 from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
 from broker.frontend.peeking import PAGES_AT_ONCE
-from broker.frontend.slow_readers import Output, OutputTotal
+from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
 from broker.frontend.turns import READ_BYTES, Turns
 from broker.frontend.wire import Wire
 from broker.namespace.namespace import Namespace
@@ -86,6 +86,9 @@ class Services:
         connection one page at a time."""
         self.queued_bytes = 0
         """Bytes of requests that wait for their turn, over all connections. Written by the connections."""
+        self._held: set[Client] = set()
+        """Connections with links that hold as many unsettled deliveries as they may above the memory mark."""
+        self._held_timer: asyncio.TimerHandle | None = None
         self._alone = asyncio.Event()
         self._alone.set()
         namespace.rules_changed = self._rules_changed
@@ -113,9 +116,27 @@ class Services:
         self.memory.connections = len(self.connections)
         self.inflight.forget(connection)
         self.output.forget(connection)
+        self._held.discard(connection)
         self.metrics.connections_closed.inc()
         if not self.connections:
             self._alone.set()
+
+    def hold(self, connection: Client) -> None:
+        """Call its `flush_soon` when the memory mark is not exceeded any more."""
+        self._held.add(connection)
+        if self._held_timer is None:
+            self._held_timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_at_memory)
+
+    def _look_at_memory(self) -> None:
+        self._held_timer = None
+        if not self._held:
+            return
+        if self.memory.exceeded:
+            self._held_timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_at_memory)
+            return
+        held, self._held = self._held, set()
+        for connection in held:
+            connection.flush_soon()
 
     async def wait_until_alone(self) -> None:
         """Return when no client is connected."""

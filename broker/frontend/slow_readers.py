@@ -114,14 +114,10 @@ class OutputTotal:
         so, its `flush_soon` is called after LOOK_AGAIN_S."""
         if not self.is_over or connection.unread_bytes() < self.room:
             return False
-        self.hold(connection)
-        return True
-
-    def hold(self, connection: Output) -> None:
-        """Call the connection's `flush_soon` after LOOK_AGAIN_S."""
         self._held.add(connection)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
+        return True
 
     def shelf_bytes(self, room: int) -> int:
         """How many bytes a connection with `room` bytes of room may hold ready for its next requests."""
