@@ -1,10 +1,10 @@
 """Decodes AMQP 1.0 values (§1.6).
 
-Decodes single values: bodies of management requests, annotations, fields of performatives. A message on its
-way through is never decoded; `sections.py` finds its parts without that.
+It decodes single values: bodies of management requests, annotations, fields of performatives. A message on
+its way through is never decoded; `sections.py` finds its parts without that.
 
-The bytes are untrusted. Nesting, counts and sizes are bounded by the bytes that are really there, and every
-malformed input is a `DecodeError`, never an error of Python's own. A decoded value encodes to its own type
+The bytes are untrusted. Nesting, counts and sizes are bounded by the bytes that are actually there, and every
+malformed input raises `DecodeError`, never another Python exception. A decoded value encodes to its own type
 again (`encode.py`).
 """
 
@@ -50,7 +50,7 @@ _F32, _F64 = struct.Struct(">f"), struct.Struct(">d")
 
 
 def decode(buffer: Buffer, offset: int = 0) -> tuple[Any, int]:
-    """The value that begins at `offset`, and the offset after it. Raises DecodeError, and nothing else."""
+    """Decode the value at `offset`; gives it and the offset behind it. Raises only DecodeError."""
     try:
         return _decode(buffer, offset, 0)
     except DecodeError:
@@ -62,7 +62,7 @@ def decode(buffer: Buffer, offset: int = 0) -> tuple[Any, int]:
 
 
 def decode_all(buffer: Buffer) -> Any:
-    """The one value that fills the buffer. Raises DecodeError, also if bytes are left over."""
+    """Decode the one value that fills the buffer. Raises DecodeError, also if bytes are left over."""
     value, end = decode(buffer)
     if end != len(buffer):
         raise DecodeError(f"{len(buffer) - end} bytes after the value")
@@ -214,7 +214,7 @@ def _array_body(buffer: Buffer, offset: int, count: int, end: int, depth: int) -
             raise DecodeError("array elements described twice")
     decode_one = _DECODERS[code]
     offset += 1
-    if decode_one is _unknown:  # refused even if there is no element
+    if decode_one is _unknown:  # refused even if there are no elements
         _unknown(buffer, offset, depth)
     room = end - offset
     if count > (room if _is_wide(code) else ZERO_WIDTH_ELEMENTS_MAX):

@@ -1,10 +1,10 @@
-"""Turns what proton says of deliveries into events: messages from the peer, and outcomes of what we sent.
+"""Turns proton's events about deliveries into ours: messages from the peer, and outcomes of what we sent.
 
-A run of plain deliveries comes as a whole (`runs.py`). The others come one by one: batches, messages in
-several frames, aborted or oversized ones, and outcomes other than `accepted`. Neighbours that belong together
-are merged, so that the engine's user sees one event for many deliveries.
+A run of plain deliveries is handled as a whole (`runs.py`). Others are handled one by one: batches, messages
+in several frames, aborted or oversized messages, and outcomes other than `accepted`. Neighbours that belong
+together are merged, so that the engine's user sees one event for many deliveries.
 
-Invariants: no delivery is reported twice; what is held of unfinished messages is counted and bounded.
+Invariants: no delivery is reported twice; the bytes held of unfinished messages are counted and bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from protocol.events import (
 from protocol.links import Delivery, Link
 from protocol.proton_values import ffi, lib, transaction_of, update_of
 
-# Plain numbers: comparing with an enum's members costs more than the calls around it.
+# Plain numbers, because comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _TRANSACTIONAL = int(Outcome.ACCEPTED), int(Outcome.TRANSACTIONAL)
 _NOT_TERMINAL = (int(Outcome.NONE), int(Outcome.RECEIVED))
 
@@ -42,9 +42,9 @@ class Deliveries:
         self._refuse = refuse
         self._partial_bytes_max = partial_bytes_max
         self.partial_bytes = 0
-        """Bytes held of unfinished messages, over all links."""
+        """The bytes held of unfinished messages, over all links."""
         self._partial_transactions: dict[Link, TransactionalState] = {}
-        """What the first frames of unfinished messages said of a transaction."""
+        """The transactional states from the first frames of unfinished messages."""
 
     def take_run(self, link: Link, run: Any) -> None:
         """Report the run of plain deliveries that was just taken."""
@@ -76,12 +76,12 @@ class Deliveries:
     # --- from the peer --------------------------------------------------------------------------------------
 
     def transfer(self, link: Link, delivery: Any, is_batch: bool) -> None:
-        """A transfer that is not plain: of a batch, in parts, aborted, too large, with a state, or on a link
-        without a maximum size."""
+        """Handle a transfer that is not plain: of a batch, in parts, aborted, too large, with a state, or on
+        a link without a maximum size."""
         if not lib.pn_delivery_readable(delivery):
-            return  # the rest of a message that was refused
+            return  # this is the rest of a message that was refused
         size = lib.pn_delivery_pending(delivery)
-        if size == 1 and lib.pn_delivery_aborted(delivery):  # proton shows it as one byte that is not there
+        if size == 1 and lib.pn_delivery_aborted(delivery):  # proton reports one byte that does not exist
             self._drop_aborted(link, delivery)
             return
         if link.max_message_bytes and size > link.max_message_bytes:
@@ -89,7 +89,7 @@ class Deliveries:
             return
         transaction = self._partial_transactions.get(link)
         if transaction is None and lib.pn_delivery_remote_state(delivery) == _TRANSACTIONAL:
-            # Every frame of a delivery names its transaction (§4.4.2); proton reads the first one's.
+            # Every frame of a delivery names its transaction (§4.4.2); proton reads that of the first one.
             transaction = transaction_of(delivery)
         if lib.pn_delivery_partial(delivery):
             link.partial_is_batch |= is_batch
@@ -100,14 +100,15 @@ class Deliveries:
             self._take_message(link, delivery, size, is_batch or link.partial_is_batch, transaction)
 
     def _drop_aborted(self, link: Link, delivery: Any) -> None:
-        """The sender has aborted a message (§2.7.5): give its credit back, since no event reports it."""
+        """Drop a message that its sender aborted (§2.7.5), and give its credit back, since no event reports
+        it."""
         self.forget_partial(link)
         lib.pn_delivery_settle(delivery)
         lib.pn_link_flow(link.pn, 1)
 
     def _drop_rest(self, link: Link, delivery: Any) -> list[Delivery]:
-        """Have proton throw away what it has of a message and what is still to come of it; gives the
-        delivery, unless it came settled."""
+        """Have proton discard what it has of a message and what is still to come; gives the delivery, unless
+        it was sent settled."""
         self.forget_partial(link)
         settled = lib.pn_delivery_settled(delivery)
         lib.pn_link_advance(link.pn)
@@ -118,7 +119,7 @@ class Deliveries:
     def _take_message(
         self, link: Link, delivery: Any, size: int, is_batch: bool, transaction: TransactionalState | None
     ) -> None:
-        """Take a whole message off its link, and report it."""
+        """Take a whole message off its link and report it."""
         settled = lib.pn_delivery_settled(delivery)
         payload = b""
         if size:
@@ -147,8 +148,8 @@ class Deliveries:
             events.append(MessagesReceived(link, own, [payload], settled, is_batch, transaction))
 
     def _count_partial(self, link: Link, size: int) -> None:
-        """Bound the unfinished messages of all links together, which only the engine sees. A single one may
-        be as large as its link allows."""
+        """Count a link's unfinished message, and refuse it if all links together hold too much. A single
+        message may be as large as its link allows."""
         size = max(size, 1)  # a first frame may be empty
         self.partial_bytes += size - link.partial_bytes
         link.partial_bytes = size
@@ -169,10 +170,10 @@ class Deliveries:
     # --- of what we sent ------------------------------------------------------------------------------------
 
     def disposition(self, link: Link, delivery: Any) -> None:
-        """An outcome that is not plain, usually one other than `accepted`."""
+        """Handle an outcome that is not plain, usually one other than `accepted`."""
         if lib.pn_link_current(link.pn):
-            # What we send is never current any more: this is a transfer on a link on which we are the sender.
-            # Proton takes it, and would send our next message in its place.
+            # What we send is never current by now, so the peer has sent a transfer on a link on which we are
+            # the sender. Proton accepts it, and would send our next message in its place.
             self._refuse(
                 "amqp:not-allowed", f"transfer on link '{link.name}', on which the peer is the receiver"
             )

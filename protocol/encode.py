@@ -36,7 +36,7 @@ _F32, _F64 = struct.Struct(">f"), struct.Struct(">d")
 
 
 def encode(value: Any) -> bytes:
-    """The value in its shortest encoding. Raises EncodeError if AMQP cannot carry it."""
+    """Encode a value in its shortest form. Raises EncodeError if AMQP cannot carry it."""
     try:
         return _encode(value, 0)
     except (struct.error, UnicodeEncodeError, OverflowError, TypeError, AttributeError) as error:
@@ -44,17 +44,17 @@ def encode(value: Any) -> bytes:
 
 
 def encode_list(fields: Sequence[bytes]) -> bytes:
-    """A list of values that are already encoded (§1.6.22)."""
+    """Encode a list of values that are already encoded (§1.6.22)."""
     return _compound_bytes(0xC0, 0xD0, len(fields), b"".join(fields))
 
 
 def encode_map(keys_and_values: Sequence[bytes]) -> bytes:
-    """A map of keys and values, in turn, that are already encoded (§1.6.23)."""
+    """Encode a map from its keys and values, alternating and already encoded (§1.6.23)."""
     return _compound_bytes(0xC1, 0xD1, len(keys_and_values), b"".join(keys_and_values))
 
 
 def encode_text(utf8: bytes) -> bytes:
-    """A string that is already in UTF-8 (§1.6.20)."""
+    """Encode a string that is already in UTF-8 (§1.6.20)."""
     return _variable_bytes(0xA1, utf8)
 
 
@@ -127,7 +127,7 @@ def _variable_bytes(code: int, data: Buffer) -> bytes:
 
 def _compound_bytes(code8: int, code32: int, count: int, elements: bytes) -> bytes:
     size = len(elements)
-    if count < 256 and size < 255:  # the size counts the byte of the count as well
+    if count < 256 and size < 255:  # the size includes the byte that holds the count
         return bytes((code8, size + 1, count)) + elements
     return bytes((code32,)) + _U32.pack(size + 4) + _U32.pack(count) + elements
 

@@ -10,12 +10,12 @@ Proton leaves three things to us:
 
 - the SASL exchange, which `sasl.py` handles before the engine sees a byte;
 - a transfer's message-format (§2.7.5), which proton drops. `frames.py` finds the frames of Service Bus
-  batches, and each of them is pushed by itself, so that the delivery it makes is known to be a batch;
+  batches, and each of them is pushed by itself, so that the resulting delivery is known to be a batch;
 - clients that number their deliveries out of sequence, which proton refuses. `lenience.py` corrects them.
 
 Invariants: no event is lost or reordered; a delivery is settled at most once; nothing that belongs to a link
 is touched after its `LinkDetached` was consumed (`release_link`). Knows no sockets, no tasks and no clock
-(the time is given to `tick`).
+(`tick` is given the time).
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ EVENTS_PER_PUSH = 32
 """After a push that made more events than this, the next push is half as large. An attach costs 0.1 ms, and
 more with thousands of links."""
 EVENTS_MAX = 400_000
-"""How many events may gather in proton between two looks at them. Each takes some 165 bytes, which proton
-keeps until the connection is gone."""
+"""How many events may gather in proton before they are read. Each takes some 165 bytes, which proton keeps
+until the connection is gone."""
 DISPOSITION_BYTES = 20
-"""The least size of a disposition, which may speak of every unsettled delivery of its session."""
+"""The smallest size of a disposition, which may apply to every unsettled delivery of its session."""
 LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 
-# Bound once: an attribute of `lib` costs as much as the call behind it.
+# Bound once, because an attribute of `lib` costs as much as the call itself.
 _collector_peek, _collector_pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
 _event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
 _unsent = lib.pn_session_outgoing_bytes
-# Plain numbers: comparing with an enum's members costs more than the calls around it.
+# Plain numbers, because comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _REJECTED, _MODIFIED = int(Outcome.ACCEPTED), int(Outcome.REJECTED), int(Outcome.MODIFIED)
 _DECLARED, _TRANSACTIONAL = int(Outcome.DECLARED), int(Outcome.TRANSACTIONAL)
 
@@ -89,10 +89,10 @@ class Engine:
         idle_timeout_ms: int,
         partial_bytes_max: int = PARTIAL_BYTES_MAX,
     ) -> None:
-        """The connection is given up when the peer has been silent for `idle_timeout_ms`; half of it is
+        """The connection is closed when the peer has been silent for `idle_timeout_ms`; half of that is
         announced (§2.4.5).
 
-        `partial_bytes_max` bounds what is held of messages whose last frame has not come. A single such
+        `partial_bytes_max` bounds the bytes held of messages whose last frame is missing. A single such
         message may be larger.
         """
         self._connection = lib.pn_connection()
@@ -108,22 +108,22 @@ class Engine:
         self._lenience = Lenience(channel_max, max_frame_bytes)
         self._intake = Intake(self._lenience)
         self._push_max = PUSH_BYTES_FIRST
-        self._events: list[Event] = []  # the one list that the parts of the engine report to
+        self._events: list[Event] = []  # the one list to which all parts of the engine report
         self._deliveries = Deliveries(self._events, self._break, partial_bytes_max)
         self._links = LinkTable(self._events, self._break, self._deliveries.forget_partial)
-        self._attached = self._links.attached  # looked up for each push
+        self._attached = self._links.attached  # bound here because each push uses it
         self._untrimmed: list[Delivery] = []
-        """Deliveries that are not written yet, some of them large: proton would keep the room of each."""
+        """Deliveries not written yet, some of them large. Proton would keep the memory of each."""
         self._open_reported = False
         self._tail_ended = False
-        """The peer has hung up: nothing more will be read."""
+        """The peer has closed its end, so nothing more will be read."""
         self._closed_reported = False
         self._output_ended = False
         self._freed = False
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[int, Callable[[Any], None]]:
-        """What handles each kind of proton's events, except those about deliveries."""
+        """The handler for each type of proton's events, except those about deliveries."""
         links = self._links
         return {
             lib.PN_LINK_FLOW: self._on_flow,
@@ -142,9 +142,9 @@ class Engine:
     # --- bytes ----------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, events_max: int = EVENTS_MAX) -> list[Event]:
-        """Take what arrived from the peer; gives the events that come of it, in order.
+        """Take bytes from the peer; gives the resulting events, in order.
 
-        Stops after about `events_max` events. `has_more` is then true, and the next call goes on.
+        Stops after about `events_max` events. Then `has_more` is true, and the next call continues.
         """
         pieces = self._intake.take(data)
         for index, (piece, is_batch) in enumerate(pieces):
@@ -166,21 +166,21 @@ class Engine:
 
     @property
     def has_more(self) -> bool:
-        """Part of what arrived has not been taken yet: call `receive` again."""
+        """Whether some of the received bytes are still to be taken: call `receive` again."""
         return self._intake.has_more
 
     def restrict(self) -> None:
-        """From here on, let the peer send no more than it needs to present credentials
+        """From now on, let the peer send only what it needs to present credentials
         (`protocol/limits.py`)."""
         self._intake.restrict()
 
     def lift_restriction(self) -> None:
-        """The peer has presented credentials: end the restriction."""
+        """End the restriction, because the peer has presented credentials."""
         self._intake.lift_restriction()
 
     def _feed(self, piece: bytes, is_batch: bool, events_max: int) -> int:
         """Push a piece; gives how many of its bytes were pushed: fewer than all once there are enough events,
-        and -1 if proton takes no more."""
+        -1 if proton takes no more."""
         begin, size, events = 0, len(piece), self._events
         while begin < size:
             before = len(events)
@@ -189,7 +189,7 @@ class Engine:
             end = size if size <= PUSH_BYTES_MIN else min(begin + self._push_bytes(), size)
             pushed = runs.push(self._transport, piece, begin, end)
             self._pump(is_batch and end == size)
-            if pushed < end - begin:  # closed or broken; an event has said so
+            if pushed < end - begin:  # closed or broken, as an event has reported
                 return -1
             begin = end
             made = len(events) - before
@@ -200,12 +200,12 @@ class Engine:
         return size
 
     def _push_bytes(self) -> int:
-        """How many bytes to push at once, so that no more than EVENTS_MAX events come of them."""
+        """How many bytes to push at once so that they cause at most EVENTS_MAX events."""
         unsettled: int = sum(map(lib.pn_link_unsettled, self._attached))
         return max(min(self._push_max, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
 
     def receive_eof(self) -> list[Event]:
-        """The peer closed its end of the socket."""
+        """Note that the peer has closed its end of the socket; gives the resulting events."""
         if not self._freed:
             self._tail_ended = True
             lib.pn_transport_close_tail(self._transport)
@@ -226,11 +226,11 @@ class Engine:
 
     @property
     def has_leftovers(self) -> bool:
-        """The next `output` still has memory to free."""
+        """Whether the next `output` still has memory to free."""
         return bool(self._links.unfreed)
 
     def take_events(self) -> list[Event]:
-        """The events that have gathered. Writing makes some, too: it uses up credit."""
+        """The events gathered so far. Writing also causes events, because it uses up credit."""
         self._pump(False)
         events = self._events
         if not events:
@@ -240,18 +240,18 @@ class Engine:
         return taken
 
     def tick(self, now_ms: int) -> int:
-        """Keep time (§2.4.5), on a monotonic clock: may make output or a `ConnectionClosed`. Gives when to
-        tick next, 0 for never."""
+        """Advance the idle timers (§2.4.5) to a monotonic time, which may cause output or a
+        `ConnectionClosed`. Gives the time of the next tick, 0 for never."""
         return int(lib.pn_transport_tick(self._transport, now_ms))
 
     @property
     def finished(self) -> bool:
-        """`output` has given the last bytes: the socket may be closed."""
+        """Whether `output` has given the last bytes, so that the socket may be closed."""
         return self._freed or self._output_ended
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of unfinished messages, whose last frame has not arrived."""
+        """The bytes held of messages whose last frame is missing."""
         return self._deliveries.partial_bytes
 
     @property
@@ -282,7 +282,7 @@ class Engine:
     def open(self, properties: dict[Any, Any] | None = None) -> None:
         """Answer the peer's open (§2.7.1)."""
         if lib.pn_connection_state(self._connection) & LOCAL_OPEN_STATES:
-            return  # something else in the same read has closed it already
+            return  # something else in the same read has already closed it
         if properties:
             put(lib.pn_connection_properties(self._connection), codec.encode(properties))
         lib.pn_connection_open(self._connection)
@@ -300,7 +300,7 @@ class Engine:
     # --- links ----------------------------------------------------------------------------------------------
 
     def links(self) -> list[Link]:
-        """Every link that is attached, or whose `LinkDetached` was not consumed yet."""
+        """Every link that is attached, or whose `LinkDetached` has not been consumed yet."""
         return self._links.all()
 
     @property
@@ -309,12 +309,12 @@ class Engine:
         return len(self._links)
 
     def link_properties(self, link: Link) -> dict[str, Any]:
-        """The properties of the peer's attach, keys as text."""
+        """The properties of the peer's attach, with text keys."""
         return fields_of(lib.pn_link_remote_properties(link.pn))
 
     def source_filter(self, link: Link) -> dict[str, Any]:
-        """The filter set of the peer's source (§3.5.8), keys as text. Raises DecodeError if it is no filter
-        set."""
+        """The filter set of the peer's source (§3.5.8), with text keys. Raises DecodeError if it is not a
+        filter set."""
         return map_of(lib.pn_terminus_filter(lib.pn_link_remote_source(link.pn)))
 
     def node_capabilities(self, link: Link) -> tuple[str, ...]:
@@ -324,11 +324,11 @@ class Engine:
         return symbols_of(lib.pn_terminus_capabilities(terminus))
 
     def source_is_dynamic(self, link: Link) -> bool:
-        """The peer asks the broker to create the source's node (§3.5.3)."""
+        """Whether the peer asks the broker to create the source's node (§3.5.3)."""
         return bool(lib.pn_terminus_is_dynamic(lib.pn_link_remote_source(link.pn)))
 
     def target_is_dynamic(self, link: Link) -> bool:
-        """As `source_is_dynamic`, for the target (§3.5.4)."""
+        """Like `source_is_dynamic`, for the target (§3.5.4)."""
         return bool(lib.pn_terminus_is_dynamic(lib.pn_link_remote_target(link.pn)))
 
     def accept_link(
@@ -373,8 +373,8 @@ class Engine:
         self._links.close(link, error)
 
     def release_link(self, link: Link) -> None:
-        """Answer a detach and free the link. Call this for each `LinkDetached`, after the events before it,
-        so that what the peer sent in one write with its detach is served first."""
+        """Answer a detach and free the link. Call this for each `LinkDetached`, after handling the events
+        before it, so that whatever the peer sent together with its detach is served first."""
         self._links.release(link)
 
     # --- incoming links -------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ class Engine:
         lib.pn_link_flow(link.pn, credit)
 
     def limit_messages(self, link: Link, max_message_bytes: int) -> None:
-        """Take messages of at most this size from now on. The peer learns of it only if the attach has not
+        """Accept messages of at most this size from now on. The peer learns of it only if the attach has not
         been answered yet (§2.7.3)."""
         link.max_message_bytes = max_message_bytes
         lib.pn_link_set_max_message_size(link.pn, max_message_bytes)
@@ -402,7 +402,7 @@ class Engine:
         runs.settle(deliveries, _REJECTED)
 
     def declare(self, deliveries: Sequence[Delivery], txn_id: bytes) -> None:
-        """Settle the delivery that holds a declare, with the id of the new transaction (§4.5.5)."""
+        """Settle the delivery that holds a declare, giving the id of the new transaction (§4.5.5)."""
         for delivery in deliveries:
             set_state(delivery, declared(txn_id))
         runs.settle(deliveries, _DECLARED)
@@ -410,24 +410,24 @@ class Engine:
     # --- outgoing links -------------------------------------------------------------------------------------
 
     def credit(self, link: Link) -> int:
-        """How many more messages the peer takes, after those handed to `send`. Never negative, whatever
+        """How many more messages the peer accepts, beyond those passed to `send`. Never negative, whatever
         delivery-count the peer claims."""
         return max(int(lib.pn_link_credit(link.pn)), 0)
 
     def draining(self, link: Link) -> bool:
-        """The peer wants the messages that there are now, and the rest of its credit back (§2.6.7)."""
+        """Whether the peer wants the messages available now, and the rest of its credit back (§2.6.7)."""
         return bool(lib.pn_link_get_drain(link.pn))
 
     def unsent_bytes(self, link: Link) -> int:
-        """Bytes in the link's session that wait for its window to open (§2.5.6), or to be written."""
+        """The bytes in the link's session that wait to be written, or for its window to open (§2.5.6)."""
         return int(_unsent(link.session.pn))
 
     def unsent_bytes_of_all(self) -> int:
-        """As `unsent_bytes`, over all sessions."""
+        """Like `unsent_bytes`, over all sessions."""
         return sum(map(_unsent, self._links.sessions))
 
     def drained(self, link: Link) -> None:
-        """There are no more messages now: give the rest of the credit back (§2.6.7)."""
+        """Give the rest of the credit back, because no more messages are available (§2.6.7)."""
         lib.pn_link_drained(link.pn)
 
     def send(
@@ -439,11 +439,11 @@ class Engine:
         rests: Sequence[bytes] = (),
         skipped: int = 0,
     ) -> list[Delivery]:
-        """Send whole messages, within the credit. `tags` are delivery tags, all of one size up to 32 bytes,
-        and unique among unsettled deliveries.
+        """Send whole messages, within the credit. `tags` are delivery tags, all of the same size of at most
+        32 bytes, and unique among unsettled deliveries.
 
-        Each message is its entry in `fronts`, followed by its entry in `rests` (if there are any) without the
-        first `skipped` bytes. Gives the deliveries; none if they are sent settled.
+        Each message consists of its entry in `fronts`, followed by its entry in `rests` (if there are any)
+        without the first `skipped` bytes. Gives the deliveries; none if they are sent settled.
         """
         if not tags:
             return []
@@ -497,7 +497,7 @@ class Engine:
     # --- events ---------------------------------------------------------------------------------------------
 
     def _pump(self, is_batch: bool) -> None:
-        """Turn what has gathered in proton into events. `is_batch`: it comes of a Service Bus batch."""
+        """Turn proton's gathered events into ours. `is_batch`: they result from a Service Bus batch."""
         collector, handlers, links, deliveries = (
             self._collector,
             self._handlers,
@@ -507,7 +507,7 @@ class Engine:
         while True:
             if not is_batch and not deliveries.partial_bytes:
                 run = runs.take(collector)
-                if run.count and (link := links.get(run.link)) is not None:  # None: outcomes behind a detach
+                if run.count and (link := links.get(run.link)) is not None:  # None: outcomes after a detach
                     deliveries.take_run(link, run)
                 if run.last:
                     return
@@ -530,7 +530,7 @@ class Engine:
                 self._deliveries.transfer(link, delivery, is_batch)
             else:
                 self._deliveries.disposition(link, delivery)
-        elif link.incoming:  # we have closed it, and the peer sends on: proton would keep all of it
+        elif link.incoming:  # we have closed it, and the peer still sends: proton would keep all of it
             lib.pn_delivery_settle(delivery)
         runs.forget(delivery)
 
@@ -544,7 +544,7 @@ class Engine:
 
     def _on_open(self, event: Any) -> None:
         connection = self._connection
-        if self._open_reported:  # proton takes a second one
+        if self._open_reported:  # proton accepts a second open
             self._break("amqp:not-allowed", "the connection is open already")
             return
         self._open_reported = True
@@ -567,7 +567,7 @@ class Engine:
         )
 
     def _on_tail_closed(self, event: Any) -> None:
-        # A close, and an error that proton finds, were reported before. It says nothing about a frame that it
+        # A close, or an error that proton finds, was reported before. Proton does not report a frame that it
         # cannot read.
         if not self._closed_reported and not self._tail_ended:
             self._break(
@@ -583,8 +583,8 @@ class Engine:
             self._events.append(ConnectionClosed(error))
 
     def _break(self, condition: str, description: str) -> None:
-        """Close the connection: the peer has exceeded a bound, or broken the protocol in a way that proton
-        does not see."""
+        """Close the connection because the peer has exceeded a bound, or broken the protocol in a way that
+        proton does not notice."""
         error = ErrorCondition(condition, description)
         self.close(error)
         self._report_closed(error)

@@ -1,8 +1,8 @@
-"""What the engine reports. Messages or outcomes that arrive together make one event, not one each.
+"""The events that the engine reports. Messages or outcomes that arrive together make one event.
 
 Events are consumed in order. The deliveries in an event stay valid until they are settled or their link is
-gone (`Link.gone`). A link that the peer has detached is gone once its `LinkDetached` was consumed
-(`Engine.release_link`), not before.
+gone (`Link.gone`). A link that the peer has detached is gone only once its `LinkDetached` has been consumed
+(`Engine.release_link`).
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class ErrorCondition:
 
 @dataclass(slots=True)
 class TransactionalState:
-    """What a peer says of deliveries within a transaction (§4.5.6)."""
+    """The state that a peer gives deliveries within a transaction (§4.5.6)."""
 
     txn_id: bytes
-    """Names the transaction. Empty if the state cannot be read; no transaction has an empty id."""
+    """Identifies the transaction. Empty if the state cannot be read; no transaction has an empty id."""
     outcome: int = Outcome.NONE
-    """Takes effect when the transaction is committed. NONE on a transfer, as a rule."""
+    """Takes effect when the transaction is committed. Usually NONE on a transfer."""
     error: ErrorCondition | None = None
-    """With REJECTED."""
+    """For REJECTED."""
     failed: bool = False
-    """With MODIFIED: delivery-failed."""
+    """For MODIFIED: delivery-failed."""
     undeliverable_here: bool = False
-    """With MODIFIED."""
+    """For MODIFIED."""
     annotations: bytes = b""
-    """With MODIFIED: message-annotations, an encoded AMQP map, or empty."""
+    """For MODIFIED: message-annotations, an encoded AMQP map, or empty."""
 
     @property
     def bytes(self) -> int:
@@ -67,7 +67,7 @@ class TransactionalState:
 
 @dataclass(slots=True)
 class ConnectionOpened:
-    """The peer's open arrived (§2.7.1); it waits for `Engine.open`."""
+    """The peer's open has arrived (§2.7.1). The engine waits for `Engine.open`."""
 
     container_id: str
     hostname: str
@@ -84,14 +84,14 @@ class ConnectionClosed:
 
 @dataclass(slots=True)
 class LinkAttached:
-    """The peer attached a link (§2.7.3); it waits for `Engine.accept_link` or `Engine.refuse_link`."""
+    """The peer attached a link (§2.7.3), which waits for `Engine.accept_link` or `Engine.refuse_link`."""
 
     link: Link
 
 
 @dataclass(slots=True)
 class LinkDetached:
-    """A link was detached or closed by the peer (§2.7.7), or its session ended; it waits for
+    """The peer detached or closed a link (§2.7.7), or ended its session. The link waits for
     `Engine.release_link`."""
 
     link: Link
@@ -102,7 +102,7 @@ class LinkDetached:
 @dataclass(slots=True)
 class CreditGranted:
     """A receiving peer sent a flow, or credit was used (§2.6.7). `Engine.credit(link)` and
-    `Engine.draining(link)` have the new state."""
+    `Engine.draining(link)` return the new state."""
 
     link: Link
 
@@ -113,47 +113,47 @@ class MessagesReceived:
 
     link: Link
     deliveries: list[Delivery]
-    """One for each payload; empty if they were sent settled."""
+    """One delivery for each payload; empty if the messages were sent settled."""
     payloads: list[bytes]
     settled: bool
-    """All of them were sent settled: the peer expects no outcome."""
+    """Whether all of them were sent settled, so that the peer expects no outcome."""
     batch: bool
-    """The message has the format of Service Bus's batches (0x80013700). A batch always comes alone."""
+    """Whether the message has the format of Service Bus batches (0x80013700). A batch always comes alone."""
     transaction: TransactionalState | None = None
     """All of them were sent as work of this transaction (§4.4.2), and must not be enqueued outside it."""
 
 
 @dataclass(slots=True)
 class MessageTooLarge:
-    """A message exceeds the link's max-message-size (§2.7.3). The rest of it is thrown away."""
+    """A message exceeds the link's max-message-size (§2.7.3). The rest of it is discarded."""
 
     link: Link
     deliveries: list[Delivery]
-    """The one delivery, to be rejected; empty if it was sent settled."""
+    """The message's delivery, to be rejected; empty if it was sent settled."""
     size: int
     """How many bytes have arrived."""
 
 
 @dataclass(slots=True)
 class DeliveriesUpdated:
-    """A receiving peer gave outgoing deliveries a state (§2.7.6), the same to all of them."""
+    """A receiving peer gave outgoing deliveries a state (§2.7.6), which is the same for all of them."""
 
     link: Link
     deliveries: list[Delivery]
     outcome: int
-    """One of `Outcome`, as a number, or any other state that the peer made up."""
+    """An `Outcome` as a number, or any other state that the peer sent."""
     settled: bool
-    """The peer has settled them already, and expects no answer."""
+    """Whether the peer has already settled them, and expects no answer."""
     error: ErrorCondition | None = None
-    """With REJECTED."""
+    """For REJECTED."""
     failed: bool = False
-    """With MODIFIED: delivery-failed. Also False if the peer left it out, which proton does not tell."""
+    """For MODIFIED: delivery-failed. Also False if the peer left it out, which proton does not tell."""
     undeliverable_here: bool = False
-    """With MODIFIED."""
+    """For MODIFIED."""
     annotations: bytes = b""
-    """With MODIFIED: message-annotations, an encoded AMQP map, or empty."""
+    """For MODIFIED: message-annotations, an encoded AMQP map, or empty."""
     transaction: TransactionalState | None = None
-    """With TRANSACTIONAL: the transaction, and the outcome that takes effect with it (§4.4.3)."""
+    """For TRANSACTIONAL: the transaction, and the outcome that takes effect with it (§4.4.3)."""
 
     @property
     def bytes(self) -> int:

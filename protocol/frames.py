@@ -33,19 +33,19 @@ BATCH_MESSAGE_FORMAT = b"\x80\x01\x37\x00"
 """0x80013700 (AMQP contract B)."""
 
 _LOOK_BYTES = 128
-"""How far from the beginning of a frame the format may stand: after 8 bytes of header, the descriptor, the
-head of the list, the handle, the delivery-id and a delivery-tag of at most 32 bytes (§2.8.7), each in its
-longest encoding, with room to spare."""
+"""How far from the beginning of a frame the format may be: behind 8 bytes of header, the descriptor, the head
+of the list, the handle, the delivery-id and a delivery-tag of at most 32 bytes (§2.8.7), each in its longest
+encoding, with some slack."""
 
 _HEAD_BYTES_MAX = 1024 + _LOOK_BYTES
-"""The same, after the longest extended header (§2.3.1)."""
+"""The same, behind the longest extended header (§2.3.1)."""
 
 _KEPT_BYTES_MAX = DISPOSITION_BYTES_MAX
-"""How many bytes are kept of a frame that comes in parts and is not a transfer. Larger frames are refused for
-their size alone."""
+"""How many bytes are kept of an incomplete frame that is not a transfer. Larger frames are refused for their
+size alone."""
 
 _PLAIN_TRANSFER = b"\x00\x53\x14\xc0"
-"""How every client begins its transfers: the performative has at most 255 bytes (list8)."""
+"""The start of every client's transfers: the performative has at most 255 bytes (list8)."""
 
 _NO_EXTENDED_HEADER = 2  # data offset
 
@@ -55,21 +55,22 @@ _PROTOCOL_HEADER_BYTES = 8
 
 
 class BatchFrameFinder:
-    """Finds the transfers of batch format in one connection's incoming stream, protocol header included."""
+    """Finds the transfers of batch format in one connection's incoming stream, including the protocol
+    header."""
 
     def __init__(self) -> None:
         self._head = b""
-        """The beginning of a frame that has not arrived completely."""
+        """The beginning of an incomplete frame."""
         self._missing: int | None = None
-        """Bytes of that frame still to come; None while its size is not known."""
+        """How many bytes of that frame are still to come; None while its size is unknown."""
         self._at_start = True
         self._lost = False
         self.refusal: ErrorCondition | None = None
-        """Why a frame was refused for the size of its performative. That frame and everything after it are
-        left out of the pieces."""
+        """The error for a frame whose performative is too large. That frame and everything behind it are left
+        out of the pieces."""
 
     def pieces(self, data: bytes) -> list[tuple[bytes, bool]]:
-        """The data in order, in pieces. True with a piece that ends with a transfer of the batch format, and
+        """The data in order, in pieces. True marks a piece that ends with a transfer of the batch format and
         completes no other frame."""
         if self._lost:
             return [(data, False)] if self.refusal is None else []
@@ -122,7 +123,7 @@ class BatchFrameFinder:
         return found
 
     def _keep(self, data: bytes, offset: int, missing: int | None) -> None:
-        """Keep the beginning of the frame at `offset`, of which `missing` bytes have not arrived."""
+        """Keep the beginning of the frame at `offset`, which lacks `missing` bytes."""
         self._head = data[offset : offset + _kept_bytes(data, offset)]
         self._missing = missing
 
@@ -159,7 +160,7 @@ class BatchFrameFinder:
         return rest, BATCH_MESSAGE_FORMAT in head and _is_batch_transfer(head[: min(known, _HEAD_BYTES_MAX)])
 
     def _refuses(self, frame: bytes, frame_bytes: int) -> bool:
-        """Whether a frame is refused, by its beginning. `refusal` then says why, and the search ends."""
+        """Whether a frame is refused, judging by its beginning. If so, sets `refusal` and ends the search."""
         if frame.startswith(_PLAIN_TRANSFER, 8) and frame[4] == _NO_EXTENDED_HEADER:
             return False
         self.refusal = oversized(frame, frame_bytes)
@@ -173,7 +174,7 @@ def _kept_bytes(data: bytes, offset: int) -> int:
 
 
 def _is_batch_transfer(frame: bytes) -> bool:
-    """Whether a frame is a transfer (§2.7.5) of the batch format. Its beginning is enough."""
+    """Whether a frame, given by its beginning, is a transfer (§2.7.5) of the batch format."""
     try:
         body = 4 * frame[4]
         if frame[5] != 0 or body < 8:
@@ -216,12 +217,12 @@ def needs_padding(properties: dict[str, object]) -> bool:
 
 
 def pad_performatives(outgoing: bytes) -> bytes:
-    """The same frames with all fields in each performative: trailing nulls that were left off are added.
+    """The same frames with all fields in each performative: adds the trailing nulls that were left off.
 
     `outgoing` consists of whole frames as proton writes them (descriptors as smallulong), with or without the
-    protocol header. Transfers are padded as well: the client that needs this expects the payload in the place
+    protocol header. Transfers are padded too, because the client that needs this expects the payload in place
     of a twelfth field. A frame grows by a few bytes, and a full one may then exceed the peer's
-    max-frame-size; that client does not check it.
+    max-frame-size, which that client does not check.
     """
     offset = _PROTOCOL_HEADER_BYTES if outgoing.startswith(b"AMQP") else 0
     padded = [outgoing[:offset]]

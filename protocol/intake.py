@@ -16,7 +16,7 @@ Piece = tuple[bytes, bool]
 
 
 class Intake:
-    """The bytes that one connection's peer sends."""
+    """The bytes from one connection's peer."""
 
     def __init__(self, lenience: Lenience) -> None:
         self._lenience = lenience
@@ -26,21 +26,21 @@ class Intake:
         self._kept: list[Piece] = []
 
     def restrict(self) -> None:
-        """From now on, let through only what a peer needs to present credentials."""
+        """From now on, accept only what a peer needs to present credentials."""
         if self._allowance is None:
             self._allowance = Allowance(*self._lenience.take_back())
         elif self._allowance.is_lifted:
             self._allowance = Allowance(self._allowance.rest, 0)
 
     def lift_restriction(self) -> None:
-        """The peer has presented credentials: let everything through."""
+        """Accept everything, because the peer has presented credentials."""
         if self._allowance is not None:
             self._allowance.lift()
 
     def take(self, data: bytes) -> list[Piece]:
         """Take bytes from the peer; gives the pieces to push now, in order. Kept pieces come first."""
         if self._refusal is not None:
-            data = b""  # the refusal waits until the bytes kept before it are pushed; nothing follows it
+            data = b""  # the refusal waits until the kept bytes are pushed; nothing follows it
         elif self._allowance is not None:
             data, self._refusal = self._allowance.take(data)
             if self._allowance.is_lifted:
@@ -56,10 +56,11 @@ class Intake:
 
     @property
     def has_more(self) -> bool:
-        """Pieces were kept."""
+        """Whether pieces were kept."""
         return bool(self._kept)
 
     @property
     def refusal(self) -> ErrorCondition | None:
-        """Why the rest of the stream is refused. None as long as pieces before it wait to be pushed."""
+        """The error with which the rest of the stream is refused. None while earlier pieces wait to be
+        pushed."""
         return None if self._kept else self._refusal or self._finder.refusal or self._lenience.refusal

@@ -12,16 +12,16 @@ its outcome is sent under the client's own number.
     the client's numbers   5 6 6 9
     proton's               5 6 7 8      what proton says of 6 to 8 goes to the client as 6, 6 and 9
 
-*A detach after an end* (§2.5.5). The Python client sends one whenever it closes. The link has ended with its
-session, so the frame is dropped.
+*A detach after an end* (§2.5.5). The Python client sends one whenever it closes. The link has already ended
+with its session, so the frame is dropped.
 
-*Sessions that begin and end faster than their ends are answered.* Proton needs a channel of its own for each.
-When none is left, it fails silently, and keeps whatever the client sends after that. The stream is refused
+*Sessions that begin and end faster than their ends are answered.* Proton needs a separate channel for each.
+When none is left, it fails silently and keeps whatever the client sends after that. So the stream is refused
 before that happens.
 
 A client that numbers its deliveries in order costs little. `native/delivery_ids.c` skips plain frames and
-stops at each frame that needs a decision: a transfer with another number or in several frames, a link or
-session that begins or ends.
+stops at each frame that needs a decision: a transfer with another number or in several frames, or the
+beginning or end of a link or session.
 
 A frame is passed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept.
 Malformed frames are left for proton to refuse: from the first one on, the bytes of the connection pass
@@ -51,7 +51,7 @@ _NULL = b"\x40"
 _LIST8, _LIST32 = 0xC0, 0xD0
 _SCALARS = frozenset((0x40, 0x43, 0x52, 0x70, 0xA0, 0xB0))
 _SETTLED, _MORE, _ABORTED = 4, 5, 9
-"""Places of fields in a transfer (§2.7.5)."""
+"""Indexes of fields in a transfer (§2.7.5)."""
 _U32 = struct.Struct(">I")
 _MASK = 2**32 - 1
 
@@ -60,14 +60,14 @@ _walk = lib.delivery_ids_walk
 
 @dataclass(slots=True)
 class _Unfinished:
-    """A delivery of which more frames are to come."""
+    """A delivery with more frames to come."""
 
     number: int
-    """The number that proton knows."""
+    """The number under which proton knows it."""
     given: int
     """The peer's own number."""
     tag: int | None
-    """A hash of its tag; None without one."""
+    """A hash of its tag; None if it has none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,46 +78,46 @@ class _Session:
     unfinished: dict[int, _Unfinished] = field(default_factory=dict)
     """By handle."""
     is_ended: bool = False
-    """The peer has ended it."""
+    """Whether the peer has ended it."""
     renamed: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Deliveries that were renumbered and have no outcome yet: proton's number → the peer's number and the
-    link's handle."""
+    """Renumbered deliveries without an outcome so far: proton's number → the peer's number and the link's
+    handle."""
 
 
 @dataclass(slots=True)
 class _Transfer:
-    """The fields of a transfer that matter here."""
+    """The fields of a transfer that this file needs."""
 
     handle: int
     given: int | None
     tag: int | None
     goes_on: bool
-    """More frames of the delivery follow."""
+    """Whether more frames of the delivery follow."""
     has_no_outcome: bool
-    """It is settled or aborted: no disposition will mention it."""
+    """Whether it is settled or aborted, so that no disposition will mention it."""
     places: list[int]
-    """Where each field begins, and where the last one ends."""
+    """The offset of each field, and the end of the last one."""
 
 
 class Lenience:
     """Corrects both directions of one connection."""
 
     def __init__(self, channel_max: int, frame_bytes_max: int) -> None:
-        """Proton refuses frames that exceed either bound."""
+        """The bounds are proton's: it refuses frames that exceed either."""
         self._channel_max, self._frame_bytes_max = channel_max, frame_bytes_max
         self._table: Any = ffi.new("session_ids_t[]", 1)
-        """The sessions as the C code sees them, by channel."""
+        """The sessions as the C code needs them, by channel."""
         self._channels = 1
         self._sessions: dict[int, _Session] = {}
         self._ended: set[int] = set()
-        """Channels that had a session."""
+        """Channels that once had a session."""
         self._by_local_channel: dict[int, _Session] = {}
         self._unanswered: list[_Session] = []
-        """Sessions that the peer has begun and we have not, so that our channel for them is not known yet."""
+        """Sessions that the peer has begun and we have not, so our channel for them is not known yet."""
         self._ending = 0
         """How many sessions the peer has ended and we have not. Proton keeps a channel for each."""
         self.refusal: ErrorCondition | None = None
-        """Why nothing more of the stream is passed on; None if it is."""
+        """The error with which the rest of the stream is refused; None if it is passed on."""
         self._renamed = 0
         """How many deliveries are renumbered, over all sessions."""
         self._departed: list[tuple[_Session, int]] = []
@@ -126,9 +126,9 @@ class Lenience:
         self._head = b""
         """The beginning of a frame, kept until enough of it has arrived."""
         self._missing = _HEADER_BYTES
-        """Bytes still to come of a frame that was passed on; at first, of the protocol header."""
+        """The bytes still to come of a frame that was passed on; at first, of the protocol header."""
         self._lost = False
-        """The stream is malformed and passes unchanged."""
+        """Whether the stream is malformed and so passes unchanged."""
 
     # --- in -------------------------------------------------------------------------------------------------
 
@@ -150,13 +150,13 @@ class Lenience:
         return data
 
     def take_back(self) -> tuple[bytes, int]:
-        """Where the incoming stream stands: the kept beginning of a frame, which the caller gives again
-        later, or how many bytes are missing of a frame that was passed on."""
+        """Give up the state of the incoming stream: the kept beginning of a frame, which the caller passes in
+        again later, or how many bytes are missing of a frame that was passed on."""
         head, self._head = self._head, b""
         return head, 0 if head else self._missing
 
     def _decide(self, data: bytes, offset: int) -> bytes:
-        """As `incoming`, beginning with the frame at `offset`, which is not plain."""
+        """Like `incoming`, starting with the frame at `offset`, which is not plain."""
         changed: list[bytes] = []
         taken, size = 0, len(data)
         while size - offset >= _HEADER_BYTES:
@@ -189,7 +189,7 @@ class Lenience:
         """Decide on a frame by its beginning, `head`; gives the bytes that replace `head`, or None to leave
         it.
 
-        Raises IndexError, struct.error or DecodeError if the frame ends too early. Nothing has changed then.
+        Raises IndexError, struct.error or DecodeError if the frame ends too early; then nothing has changed.
         """
         code, value = _performative(head, frame_bytes)
         channel = int.from_bytes(head[6:8], "big")
@@ -239,7 +239,7 @@ class Lenience:
         self._unanswered.append(session)
 
     def _free_handle(self, session: _Session, handle: object) -> None:
-        """The link with this handle ends, or another link takes the handle."""
+        """Forget a handle whose link ends, or that another link takes."""
         for unfinished in [key for key in session.unfinished if key == handle]:
             self._finish(session, unfinished)
         self._departed += [(session, number) for number, (_, of) in session.renamed.items() if of == handle]
@@ -249,7 +249,7 @@ class Lenience:
         self._table[session.channel].divided = bool(session.unfinished)
 
     def _transferred(self, session: _Session, head: bytes, value: int) -> bytes | None:
-        """The beginning of a transfer with the number that proton expects; None to leave it as it is."""
+        """The beginning of a transfer with the number that proton expects; None to leave it unchanged."""
         transfer = _read_transfer(head, value)
         begun = session.unfinished.get(transfer.handle)
         if begun is not None and (
@@ -272,7 +272,7 @@ class Lenience:
         if given == number or begun is not None:
             return None
         tag_end = transfer.places[min(3, len(transfer.places) - 1)]
-        # The tag is dropped: nothing reads it, and the number may need the room.
+        # Drop the tag: nobody reads it, and the number may need the space.
         renamed = self._with_number(head, value, transfer.places[1], tag_end, encode(UInt(number)) + _NULL)
         if renamed is not None and not transfer.has_no_outcome:
             self._forget(session, number)
@@ -283,7 +283,7 @@ class Lenience:
     def _continued(
         self, session: _Session, head: bytes, value: int, transfer: _Transfer, begun: _Unfinished
     ) -> bytes | None:
-        """A further frame of a delivery. Without a number, it has that of the first frame (§2.7.5)."""
+        """Handle a further frame of a delivery. Without a number, it has that of the first frame (§2.7.5)."""
         if not transfer.goes_on:
             self._finish(session, transfer.handle)
         if transfer.has_no_outcome:
@@ -325,7 +325,7 @@ class Lenience:
         """Take what proton has written: whole frames, with or without the protocol header. Gives the bytes
         for the peer.
 
-        `all_is_served` means that everything that went through `incoming` has been served. Before that,
+        `all_is_served` means that everything that went through `incoming` has been served. Until then,
         deliveries of a link whose detach has arrived may still get an outcome.
         """
         found = list(self._answered(b"".join(chunks)))  # a frame may begin in one chunk and end in the next
@@ -368,7 +368,7 @@ class Lenience:
                 return
 
     def _renumbered(self, frame: bytes) -> Iterator[bytes]:
-        """A disposition under the peer's numbers: one frame for each run of consecutive numbers."""
+        """A disposition with the peer's numbers: one frame for each run of consecutive numbers."""
         session = self._by_local_channel.get(int.from_bytes(frame[6:8], "big"))
         count, place = elements(frame, 11)
         of_incoming, place = decode(frame, place)
@@ -396,8 +396,8 @@ class Lenience:
 
 
 def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
-    """The code of a frame's performative, and where its list begins. The code is None if proton knows no such
-    performative.
+    """The code of a frame's performative, and the offset of its list. The code is None if proton does not
+    know the performative.
 
     Raises IndexError if the frame ends too early, and DecodeError if its body begins within its header.
     """
@@ -417,7 +417,8 @@ def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
 
 
 def _read_transfer(head: bytes, value: int) -> _Transfer:
-    """Raises IndexError, struct.error or DecodeError for a transfer that is malformed or incomplete."""
+    """Read the fields of a transfer. Raises IndexError, struct.error or DecodeError if it is malformed or
+    incomplete."""
     count, place = elements(head, value)
     if head[value] not in (_LIST8, _LIST32) or not 2 <= count <= 11:
         raise DecodeError("a transfer is a list of two to eleven fields")

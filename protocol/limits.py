@@ -1,14 +1,14 @@
 """Bounds on a peer's frames (AMQP 1.0 §2.3, §2.7).
 
-Proton makes objects of the contents of a frame, and keeps some of them as long as the connection lasts: an
+Proton makes objects of a frame's content and keeps some of them for as long as the connection lasts: an
 attach of 40 bytes leaves a link of several KiB, and a map of a million nulls leaves a node for each. So these
 bounds are checked before proton sees a frame.
 
 *Always* (`oversized`): a performative is small. Only the payload of a transfer may fill a frame.
 
 *Before a token* (`Allowance`): a client without credentials needs an open, a session, a pair of links and one
-or two requests. It may send several times as many bytes, frames, values, sessions and links. These bounds
-apply to everything since the client connected, or since it lost its last token.
+or two requests. It may send several times the bytes, frames, values, sessions and links that these take. The
+bounds apply to everything since the client connected, or since its last token became invalid.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SMALL_FRAME_BYTES = VALUES_MAX
 
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION = range(0x10, 0x16)
 SPELLED = -1
-"""The code of a performative whose descriptor has an unusual encoding. The bounds of every kind apply to
+"""The code for a performative whose descriptor has an unusual encoding. The bounds of every kind apply to
 it."""
 
 _U32 = struct.Struct(">I")
@@ -58,8 +58,8 @@ _EMPTY_FRAME = b"\0\0\0\x08\x02\0\0\0"
 
 
 def performative_of(frame: bytes) -> tuple[int | None, int]:
-    """The performative's code (None for a frame without one) and the offset of its list. The beginning of the
-    frame is enough."""
+    """The performative's code (None if the frame has none) and the offset of its list. `frame` may be just
+    the beginning."""
     body = 4 * frame[4]
     if len(frame) <= body:
         return None, body
@@ -71,8 +71,8 @@ def performative_of(frame: bytes) -> tuple[int | None, int]:
 
 
 def oversized(frame: bytes, frame_bytes: int) -> ErrorCondition | None:
-    """Why a frame is refused for the size of its performative; None if it is not. `frame` is the beginning of
-    the frame, `frame_bytes` its full size."""
+    """The error for a frame whose performative is too large, else None. `frame` is the beginning of the
+    frame, `frame_bytes` its full size."""
     try:
         code, value = performative_of(frame)
         if code == TRANSFER:
@@ -97,12 +97,12 @@ def oversized(frame: bytes, frame_bytes: int) -> ErrorCondition | None:
 
 
 class Allowance:
-    """What one connection may still send before it puts a token. Passes on whole frames only, so that proton
-    keeps no parts of frames."""
+    """What one connection may still send before it presents a token. Passes on whole frames only, so that
+    proton keeps no parts of frames."""
 
     def __init__(self, rest: bytes = b"", missing: int = _HEADER_BYTES) -> None:
-        """`rest`: see below. The first `missing` bytes belong to a frame that began earlier, or to the
-        protocol header."""
+        """`rest`: the beginning of an incomplete frame. The first `missing` bytes belong to a frame that
+        began earlier, or to the protocol header."""
         self._missing = missing
         self.rest = rest
         """The beginning of a frame that has not arrived completely."""
@@ -112,12 +112,12 @@ class Allowance:
         self.is_lifted = False
 
     def lift(self) -> None:
-        """End the restriction: the next `take` passes on everything, what was held back first."""
+        """End the restriction: the next `take` passes on everything, starting with what was held back."""
         self.is_lifted = True
 
     def take(self, data: bytes) -> tuple[bytes, ErrorCondition | None]:
-        """Take bytes from the peer; gives the whole frames to pass on, and why the next frame is refused, if
-        it is."""
+        """Take bytes from the peer; gives the whole frames to pass on, and the error if the next frame is
+        refused."""
         if self.is_lifted:
             data, self.rest = self.rest + data, b""
             return data, None
@@ -128,7 +128,7 @@ class Allowance:
             return begun + data, refused
         if data == _EMPTY_FRAME and not self.rest:
             # An empty frame costs nothing, and a client may wait for its token as long as the settings
-            # permit.
+            # allow.
             return data, None
         self._bytes -= len(data)
         data = self.rest + data if self.rest else data
@@ -137,7 +137,7 @@ class Allowance:
             frame_bytes = _U32.unpack_from(data, offset)[0]
             if frame_bytes < _HEADER_BYTES:
                 self.rest = b""
-                return data, None  # this is no AMQP; proton refuses it
+                return data, None  # this is not AMQP; proton refuses it
             end = offset + frame_bytes
             missing = max(end - size, 0)
             refused = self._refusal(data[offset:end], frame_bytes) if not missing else None

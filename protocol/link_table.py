@@ -1,11 +1,11 @@
 """The links and sessions of one connection, from attach and begin to detach and end (AMQP 1.0 §2.5, §2.6).
 
-A link that the peer has detached stays until its `LinkDetached` was consumed (`release`): what the peer sent
-in one write with its detach is served first. A link that we have closed is gone at once, but it stays in the
-table until the peer confirms, so that its frames find it.
+A link that the peer has detached stays until its `LinkDetached` is consumed (`release`), so that whatever the
+peer sent together with its detach is served first. A link that we have closed is gone at once, but it stays
+in the table until the peer confirms, so that frames for it are recognised.
 
-Memory goes back only after the detach or end is written. Freeing a link settles its deliveries without an
-outcome, and some clients take that for success if they see it before the detach.
+Memory is freed only after the detach or end has been written. Freeing a link settles its deliveries without
+an outcome, and some clients take that for success if they see it before the detach.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from protocol.links import Link, Session
 from protocol.proton_values import condition_of, free_if_settled, free_link, lib, link_of, set_condition
 
 FREED_AT_ONCE = 256
-"""Links freed after one write. Proton looks for each among all links of its session, which takes some 10 µs
-with thousands of them."""
+"""How many links are freed after one write. Proton searches all links of a session for each one, which takes
+some 10 µs with thousands of them."""
 
 
 class LinkTable:
@@ -32,30 +32,30 @@ class LinkTable:
         forget_partial: Callable[[Link], None],
     ) -> None:
         """`events` collects what is reported. `refuse` closes the connection with a condition and a
-        description; `forget_partial` is told of each link that can finish no message any more."""
+        description. `forget_partial` is called for each link that can no longer complete a message."""
         self._events = events
         self._refuse = refuse
         self._forget_partial = forget_partial
         self.attached: dict[Any, Link] = {}
-        """By proton's link. Includes links that we have closed and the peer has not."""
+        """By proton's link object. Includes links that we have closed and the peer has not."""
         self.leaving: dict[Link, None] = {}
-        """Detached by the peer, and waiting for `release`."""
+        """Links that the peer has detached and that wait for `release`."""
         self.sessions: dict[Any, Session] = {}
-        """By proton's session."""
+        """By proton's session object."""
         self.unfreed: list[tuple[Callable[[Any], None], Any]] = []
-        """Functions that free links and sessions, with their arguments, to be called after the next write."""
+        """Links and sessions to free after the next write, each with the function that frees it."""
 
     def __len__(self) -> int:
         return len(self.attached) + len(self.leaving)
 
     def all(self) -> list[Link]:
-        """Every link that is attached, or whose `LinkDetached` was not consumed yet."""
+        """Every link that is attached, or whose `LinkDetached` has not been consumed yet."""
         return [*self.attached.values(), *self.leaving]
 
     # --- what the peer does ---------------------------------------------------------------------------------
 
     def attach(self, pn: Any) -> None:
-        """The peer attaches a link (§2.7.3)."""
+        """Handle the peer's attach of a link (§2.7.3)."""
         if pn in self.attached:
             self._refuse(
                 "amqp:session:handle-in-use", "a link of this name is attached in this session already"
@@ -65,7 +65,7 @@ class LinkTable:
         self._events.append(LinkAttached(link))
 
     def detach(self, pn: Any, *, closed: bool) -> None:
-        """The peer detaches a link, or closes it (§2.7.7)."""
+        """Handle the peer's detach or close of a link (§2.7.7)."""
         link = self.attached.pop(pn, None)
         if link is None:
             return
@@ -76,7 +76,7 @@ class LinkTable:
         self._leave(link, closed, condition_of(lib.pn_link_remote_condition(pn)))
 
     def end(self, pn: Any) -> None:
-        """The peer ends a session (§2.7.8), and with it all its links."""
+        """Handle the peer's end of a session (§2.7.8), which also ends all its links."""
         error = condition_of(lib.pn_session_remote_condition(pn))
         session = self._session(pn)
         del self.sessions[pn]
@@ -114,17 +114,17 @@ class LinkTable:
         lib.pn_link_close(link.pn)
         self._forget_partial(link)
         link.gone = True
-        # The peer may attach another link of this name before it confirms.
+        # The peer may attach another link with this name before it confirms.
         self.unfreed.append((free_if_settled, link))
 
     def release(self, link: Link) -> None:
-        """Answer the peer's detach, or its end once this was the session's last link."""
+        """Answer the peer's detach, or its end if this was the session's last link."""
         if link not in self.leaving:
             return
         del self.leaving[link]
         session = link.session
         session.leaving -= 1
-        if session.ended:  # the end answers for its links
+        if session.ended:  # answering the end also answers for its links
             link.gone = True
             if not session.leaving:
                 self._end_session(session)
@@ -138,8 +138,8 @@ class LinkTable:
         self.unfreed.append((free_link, link))
 
     def _end_session(self, session: Session) -> None:
-        """Answer the peer's end, and free the session's links before the session: with thousands of links,
-        freeing it takes long."""
+        """Answer the peer's end, and free the session's links before the session: freeing a session with
+        thousands of links takes long."""
         lib.pn_session_close(session.pn)
         self.unfreed += [
             *((free_link, link) for link in session.ended_links),
@@ -149,13 +149,13 @@ class LinkTable:
     # --- memory ---------------------------------------------------------------------------------------------
 
     def free_some(self) -> None:
-        """Free links and sessions whose detach or end has been written, up to a bound."""
+        """Free some of the links and sessions whose detach or end has been written."""
         for free, ended in self.unfreed[:FREED_AT_ONCE]:
             free(ended)
         del self.unfreed[:FREED_AT_ONCE]
 
     def drop_all(self) -> None:
-        """The connection is freed: every link is gone."""
+        """Mark every link as gone, because the connection is freed."""
         for link in self.all():
             link.gone = True
         self.attached.clear()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NewType
 
 Delivery = NewType("Delivery", object)
-"""A delivery (§2.6.12): opaque and hashable. Users keep it only to give it back to the engine."""
+"""A delivery (§2.6.12), opaque and hashable. Users keep it only to pass it back to the engine."""
 
 UNSETTLED, SETTLED, MIXED = 0, 1, 2
 """Sender settle modes (§2.8.2)."""
@@ -15,15 +15,15 @@ UNSETTLED, SETTLED, MIXED = 0, 1, 2
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """An AMQP session (§2.5): what its links have in common."""
+    """An AMQP session (§2.5): what its links share."""
 
     pn: Any
     leaving: int = 0
-    """How many links have a `LinkDetached` that was not consumed yet. Until then, they and the session are
-    kept."""
+    """How many links have a `LinkDetached` that has not been consumed yet. Until then, they and the session
+    are kept."""
     ended: bool = False
     ended_links: Sequence[Link] = ()
-    """The links that it had when it ended."""
+    """The links that the session had when it ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class Link:
     pn: Any
     session: Session
     incoming: bool
-    """The peer sends on it; otherwise it receives."""
+    """Whether the peer sends on it; otherwise the peer receives."""
     name: str
     source_address: str | None
     target_address: str | None
@@ -41,19 +41,19 @@ class Link:
     snd_settle_mode: int
     rcv_settle_mode: int
     copies: bool = False
-    """The source asks for distribution-mode copy: messages stay where they are (§3.5.7)."""
+    """Whether the source asks for distribution-mode copy: messages stay where they are (§3.5.7)."""
     max_message_bytes: int = 0
-    """The size of the largest message taken from the peer, in bytes, or 0 for no maximum. Set by
+    """The size of the largest message accepted from the peer, in bytes; 0 for no maximum. Set by
     `Engine.accept_link` and `Engine.limit_messages`."""
     partial_bytes: int = 0
-    """Bytes held of a message whose last frame has not come; 0 if there is none."""
+    """The bytes held of a message whose last frame is missing; 0 if there is none."""
     partial_is_batch: bool = False
-    """That message is a Service Bus batch."""
+    """Whether that message is a Service Bus batch."""
     peer_closed: bool = False
-    """The peer has closed the link, not just detached it."""
+    """Whether the peer has closed the link instead of just detaching it."""
     gone: bool = False
-    """The link and its deliveries must not be used any more."""
+    """Whether the link is gone: it and its deliveries must not be used any more."""
     freed: bool = False
-    """Proton's link was freed."""
+    """Whether proton's link has been freed."""
     context: Any = None
-    """Belongs to whoever serves the link."""
+    """Belongs to the engine's user that serves the link."""

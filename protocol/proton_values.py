@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 PRODUCT = "partibus"
-# Plain numbers: comparing with an enum's members costs more than the calls around it.
+# Plain numbers, because comparing with an enum's members costs more than the calls around it.
 _REJECTED, _MODIFIED = int(Outcome.REJECTED), int(Outcome.MODIFIED)
 _TRANSACTIONAL = int(Outcome.TRANSACTIONAL)
 
 
 def link_of(pn: Any, session: Session) -> Link:
-    """The link that a peer has attached, as plain data."""
+    """The link that a peer attached, as plain data."""
     source, target = lib.pn_link_remote_source(pn), lib.pn_link_remote_target(pn)
     return Link(
         pn,
@@ -61,21 +61,21 @@ def link_of(pn: Any, session: Session) -> Link:
 
 
 def free_link(link: Link) -> None:
-    """Free a link that is gone, once. Freeing settles its deliveries without an outcome."""
+    """Free a link that is gone, only once. Freeing settles its deliveries without an outcome."""
     if not link.freed:
         link.freed = True
         lib.pn_link_free(link.pn)
 
 
 def free_if_settled(link: Link) -> None:
-    """Free a link that we have closed, before the peer detaches it. Proton then forgets the link's name but
-    keeps its handle."""
+    """Free a link that we closed, before the peer detaches it. Proton then forgets the link's name but keeps
+    its handle."""
     if not link.freed and not lib.pn_link_unsettled(link.pn):
         free_link(link)
 
 
 def update_of(link: Link, delivery: Any, outcome: int, settled: bool) -> DeliveriesUpdated:
-    """The peer's state of one delivery. `runs.forget` frees proton's copy of it."""
+    """The state that the peer gave one delivery. `runs.forget` frees proton's copy of it."""
     update = DeliveriesUpdated(link, [delivery], outcome, settled)
     if outcome == _REJECTED:
         update.error = condition_of(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
@@ -90,17 +90,17 @@ def update_of(link: Link, delivery: Any, outcome: int, settled: bool) -> Deliver
 
 
 def transaction_of(delivery: Any) -> TransactionalState:
-    """The peer's transactional state of a delivery; to be read before `runs.forget`."""
+    """The transactional state that the peer gave a delivery. Read it before `runs.forget`."""
     return read_transactional_state(encoded_of(lib.pn_disposition_data(lib.pn_delivery_remote(delivery))))
 
 
 def set_state(delivery: Any, fields: bytes) -> None:
-    """Set the fields of our state of a delivery that proton does not know, as an encoded list."""
+    """Set our state of a delivery to one that proton does not know, given its fields as an encoded list."""
     put(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), fields)
 
 
 def written_by(transport: Any) -> tuple[list[bytes], bool]:
-    """Everything that is to be written now, in order, and whether it is the last."""
+    """Everything to write now, in order, and whether nothing will follow."""
     chunks, left = runs.output(transport)
     while left > 0:
         buffer = ffi.new("char[]", left)
@@ -112,12 +112,12 @@ def written_by(transport: Any) -> tuple[list[bytes], bool]:
 
 
 def text_of(value: Any) -> str | None:
-    """A C string; None for a null pointer."""
+    """A C string as text; None for a null pointer."""
     return None if not value else ffi.string(value).decode("utf-8", "replace")
 
 
 def encoded_of(data: Any) -> bytes:
-    """The encoded value in a pn_data; empty if it has none."""
+    """The encoded value of a pn_data; empty if it has none."""
     if not data or (size := lib.pn_data_encoded_size(data)) <= 0:
         return b""
     buffer = ffi.new("char[]", size)
@@ -126,8 +126,8 @@ def encoded_of(data: Any) -> bytes:
 
 
 def echo_terminus(local: Any, remote: Any) -> None:
-    """Copy the peer's source or target to ours, except for parts that cannot be encoded again. Proton crashes
-    when it writes them."""
+    """Copy the peer's source or target to ours, except for parts that cannot be encoded again, because proton
+    would crash when writing them."""
     lib.pn_terminus_copy(local, remote)
     for part in (
         lib.pn_terminus_properties,
@@ -147,7 +147,7 @@ def put(data: Any, encoded: bytes) -> None:
 
 
 def fields_of(data: Any) -> dict[str, Any]:
-    """A map keyed by symbols (§3.2.7 `fields`), with text keys; empty for anything else."""
+    """The content of a map keyed by symbols (§3.2.7 `fields`), with text keys; empty for anything else."""
     encoded = encoded_of(data)
     if not encoded:
         return {}
@@ -159,7 +159,7 @@ def fields_of(data: Any) -> dict[str, Any]:
 
 
 def map_of(data: Any) -> dict[str, Any]:
-    """As `fields_of`, but raises DecodeError for anything that is neither empty nor a map."""
+    """Like `fields_of`, but raises DecodeError for anything that is neither empty nor a map."""
     if lib.pn_data_encoded_size(data) < 0:
         raise codec.DecodeError("it cannot be read")
     encoded = encoded_of(data)
@@ -172,7 +172,7 @@ def map_of(data: Any) -> dict[str, Any]:
 
 
 def symbols_of(data: Any) -> tuple[str, ...]:
-    """One symbol or an array of symbols (§2.7.3 `capabilities`); empty for anything else."""
+    """The content of a symbol or an array of symbols (§2.7.3 `capabilities`); empty for anything else."""
     encoded = encoded_of(data)
     try:
         value = codec.decode_all(encoded) if encoded else None
@@ -204,6 +204,6 @@ def set_condition(pn: Any, error: ErrorCondition) -> None:
 
 
 def encoded_error(error: ErrorCondition) -> bytes:
-    """The error as proton would write it after `set_condition`."""
+    """The bytes that proton would write for the error after `set_condition`."""
     fields = [codec.encode(codec.Symbol(error.condition)), codec.encode(error.description or " ")]
     return b"\x00\x53\x1d" + codec.encode_list([*fields, error.info or _DEFAULT_INFO])

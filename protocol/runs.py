@@ -1,11 +1,11 @@
-"""Runs of plain deliveries: the Python side of `native/runs.c`, which does for many in one call what proton
-does one by one.
+"""Runs of plain deliveries: the Python side of `native/runs.c`, which does in one call for many deliveries
+what proton does one by one.
 
-What is plain, and why this is worth a file of C, stands there. Proton's functions come from whoever binds it
-(`bind`), so that one file alone names proton's module. Objects of proton go through as they are, in both
-directions.
+`native/runs.c` defines what is plain, and says why this is worth a file of C. The caller of `bind` provides
+proton's functions, so that only one file names proton's module. Proton's objects pass through unchanged in
+both directions.
 
-The buffers are good until the next call: all engines run in one thread, and none of these functions nests.
+The buffers are valid until the next call: all engines run in one thread, and these functions do not nest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol._runs import ffi, lib
 
 MESSAGES_MAX = 1024
 BYTES_MAX = 256 * 1024
-"""Taken at once, at most; what does not fit comes with the next call, and a larger message is not plain."""
+"""The most bytes taken at once. What does not fit comes with the next call; a larger message is not plain."""
 
 _take, _send, _settle, _push, _output = (
     lib.runs_take,
@@ -28,7 +28,7 @@ _take, _send, _settle, _push, _output = (
 )
 _trim_all = lib.deliveries_trim_all
 forget = lib.deliveries_forget
-"""Give back what proton keeps of the peer's state of a delivery, and the room of its payload if nothing of it
+"""Free what proton keeps of the peer's state of a delivery, and the memory of its payload if nothing of that
 is left."""
 _new, _unpack, _from_buffer = ffi.new, ffi.unpack, ffi.from_buffer
 _run = _new("run_t *")
@@ -40,7 +40,7 @@ _left = _new("ssize_t *")
 
 
 def bind(proton_ffi: Any, proton: Any) -> None:
-    """Give the C side the functions of proton that it calls. Once, before all else."""
+    """Give the C side the functions of proton that it calls. Must be called before everything else."""
     addresses: list[int] = []
     while name := lib.runs_functions[len(addresses)]:
         address = proton_ffi.addressof(proton, ffi.string(name).decode())
@@ -57,7 +57,7 @@ def bind(proton_ffi: Any, proton: Any) -> None:
 
 
 def _deliveries_are_known(proton_ffi: Any, proton: Any) -> bool:
-    """Try a delivery of a connection of its own."""
+    """Whether proton's deliveries have the expected layout, tried on a delivery of a separate connection."""
     connection = proton.pn_connection()
     link = proton.pn_sender(proton.pn_session(connection), b"link")
     tag = proton_ffi.new("pn_bytes_t *", {"size": 0, "start": proton_ffi.NULL})
@@ -78,18 +78,18 @@ def _deliveries_are_known(proton_ffi: Any, proton: Any) -> bool:
 
 
 def take(collector: Any) -> Any:
-    """The run at the front of a collector of events, to be looked at before the next call.
+    """Take the run at the front of a collector of events. Read it before the next call.
 
-    Its fields: `count`, 0 when there is none; `link`; `incoming`, messages that came, otherwise `accepted` of
-    what was sent; `settled`, by the peer; `last`, nothing is behind it, otherwise an event that is not plain,
-    or another run.
+    Its fields: `count`, 0 if there is no run; `link`; `incoming`, true for received messages, false for
+    outcomes `accepted` of sent ones; `settled`, by the peer; `last`, true if nothing follows in the
+    collector, false if another run follows, or an event that is not plain.
     """
     _take(collector, _run, _deliveries, _sizes, MESSAGES_MAX, _bytes, BYTES_MAX)
     return _run
 
 
 def deliveries() -> list[Any]:
-    """The deliveries of the run just taken; of messages that came settled there are none any more."""
+    """The deliveries of the run just taken; none for messages that were sent settled."""
     return [] if _run.incoming and _run.settled else _unpack(_deliveries, _run.count)
 
 
@@ -113,10 +113,10 @@ def send(
     rests: Sequence[bytes],
     skipped: int,
 ) -> tuple[list[Any], bool]:
-    """Send messages; gives their deliveries, and whether any is large: then all are to be given to `trim_all`
+    """Send messages; gives their deliveries, and whether any is large. If so, pass all of them to `trim_all`
     once they are written.
 
-    Deliveries that were sent settled are good for nothing else. See `Engine.send`.
+    Deliveries that were sent settled may be used for nothing else. See `Engine.send`.
     """
     count, tag_size = len(tags), len(tags[0])
     parts = [b"".join(tags), b"".join(fronts), b"".join(rests)]
@@ -129,7 +129,7 @@ def send(
     rest_sizes = messages.rest_sizes = _new("uint32_t[]", list(map(len, rests))) if rests else ffi.NULL
     sent = _new("void *[]", count)
     any_large = _send(link, messages, settled, sent)
-    del pointers, front_sizes, rest_sizes  # to here `messages` has pointed at them
+    del pointers, front_sizes, rest_sizes  # `messages` has pointed to them until here
     return _unpack(sent, count) if any_large or not settled else [], any_large
 
 
@@ -139,8 +139,7 @@ def settle(deliveries: Sequence[Any], outcome: int) -> None:
 
 
 def trim_all(deliveries: Sequence[Any]) -> list[Any]:
-    """Give back the room of large messages that have been written; gives the deliveries of those that have
-    not.
+    """Free the memory of large messages that have been written; gives the deliveries of those that have not.
 
     Their connection must not have been freed.
     """
@@ -149,15 +148,15 @@ def trim_all(deliveries: Sequence[Any]) -> list[Any]:
 
 
 def push(transport: Any, data: bytes, begin: int, end: int) -> int:
-    """Hand over a part of what the peer sent; gives how much was taken: not all of it when the connection is
-    closed or broken."""
+    """Hand over a part of what the peer sent; gives how many bytes were taken. Fewer than all are taken if
+    the connection is closed or broken."""
     taken: int = _push(transport, _from_buffer(data) + begin, end - begin)
     return taken
 
 
 def output(transport: Any) -> tuple[list[bytes], int]:
-    """Take what is to be written, in order; and how large what is left is: a frame larger than the buffer, or
-    0, or -1 for ever."""
+    """Take the bytes to write to the peer, in order; and what is left: the size of a frame that exceeds the
+    buffer, 0 for nothing now, -1 if nothing will ever follow."""
     chunks = []
     while count := _output(transport, _bytes, BYTES_MAX, _left):
         chunks.append(_unpack(_bytes, count))

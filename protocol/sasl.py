@@ -36,34 +36,34 @@ _ARRAY_OF_SYMBOLS = 0xA3
 
 @dataclass(slots=True)
 class Step:
-    """The result of some bytes."""
+    """The result of receiving some bytes."""
 
     outputs: list[bytes] = field(default_factory=list)
     """To be written one by one: rhea stalls if the outcome shares a write with the AMQP header and open."""
     done: bool = False
-    """The exchange is over, and the client may come in."""
+    """The exchange is over and the client is admitted."""
     failed: bool = False
-    """The exchange is over, and the client is refused: write the outputs and close. `reason` is for the
+    """The exchange is over and the client is refused: write the outputs and close. `reason` is for the
     log."""
     reason: str = ""
     rest: bytes = b""
-    """Once done: bytes that belong to the AMQP layer."""
+    """When `done`: bytes that belong to the AMQP layer."""
 
 
 class SaslServer:
-    """The exchange on one connection. It must not be used any more once a step is done or has failed."""
+    """The exchange on one connection. Must not be used after a step is done or has failed."""
 
     def __init__(
         self, verify_plain: Callable[[str, str], bool], mechanisms: tuple[str, ...] = MECHANISMS
     ) -> None:
-        """`verify_plain` takes the user and password of SASL PLAIN, and says whether the client may come
-        in."""
+        """`verify_plain` takes the user and password of SASL PLAIN, and says whether the client is
+        admitted."""
         self._verify_plain = verify_plain
         self._mechanisms = mechanisms
         self._buffer = b""
         self._header_seen = False
         self.mechanism: str | None = None
-        """The mechanism that the client chose; None if it has not chosen yet, or skipped SASL."""
+        """The mechanism that the client chose; None before that, or if it skipped SASL."""
 
     def receive(self, data: bytes) -> Step:
         """Take bytes from the client."""
@@ -118,14 +118,14 @@ class SaslServer:
             step.done, step.rest, self._buffer = True, self._buffer[size:], b""
 
     def _judge(self, mechanism: str, response: bytes) -> str:
-        """Why the client is refused; empty if it may come in."""
+        """Why the client is refused; empty if it is admitted."""
         if mechanism not in self._mechanisms:
             return f"SASL mechanism {mechanism!r:.40} is not offered"
         if mechanism != "PLAIN":
             return ""
         try:
             _, user, password = response.decode().split("\0")
-        except ValueError:  # also: no UTF-8
+        except ValueError:  # including text that is not UTF-8
             return "malformed PLAIN response"
         if self._verify_plain(user, password):
             return ""

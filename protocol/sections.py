@@ -10,7 +10,7 @@ directly after the other. A body is of one kind. The order of sections does not 
 Python client puts delivery-annotations last.
 
 Single fields and map entries are found in the same way, by skipping everything before them. Malformed
-messages raise `DecodeError`. What a section means to a broker is not known here.
+messages raise `DecodeError`. This file does not know what a section means to a broker.
 """
 
 from __future__ import annotations
@@ -68,23 +68,23 @@ _LEGAL = frozenset(
 
 @dataclass(slots=True)
 class Sections:
-    """Offsets by section number. All three are 0 for a section that the message does not have."""
+    """Offsets by section number. All three are 0 for a section that is not in the message."""
 
     begins: list[int]
-    """Offsets of descriptors. For sections that repeat, this is the first one."""
+    """Offsets of descriptors; for a repeated section, that of the first one."""
     values: list[int]
-    """Offsets of the values' constructors. For sections that repeat, this is the first one."""
+    """Offsets of the values' constructors; for a repeated section, that of the first one."""
     ends: list[int]
-    """Offsets after the sections. For sections that repeat, this is after the last one."""
+    """Offsets behind the sections; for a repeated section, that of the last one."""
     in_order: bool
-    """The sections are in the order of the specification."""
+    """Whether the sections are in the order of the specification."""
 
     def has(self, section: int) -> bool:
         return self.ends[section] > 0
 
 
 def find_sections(message: bytes) -> Sections:
-    """The extents of a message's sections. Raises DecodeError."""
+    """Find where each section of a message begins and ends. Raises DecodeError."""
     begins, values, ends = [0] * 9, [0] * 9, [0] * 9
     in_order, latest, repeated = True, 0, 0
     offset, size = 0, len(message)
@@ -137,7 +137,7 @@ def _spelled_descriptor(message: bytes, offset: int) -> tuple[int, int]:
 
 
 def elements(buffer: bytes, value: int) -> tuple[int, int]:
-    """How many elements the list or map at `value` has, and where the first one begins."""
+    """The number of elements in the list or map at `value`, and the offset of the first one."""
     constructor = buffer[value]
     if constructor == 0x45:
         return 0, value + 1
@@ -147,7 +147,7 @@ def elements(buffer: bytes, value: int) -> tuple[int, int]:
 
 
 def fields(buffer: bytes, value: int, end: int, count_max: int) -> list[int]:
-    """The offsets of the elements of the list or map at `value`, which ends at `end`; and `end`.
+    """The offsets of the elements of the list or map at `value`, which ends at `end`, followed by `end`.
 
     Raises DecodeError if there are more than `count_max`, or if they do not end where the list does.
     """
@@ -175,8 +175,8 @@ def fields(buffer: bytes, value: int, end: int, count_max: int) -> list[int]:
 
 
 def pairs(buffer: bytes, value: int, end: int) -> list[int]:
-    """The offsets of keys and values, in turn, of the map at `value`, which ends at `end`; and `end`. Raises
-    DecodeError."""
+    """The offsets of keys and values, alternating, of the map at `value`, which ends at `end`, followed by
+    `end`. Raises DecodeError."""
     offsets = fields(buffer, value, end, ELEMENTS_MAX)
     if not len(offsets) % 2:
         raise DecodeError(f"map of {len(offsets) - 1} elements at byte {value}: a key lacks its value")
@@ -184,7 +184,7 @@ def pairs(buffer: bytes, value: int, end: int) -> list[int]:
 
 
 def text_bytes(buffer: bytes, offset: int) -> bytes | None:
-    """The bytes of the string or symbol at `offset`, None for a value of any other type."""
+    """The bytes of the string or symbol at `offset`; None for a value of any other type."""
     constructor = buffer[offset]
     if constructor in (0xA3, 0xA1):
         return buffer[offset + 2 : offset + 2 + buffer[offset + 1]]
@@ -195,12 +195,12 @@ def text_bytes(buffer: bytes, offset: int) -> bytes | None:
 
 
 def annotation(message: bytes, sections: Sections, key: bytes) -> Any:
-    """The value of one message annotation, decoded; None if it is not there. Raises DecodeError."""
+    """The decoded value of one message annotation; None if it is missing. Raises DecodeError."""
     return entry(message, sections, MESSAGE_ANNOTATIONS, key)
 
 
 def entry(message: bytes, sections: Sections, section: int, key: bytes) -> Any:
-    """The value under `key` in a section that is a map, decoded; None if it is not there. Raises
+    """The decoded value under `key` in a section that is a map; None if it is missing. Raises
     DecodeError."""
     if not sections.ends[section]:
         return None
@@ -213,7 +213,7 @@ def entry(message: bytes, sections: Sections, section: int, key: bytes) -> Any:
 
 
 def field(message: bytes, sections: Sections, section: int, index: int) -> Any:
-    """One field of the header (§3.2.1) or the properties (§3.2.4), decoded; None if it is not there. Raises
+    """One decoded field of the header (§3.2.1) or the properties (§3.2.4); None if it is missing. Raises
     DecodeError."""
     if not sections.ends[section]:
         return None
@@ -222,7 +222,7 @@ def field(message: bytes, sections: Sections, section: int, index: int) -> Any:
 
 
 def data_sections(message: bytes, sections: Sections) -> list[bytes]:
-    """Copies of the contents of a body's data sections, in order (§3.2.6)."""
+    """Copies of the contents of the body's data sections, in order (§3.2.6)."""
     offset, end = sections.values[DATA], sections.ends[DATA]
     found: list[bytes] = []
     while offset < end:

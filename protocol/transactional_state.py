@@ -1,10 +1,10 @@
-"""Delivery states of transactions, to bytes and back (AMQP 1.0 §4.5).
+"""Encodes and decodes the delivery states of transactions (AMQP 1.0 §4.5).
 
     transactional-state  0x34  [txn-id, outcome]   what is said of a delivery within a transaction (§4.5.6)
     declared             0x33  [txn-id]            the answer to a declare (§4.5.5)
 
 Proton knows neither. It hands over the fields of such a state as they came, and writes the fields that it is
-given. What a transaction is, and which ones there are, is not known here.
+given. This file does not know what a transaction is, or which ones exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ERROR = (0x1D, "amqp:error:list")
 
 
 def read_transactional_state(fields: bytes) -> TransactionalState:
-    """The state with these fields, an encoded list. A state that cannot be read names no transaction: its
+    """Decode a state from its fields, an encoded list. A state that cannot be read names no transaction: its
     txn-id is empty."""
     try:
         value, _ = decode_bounded(fields)
@@ -69,12 +69,13 @@ def _error(error: Described) -> ErrorCondition:
 
 
 def _name_of(value: Described) -> Any:
-    """The descriptor, if it is one that could be known; None otherwise."""
+    """The descriptor, if it has a type that a known descriptor may have; else None."""
     return value.descriptor if isinstance(value.descriptor, int | Symbol) else None
 
 
 def _of_types(value: Any, *kinds: type) -> list[Any]:
-    """The fields of a list, None for those that are left out. Raises DecodeError if one has another type."""
+    """The fields of a list; None for a field that is left out. Raises DecodeError if a field has another
+    type."""
     if not isinstance(value, list):
         raise DecodeError("the fields are no list")
     fields = [*value[: len(kinds)], *[None] * (len(kinds) - len(value))]
@@ -87,7 +88,7 @@ def _of_types(value: Any, *kinds: type) -> list[Any]:
 def transactional_state(
     txn_id: bytes, outcome: int, *, error: bytes = b"", failed: bool = False, undeliverable_here: bool = False
 ) -> bytes:
-    """The fields of a transactional-state, encoded. `error` is an encoded error, for REJECTED; the two flags
+    """Encode the fields of a transactional-state. `error` is an encoded error, for REJECTED; the two flags
     are for MODIFIED."""
     fields = []
     if outcome == Outcome.REJECTED and error:
@@ -99,5 +100,5 @@ def transactional_state(
 
 
 def declared(txn_id: bytes) -> bytes:
-    """The fields of a declared state, encoded."""
+    """Encode the fields of a declared state."""
     return codec.encode_list([codec.encode(txn_id)])

@@ -1,6 +1,6 @@
 """AMQP 1.0 types as Python classes (§1.6).
 
-Plain Python values stand for the types that one expects:
+Plain Python values stand for the types that one would expect:
 
     None → null           bool → boolean     int → int, or long beyond 32 bits     float → double
     str → string          bytes → binary     uuid.UUID → uuid                      list, tuple → list
@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from typing import Any
 
 DEPTH_MAX = 64
-"""How deep values may be nested. The official .NET and Python clients read no deeper either."""
+"""How deeply values may be nested. The official .NET and Python clients read no deeper either."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 class DecodeError(ValueError):
-    """The bytes are no AMQP value, or not the one expected. The text says what was found, and where."""
+    """The bytes are not an AMQP value, or not the expected one. The text says what was found, and where."""
 
 
 class EncodeError(ValueError):
-    """AMQP cannot carry the value, or not with the type asked for: the caller's mistake."""
+    """AMQP cannot carry the value, or not as the requested type. This is the caller's mistake."""
 
 
 class Symbol(str):
@@ -132,7 +132,7 @@ class Described:
 class Array:
     """Values of one type (§1.6.24). `type_code` is the constructor that all elements share (see `TypeCode`).
 
-    If the elements are described, `descriptor` is the one descriptor of them all.
+    If the elements are described, they share the one `descriptor`.
     """
 
     type_code: int

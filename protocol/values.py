@@ -1,7 +1,7 @@
 """Measures and counts encoded values without decoding them (AMQP 1.0 §1.6).
 
 A decoded value may take a hundred times the memory of its bytes, and a microsecond for each of its parts; a
-list of lists of 4 MB has four million parts. So code that decodes what a peer sent first counts the values
+list of lists of 4 MB has four million parts. So code that decodes a peer's bytes first counts the values
 here, and refuses more than its own bound. Counting stops at the bound, so a refusal is cheap however large
 the value is.
 """
@@ -14,19 +14,19 @@ from typing import Any
 from protocol.codec import DEPTH_MAX, DecodeError, decode
 
 VALUES_MAX = 32_768
-"""The default bound. A management request about thousands of messages stays far below it, and decoding this
-many values takes some 15 ms."""
+"""The default bound. A management request about thousands of messages stays far below it. Decoding this many
+values takes some 15 ms."""
 
 SIZE8, SIZE32, DESCRIBED, NO_TYPE = 0, -1, -2, -3
 _U32 = struct.Struct(">I")
 
 
 class TooManyValues(DecodeError):
-    """More values than the bound allows."""
+    """There are more values than the bound allows."""
 
 
 def _spans() -> list[int]:
-    """For each constructor, the size of the value in bytes with the constructor, or how to find it (§1.2)."""
+    """For each constructor: the size of the value with its constructor, or how to find it (§1.2)."""
     spans = [NO_TYPE] * 256
     widths = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
     for code in range(0x40, 0x100):
@@ -38,14 +38,14 @@ def _spans() -> list[int]:
 
 SPANS = _spans()
 _STEPS_MAX = 4 * DEPTH_MAX
-"""The most steps to skip one value. Each level of descriptors takes two, and no decoder takes more than
+"""The most steps to skip one value. Each level of descriptors takes two, and no decoder reads more than
 DEPTH_MAX levels."""
 
 
 def skip(buffer: bytes, offset: int) -> int:
-    """The offset after the value at `offset`; it may lie beyond the buffer. Raises DecodeError, IndexError or
-    struct.error."""
-    pending = 1  # values still to be skipped; a described value counts as two, so there is no recursion
+    """The offset behind the value at `offset`; it may lie beyond the buffer. Raises DecodeError, IndexError
+    or struct.error."""
+    pending = 1  # values still to be skipped; a described value counts as two, which avoids recursion
     for _ in range(_STEPS_MAX):
         span = SPANS[buffer[offset]]
         if span > 0:
@@ -98,7 +98,7 @@ def count_values(buffer: bytes, offset: int, end: int, values_max: int) -> int:
                 count += max(size, elements) if compound else elements
             offset = skip(buffer, offset)
         elif code == 0x00:
-            offset += 1  # its descriptor and its value follow
+            offset += 1  # the descriptor and the value follow
         else:
             offset = skip(buffer, offset)
         if count > values_max:
@@ -107,7 +107,7 @@ def count_values(buffer: bytes, offset: int, end: int, values_max: int) -> int:
 
 
 def decode_bounded(buffer: bytes, offset: int = 0, values_max: int = VALUES_MAX) -> tuple[Any, int]:
-    """As `codec.decode`, with at most `values_max` values. Raises DecodeError, and nothing else."""
+    """Like `codec.decode`, for at most `values_max` values. Raises only DecodeError."""
     if len(buffer) - offset > values_max and SPANS[buffer[offset]] <= 0:  # every value takes a byte
         try:
             count_values(buffer, offset, min(skip(buffer, offset), len(buffer)), values_max)
