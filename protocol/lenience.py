@@ -150,8 +150,8 @@ class Lenience:
         return data
 
     def take_back(self) -> tuple[bytes, int]:
-        """Give up the state of the incoming stream: the kept beginning of a frame, which the caller passes in
-        again later, or how many bytes are missing of a frame that was passed on."""
+        """Give back the kept beginning of a frame, which the caller passes in again later, or the number of
+        bytes missing of a frame that was passed on."""
         head, self._head = self._head, b""
         return head, 0 if head else self._missing
 

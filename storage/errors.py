@@ -31,7 +31,7 @@ class UnknownFormat(StorageError):
 
 
 class DiskFull(StorageError):
-    """There was no room for the commit. Nothing of it was kept, and the log remains usable (durability
+    """There was no space for the commit. Nothing of it was kept, and the log remains usable (durability
     rule 6)."""
 
 

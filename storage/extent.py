@@ -67,7 +67,7 @@ _log = structlog.get_logger()
 
 
 class Extent(NamedTuple):
-    """What a log is known to hold. The fields are those of the drawing above."""
+    """What a log is known to hold. The module docstring draws and explains the fields."""
 
     start: Position
     base: Position

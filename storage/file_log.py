@@ -123,7 +123,7 @@ class FileLog:
         self.under_way = UnderWay()
         """Work on the log's files, other than reads, that cannot be cancelled."""
         self._is_untidy = False
-        """The disk refused to remove a trimmed file, and that was logged."""
+        """Whether the disk refused to remove a trimmed file, which was logged."""
         self.on_full: Callable[[], None] = _ignore
 
     # --- where it begins and ends ---

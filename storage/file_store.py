@@ -215,7 +215,7 @@ class FileLogStore:
         return self._shared.root / name
 
     async def entities(self) -> list[str]:
-        """The identifiers of all entities that have logs, including lost ones."""
+        """The identifiers of all entities that have logs, even if those were lost."""
         await self._prepare()
         logs = await run_to_end(self._executor, lambda: self._names(self._shared.root), self._under_way)
         extents: list[str] = []
@@ -244,7 +244,7 @@ class FileLogStore:
         return self._shared.root, self._shared.extents
 
     async def partitions(self, entity: str) -> list[int]:
-        """The partitions that have a log, including lost ones."""
+        """The partitions that have a log, even if it was lost."""
         name = self._directory(entity).name
         try:
             paths = [root / name for root in self._roots()]

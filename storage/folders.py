@@ -64,7 +64,7 @@ class Folder:
     id: str = ""
     """Empty for a broker's only folder."""
     is_missing: bool = False
-    """It does not exist, or is not the right folder."""
+    """Whether it does not exist, or another folder is in its place."""
 
 
 @dataclass(slots=True, frozen=True)

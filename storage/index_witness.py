@@ -48,7 +48,7 @@ _log = structlog.get_logger("index")
 
 
 class Says(enum.Enum):
-    """What the file on the disk says, as far as it is known."""
+    """The known content of the file on the disk."""
 
     UNKNOWN = "unknown"
     """The file has not been read, or a write of it has failed."""
@@ -76,16 +76,16 @@ class Witness:
         self._turn = asyncio.Lock()
         self._under_way = UnderWay()
         self.is_read = False
-        """It was read. Until then only `make_void` overwrites it, because nobody knows what it says."""
+        """Whether the file was read. Until then only `make_void` overwrites it, as its content is unknown."""
         self.says = Says.UNKNOWN
         self.number = 0
         """The last number that was read or written."""
         self.is_given_up = False
-        """It was made void, so nothing in this folder waits for the index."""
+        """Whether it was made void, so that nothing in this folder waits for the index."""
 
     @property
     def is_busy(self) -> bool:
-        """It is being read or written."""
+        """Whether it is being read or written."""
         return self._turn.locked()
 
     async def read(self) -> None:
@@ -134,7 +134,7 @@ class Witness:
         return await run_to_end(self._executor, work, self._under_way)
 
     def _read(self) -> tuple[Says, int] | None:
-        """None for a file that is missing, damaged or cannot be read. In a thread."""
+        """Read the file; None if it is missing, damaged or unreadable. Runs in a thread."""
         self._admit()
         try:
             data = read_file(self._disk, self.path)

@@ -119,9 +119,9 @@ class _File(NamedTuple):
     all_bytes: int
     """The bytes of its last frame that holds all entries."""
     is_torn: bool
-    """Something follows the whole frames."""
+    """Whether anything follows the whole frames."""
     is_damaged: bool
-    """The first frame that is not whole is followed by another frame, or the start of one."""
+    """Whether the first frame that is not whole is followed by another frame, or the start of one."""
 
 
 class PartitionIndex:
@@ -152,7 +152,7 @@ class PartitionIndex:
         self._failed = failed
         self._under_way = UnderWay()
         self._is_left = False
-        """The disk hung when the index was closed, so nothing is written any more."""
+        """Whether the disk hung when the index was closed; if so, nothing is written any more."""
         self._rows: _Rows = {}
         self._number = 0
         self._least = 0
@@ -178,7 +178,7 @@ class PartitionIndex:
         self._is_urgent = asyncio.Event()
         """Set when a witness is void and can be made valid again."""
         self._is_wrong = False
-        """The disk refused the new index and also refused to remove the old one."""
+        """Whether the disk refused the new index and also refused to remove the old one."""
 
     # --- what is known --------------------------------------------------------------------------------------
 

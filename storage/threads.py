@@ -19,7 +19,7 @@ class UnderWay:
     """Counts work on the disk that has begun and cannot be cancelled. Owned by the event loop.
 
     A waiter stays until such work has ended, even if it is cancelled. After `let_go`, a cancelled waiter
-    leaves at once. The work continues, and whoever needs the files next awaits `ended` first.
+    leaves at once. The work continues, and the next user of the files awaits `ended` first.
     """
 
     __slots__ = ("_count", "_none", "is_let_go")
