@@ -1,7 +1,7 @@
-"""What is in `version-1/`.
+"""The contents of `version-1/`.
 
-The folder in the repository was written by the first version of the storage format, and is never written
-again: each later version must read it (`tests/unit/storage/test_formats.py`).
+The first version of the storage format wrote that folder. It is never written again: every later version must
+be able to read it (`tests/unit/storage/test_formats.py`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ COMMITS: list[list[tuple[int, int, bytes]]] = [
     [(255, 7, bytes(range(256)))],
     [(3, 1, "settled: ü".encode())],
 ]
-"""Kind, version and body of each record of each commit."""
+"""Kind, version and body of each record, per commit."""
 CHECKPOINT_AFTER = 2
-"""So many commits are in the checkpoint's state."""
+"""The checkpoint's state covers this many commits."""
 CHECKPOINT_STATE = b"the owner's state"
 DOCUMENTS = {"queues/orders": b'{"lockDuration": "PT30S"}', "settings": b""}
 
 
 async def append(log: Log, records: list[tuple[int, int, bytes]]) -> Position:
-    """One commit of these records; gives its position."""
+    """Append one commit of these records and return its position."""
     commit = log.begin()
     for kind, version, body in records:
         commit.add(kind, [body], version)

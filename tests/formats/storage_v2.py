@@ -1,7 +1,7 @@
-"""What is in `version-2/`: the same as in `version-1/`, and never written again.
+"""The contents of `version-2/`: the same as in `version-1/`, and never written again.
 
-Since version 1: each document has two files and a number, and each log has an extent. Segments and
-checkpoints are as they were.
+Since version 1, each document has two files and a number, and each log has an extent. Segments and
+checkpoints are unchanged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is in `version-3/`, and how it was written: `python -m tests.formats.storage_v3 FOLDER`.
+"""The contents of `version-3/`, written by `python -m tests.formats.storage_v3 FOLDER`.
 
-Since version 2: checkpoints are written in blocks, and two share no file.
+Since version 2, checkpoints are written in blocks, and no two checkpoints share a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEGMENT_BYTES_MAX = 700
 
 
 def checkpoint(position: Position, *, whole: bool = True) -> Checkpoint:
-    """The state at a position: all of it, or what has changed since the checkpoint before the last."""
+    """The state at a position: all of it, or the changes since the checkpoint before the last."""
     blocks = {0: b"counted: %d" % position} | ({7: b"the owner's state", 1 << 40: b""} if whole else {})
     return Checkpoint(position, (Section("counters", 1, blocks), Section("nothing", 2, {})))
 

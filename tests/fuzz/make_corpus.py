@@ -1,8 +1,8 @@
-"""Writes the corpus: `python -m tests.fuzz.make_corpus`. What real clients said was recorded (`record.py`);
-the rest is built here.
+"""Write the corpus: `python -m tests.fuzz.make_corpus`. `record.py` recorded what real clients send; this
+module builds the rest.
 
-Streams begin at the AMQP header; SASL ones at theirs. Files are small and never change by themselves: a new
-one gets a new name.
+AMQP streams begin at the AMQP header, SASL streams at the SASL header. Files are small and never change: a
+new input gets a new name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 NULLS = b"\xf0" + struct.pack(">II", 5, 2**31 - 1) + b"\x40"
-"""An array of two thousand million nulls, in ten bytes: proton can read it, and not write it again."""
+"""An array of two thousand million nulls, in ten bytes: proton can read it but cannot write it again."""
 DECLARE = section(0x77, Described(ULong(0x31), []))
 """A message that begins a transaction."""
 NOTHINGS = b"\xd0" + struct.pack(">II", 4, 2**32 - 1)
@@ -45,7 +45,7 @@ DEEP = b"\x00\x53\x01" * 300 + b"\x40"
 
 
 def attach_with_filter(handle: int, value: bytes) -> bytes:
-    """A receiver whose source has a filter of this encoded value."""
+    """Attach a receiver whose source has this encoded value as its filter."""
     pairs = b"\xa3\x01a" + value
     filters = b"\xd1" + struct.pack(">II", 4 + len(pairs), 2) + pairs
     source = encode("queue") + b"\x40" * 6 + filters
@@ -56,7 +56,7 @@ def attach_with_filter(handle: int, value: bytes) -> bytes:
 
 
 def streams() -> dict[str, bytes]:
-    """What clients say to a broker, in an order in which it may be said."""
+    """Streams that clients send to a broker, with frames in a valid order."""
     start = (
         raw.AMQP_HEADER + raw.frame(raw.OPEN, raw.open_fields()) + raw.frame(raw.BEGIN, raw.begin_fields())
     )
@@ -165,7 +165,7 @@ def streams() -> dict[str, bytes]:
 
 
 def sasl() -> dict[str, bytes]:
-    """Logins."""
+    """SASL logins."""
     external = raw.SASL_HEADER + raw.sasl_frame(raw.SASL_INIT, [Symbol("EXTERNAL")])
     return {
         "plain": raw.sasl_plain() + raw.AMQP_HEADER,
@@ -177,7 +177,7 @@ def sasl() -> dict[str, bytes]:
 
 
 def messages() -> dict[str, bytes]:
-    """Messages, single ones and batches."""
+    """Single messages and batches."""
     keyed = message(
         header=[True, None, UInt(1_000)],
         annotations={"x-opt-partition-key": "key", "x-opt-scheduled-enqueue-time": 5},
@@ -226,7 +226,7 @@ def messages() -> dict[str, bytes]:
 
 
 def values() -> dict[str, bytes]:
-    """Values of every type, one file for each group."""
+    """Values of every type, one file per group of types."""
     array = Array(0x98, [uuid.UUID(int=1), uuid.UUID(int=2)])
     described = Described(
         Symbol("d"), Described(ULong(5), [Array(0xA3, [Symbol("x")]), Array(0xD0, [[1], [2]], ULong(9))])

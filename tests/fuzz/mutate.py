@@ -1,9 +1,9 @@
-"""Wrong bytes made from right ones: seeded, so that every case can be made again from its number.
+"""Mutate valid bytes into invalid ones. Mutations are seeded, so a case can be rebuilt from its number.
 
-Two kinds of change. *Bytes*: flipped, cut, repeated, overwritten with lengths and constructors that matter.
-*Frames*: an AMQP stream is taken apart (§2.3) and its frames are dropped, repeated, moved, sent on another
-channel, given a false size, and the fields of their performatives replaced by values of other types. The
-second kind gets past the decoder, where the first kind mostly ends.
+There are two kinds. *Bytes*: flip, cut and repeat bytes, or overwrite them with lengths and constructors that
+matter. *Frames*: split an AMQP stream into frames (§2.3), then drop, repeat or move frames, send them on
+another channel, give them a false size, or replace fields of their performatives with values of other types.
+Byte mutations mostly fail in the decoder; frame mutations get past it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from protocol.codec import (
 
 CHANGES_MAX = 6
 BYTES_MAX = 64 * 1024
-"""No case grows beyond this: what a large input costs is another test's question."""
+"""No case grows beyond this. Other tests measure what a large input costs."""
 
 _CONSTRUCTORS = bytes(
     (
@@ -60,7 +60,7 @@ _OPEN, _CLOSE = 0x10, 0x18
 
 
 def mutate(corpus: Sequence[bytes], random: Random, *, frames: bool) -> bytes:
-    """One case. With `frames` the corpus is AMQP streams, and most changes keep them readable."""
+    """Make one case. With `frames`, the corpus is AMQP streams, and most mutations keep them readable."""
     data = random.choice(corpus)
     for _ in range(random.randint(1, CHANGES_MAX)):
         in_frames = frames and random.random() < 0.8
@@ -71,7 +71,7 @@ def mutate(corpus: Sequence[bytes], random: Random, *, frames: bool) -> bytes:
 
 
 def cuts(data: bytes, random: Random) -> list[bytes]:
-    """The data as it might arrive: in one piece, in a few, or byte by byte for a while."""
+    """Cut the data as it might arrive: in one piece, in a few, or byte by byte for a while."""
     style = random.random()
     if style < 0.4 or len(data) < 2:
         return [data]
@@ -141,8 +141,8 @@ _BYTE_CHANGES: tuple[Callable[[bytes, Random], bytes], ...] = (
 
 
 def split_frames(data: bytes) -> list[bytes]:
-    """The pieces of an AMQP stream: protocol headers and frames. What cannot be told apart is the last
-    piece."""
+    """Split an AMQP stream into protocol headers and frames. The last piece holds whatever cannot be
+    split."""
     pieces, offset = [], 0
     while offset < len(data):
         size = 8 if data.startswith(b"AMQP", offset) else int.from_bytes(data[offset : offset + 4], "big")
@@ -178,7 +178,7 @@ def _change_frames(data: bytes, corpus: Sequence[bytes], random: Random) -> byte
 
 
 def _with_header(piece: bytes, random: Random) -> bytes:
-    """Another size, offset, type or channel (§2.3.1)."""
+    """Change the size, offset, type or channel (§2.3.1)."""
     if len(piece) < 8 or piece.startswith(b"AMQP"):
         return piece
     size, offset, kind, channel = struct.unpack_from(">IBBH", piece)
@@ -195,7 +195,7 @@ def _with_header(piece: bytes, random: Random) -> bytes:
 
 
 def _with_field(piece: bytes, random: Random) -> bytes:
-    """Another value in one field of the performative, or in one field of a source, target or state within."""
+    """Replace one field of the performative, or one field of a source, target or state within it."""
     if len(piece) < 12 or piece.startswith(b"AMQP") or 4 * piece[4] > len(piece):
         return piece
     body = piece[4 * piece[4] :]
@@ -205,7 +205,7 @@ def _with_field(piece: bytes, random: Random) -> bytes:
         return piece
     if not isinstance(value, Described):
         return piece
-    another = random.random() < 0.1  # performative, with these fields
+    another = random.random() < 0.1  # another performative, with these fields
     changed = (
         Described(ULong(random.randint(_OPEN, _CLOSE)), value.value) if another else _replaced(value, random)
     )
@@ -230,7 +230,7 @@ def _replaced(value: Any, random: Random) -> Any:
 
 
 def any_value(random: Random) -> Any:
-    """A value of any type, its size at a limit more often than not."""
+    """Make a value of any type; more often than not its size is at a limit."""
     return random.choice(_VALUES)(random)
 
 

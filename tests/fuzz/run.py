@@ -1,11 +1,11 @@
-"""`make fuzz`: mutated inputs for everything that reads a client's bytes, until the time is up or something
-breaks.
+"""`make fuzz`: feed mutated inputs to everything that reads a client's bytes, until the time is up or
+something breaks.
 
     python -m tests.fuzz.run [--seconds 60] [--target engine …] [--seed N] [--case N] [--sanitize]
 
 Home-made and seeded rather than coverage-guided: the part most worth breaking is proton's C core, whose wheel
-carries no instrumentation, and what leads deep into it is a change of frames and fields, not of bytes. A
-failure prints the line that repeats it.
+is not instrumented, and mutated frames and fields reach deeper into it than mutated bytes. A failure prints
+the command that repeats it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from tests.fuzz.worker import CASE_TIMEOUT_S, PROGRESS, case, corpus_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROWTH_KIB_MAX = 48 * 1024
-"""What a worker's memory may grow by over all its cases: an engine that is not given back costs tens of KiB
-each."""
+"""A worker's memory may grow by this much over all its cases. Each leaked engine costs tens of KiB."""
 CASES_UNBOUNDED = 2**40
 
 
 class FuzzFailure(Exception):
-    """A case broke something. The text says which, how, and how to repeat it."""
+    """A case broke something. The text says which case, how it failed, and how to repeat it."""
 
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """What a run without a failure was."""
+    """The figures of a run without a failure."""
 
     cases: int
     grown_kib: int
@@ -52,9 +51,9 @@ def fuzz(
     seconds: float = 3_600.0,
     native: Path | None = None,
 ) -> Outcome:
-    """Run cases of one target in a process of its own. Raises FuzzFailure.
+    """Run cases of one target in a process of their own. Raises FuzzFailure.
 
-    `native`: a folder of C modules that `sanitized.build` has made, to be used instead of the installed ones.
+    `native`: a folder of C modules built by `sanitized.build`, used instead of the installed ones.
     """
     with tempfile.NamedTemporaryFile() as progress:
         progress.write(bytes(PROGRESS.size))
@@ -97,7 +96,7 @@ def fuzz(
 
 
 def main() -> int:
-    """The command line. Exit status 1 if anything broke."""
+    """Run the command line. Exit status 1 if anything broke."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz.run", description="Fuzz what reads a client's bytes."
     )

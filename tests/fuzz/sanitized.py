@@ -1,7 +1,7 @@
-"""Fuzz cases with our own C code built for the address and undefined-behaviour sanitizers, which see what
-passes by chance otherwise: a read behind a message, a shift too far.
+"""Fuzz our own C code built for the address and undefined-behaviour sanitizers. They catch errors that would
+otherwise pass by chance, such as a read past the end of a message or a shift that is too wide.
 
-Python itself is not instrumented: its allocator is told to give each object memory of its own, so that the
+Python itself is not instrumented. Its allocator is told to give each object memory of its own, so that the
 sanitizer knows where every message ends.
 """
 
@@ -21,7 +21,8 @@ MODULES = {
     "broker.message._stored": "broker/native/stored.c",
     "broker.message._annotations": "broker/native/annotations.c",
 }
-"""What walks a client's bytes, but for what is linked against proton, which carries no instrumentation."""
+"""The modules that walk a client's bytes. Modules linked against proton are left out: it is not
+instrumented."""
 
 
 def build(repository: Path, folder: Path) -> None:
@@ -35,7 +36,7 @@ def build(repository: Path, folder: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What a process needs that loads such modules."""
+    """Environment variables for a process that loads these modules."""
     library = subprocess.run(
         [COMPILER, "-print-file-name=libasan.so"],
         capture_output=True,
@@ -50,7 +51,7 @@ def environment() -> dict[str, str]:
 
 
 def main() -> None:
-    """`python -m tests.fuzz.sanitized FOLDER …`: the worker, with the modules in FOLDER instead of the
+    """`python -m tests.fuzz.sanitized FOLDER …`: run the worker with the modules in FOLDER instead of the
     installed ones."""
     folder = Path(sys.argv.pop(1))
     for name in MODULES:

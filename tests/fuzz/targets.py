@@ -1,7 +1,7 @@
-"""What is fuzzed: everything that reads bytes of a client before anybody knows who that is.
+"""The fuzz targets: everything that reads bytes from a client before the client is authenticated.
 
-A target takes one input and returns; it may answer with the refusals it documents, and with nothing else.
-What a target checks beyond that stands in it as an assertion.
+A target takes one input and returns. It may raise only the refusals it documents. Each target asserts
+whatever else it checks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.fuzz.whole_broker import broker
 from tests.support import plain_frames
 
 OUTPUT_BYTES_MAX = 8 * 1024 * 1024
-"""A case is at most 64 KiB: nothing in it entitles it to an answer of this size."""
+"""A case is at most 64 KiB, so nothing in it justifies an answer of this size."""
 DESCRIBED_BYTES_MAX = 1_024
 MESSAGE = bytes.fromhex("005373c00701a1046d2d3131005375a003626f64")
 
@@ -54,14 +54,14 @@ class Target:
 
     run: Callable[[bytes, Random], None]
     frames: bool
-    """Its input is an AMQP stream."""
+    """Whether its input is an AMQP stream."""
 
 
-# --- the engine, with a broker around it that does what links do --------------------------------------------
+# --- the engine, within a broker that does what links do ----------------------------------------------------
 
 
 class Peer:
-    """The least that makes an engine do everything: accepts links, grants credit, settles, sends what credit
+    """The least that exercises all of an engine: accepts links, grants credit, settles, and sends what credit
     allows."""
 
     def __init__(self, random: Random) -> None:
@@ -76,7 +76,7 @@ class Peer:
         self._output_bytes = 0
 
     def receive(self, data: bytes) -> None:
-        """A piece of the stream, and what a broker does upon it."""
+        """Receive a piece of the stream and react as a broker does."""
         events_max = self._random.choice((1, 3, 64, EVENTS_MAX))
         self._serve(self.engine.receive(data, events_max))
         self._write()
@@ -85,7 +85,7 @@ class Peer:
             self._write()
 
     def end(self) -> None:
-        """The client hangs up, or falls silent."""
+        """The client hangs up or falls silent."""
         if self._random.random() < 0.5:
             self._serve(self.engine.receive_eof())
         else:
@@ -164,7 +164,7 @@ class Peer:
         engine.node_capabilities(link)
         try:
             engine.source_filter(link)
-        except DecodeError as error:  # what is no filter set is refused, as every filter but one
+        except DecodeError as error:  # a malformed filter set is refused, like every filter but one
             engine.refuse_link(link, ErrorCondition("amqp:decode-error", str(error)))
             return
         if engine.source_is_dynamic(link) or engine.target_is_dynamic(link) or random.random() < 0.1:
@@ -224,7 +224,7 @@ def values(data: bytes, random: Random) -> None:
 
 
 def transactional(data: bytes, random: Random) -> None:
-    """A transactional state can be written as it was read, or cannot be read at all."""
+    """A transactional state that can be read can be written again unchanged."""
     state = read_transactional_state(data)
     if not state.txn_id:
         return
@@ -238,8 +238,8 @@ def transactional(data: bytes, random: Random) -> None:
 
 
 def message(data: bytes, random: Random) -> None:
-    """A message is refused, or can be delivered; and what is delivered is a message. The native walk stores
-    what the rules say."""
+    """A message is either refused or deliverable, and what is delivered is again a message. The native walk
+    stores what the Python rules store."""
     try:
         by_rules = store_by_rules(data, lambda: "given")
     except Refused as why:
@@ -253,7 +253,7 @@ def message(data: bytes, random: Random) -> None:
 
 
 def batch(data: bytes, random: Random) -> None:
-    """The messages of a batch go the way of all messages."""
+    """Treat each message of a batch like any other message."""
     try:
         messages, _ = split(data)
     except Refused:
@@ -263,7 +263,7 @@ def batch(data: bytes, random: Random) -> None:
 
 
 def finder(data: bytes, random: Random) -> None:
-    """Nothing is lost or added before a frame that is refused, wherever the stream was cut."""
+    """Nothing is lost or added before a refused frame, wherever the stream was cut."""
     found = BatchFrameFinder()
     seen = b"".join(piece for part in cuts(data, random) for piece, _ in found.pieces(part))
     assert data.startswith(seen) and (seen == data or found.refusal is not None)
@@ -276,8 +276,8 @@ def finder(data: bytes, random: Random) -> None:
 
 
 def lenience(data: bytes, random: Random) -> None:
-    """Corrections do not depend on where the stream was cut, and the walk in C goes as far as its Python
-    form."""
+    """Corrections do not depend on where the stream was cut, and the C walk goes as far as its Python
+    reference."""
     whole, parts = Lenience(15, 16_384), Lenience(15, 16_384)
     given = b"".join(map(parts.incoming, cuts(data, random)))
     assert given + parts._head == whole.incoming(data) + whole._head
@@ -301,7 +301,7 @@ def lenience(data: bytes, random: Random) -> None:
 
 
 def sasl(data: bytes, random: Random) -> None:
-    """The exchange ends, one way or the other, and what follows it comes out as it came in."""
+    """The exchange ends in success or failure, and the bytes that follow it come out unchanged."""
     server = SaslServer(lambda user, password: len(user) < 5)
     pieces = cuts(data, random)
     for number, piece in enumerate(pieces):
@@ -328,5 +328,5 @@ TARGETS: dict[str, Target] = {
 
 
 def describe(data: bytes) -> str:
-    """An input as a person pastes it into a test, unless it is too long for that."""
+    """An input in a form to paste into a test, or its size if it is too long for that."""
     return f"bytes.fromhex({data.hex()!r})" if len(data) < DESCRIBED_BYTES_MAX else f"{len(data)} bytes"

@@ -1,5 +1,5 @@
-"""The short run: the corpus as it is, and so many mutations of it from a fixed seed. `make fuzz` goes on
-where this ends."""
+"""The short run: the unchanged corpus, then a fixed number of mutations from a fixed seed. `make fuzz` runs
+more."""
 
 from __future__ import annotations
 

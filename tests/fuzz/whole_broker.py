@@ -1,8 +1,8 @@
-"""The whole broker as a target: streams of clients who have logged in, over a socket, into links, cache,
-partitions and logs.
+"""The whole broker as a target: streams of logged-in clients go over a socket into links, cache, partitions
+and logs.
 
-It runs in a thread, once per process. A case breaks it if the broker logs an error of its own, or leaves the
-client without an answer.
+The broker runs in a thread, once per process. A case fails if the broker logs an error of its own or leaves
+the client without an answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _errors: list[str] = []
 
 
 def _note_errors(_: Any, method: str, event: MutableMapping[str, Any]) -> str:
-    """A processor of structlog's: the broker's own errors are kept, everything else is dropped."""
+    """A structlog processor that keeps the broker's own errors and drops everything else."""
     if method in ("error", "exception", "critical"):
         _errors.append(repr(structlog.processors.format_exc_info(None, method, event)))
     raise structlog.DropEvent
@@ -39,7 +39,7 @@ def _note_errors(_: Any, method: str, event: MutableMapping[str, Any]) -> str:
 
 @functools.cache
 def _port() -> int:
-    """Start the broker. Messages do not stay: cases beyond number are to leave nothing."""
+    """Start the broker. Its messages expire quickly, so that countless cases leave nothing behind."""
     structlog.configure(processors=[_note_errors])
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
@@ -49,7 +49,7 @@ def _port() -> int:
 
 
 def broker(data: bytes, random: Random) -> None:
-    """One client's stream, from the AMQP header to its end."""
+    """Send one client's stream, from the AMQP header to its end."""
     with RawConnection(_port()) as connection:
         with contextlib.suppress(ConnectionEnded, OSError):
             connection.send(raw.sasl_plain())

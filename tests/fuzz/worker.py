@@ -1,8 +1,8 @@
-"""Runs fuzz cases in a process of its own: C code that goes wrong takes its process with it.
+"""Run fuzz cases in a process of their own, because C code that fails takes its process with it.
 
-The number of the case under way stands in a file that outlives the process. A case is made from the target's
-name, the seed and its number alone, so whoever finds the process dead can make it again. A case that takes
-too long ends the process with SIGALRM.
+A file that outlives the process holds the number of the current case. The target's name, the seed and that
+number determine the case, so it can be rebuilt after the process dies. SIGALRM ends the process if a case
+takes too long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROGRESS = struct.Struct("<Q")
 
 
 def corpus_of(target: str) -> list[bytes]:
-    """The inputs that are kept for a target, in a fixed order. Streams of clients serve all targets that read
+    """The stored inputs of a target, in a fixed order. All targets that read streams share the client
     streams."""
     if TARGETS[target].frames:
         folder = CORPUS / "streams"
@@ -40,8 +40,8 @@ def corpus_of(target: str) -> list[bytes]:
 
 
 def case(target: str, corpus: list[bytes], seed: int, number: int) -> tuple[bytes, Random]:
-    """The input of one case, and the generator that its run goes on with. The first cases are the corpus as
-    it is."""
+    """The input of one case, and the random generator for its run. The first cases are the unchanged
+    corpus."""
     random = Random(f"{target}/{seed}/{number}")
     if number < len(corpus):
         return corpus[number], random
@@ -51,8 +51,8 @@ def case(target: str, corpus: list[bytes], seed: int, number: int) -> tuple[byte
 def run_cases(
     target: str, seed: int, first: int, count: int, seconds: float, progress: mmap.mmap
 ) -> dict[str, float]:
-    """Run `count` cases from `first` on, or as many as `seconds` permit. An exception of a target is let
-    through."""
+    """Run `count` cases from `first` on, or as many as fit into `seconds`. Exceptions of a target
+    propagate."""
     corpus, run = corpus_of(target), TARGETS[target].run
     deadline, begin_kib, number = time.monotonic() + seconds, 0, first
     for number in range(first, first + count):
@@ -64,7 +64,7 @@ def run_cases(
         except BaseException:
             print(f"the input: {describe(data)}", file=sys.stderr)
             raise
-        if number == first + 300:  # imports, caches and buffers have their size by now
+        if number == first + 300:  # imports, caches and buffers are warm by now
             begin_kib = resident_kib()
         if time.monotonic() > deadline:
             break
@@ -74,8 +74,8 @@ def run_cases(
 
 
 def main() -> None:
-    """`python -m tests.fuzz.worker TARGET SEED FIRST COUNT SECONDS PROGRESS_FILE`: one line of JSON at the
-    end."""
+    """`python -m tests.fuzz.worker TARGET SEED FIRST COUNT SECONDS PROGRESS_FILE`: print one line of JSON at
+    the end."""
     target, seed, first, count, seconds, path = sys.argv[1:]
     faulthandler.enable()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

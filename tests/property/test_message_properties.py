@@ -1,4 +1,4 @@
-"""Messages of every shape through store and delivery; bytes of no shape at all, refused."""
+"""Messages of every shape are stored and delivered; arbitrary bytes are refused."""
 
 import uuid
 from typing import Any
@@ -118,7 +118,8 @@ many = lengths.map(lambda length: "é" * length) | lengths.map(bytes)
 
 @st.composite
 def application_messages(draw: st.DrawFn) -> bytes:
-    """What applications send: ids, keys, times, properties; some of it over a limit, or of a wrong type."""
+    """Messages as applications send them: ids, keys, times, properties; some over a limit or of a wrong
+    type."""
     parts: list[bytes] = []
     if draw(st.booleans()):
         header = [
@@ -159,7 +160,7 @@ def application_messages(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A message that ends too early, or has other bytes somewhere, most often near its begin."""
+    """A message that is cut short or has other bytes somewhere, most often near its start."""
     payload = bytearray(draw(application_messages() | messages()) or b"\x00")
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.integers(0, min(len(payload), 200) - 1) | st.integers(0, len(payload) - 1))
@@ -192,7 +193,8 @@ def test_a_run_is_stored_or_refused_as_the_rules_say_for_each_of_its_messages(pa
 @given(st.lists(application_messages(), min_size=1, max_size=2))
 @settings(max_examples=50, deadline=None)
 def test_python_is_asked_only_for_what_must_be_refused(payloads: list[bytes]) -> None:
-    """The native walk leaves nothing that applications send to Python: there is one path for all of it."""
+    """The native walk handles everything that applications send; it leaves only what must be refused to
+    Python."""
     *_, left = native_store(payloads, lambda: "given")
     assert not [index for index in left if isinstance(by_rules(payloads[index]), StoredMessage)]
 

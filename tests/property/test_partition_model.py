@@ -1,10 +1,10 @@
-"""The partition against a naive model: random operations, clock steps, restarts, failed commits, full disks,
-compaction.
+"""Check the partition against a naive model: random operations, clock steps, restarts, failed commits, full
+disks, compaction.
 
-The partition runs through its task (`PartitionTask.step`) on a log in memory. The model is plain lists: what
-each message is, and who holds it. Where the partition may choose (whom it serves first), the model checks
-that the choice was allowed: the oldest available messages, to a client that wants them, and no message left
-lying while somebody waits for it.
+The partition runs through its task (`PartitionTask.step`) on a log in memory. The model is plain lists: each
+message, and the client that holds it. Where the partition has a choice (which client it serves first), the
+model checks that the choice was allowed: the oldest available messages go to a client that wants them, and no
+message stays while a client waits for it.
 
 `make test` runs the same examples each time; `make simulate` runs many more, from a seed that it draws. A
 failure prints the line that replays it:
@@ -99,7 +99,7 @@ class Message:
     body: bytes
     number: int
     enqueued_ms: int | None
-    """Enqueued time as shown; None until it was seen, because it may differ from the clock."""
+    """Enqueued time as shown to clients; None until first seen, because it may differ from the clock."""
     sent_ms: int
     """Wall time when it was sent."""
     time_to_live_ms: int
@@ -115,8 +115,8 @@ class Message:
         return self.subqueue == MAIN and not self.deferred and self.lives_until_ms <= now_ms
 
     def saw_enqueued(self, enqueued_ms: int, expires_ms: int | None) -> None:
-        """What is shown never changes, is never before the clock's time, and says when the time to live is
-        over."""
+        """Check the shown times: the enqueued time never changes and is never before the clock's time, and
+        the expiry follows from the time to live."""
         assert enqueued_ms == (self.enqueued_ms or enqueued_ms) >= self.sent_ms
         assert expires_ms == enqueued_ms + self.time_to_live_ms
         self.enqueued_ms = enqueued_ms
@@ -124,7 +124,7 @@ class Message:
 
 @dataclass
 class Model:
-    """What the queue holds, as plainly as can be."""
+    """What the queue holds, in the plainest form."""
 
     messages: list[Message] = field(default_factory=list)
     demand: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -176,14 +176,14 @@ class Model:
 
 
 def properties(changed: bytes | None) -> dict[str, object]:
-    """A change as a dictionary, without the description of a dead-lettering."""
+    """Changed properties as a dictionary, without the description of a dead-lettering."""
     found = dict(decode(changed)[0]) if changed is not None else {}
     found.pop("DeadLetterErrorDescription", None)
     return found
 
 
 class PartitionMachine(RuleBasedStateMachine):
-    """Each rule is one batch of the partition and the same thing done to the model."""
+    """Each rule runs one batch of the partition and applies the same operations to the model."""
 
     @initialize(
         payload_bytes=st.sampled_from([0, 4_000, 1 << 20]),
@@ -228,7 +228,8 @@ class PartitionMachine(RuleBasedStateMachine):
     # --- driving both ---------------------------------------------------------------------------------------
 
     def run_batch(self, operations: Sequence[tuple[int, Operation]]) -> dict[int, list[Answer]]:
-        """One batch of the partition; what nobody asked for just now is taken up here."""
+        """Run one batch of the partition. Take up answers to earlier operations; return the rest by
+        client."""
         self.model.pass_time(self.harness.clock.monotonic_ms())
         for client, operation in operations:
             self.harness.post(client, operation)
@@ -259,13 +260,13 @@ class PartitionMachine(RuleBasedStateMachine):
         return answers[client][0]
 
     def catch_up(self, client: int) -> None:
-        """Have the log open, and done what is due: a batch enforces the time to live of so many messages
-        only, the next one of more."""
+        """Have the log opened and overdue work done: each batch enforces the time to live of a bounded number
+        of messages."""
         self.one(client, Peek(MAIN, 0, 1))
 
     def saw_locked(self, client: int, locked: Locked) -> None:
-        """A grant: the oldest available messages, for a client that wants them, whole and as the model knows
-        them."""
+        """Check a grant: the oldest available messages, to a client that wants them, complete and as the
+        model knows them."""
         count = len(locked.tokens)
         key = (client, locked.subqueue)
         wanted = self.model.demand.get(key, 0)
@@ -311,8 +312,8 @@ class PartitionMachine(RuleBasedStateMachine):
         return [each for each in self.model.messages if each.lock is not None and each.lock.client == client]
 
     def pick(self, data: st.DataObject, client: int) -> list[LockToken]:
-        """Some tokens of a client, or another one's (a token is good whoever brings it), now and then one
-        that is worth nothing."""
+        """Pick some tokens of this client or of another (a token is valid whoever presents it), sometimes
+        with an invalid one."""
         held = self.held(client) or self.model.messages
         tokens = [each.lock.token for each in held if each.lock is not None]
         chosen = (
@@ -365,7 +366,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def send_batch(self, client: int, count: int, size: int, ttls: list[int | None] | None) -> None:
         self.model.pass_time(self.harness.clock.monotonic_ms())
         send, made = self.new_messages(count, size, ttls)
-        self.model.messages += made  # so that what is granted in the same batch is known
+        self.model.messages += made  # so that the model knows what the same batch grants
         self.model.next_number += count
         answer = self.one(client, send)
         assert answer == Sent(made[0].number, "send")
@@ -384,7 +385,7 @@ class PartitionMachine(RuleBasedStateMachine):
             self.model.demand[key] = 0
         self.model.demand[key] = self.model.demand.get(key, 0) + count
         answers = self.run_batch([(client, Demand(subqueue, count, tell_unmet))]).get(client, [])
-        if self.harness.limits.bounds.granted_bytes_max > 1000:  # else it may be met in a later batch
+        if self.harness.limits.bounds.granted_bytes_max > 1000:  # else a later batch may meet the demand
             assert (Unmet(NUMBER, subqueue) in answers) == (tell_unmet and self.model.demand[key] > 0)
 
     @precondition(
@@ -392,7 +393,7 @@ class PartitionMachine(RuleBasedStateMachine):
     )
     @rule(client=st.sampled_from(CLIENTS), count=st.integers(1, 6))
     def receive(self, client: int, count: int) -> None:
-        """Ask where there is something."""
+        """Ask where messages are available."""
         self.model.pass_time(self.harness.clock.monotonic_ms())
         for subqueue in SUBQUEUES:
             if self.model.available(subqueue):
@@ -432,8 +433,8 @@ class PartitionMachine(RuleBasedStateMachine):
     def settle_while_the_disk_is_slow(
         self, data: st.DataObject, client: int, kept_ms: int, renews: bool
     ) -> None:
-        """What arrives in time counts, however long it is kept waiting; what else is due falls due after
-        it."""
+        """A settlement that arrives in time counts, however long it is kept waiting; other due work happens
+        after it."""
         self.catch_up(client)
         clock = self.harness.clock
         tokens = self.pick(data, client)
@@ -511,7 +512,7 @@ class PartitionMachine(RuleBasedStateMachine):
             message = self.model.find(token)
             if message is not None:
                 self.give_up(message)
-        self.model.pass_time(self.harness.clock.monotonic_ms())  # what expired while it was locked
+        self.model.pass_time(self.harness.clock.monotonic_ms())  # expire what ran out while it was locked
 
     @precondition(lambda self: self.recalls)
     @rule(data=st.data())
@@ -647,7 +648,7 @@ class PartitionMachine(RuleBasedStateMachine):
         for each in self.model.messages:
             if each.lock is not None and each.lock.until_ms <= self.harness.clock.monotonic_ms():
                 self.lost_tokens.append(each.lock.token)
-        # Timers fire up to a tick late; what they have to do is due at the latest then.
+        # Timers fire up to a tick late; by then, what they have to do is due.
         tick_ms = Bounds().tick_ms
         self.harness.clock.advance(-self.harness.clock.monotonic_ms() % tick_ms)
         self.run_batch([])
@@ -662,7 +663,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule()
     def evict_bodies(self) -> None:
-        """Another partition takes the room."""
+        """Another partition needs the memory."""
         partition = self.harness.task._partition
         if partition is not None:
             for _ in partition.messages.subqueues:
@@ -684,14 +685,14 @@ class PartitionMachine(RuleBasedStateMachine):
         self.restart(False)
 
     def the_wall_clock_decides(self) -> None:
-        """A new process: the wall clock says how much of a time to live is left."""
+        """In a new process, the wall clock says how much of a time to live is left."""
         for each in self.model.messages:
             assert each.enqueued_ms is not None
             each.lives_until_ms = each.enqueued_ms + each.time_to_live_ms - wall_ahead_ms(self.harness.clock)
 
     def deadlines_stayed(self) -> None:
-        """A recovery within the process: steps of the wall clock have moved no deadline, but for the
-        tolerance."""
+        """Within one process, recovery keeps every deadline within the tolerance, whatever the wall clock
+        did."""
         partition = self.harness.task._partition
         assert partition is not None
         found = {

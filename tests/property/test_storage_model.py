@@ -1,4 +1,4 @@
-"""A log against a list: appends, rolls, checkpoints, trims, restarts, crashes and failed syncs in any
+"""Check a log against a list: appends, rolls, checkpoints, trims, restarts, crashes and failed syncs in any
 order."""
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Run:
                 raise AssertionError(name)
 
     def kept_from(self) -> int:
-        """What a replay from the older of two checkpoints needs begins here."""
+        """The position from which a replay based on the older of two checkpoints starts."""
         return self.checkpoints[1].position if len(self.checkpoints) > 1 else 0
 
     async def fetch(self, rng: random.Random) -> None:
