@@ -87,7 +87,7 @@ def refusal(text: str) -> Refused:
         (
             token(quote_plus("http://localhost:15304:80/orders")),
             "orders",
-        ),  # Python of the REST era: a doubled port
+        ),  # Python libraries of the REST era: a doubled port
         (token("http://localhost/topic/subscriptions/s/"), "topic/subscriptions/s"),  # not encoded at all
         (token(quote_plus("sb://localhost/dir/q 2")), "dir/q 2"),
     ],

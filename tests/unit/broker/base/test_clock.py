@@ -1,4 +1,4 @@
-"""broker/base/clock.py: wall time, monotonic time, and noticing that the wall clock was set."""
+"""broker/base/clock.py: wall time, monotonic time, and detecting that the wall clock was set."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_time_synchronisation_slews_is_no_step_however_much_it_adds_up_to()
 
 
 def test_time_in_which_timers_stood_still_is_noticed() -> None:
-    """The manual clock goes on while the clock of the event loop's timers does not, as in a suspend."""
+    """As in a suspend, the manual clock moves on while the clock of the event loop's timers stands still."""
     clock = ManualClock()
     watch = ClockWatch(clock)
     assert watch.look() == (0, 0)
@@ -63,7 +63,7 @@ def test_time_in_which_timers_stood_still_is_noticed() -> None:
 
 
 class Interrupted(ManualClock):
-    """Something else runs between reading one time and the other."""
+    """Something else runs between the reads of the two clocks."""
 
     pause_ms = 10 * INTERRUPTED_MS
 

@@ -1,5 +1,4 @@
-"""What an entity counts, and how it is written: as Prometheus' own client would write it, in little
-memory."""
+"""An entity's counters, written exactly as Prometheus's own client would write them, but in little memory."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ NAMES = ["orders", "a/b/c", 'quo"ted', "back\\slash", "two\nlines", "grüße"]
 
 
 def busy(name: str, chance: random.Random) -> EntityCounters:
-    """An entity with something in every counter."""
+    """An entity with a value in every counter."""
     entity = EntityCounters(name)
     for counter in COUNTERS:
         setattr(entity, counter, chance.randrange(1, 100_000))
@@ -101,7 +100,7 @@ def test_the_counters_of_an_entity_take_at_most_4_kib() -> None:
             for counter in COUNTERS:
                 meter.add(counter, chance.randrange(1 << 40, 1 << 50))
             for bound in SECONDS:
-                for _ in range(300):  # numbers that Python does not share
+                for _ in range(300):  # large numbers, so that Python cannot share the objects
                     meter.send_seconds.observe(bound)
         taken, _ = tracemalloc.get_traced_memory()
     finally:

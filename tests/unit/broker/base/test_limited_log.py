@@ -1,5 +1,5 @@
-"""broker/base/limited_log.py: how many lines a flood leaves, and how long they are. Its use by connections
-has tests in tests/unit/frontend."""
+"""broker/base/limited_log.py: how many lines a flood of events leaves, and how long they are. Its use by
+connections is tested in tests/unit/broker/frontend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long work in slices: none of it is lost, and others have their turns."""
+"""Long work runs in slices: none of it is lost, and other tasks run in between."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.base.slices import Slices
 
 
 class Watch:
-    """A clock that moves by 1 ms with each step of the work."""
+    """A clock that advances 1 ms with each step of the work."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""Listening: every address of a host, all on one port."""
+"""Listening on every address of a host, all on one port."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.broker_thread import BrokerThread
 from tests.support.raw_amqp import SASL_HEADER
 
 BOTH = ("127.0.0.1", "127.0.0.2")
-"""Two addresses that every Linux has: what holds for them holds for 127.0.0.1 and ::1."""
+"""Two addresses that exist on every Linux. They stand for 127.0.0.1 and ::1."""
 
 
 @pytest.fixture
 def host_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`two` is a host with both addresses, as `localhost` is in most places; of `none`, no address is this
-    machine's."""
+    """The host `two` has both addresses, as `localhost` usually has; no address of `none` is on this
+    machine."""
 
     async def getaddrinfo(host: str, port: int, **given: object) -> list[tuple[object, ...]]:
         addresses = {"two": BOTH, "half": ("192.0.2.1", "127.0.0.1"), "none": ("192.0.2.1",)}[host]
@@ -65,7 +65,7 @@ async def test_a_port_that_is_free_on_one_address_and_taken_on_the_next_is_tried
     real, taken = sockets._listen_on_one, list[socket.socket]()
 
     def first_come(family: int, address: tuple[object, ...], backlog: int) -> socket.socket:
-        if address[0] == BOTH[1] and len(taken) < 3:  # somebody else is faster
+        if address[0] == BOTH[1] and len(taken) < 3:  # another process takes the port first
             taken.append(real(family, address, backlog))
         return real(family, address, backlog)
 

@@ -30,7 +30,7 @@ GENERATION = "0123456789abcdef" * 2
 
 
 async def data_folder(root: Path) -> Path:
-    """A queue with two commits in partition 3; gives the segment."""
+    """A queue with two commits in partition 3; returns the path of the segment."""
     async with claimed(root, entity=GENERATION, partition=3) as log:
         await append(log, b"one" * 20)
         await append(log, b"two" * 20)
@@ -41,7 +41,7 @@ async def data_folder(root: Path) -> Path:
 
 
 def check(*arguments: str, **environment: str) -> Result:
-    """In this process: to start one takes a second."""
+    """Run the command in this process: starting a new one takes a second."""
     with logging_kept():
         return CliRunner().invoke(
             app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", "PARTIBUS_DATA_DIR": None, **environment}

@@ -1,4 +1,4 @@
-"""The command line, as a process: what it prints, and its exit code."""
+"""The command line as a process: its output and exit codes."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def test_the_address_of_the_health_is_one_at_which_a_broker_of_these_settings_li
         ("127.0.0.2", "127.0.0.2", socket.AF_INET),
         ("0.0.0.0", "127.0.0.1", socket.AF_INET),
         ("localhost", "127.0.0.1", socket.AF_INET),
-        # A machine without IPv6 has no socket to ask; the addresses themselves are checked above on every
-        # machine.
+        # A machine without IPv6 has no such socket to query. The test above checks the addresses themselves
+        # on every machine.
         *([("::", "::1", socket.AF_INET6), ("::1", "::1", socket.AF_INET6)] if has_ipv6() else []),
     ],
 )
@@ -179,7 +179,7 @@ def test_the_health_is_asked_where_the_broker_listens(host: str, listens_on: str
         server.server_activate()
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        # A proxy is not asked for what runs on this machine.
+        # Queries to this machine bypass the proxy.
         done = partibus(
             "health",
             PARTIBUS_HOST=host,

@@ -1,4 +1,4 @@
-"""broker/entities/documents.py: entities there and back."""
+"""broker/entities/documents.py: entities are written and read back unchanged."""
 
 from __future__ import annotations
 

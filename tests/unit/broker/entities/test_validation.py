@@ -1,4 +1,4 @@
-"""What an entity may be called and what its settings may be."""
+"""Allowed names and settings of entities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serves a link, and which links are refused at once."""
+"""Which links are refused at once, and which requests."""
 
 from __future__ import annotations
 

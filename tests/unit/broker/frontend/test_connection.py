@@ -1,4 +1,4 @@
-"""A connection as a whole: SASL, idle time-outs, claims, request links, the end; over a wire in memory."""
+"""A whole connection over a wire in memory: SASL, idle time-outs, claims, request links, the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def put_token(token: str, name: str = "sb://test/queue", **given: Any) -> bytes:
 async def responders(
     client: Client, address: str = "$cbs", targets: tuple[str | None, ...] = ("here",)
 ) -> None:
-    """A request link with handle 0, and a response link for each target, with credit."""
+    """Attach a request link with handle 0, and a response link with credit for each target."""
     await client.sender(0, address)
     for handle, target in enumerate(targets, 1):
         fields = raw.receiver_attach(handle, address, f"name-{handle}")
@@ -45,7 +45,7 @@ async def responders(
 
 
 async def responses(client: Client, count: int = 1) -> list[tuple[int, dict[int, Any]]]:
-    """So many responses: (handle on which each came, its sections)."""
+    """Wait for this many responses: (handle on which each came, its sections)."""
     found: list[tuple[int, dict[int, Any]]] = []
     for _ in range(50):
         found += [(frame.field(0), sections(frame.payload)) for frame in await client.heard(raw.TRANSFER)]
@@ -407,7 +407,7 @@ async def test_rule_4_a_response_link_without_a_target_address_is_found() -> Non
 
 
 async def test_one_reply_to_on_several_connections_brings_each_its_own_responses() -> None:
-    """Java names its reply-to addresses alike on all its connections."""
+    """Java uses the same reply-to addresses on all its connections."""
     stack = LinkStack()
     clients = [await stack.connect() for _ in range(3)]
     for client in clients:

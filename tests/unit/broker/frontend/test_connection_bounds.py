@@ -26,12 +26,12 @@ KIB, MIB = 1024, 1024 * 1024
 
 
 def lists(count: int) -> bytes:
-    """An amqp-value section: a list of so many empty lists."""
+    """An amqp-value section: a list of this many empty lists."""
     return b"\x00\x53\x77\xd0" + (4 + count).to_bytes(4, "big") + count.to_bytes(4, "big") + b"\x45" * count
 
 
 async def closed_with(client: Client) -> str | None:
-    """The condition of the broker's close; None while it has not closed."""
+    """The condition of the broker's close; None if it has not closed."""
     found = await client.heard(raw.CLOSE)
     return raw.condition_of(found[0]) if found else None
 
@@ -255,7 +255,7 @@ async def test_what_takes_longer_than_a_slice_is_continued_in_order() -> None:
     client = await stack.connect()
     frames = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "no-such-queue")) for handle in range(100)]
     frames += [raw.frame(raw.DETACH, [UInt(handle), True]) for handle in range(100)]
-    stack.services.turns._slice_ends = 0.0  # over, whenever one looks
+    stack.services.turns._slice_ends = 0.0  # the slice is already over
     assert client.connection.serve(b"".join(frames[:150]))
     heard = await client.hear()
     assert 0 < len([frame for frame in heard if frame.code == raw.ATTACH]) < 20

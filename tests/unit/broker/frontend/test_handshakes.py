@@ -1,4 +1,4 @@
-"""TLS handshakes on the amqps port are bounded in number, together with all connections, and in time."""
+"""TLS handshakes on the amqps port are bounded in time and, together with all connections, in number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOM = CONNECTIONS + BEING_REFUSED_MAX
 
 @contextlib.contextmanager
 def silent_clients(port: int, count: int) -> Iterator[list[socket.socket]]:
-    """Clients that connect, and say nothing."""
+    """Clients that connect and say nothing."""
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S))
@@ -52,7 +52,7 @@ def served_securely(port: int) -> Iterator[None]:
 
 
 def still_open(clients: list[socket.socket]) -> int:
-    """How many of them the broker has not hung up on."""
+    """How many of these clients the broker has not hung up on."""
     count = 0
     for client in clients:
         client.setblocking(False)

@@ -1,5 +1,5 @@
-"""What is under way over all connections: heavy senders are set aside, light ones never, and the limit
-follows the disk."""
+"""Work under way over all connections: heavy senders are set aside, light ones never, and the limit follows
+the disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Bench:
         self.told += 1
 
     async def look(self, turn_s: float = 0.0) -> None:
-        """Let it look once, in a turn of the event loop of that length."""
+        """Let the pace look once, in a turn of the event loop of that length."""
         assert self.pace.is_looking
         self.pace.look_now()
         self.now_s += turn_s

@@ -1,4 +1,4 @@
-"""The bound on what waits for slow readers, over all connections: on its own, and in connections that do not
+"""The bound on output for slow readers over all connections: on its own, and with connections that do not
 read."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KIB, MIB = 1024, 1024 * 1024
 
 
 class Reader:
-    """A connection of which is known what waits."""
+    """A connection whose pending output is known."""
 
     def __init__(self, waiting: int = 0) -> None:
         self.waiting, self.counted, self.flushed = waiting, 0, 0
@@ -121,7 +121,7 @@ async def receivers(stack: LinkStack, count: int, *, window: int = 100_000) -> l
 
 
 def give(stack: LinkStack, size: int) -> int:
-    """Every demand that stands is met with a message; gives how many there were."""
+    """Meet every standing demand with one message; returns the number of demands."""
     part, until_ms = stack.parts[0], stack.clock.monotonic_ms() + 60_000
     asked = [part.take(Demand) for operation, _, _ in list(part.posted) if isinstance(operation, Demand)]
     for _, sink in asked:
@@ -158,7 +158,7 @@ async def test_many_that_do_not_read_are_given_a_bounded_number_of_bytes_and_one
     wanted = waiting(silent[:1]) + 4 * size
     await until(
         lambda: give(stack, size) >= 0 and waiting(silent[:1]) > wanted
-    )  # its room is the old one again
+    )  # its room is as large as before
 
 
 async def test_over_the_bound_responses_that_nobody_fetches_close_their_link_earlier(

@@ -1,4 +1,4 @@
-"""A claim ends with the key behind it: what a live connection may do once a queue's keys have changed."""
+"""A claim ends with the key behind it: what a live connection may do after a queue's keys have changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order, budgets and bounds of turns, with time that passes only while a client is served."""
+"""The order, budgets and bounds of turns. Time passes only while a client is served."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MICROSECOND = 0.000_001
 
 
 class Bench:
-    """Turns, their clock, and what was served in which order."""
+    """Turns, their clock, and the order in which clients were served."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -37,7 +37,7 @@ class Bench:
         return ServedClient(self, name, seconds_per_byte)
 
     def order(self) -> list[str]:
-        """Who was served, each run of slices once."""
+        """The order in which clients were served; consecutive slices of one client count once."""
         return [name for name, _ in itertools.groupby(self.served, key=lambda slice_: slice_[0])]
 
     async def until_served(self) -> None:
@@ -56,7 +56,7 @@ class ServedClient:
         self.data = b""
         self.is_read = self.may = True
         self.calls_more = 0
-        """How many calls without bytes it asks for after the next slice."""
+        """How many calls without bytes the client asks for after the next slice."""
 
     def receive(self, data: bytes) -> None:
         self.bench.turns.received(self.inbox, data)

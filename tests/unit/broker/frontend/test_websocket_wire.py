@@ -1,5 +1,5 @@
-"""A WebSocket made to look like a socket (`listener.WebSocketWire`): when it holds its connection back, and
-when it lets it go on."""
+"""A WebSocket made to look like a socket (`listener.WebSocketWire`): when it pauses and resumes its
+connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT = 1_000
 
 
 class SlowWebSocket:
-    """Its client reads one message for each `read`."""
+    """A WebSocket whose client reads one message for each `read`."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []
@@ -30,7 +30,7 @@ class SlowWebSocket:
         pass
 
     async def read(self) -> None:
-        """Returns when its effects have happened."""
+        """Let the client read a message. Returns when the effects have happened."""
         self._reads.release()
         await asyncio.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""A link on which a client browses: the real engine and connection, partitions that answer by hand."""
+"""A link on which a client browses: real engine and connection, with partitions that the tests answer for."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def browser_attach(handle: int = 0, address: str = "queue", **given: Any) -> lis
 
 
 class Shelf:
-    """What the partitions of a stack hold, and their answers to what a browse asks."""
+    """What the partitions of a stack hold, and their answers to a browsing link."""
 
     def __init__(self, stack: LinkStack, held: Sequence[int], *, size: int = 5) -> None:
-        """`held` is how many messages each partition has."""
+        """`held` gives the number of messages in each partition."""
         self.stack = stack
         self.numbers = [
             [number << PARTITION_SHIFT | place for place in range(1, count + 1)]
@@ -56,8 +56,7 @@ class Shelf:
         self.states: dict[int, int] = {}
 
     async def serve(self, *down: int) -> None:
-        """Answer every peek, partition by partition, until nothing more is asked; those of `down` are
-        refused."""
+        """Answer every peek, partition by partition, until none is left; partitions in `down` refuse."""
         await turn()
         while any(part.has(Peek) for part in self.stack.parts):
             for part in self.stack.parts:
@@ -92,7 +91,7 @@ class Shelf:
         return [number for numbers in self.numbers for number in numbers]
 
     def watched(self) -> dict[int, int]:
-        """By partition: the sequence number from which it is watched now."""
+        """By partition: the sequence number from which the link watches it now."""
         found: dict[int, int] = {}
         for part in self.stack.parts:
             for operation, _, _ in part.posted:
@@ -102,7 +101,7 @@ class Shelf:
         return found
 
     async def arrive(self, number: int, count: int = 1) -> None:
-        """More messages, and the partition says so."""
+        """Add messages to a partition, and let it announce them."""
         last = max(self.numbers[number], default=number << PARTITION_SHIFT)
         self.numbers[number] += range(last + 1, last + 1 + count)
         self.stack.parts[number].answer(Watch, lambda watch: Arrived(number, watch.subqueue))
@@ -139,7 +138,7 @@ def shown(frames: Sequence[Frame]) -> list[int]:
 
 
 async def drained(client: Client) -> Frame | None:
-    """The flow that answers a drain, if it is there."""
+    """The flow that answers a drain, if there is one."""
     flows = [frame for frame in await client.heard(raw.FLOW) if frame.field(8)]
     return flows[-1] if flows else None
 
@@ -237,7 +236,7 @@ async def test_a_client_that_does_not_read_is_shown_no_more_and_its_pages_are_no
     assert not shelf.peeks, "not even read"
     client.connection.resume_writing()
     await turn()
-    client.connection.pause_writing()  # while the page is on its way
+    client.connection.pause_writing()  # while the page is under way
     await shelf.serve()
     assert len(shelf.peeks) == 1 and shown(await client.hear()) == []
     client.connection.resume_writing()
@@ -331,7 +330,7 @@ async def test_far_above_the_memory_mark_fewer_may_be_unsettled_until_memory_has
     assert seen == shelf.every()[:130]
 
 
-# --- the end, and what comes after it -----------------------------------------------------------------------
+# --- the last message, and later ones -----------------------------------------------------------------------
 
 
 async def test_a_drain_is_answered_when_all_was_shown() -> None:
@@ -441,7 +440,7 @@ async def test_a_partition_that_does_not_answer_is_passed_over(monkeypatch: pyte
     assert shown(frames) == shelf.numbers[1] and frames[-1].field(8)
 
 
-# --- attach and the end -------------------------------------------------------------------------------------
+# --- attach and detach --------------------------------------------------------------------------------------
 
 
 async def test_a_dead_letter_queue_is_browsed_under_its_path() -> None:

@@ -1,6 +1,8 @@
-"""A link whose attach is answered later: its credit and its detach keep their order, and nothing is left.
+"""A link whose attach is answered later: its credit and its detach keep their order, and nothing is left
+over.
 
-The client is frames by hand. What the links wait for is a gate that a test opens, in place of a free session.
+The tests write the client's frames by hand. In place of a free session, the links wait for a gate that a test
+opens.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from tests.support.receiving import confirm, give
 
 
 class Gate:
-    """What links wait for: each attach to `queue` until it is opened; all others are answered at once."""
+    """Attaches to `queue` wait until the gate opens; all others are answered at once."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
         self.why: Exception | None = None
-        """What the waiting ends with, if not with an answer."""
+        """The error that ends the wait; None to accept the attach."""
         self.waiting = self.cancelled = 0
 
     def resolve(self, host: Host, link: Link, address: Address) -> Later | None:
@@ -70,7 +72,7 @@ def codes(frames: list[Frame]) -> list[int | None]:
 
 
 def refusal(frames: list[Frame]) -> str:
-    """The condition of an attach that was refused: an attach without source, then a detach with an error."""
+    """The condition of a refused attach: an attach without source, then a detach with an error."""
     assert codes(frames) == [raw.ATTACH, raw.DETACH] and frames[0].field(5) is None
     return str(frames[1].field(2).value[0])
 

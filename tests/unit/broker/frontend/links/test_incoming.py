@@ -1,4 +1,4 @@
-"""A link on which a client sends: the real engine and connection, partitions that answer by hand."""
+"""A link on which a client sends: real engine and connection, with partitions that the tests answer for."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def all_stored(stack: LinkStack) -> dict[int, list[bytes]]:
 
 
 def make_durable(stack: LinkStack) -> None:
-    """Every partition says that all it was given is durable."""
+    """Have every partition report everything it was given as durable."""
     for part in stack.parts:
         while part.has(Send):
             part.answer(Send, lambda send: Sent(1, send.cookie))
 
 
 async def outcomes(client: Client) -> dict[int, Any]:
-    """Outcomes by delivery-id; each must be final, and settled."""
+    """Outcomes by delivery-id; each must be final and settled."""
     found: dict[int, Any] = {}
     for frame in await client.heard(raw.DISPOSITION):
         assert frame.field(0) is True and frame.field(3) is True, "role receiver, settled"
@@ -81,7 +81,7 @@ def batch(*messages: bytes, hint: dict[str, Any] | None = None) -> bytes:
     return message(annotations=hint, body=messages)
 
 
-# --- messages of their own ----------------------------------------------------------------------------------
+# --- single messages ----------------------------------------------------------------------------------------
 
 
 async def test_a_message_is_accepted_only_when_it_is_durable() -> None:

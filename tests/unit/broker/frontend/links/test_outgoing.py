@@ -1,5 +1,5 @@
-"""A link on which a client receives, from attach to detach: the real engine and connection, partitions that
-answer by hand."""
+"""A link on which a client receives, from attach to detach: real engine and connection, with partitions that
+the tests answer for."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_recall_gives_back_what_nobody_has_seen_of_that_partition() -> N
 
 
 def any_sink(stack: LinkStack) -> Any:
-    """Where the answers of the only link go."""
+    """The sink that takes the answers for the only link."""
     return next(entry[2] for part in stack.parts for entry in part.posted)
 
 
@@ -199,7 +199,7 @@ async def test_what_a_partition_gave_before_it_went_down_is_not_delivered_from_t
 async def test_every_message_reaches_a_client_that_keeps_asking_whatever_the_order_of_answers(
     seed: int,
 ) -> None:
-    """Partitions that hold messages at random and answer at random; the client has little credit, settles,
+    """Partitions hold messages at random and answer at random; the client has little credit, settles, and
     drains at times."""
     random = Random(seed)
     stack = LinkStack(random.choice((1, 2, 5)), receive_cache_messages=random.choice((0, 3, 100)))

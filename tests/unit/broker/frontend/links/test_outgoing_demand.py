@@ -1,5 +1,5 @@
-"""The credit of a client that receives becomes demand at partitions: the real engine and connection,
-partitions that answer by hand."""
+"""The credit of a client that receives becomes demand at partitions: real engine and connection, with
+partitions that the tests answer for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_flow_that_says_what_is_known_already_asks_for_nothing_more() ->
         (0, 8),
         (2, 6),
         (0, 8),
-    ):  # the last one was on its way when the messages came
+    ):  # the last flow crossed the messages on the wire
         asked = waiting(stack)
         for _ in range(3):
             client.flow(0, delivery_count, credit)
@@ -200,7 +200,7 @@ async def test_a_drain_takes_what_a_partition_has_beyond_its_share() -> None:
 
 
 async def finish_drain(stack: LinkStack) -> None:
-    """Nobody has anything more."""
+    """No partition has anything more."""
     while any(part.has(Withdraw) for part in stack.parts):
         demands(stack)
         for part in stack.parts:
@@ -389,13 +389,13 @@ async def test_a_client_that_keeps_its_session_window_shut_is_given_a_bounded_nu
 
 
 def resident(stack: LinkStack, percent: int) -> None:
-    """The broker has so much memory, in parts of its mark, and has looked."""
+    """Set the broker's memory to a percentage of its mark, and have it look."""
     stack.resident = stack.memory.mark * percent // 100
     stack.memory.look()
 
 
 async def held() -> tuple[LinkStack, Client]:
-    """A client with credit that has as many unsettled deliveries as it may have far above the mark."""
+    """A client with credit that already has the most unsettled deliveries allowed far above the mark."""
     stack = LinkStack(1)
     resident(stack, 111)
     client = await stack.connect()
@@ -405,7 +405,7 @@ async def held() -> tuple[LinkStack, Client]:
 
 
 async def served(stack: LinkStack, client: Client) -> int:
-    """How many messages the client is given by a partition that has many, and is asked for some by and by."""
+    """The number of messages delivered when the partition has many and the link asks for them in portions."""
     await until(lambda: stack.parts[0].has(Demand))
     delivered = 0
     while stack.parts[0].has(Demand):

@@ -1,4 +1,5 @@
-"""How a client that receives settles: the real engine and connection, partitions that answer by hand."""
+"""How a client that receives settles: real engine and connection, with partitions that the tests answer
+for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a link asks of its source and target is kept, or the attach is refused."""
+"""A link gets what it asks of its source and target, or the attach is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_filter(fields: list[Any], name: str, value: Any) -> list[Any]:
 
 
 async def refusal(fields: list[Any]) -> tuple[str, str]:
-    """The condition and the sentence of a refused attach (AMQP contract 0.4.6)."""
+    """The condition and the description of a refused attach (AMQP contract 0.4.6)."""
     client = await LinkStack().connect()
     attach, detach = await client.attach(fields)
     assert (attach.code, detach.code) == (raw.ATTACH, raw.DETACH)

@@ -1,5 +1,5 @@
-"""What `$cbs` does with its requests. How they travel: test_connection.py; what makes a token good:
-test_security.py."""
+"""How `$cbs` handles its requests. test_connection.py covers how they travel; test_sas.py covers which tokens
+are good."""
 
 from __future__ import annotations
 

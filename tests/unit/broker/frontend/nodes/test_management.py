@@ -1,4 +1,5 @@
-"""What `$management` does with its requests: the real node and connection, partitions that answer by hand."""
+"""How `$management` handles its requests: real node and connection, with partitions that the tests answer
+for."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ from tests.support.management_bench import Answers, Bench, bench, down, status
 
 
 def holding(counts: Mapping[int, int], body: bytes = b"hello") -> Answers:
-    """Partitions that hold so many messages each."""
+    """Partitions with this many messages each."""
 
     def peek(number: int, operation: Peek) -> Peeked:
         all_numbers = [number << PARTITION_SHIFT | at for at in range(1, counts.get(number, 0) + 1)]
@@ -84,7 +85,8 @@ async def peek(work: Bench, start: int, count: int, answers: Answers) -> list[in
 
 
 async def pages(work: Bench, count: int, answers: Answers) -> list[list[int]]:
-    """What a client sees that asks for page after page, each from behind the last message."""
+    """The pages that a client sees when it asks for one after another, each time from just after the last
+    message."""
     found: list[list[int]] = []
     start = 1
     while page := await peek(work, start, count, answers):
@@ -182,12 +184,12 @@ def late_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def silence(work: Bench, number: int) -> None:
-    """From now on a partition answers nothing."""
+    """From now on this partition answers nothing."""
     work.stack.parts[number].has = lambda kind: False  # type: ignore[method-assign]
 
 
 def speak(work: Bench, number: int) -> None:
-    """It answers again, also what it was asked before."""
+    """The partition answers again, including earlier requests."""
     del work.stack.parts[number].has
 
 
@@ -287,7 +289,7 @@ async def test_a_browser_may_begin_anywhere(start: int) -> None:
 
 
 def tokens_of(*numbers: int) -> list[bytes]:
-    """A lock token in each of these partitions."""
+    """Lock tokens, one in each of these partitions."""
     return [token for number in numbers for token in locked(number).tokens]
 
 
@@ -298,7 +300,8 @@ def uuids(tokens: list[bytes]) -> Array:
 def renewing(
     refusing: Mapping[int, Callable[[int, Any], Answer]] | None = None,
 ) -> tuple[dict[int, list[bytes]], Answers]:
-    """Partitions that renew for 1,000 ms and their number, but for some; and what each was asked for."""
+    """Partitions that renew locks until 1,000 ms plus their number, except those in `refusing`; and the
+    tokens that each was asked for."""
     asked: dict[int, list[bytes]] = {}
 
     def renew(number: int, operation: RenewLocks) -> Answer:
@@ -320,7 +323,7 @@ async def test_locks_of_several_partitions_are_renewed_by_one_operation_each_and
     assert isinstance(expirations, Array) and expirations.type_code == TypeCode.TIMESTAMP
     ahead_ms = wall_ahead_ms(
         work.stack.clock
-    )  # partitions tell the end of a lock in monotonic time, and clients are told in wall time
+    )  # partitions give the end of a lock in monotonic time, clients get it in wall time
     assert all(isinstance(each, Timestamp) for each in expirations.values)
     assert [each - ahead_ms for each in expirations.values] == [
         1_002,
@@ -526,7 +529,7 @@ async def test_what_is_not_deferred_is_not_found() -> None:
 def settling(
     refusing: Mapping[int, Callable[[int, Any], Answer]] | None = None,
 ) -> tuple[list[tuple[int, Any]], Answers]:
-    """Partitions that settle, but for some; and what they were asked for."""
+    """Partitions that settle, except those in `refusing`; and the operations that they were asked for."""
     asked: list[tuple[int, Any]] = []
 
     def settle(number: int, operation: Any) -> Answer:
@@ -577,8 +580,8 @@ async def test_each_disposition_is_an_operation_of_its_own(
 
 
 async def received(work: Bench) -> dict[int, Locked]:
-    """A link of the same connection with two messages of each of three partitions, unsettled; deliveries 0 to
-    5."""
+    """A link on the same connection with two unsettled messages from each of three partitions: deliveries 0
+    to 5."""
     await work.client.receiver(1, credit=6)
     given: dict[int, Locked] = {}
     for number in range(3):
@@ -659,7 +662,7 @@ async def test_of_several_refusals_the_first_is_told() -> None:
         assert status(await work.ask("update-disposition", body, answers))[0] == expected
 
 
-# --- what is refused before anything is done ----------------------------------------------------------------
+# --- refused before anything is done ------------------------------------------------------------------------
 
 ONE = uuids([bytes(16)])
 NO_MAPS: list[Any] = [None, [], "text", 7]

@@ -1,4 +1,5 @@
-"""Deleting messages through `$management`: how many, of which partitions, and what is refused."""
+"""Deleting messages through `$management`: how many, from which partitions, and which requests are
+refused."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.support.management_bench import Bench, bench, down, status
 
 
 class Stock:
-    """Partitions with so many messages each, of which one operation looks at three at most."""
+    """Partitions with this many messages each; one operation looks at three at most."""
 
     def __init__(self, counts: Mapping[int, int], down: int | None = None) -> None:
         self.counts, self.down = dict(counts), down

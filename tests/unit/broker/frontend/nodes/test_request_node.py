@@ -1,5 +1,5 @@
-"""Requests and responses of `$cbs` and `$management` as messages. How they travel over links:
-test_request_links.py."""
+"""Requests and responses of `$cbs` and `$management` as messages. test_connection.py covers how they travel
+over links."""
 
 from __future__ import annotations
 
