@@ -1,2 +1,3 @@
-"""Mixed clients for a long time, and what the broker takes meanwhile: memory, descriptors, disk, and how long
-it makes others wait."""
+"""Mixed clients over a long time, and what the broker uses meanwhile: memory, descriptors, disk; and how long
+it makes others wait.
+"""

@@ -1,8 +1,7 @@
-"""What a broker takes, read from outside: memory, descriptors, disk, and how long it made another client
-wait. And its plots.
+"""Resource use of a broker, measured from outside: memory, descriptors, disk, and how long it made another
+client wait; with plots.
 
-Answers for samples over time, for the verdict that they are flat, and for the picture. Knows nothing of
-clients.
+Responsible for samples over time, the verdict that they are flat, and the plot. Knows nothing of clients.
 """
 
 from __future__ import annotations
@@ -26,43 +25,44 @@ from tests.support.disk_use import allocated_bytes
 SAMPLE_EVERY_S = 1.0
 MIB = 1 << 20
 MEMORY_GROWTH, MEMORY_SLACK_MIB = 0.1, 16.0
-"""How much more memory the broker may take at the end than in a like moment at the beginning: a tenth, and
-this."""
+"""How much more memory the broker may use at the end than at a comparable moment at the beginning: a tenth,
+plus this slack.
+"""
 DESCRIPTORS_SLACK = 8
 STALL_GROWTH, STALL_SLACK_MS = 3.0, 50.0
 
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """What the broker took at one moment."""
+    """The broker's resource use at one moment."""
 
     at_s: float
     memory_mib: float
     descriptors: int
     open_log_files: int
-    """Descriptors of partitions' files, in `descriptors` too."""
+    """Descriptors of partitions' files; included in `descriptors`."""
     disk_mib: float
 
 
 @dataclass(slots=True)
 class Stretch:
-    """One stretch of load and the rest after it."""
+    """One stretch of load and the rest that follows it."""
 
     began_s: float
     rested: Sample
-    """At the end of the rest."""
+    """Taken at the end of the rest."""
     stalls_ms: list[float]
-    """What another client waited for the broker, each time it asked."""
+    """Each wait of another client for the broker, in ms."""
 
     @property
     def stall_ms(self) -> float:
-        """The 99th percentile of what another client waited."""
+        """99th percentile of another client's waits, in ms."""
         return statistics.quantiles(self.stalls_ms, n=100)[98]
 
 
 @dataclass
 class Record:
-    """Everything that was seen of one broker over time, restarts included."""
+    """All observations of one broker over time, restarts included."""
 
     broker: BrokerProcess
     samples: list[Sample] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Record:
         return time.monotonic() - self.began
 
     def look(self) -> Sample:
-        """Read what the broker takes now. Raises OSError while it is down."""
+        """Sample the broker's resource use now. Raises OSError while it is down."""
         pid, logs = self.broker.pid, str(self.broker.data_dir / "logs")
         open_files = list(_open_files(pid))
         open_log_files = sum(name.startswith(logs) for name in open_files)
@@ -84,13 +84,13 @@ class Record:
         return Sample(self.now_s(), resident_mib(pid), len(open_files), open_log_files, disk_mib)
 
     def keep_looking(self) -> threading.Thread:
-        """Take samples in a thread, until `stop`."""
+        """Take samples in a thread until `stop`."""
         thread = threading.Thread(target=self._look_on, name="samples", daemon=True)
         thread.start()
         return thread
 
     def stop(self) -> None:
-        """Take no more samples."""
+        """Stop taking samples."""
         self._stop.set()
 
     def _look_on(self) -> None:
@@ -98,15 +98,16 @@ class Record:
             try:
                 self.samples.append(self.look())
             except (OSError, AssertionError, StopIteration):
-                continue  # between two lives
+                continue  # the broker is restarting
 
     # --- the verdict ---
 
     def growth(self) -> list[str]:
-        """What grew from the first half of the stretches to the second; empty if everything is flat.
+        """Everything that grew from the first half of the stretches to the second; empty if everything is
+        flat.
 
-        A stretch is compared with one an even number of stretches later: every second one has a restart, and
-        memory depends on how long ago that was.
+        A stretch is compared with one an even number of stretches later: every second one contains a restart,
+        and memory depends on how long ago that was.
         """
         half = len(self.stretches) // 2
         found = []
@@ -134,7 +135,7 @@ class Record:
     # --- the picture ---
 
     def write(self, folder: Path) -> None:
-        """`soak.png` and `soak.json` in the folder."""
+        """Write `soak.png` and `soak.json` to the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "soak.json").write_text(
             json.dumps(
@@ -196,8 +197,9 @@ class Record:
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    """What each descriptor of a process stands for; nothing for those that are closed meanwhile. Raises
-    OSError when it is gone."""
+    """Target of each open descriptor of a process, except those closed meanwhile. Raises OSError when the
+    process is gone.
+    """
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             yield os.readlink(f"/proc/{pid}/fd/{name}")

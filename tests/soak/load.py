@@ -1,8 +1,8 @@
-"""The clients of the soak: they send, receive, dead-letter, let messages expire, come and go, and die with
+"""Clients of the soak: they send, receive, dead-letter, let messages expire, come and go, and die with
 messages under lock.
 
-Answers for one stretch of load and for what its clients know. Built on the clients of the crash rounds, which
-write down everything.
+Responsible for one stretch of load and for the ledgers of its clients. Built on the clients of the crash
+rounds, which record everything.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ EXPIRES_AFTER_MS = 1_000
 STOPS_WITHIN_S = 30.0
 DRAINED_WITHIN_S = 60.0
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER with no time to linger: closing sends a reset, as the system does for a process that died."""
+"""SO_LINGER with zero linger time: closing sends a reset, as the system does for a process that died."""
 
 
 class Dying(Receiver):
-    """Takes messages under lock, settles some, and dies."""
+    """Locks messages, settles some, and dies."""
 
     def serve(self, connection: RawConnection, life: int) -> None:
         held: list[str] = []
@@ -60,8 +60,9 @@ class Dying(Receiver):
 
 
 class Visitors(Client):
-    """Connections that come and go: some stay silent, some stop in the middle of a handshake, some ask for
-    metrics."""
+    """Connections that come and go: some stay silent, some stop in the middle of a handshake, some request
+    metrics.
+    """
 
     def __init__(self, place: Place, name: str, addresses: Callable[[], Addresses]) -> None:
         super().__init__(place, name, "", QueueLedger(), 0)
@@ -82,14 +83,15 @@ class Visitors(Client):
                         self._addresses().http_url + path, timeout=raw.WAIT_S
                     ) as answer:
                         answer.read()
-                except HTTPException as error:  # killed in the middle of its answer
+                except HTTPException as error:  # the broker was killed in the middle of its answer
                     raise ConnectionEnded(str(error)) from error
             self.stop_asked.wait(0.2)
 
 
 class Official(Client):
     """The official Python client: sends a batch, peeks, receives, and completes, abandons or dead-letters
-    each message."""
+    each message.
+    """
 
     def __init__(self, place: Place, name: str, seed: object, addresses: Callable[[], Addresses]) -> None:
         super().__init__(place, name, OFFICIAL, QueueLedger(), seed)
@@ -124,7 +126,7 @@ class Official(Client):
 
 
 class Load:
-    """One stretch of load: made, run with `with`, then `settle`d."""
+    """One stretch of load: create it, run it with `with`, then call `settle`."""
 
     def __init__(self, place: Place, seed: str, addresses: Callable[[], Addresses]) -> None:
         place.stop = threading.Event()
@@ -132,7 +134,7 @@ class Load:
         self._addresses = addresses
         self.work, self.fading, self.fleeting = QueueLedger(), QueueLedger(), QueueLedger()
         self.stalls_ms: list[float] = []
-        """What another client waited for the broker, once the load has ended."""
+        """Each wait of another client for the broker in ms, once the load has ended."""
         self._meters: list[StallMeter] = []
         self._official = Official(place, "official", seed, addresses)
         self._clients: list[Client] = [
@@ -158,7 +160,7 @@ class Load:
         ]
 
     def measure_stalls(self, pid: int) -> None:
-        """Measure what another client waits for the broker, in this life of it."""
+        """Measure how long another client waits for the broker, until the broker's next restart."""
         self._meters.append(StallMeter(self.place.port, pid))
 
     def __enter__(self) -> Load:
@@ -174,14 +176,14 @@ class Load:
             assert not client.is_alive(), f"{client.name} does not end"
 
     def check(self) -> None:
-        """Raise what ended a client that should go on."""
+        """Raise the error of any client that stopped when it should run on."""
         if self.place.failures:
             raise self.place.failures[0]
 
     def settle(self, restarts: int) -> None:
-        """Empty all queues, and compare with what the clients know. Raises AssertionError."""
+        """Empty all queues and compare with the clients' ledgers. Raises AssertionError."""
         self.check()
-        self.place.life += 1  # no connection of the load is left: what its clients held may come again
+        self.place.life += 1  # the load's connections are gone: messages they held may come again
         self._take_rest(WORK, self.work)
         _no_problems(self.work.problems())
         self._take_rest(f"{FADING}/{DEAD}", self.fading)
@@ -189,7 +191,7 @@ class Load:
         drain(self.place, FLEETING, self.fleeting, settled=True, within_s=DRAINED_WITHIN_S)
         _no_problems(self.fleeting.errors)
         lost = self.fleeting.acknowledged - self.fleeting.removed.keys()
-        ends = restarts + 1  # of connections
+        ends = restarts + 1  # number of times connections ended
         assert len(lost) <= ends * ReceiveAndDelete.CREDIT, (
             "more is lost than was on its way to a client that deletes"
         )
@@ -207,8 +209,9 @@ class Load:
         )
 
     def _take_rest(self, address: str, ledger: QueueLedger) -> None:
-        """Take what is left: what was locked by a client that died comes back when its lock ends, what
-        expires when it does."""
+        """Take all that is left: messages locked by dead clients return when their locks end, expiring ones
+        when they expire.
+        """
         deadline = time.monotonic() + DRAINED_WITHIN_S
         while ledger.acknowledged - ledger.removals_asked and time.monotonic() < deadline:
             drain(self.place, address, ledger, within_s=DRAINED_WITHIN_S)
@@ -221,7 +224,8 @@ def _no_problems(found: list[str]) -> None:
 
 def _take_all(addresses: Addresses, name: str, *, dead_letters: bool = False) -> set[str]:
     """Remove everything from a queue, or from its dead-letter queue, with the official client; gives the
-    bodies."""
+    bodies.
+    """
     found: set[str] = set()
     with ServiceBusClient.from_connection_string(addresses.connection_string()) as client:
         deadline = time.monotonic() + DRAINED_WITHIN_S

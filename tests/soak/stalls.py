@@ -1,12 +1,12 @@
-"""How long another client waits for an answer that needs nothing but the broker's event loop, without what
-the machine adds to it.
+"""How long another client waits for an answer that needs only the broker's event loop, without delays added
+by the machine.
 
-Answers for the meter, a process of its own: the clients of the load share an interpreter and would make it
-wait for them. It begins and ends a session again and again (§2.5). From each wait it takes what is not the
-broker's: the time for which the event loop's thread or the meter stood ready while others had the processors,
-and what the machine's host took of them. What is left is the loop's own work and what it waits for. `python
--m tests.soak.stalls AMQP_PORT THREAD` measures until the broker or its standard input ends, and then prints
-the waits in ms as JSON.
+Responsible for the meter, which is a separate process because the clients of the load share an interpreter
+and would delay it. It begins and ends a session again and again (§2.5). From each wait it subtracts the time
+for which the event loop's thread or the meter was ready while others had the processors, and the time the
+host took from them. The rest is the loop's own work and what it waits for. `python -m tests.soak.stalls
+AMQP_PORT THREAD` measures until the broker or its standard input ends, and then prints the waits in ms as
+JSON.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ENDS_WITHIN_S = 30.0
 
 
 class StallMeter:
-    """The process, for one life of the broker. It ends with the broker, or when it is told to."""
+    """The meter's process for one life of the broker. It ends with the broker, or when told to."""
 
     def __init__(self, port: int, thread: int) -> None:
-        """Measures from now on. thread: the system's number of the one that runs the event loop; in a
-        broker's process it is the process's.
+        """Start measuring. thread: the system's number of the event loop's thread, which in a broker's
+        process is the process's number.
 
-        Raises AssertionError when the broker does not let it in.
+        Raises AssertionError if the broker does not let the meter in.
         """
         command = [sys.executable, "-m", __name__, str(port), str(thread)]
         self._process = subprocess.Popen(
@@ -45,7 +45,7 @@ class StallMeter:
             self.end()
 
     def end(self) -> list[float]:
-        """The waits in ms. Raises AssertionError when the meter failed."""
+        """Stop measuring; gives the waits in ms. Raises AssertionError if the meter failed."""
         try:
             output, _ = self._process.communicate(timeout=ENDS_WITHIN_S)
         finally:
@@ -73,7 +73,7 @@ def main(port: int, thread: int) -> None:
         except TimeoutError:
             raise
         except (ConnectionEnded, OSError):
-            pass  # the broker is gone, and with it this meter's work
+            pass  # the broker is gone, which ends the measurement
     print(json.dumps(took_ms))
 
 

@@ -1,5 +1,5 @@
-"""Mixed clients for minutes, with restarts: nothing is lost, and memory, descriptors, disk and stalls are
-flat at the end.
+"""Mixed clients for minutes, with restarts: nothing is lost, and memory, descriptors, disk and stalls stay
+flat.
 
 `make soak` runs for half an hour, `make test` for two minutes (`PARTIBUS_SOAK_MINUTES`). The plot is
 `build/soak/soak.png`.
@@ -23,8 +23,9 @@ from tests.support.disk_use import wait_until_small
 MINUTES = float(os.environ.get("PARTIBUS_SOAK_MINUTES", "2"))
 STRETCHES = max(4, 2 * round(MINUTES / 2))
 REST_S = 15.0
-"""About what it takes until the locks of clients that died have ended, the queues are empty, and the broker
-is idle: part of each stretch's time."""
+"""Part of each stretch. It is about the time it takes until locks of dead clients have ended, the queues are
+empty, and the broker is idle.
+"""
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "soak"
 PARTITIONS = 16 * len(QUEUES)
 AT_REST_BYTES = 2 * MIB * PARTITIONS
@@ -65,8 +66,9 @@ def test_nothing_is_lost_and_nothing_grows(tmp_path: Path) -> None:
 
 
 def stretch(broker: BrokerProcess, place: Place, record: Record, number: int, load_s: float) -> Stretch:
-    """Load, in every second stretch with a restart in its middle, by `kill -9` and in order in turns; then a
-    rest."""
+    """Run load and then a rest. Every second stretch restarts the broker midway, alternating between `kill
+    -9` and an orderly stop.
+    """
     began_s, restarts = record.now_s(), 0
     with Load(place, str(number), lambda: broker.addresses) as load:
         load.measure_stalls(broker.pid)
@@ -85,7 +87,7 @@ def stretch(broker: BrokerProcess, place: Place, record: Record, number: int, lo
 
 
 def go_on(load: Load, seconds: float) -> None:
-    """Let the clients work."""
+    """Let the clients work for `seconds`."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         load.check()
@@ -93,7 +95,7 @@ def go_on(load: Load, seconds: float) -> None:
 
 
 def restart(broker: BrokerProcess, place: Place, record: Record, *, kill: bool) -> None:
-    """The broker's life ends, and the next one begins."""
+    """End the broker's life and begin the next."""
     broker.check_alive()
     place.up.clear()
     if kill:

@@ -17,8 +17,9 @@ from tests.support.broker_thread import BrokerThread
 
 STALL_S = 0.5
 COUNTED_MS_MIN = 200
-"""Of the stall. A processor that the machine's host takes away during a wait is taken off, though the loop
-did not need it."""
+"""Least part of the stall to be counted. The meter subtracts time that the host took from a processor during
+a wait, even if the loop did not need that processor.
+"""
 WITHIN_S = 30.0
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ def work() -> None:
 
 
 def in_loop(broker: BrokerThread, function: Callable[[], T]) -> T:
-    """What the function gives when the broker's event loop calls it."""
+    """Run the function in the broker's event loop; gives its result."""
 
     async def call() -> T:
         return function()

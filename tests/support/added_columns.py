@@ -1,7 +1,7 @@
-"""Two columns more, declared as a feature would declare them, on their way through a partition.
+"""Two additional columns, declared as a feature would declare them, pass through a partition.
 
-`python -m tests.support.added_columns`: a process of its own, because `COLUMNS` is read when the partition's
-modules are imported.
+`python -m tests.support.added_columns`: run as a separate process, because `COLUMNS` is read when the
+partition's modules are imported.
 """
 
 # ruff: noqa: E402 - the columns come first
@@ -36,7 +36,7 @@ from tests.support.partition_harness import NUMBER, Harness, one
 BODIES = [b"one", b"two", b"three"]
 COLUMNS: ColumnLists = {"priority": [7, 0, 9], "group": [b"x", None, b"yy"]}
 MANY = 5_000
-"""More than one step enqueues or replays."""
+"""Enough messages that enqueueing and replaying take more than one step."""
 
 
 def frame_of(commit: Commit) -> Frame:
@@ -53,7 +53,9 @@ def seen(messages: Messages) -> list[tuple[object, ...]]:
 
 
 async def sent_peeked_and_delivered() -> None:
-    """From the sender through the log to a receiver, a restart and the dead-letter subqueue between them."""
+    """Pass the columns from the sender through the log to a receiver, then through a restart and the
+    dead-letter subqueue.
+    """
     harness = Harness()
     one(await harness.do(1, Send(BODIES, None, None, COLUMNS)), Sent)
     one(await harness.do(1, Send([b"plain"], None)), Sent)
@@ -79,7 +81,7 @@ async def sent_peeked_and_delivered() -> None:
 
 
 async def sent_in_steps() -> None:
-    """A send of many messages, which is enqueued and replayed in parts."""
+    """Send so many messages that they are enqueued and replayed in several steps."""
     harness = Harness()
     numbers: list[int | bytes | None] = [*range(MANY)]
     one(await harness.do(1, Send([b"m"] * MANY, None, None, {"priority": numbers})), Sent)
@@ -88,7 +90,7 @@ async def sent_in_steps() -> None:
 
 
 def kept_by_checkpoints_compaction_and_repair() -> None:
-    """What the log may be made of later."""
+    """Columns survive checkpoints, compaction and repair of the log."""
     first = NUMBER << 48 | 1
     commit = Commit(Position(0))
     records.add_enqueued(commit, first, 1_000, list(map(len, BODIES)), None, BODIES, COLUMNS)
@@ -136,7 +138,7 @@ def kept_by_checkpoints_compaction_and_repair() -> None:
 
 
 def defaults_take_no_room() -> None:
-    """Records in which nobody uses the columns are those of a release without them."""
+    """Records that use neither column are the same as those of a release without them."""
     plain, unused = Commit(Position(0)), Commit(Position(0))
     records.add_enqueued(plain, 1, 1, [1], None, [b"m"])
     records.add_enqueued(unused, 1, 1, [1], None, [b"m"], {"priority": [0], "group": [None]})

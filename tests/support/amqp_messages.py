@@ -15,7 +15,7 @@ HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUEN
 
 
 def section(code: int, value: Any) -> bytes:
-    """One section, its descriptor a smallulong."""
+    """Encode one section; its descriptor is a smallulong."""
     return encode(Described(ULong(code), value))
 
 
@@ -27,7 +27,7 @@ def message(
     application: dict[str, Any] | None = None,
     body: Iterable[bytes] = (b"body",),
 ) -> bytes:
-    """An encoded message; sections left out are not there."""
+    """Encode a message. Sections not given are omitted."""
     parts = [
         (HEADER, header),
         (ANNOTATIONS, annotations and symbols(annotations)),
@@ -43,7 +43,7 @@ def symbols(entries: dict[str, Any]) -> dict[Symbol, Any]:
 
 
 def sections(encoded: bytes) -> dict[int, Any]:
-    """Section code → value, as this project's codec decodes them; of a section that repeats, the last one."""
+    """Section code → value, decoded by this project's codec. If a section repeats, the last one wins."""
     found, offset = {}, 0
     while offset < len(encoded):
         described, offset = decode(encoded, offset)
@@ -52,5 +52,5 @@ def sections(encoded: bytes) -> dict[int, Any]:
 
 
 def as_the_python_client_reads(encoded: bytes) -> Any:
-    """The message in the official Python client's own decoder."""
+    """Decode the message with the official Python client's own decoder."""
     return decode_payload(memoryview(encoded))

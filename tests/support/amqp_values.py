@@ -1,4 +1,4 @@
-"""Hypothesis strategies for AMQP values, and an equality that minds AMQP types."""
+"""Hypothesis strategies for AMQP values, and an equality that distinguishes AMQP types."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ values = st.recursive(
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal in value and in AMQP type; NaN is the same as NaN."""
+    """Whether two values are equal in value and AMQP type; NaN equals NaN."""
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
         return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
     if type(left) is not type(right):

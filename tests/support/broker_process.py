@@ -1,8 +1,7 @@
-"""The real broker as a process of its own: start it, find its ports, kill it, start it again on the same
-data.
+"""Run the real broker as a separate process: start it, find its ports, kill it, restart it on the same data.
 
-Answers for the life of the process and for its log; knows nothing of what a test does with it. Every wait is
-bounded, and what goes wrong carries the broker's own log with it.
+Responsible for the life of the process and its log; does not know what a test does with it. Every wait is
+bounded, and every failure includes the broker's log.
 """
 
 from __future__ import annotations
@@ -23,40 +22,41 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
-"""The emulator's key, which its documentation spells out: it protects nothing."""
+"""The emulator's key. Its documentation publishes it, so it protects nothing."""
 LOG_LINES_KEPT = 20_000
 PATIENT = {"PARTIBUS_DISK_TIMEOUT_MS": "30000"}
-"""A machine that is busy with tests may take longer than the default of 5 s for a sync; no disk of theirs
-hangs."""
+"""On a machine busy with tests a sync may exceed the default of 5 s; no disk hangs in these tests."""
 READY_WITHIN_S = 30.0
 LOOKS_EVERY_S = 0.05
-"""How often a start looks whether the broker still lives."""
+"""Interval at which a start checks that the broker is still alive."""
 STOPS_WITHIN_S = 15.0
 LOG_ENDS_WITHIN_S = 2.0
-"""A broker that has ended has written everything; only a process of its own that outlives it keeps its log
-open."""
+"""Time to wait for the end of the log. A broker that has exited has written everything; only a surviving
+child process can keep its log open.
+"""
 
 
 class BrokerDied(Exception):
-    """The broker did not come up, or went down by itself. The text ends with its log."""
+    """The broker did not start, or exited on its own. The text ends with its log."""
 
 
 @dataclass(slots=True, frozen=True)
 class Addresses:
-    """Where a broker listens: its ports, on 127.0.0.1 unless it was given another host."""
+    """Ports the broker listens on, on 127.0.0.1 unless it was given another host."""
 
     amqp_port: int
     amqps_port: int
     http_port: int
 
     def connection_string(self, host: str = "127.0.0.1", key_name: str = KEY_NAME, key: str = KEY) -> str:
-        """The emulator's connection string (AMQP contract 1.4). The Go client insists on the host
-        `localhost`."""
+        """The emulator's connection string (AMQP contract 1.4). The Go client requires the host
+        `localhost`.
+        """
         return f"Endpoint=sb://{host}:{self.amqp_port};SharedAccessKeyName={key_name};SharedAccessKey={key};UseDevelopmentEmulator=true;"
 
     @property
     def amqp_url(self) -> str:
-        """For plain AMQP clients."""
+        """The URL for plain AMQP clients."""
         return f"amqp://127.0.0.1:{self.amqp_port}"
 
     @property
@@ -65,24 +65,25 @@ class Addresses:
 
 
 def queue(name: str, **properties: object) -> dict[str, object]:
-    """One entry of the configuration's `Queues`; the service's default delivery count, not the emulator's
-    three."""
+    """One entry of the configuration's `Queues`, with the service's default max delivery count instead of the
+    emulator's three.
+    """
     return {"Name": name, "Properties": {"MaxDeliveryCount": 10, **properties}}
 
 
 def configuration(queues: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """A whole configuration in the emulator's shape (HTTP contract 5.4)."""
+    """A complete configuration in the emulator's format (HTTP contract 5.4)."""
     namespace = {"Name": "sbemulatorns", "Queues": list(queues), "Topics": []}
     return {"UserConfig": {"Namespaces": [namespace], "Logging": {"Type": "Console"}}}
 
 
 class BrokerProcess:
-    """`python -m broker serve` on a folder of its own.
+    """`python -m broker serve` with its own folder.
 
-    `folder` takes the configuration and the data. Ports are chosen by the system at the first start and kept
-    for the next ones, so that a client finds a restarted broker where it was. With `keeps_ports` false each
-    start takes new ones: while a broker is down, any client of this machine may be given its port as its own.
-    `addresses` are the ports to begin with.
+    `folder` receives the configuration and the data. The system chooses the ports at the first start; later
+    starts reuse them, so that clients find a restarted broker at the same address. With `keeps_ports` false
+    each start uses new ports: while a broker is down, the system may give its port to any client on this
+    machine. `addresses` are the ports for the first start.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class BrokerProcess:
         host: str = "127.0.0.1",
         addresses: Addresses | None = None,
     ) -> None:
-        """files_max: how many file descriptors the system lets the process have."""
+        """files_max: limit on the process's open file descriptors."""
         self._folder = folder
         self._environment = dict(environment or {})
         self._keeps_ports = keeps_ports
@@ -104,7 +105,7 @@ class BrokerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._ready = threading.Event()
-        """It listens."""
+        """Set once the broker listens."""
         self._log: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self._host = host
         self._addresses = addresses
@@ -126,11 +127,11 @@ class BrokerProcess:
 
     @property
     def log(self) -> str:
-        """What the broker wrote, the last lines of it, over all starts."""
+        """The last lines of the broker's log, across all starts."""
         return "\n".join(self._log)
 
     def log_tail(self, lines: int = 40) -> str:
-        """The end of the log."""
+        """The last `lines` lines of the log."""
         return "\n".join(list(self._log)[-lines:])
 
     def start(self) -> Addresses:
@@ -185,8 +186,9 @@ class BrokerProcess:
         raise BrokerDied(f"the broker {why}:\n{self.log_tail()}")
 
     def _wait_until_ready(self, process: subprocess.Popen[str]) -> int | None:
-        """Wait until the broker listens or has ended, and no longer than `READY_WITHIN_S`. Gives the exit
-        status of one that has ended."""
+        """Wait until the broker listens or has exited, at most `READY_WITHIN_S`. Gives the exit status if it
+        has exited.
+        """
         gives_up = time.monotonic() + READY_WITHIN_S
         while not self._ready.wait(LOOKS_EVERY_S) and time.monotonic() < gives_up:
             if (status := process.poll()) is not None:
@@ -199,15 +201,15 @@ class BrokerProcess:
         return self.start()
 
     def kill(self) -> None:
-        """End it at once, as `kill -9` does. Nothing happens if it is not running."""
+        """Kill the broker as `kill -9` does. Does nothing if it is not running."""
         self._end(signal.SIGKILL)
 
     def terminate(self) -> int | None:
-        """Ask it to stop, wait until it has, and give its exit status; None if it was not running."""
+        """Ask the broker to stop, wait until it has, and give its exit status; None if it was not running."""
         return self._end(signal.SIGTERM)
 
     def check_alive(self) -> None:
-        """Raise `BrokerDied` if the broker has gone down by itself."""
+        """Raise `BrokerDied` if the broker has exited on its own."""
         if self._process is not None and self._process.poll() is not None:
             raise BrokerDied(
                 f"the broker ended by itself with status {self._process.poll()}:\n{self.log_tail()}"
@@ -233,7 +235,7 @@ class BrokerProcess:
         return status
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
-        """Keep the log and look for the line that names the ports."""
+        """Keep the log and look for the line that gives the ports."""
         assert process.stdout is not None
         with process.stdout as log:
             for line in log:
@@ -263,6 +265,6 @@ class BrokerProcess:
 
 
 def port_of(address: str) -> int:
-    """The port of "host:port"; 0 where there is none."""
+    """The port in "host:port"; 0 if there is none."""
     _, _, port = address.rpartition(":")
     return int(port) if port.isdigit() else 0

@@ -1,5 +1,6 @@
-"""The real broker in a thread of the test, over a disk that the test commands. Clients reach it by its
-sockets, as ever."""
+"""Run the real broker in a thread of the test, on a disk that the test controls. Clients connect to its
+sockets as usual.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ READY_WITHIN_S = 20.0
 
 
 class BrokerThread:
-    """Starts with the block and stops with it; `settings` are the broker's own."""
+    """A broker that runs for the length of a `with` block; `settings` are the broker's own."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class BrokerThread:
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.json"
         config.write_text(json.dumps(configuration(queues)), encoding="utf-8")
-        # A busy machine's disk takes its time, and must not count as one that hangs.
+        # A busy machine's disk is slow and must not count as hanging.
         usual: dict[str, object] = {
             "amqp_port": 0,
             "amqps_port": None,
@@ -56,14 +57,14 @@ class BrokerThread:
 
     @property
     def addresses(self) -> Addresses:
-        """Where it listens; port 0 for what it does not."""
+        """Where the broker listens; port 0 for listeners that are off."""
         return Addresses(
             *(port_of(self.broker.addresses.get(name, "")) for name in ("amqp", "amqps", "http"))
         )
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The broker's own, in its thread."""
+        """The broker's event loop, which runs in its thread."""
         assert self._loop is not None, "the broker was started"
         return self._loop
 

@@ -1,4 +1,4 @@
-"""How much of the disk a broker's data folder takes."""
+"""Disk space used by a broker's data folder."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 BLOCK_BYTES = 512
-"""What `st_blocks` counts in, whatever the file system's own blocks are."""
+"""Unit of `st_blocks`, whatever block size the file system uses."""
 
 
 def allocated_bytes(folder: Path) -> int:
-    """What the files below the folder take, without folders themselves. What is removed meanwhile is not
-    counted."""
+    """Bytes allocated to the files below the folder, without the folders themselves. Files removed meanwhile
+    are not counted.
+    """
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -24,7 +25,7 @@ def allocated_bytes(folder: Path) -> int:
 
 
 def wait_until_small(folder: Path, bytes_max: int, within_s: float) -> float:
-    """Wait until the folder takes at most so much; gives how many seconds it took. Raises AssertionError."""
+    """Wait until the folder uses at most `bytes_max`; gives the seconds it took. Raises AssertionError."""
     began = time.monotonic()
     while (found := allocated_bytes(folder)) > bytes_max:
         waited = time.monotonic() - began

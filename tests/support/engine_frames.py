@@ -1,4 +1,4 @@
-"""Frames that tests of the engine say to it, and what they look for in its answers."""
+"""Frames that tests send to the engine, and helpers to inspect its answers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ REFUSAL = ErrorCondition("amqp:not-found", "The messaging entity 'queue' could n
 
 
 def transfer(handle: int, number: int, payload: bytes = b"x", *, channel: int = 0, **given: Any) -> bytes:
-    """One frame of a message."""
+    """One transfer frame."""
     return raw.frame(raw.TRANSFER, raw.transfer_fields(handle, number, **given), payload, channel)
 
 
 def disposition(first: int, last: int, outcome: object, *, settled: bool = False) -> bytes:
-    """The outcome that the peer, as receiver, gives deliveries."""
+    """A disposition in which the peer, as receiver, gives deliveries an outcome."""
     return raw.frame(raw.DISPOSITION, raw.disposition_fields(True, first, last, settled, outcome))
 
 
 def detach(handle: int, *, closed: bool = True) -> bytes:
-    """The end of a link, for good unless it is not `closed`."""
+    """A detach frame; it closes the link unless `closed` is false."""
     return raw.frame(raw.DETACH, [UInt(handle), closed])
 
 
 def payloads(events: list[Event]) -> list[bytes]:
-    """What the messages among events hold, in their order."""
+    """Payloads of the messages among the events, in order."""
     return [payload for event in of(events, MessagesReceived) for payload in event.payloads]
 
 
@@ -39,8 +39,9 @@ def error_fields(value: Any) -> list[Any]:
 
 
 def assert_has_three_fields(value: Any, condition: str) -> None:
-    """The error has this condition, and neither its description nor its info is empty (AMQP contract 0.4,
-    rule 7)."""
+    """Assert that the error has this condition and a non-empty description and info (AMQP contract 0.4, rule
+    7).
+    """
     fields = error_fields(value)
     assert len(fields) == 3 and fields[0] == condition and fields[1] and fields[2], fields
 

@@ -1,5 +1,6 @@
-"""A peer of `protocol/engine.py` in memory: frames in, events; what the engine has to say, as frames. No
-socket, no clock."""
+"""An in-memory peer of `protocol/engine.py`: frames go in and events come out; the engine's output comes back
+as frames. No socket, no clock.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ E = TypeVar("E")
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """All frames of a stretch of the stream that begins and ends between two; the protocol header, if it is
-    there, is passed over."""
+    """All frames in `data`, which starts and ends at frame boundaries. A protocol header at the start is
+    skipped.
+    """
     return list(_frames(data))
 
 
@@ -41,7 +43,7 @@ def _frames(data: bytes) -> Iterator[Frame]:
 
 
 class EnginePeer:
-    """One engine, and what its peer says to it."""
+    """One engine and the peer that talks to it."""
 
     def __init__(
         self, *, idle_timeout_ms: int = 0, partial_bytes_max: int = 1 << 26, max_frame_bytes: int = 262_144
@@ -55,18 +57,19 @@ class EnginePeer:
         )
 
     def say(self, *frames: bytes) -> list[Event]:
-        """Write frames in one piece; gives the events they make."""
+        """Write frames in one piece; gives the resulting events."""
         return self.engine.receive(b"".join(frames))
 
     def hear(self) -> list[Frame]:
-        """What the engine writes now. Writing uses up credit, which it says in an event that nobody here
-        waits for."""
+        """Frames the engine writes now. Writing uses credit; the engine reports that in an event that no test
+        needs.
+        """
         frames = frames_of(b"".join(self.engine.output()))
         assert all(isinstance(event, CreditGranted) for event in self.engine.take_events())
         return frames
 
     def heard(self, code: int) -> list[Frame]:
-        """Of what it writes now, the frames of one performative."""
+        """The frames of one performative among those the engine writes now."""
         return [frame for frame in self.hear() if frame.code == code]
 
     def open(
@@ -81,7 +84,7 @@ class EnginePeer:
         return self
 
     def attach(self, fields: list[Any], *, max_message_bytes: int = 0, channel: int = 0) -> Link:
-        """Attach a link, which the engine's user accepts."""
+        """Attach a link and accept it."""
         link = only(self.say(raw.frame(raw.ATTACH, fields, channel=channel)), LinkAttached).link
         self.engine.accept_link(link, max_message_bytes=max_message_bytes)
         self.hear()
@@ -108,14 +111,14 @@ class EnginePeer:
         return link
 
     def release(self, events: list[Event]) -> None:
-        """Consume the events as far as links that were detached go."""
+        """Consume the events, and release the links that were detached."""
         for event in events:
             if isinstance(event, LinkDetached):
                 self.engine.release_link(event.link)
 
 
 def only(events: list[Event], kind: type[E]) -> E:
-    """The only event, of this kind."""
+    """The only event, which must be of this kind."""
     assert len(events) == 1 and isinstance(events[0], kind), events
     return events[0]
 

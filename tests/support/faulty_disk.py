@@ -1,4 +1,4 @@
-"""A disk in front of another one that refuses, shortens, damages or holds up what a test tells it to."""
+"""A disk wrapper that fails, shortens, corrupts or delays calls as a test tells it to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPERATIONS = (
     "size", "identity", "read",
     "read_cached", "write", "sync", "truncate", "rename", "remove", "lock",
 )  # fmt: skip
-"""What can be made to fail. A sync by the queue counts as a `sync`."""
+"""Operations that can be made to fail. A sync through the queue counts as a `sync`."""
 
 
 @dataclass
@@ -31,13 +31,14 @@ class _Fault:
 
 
 class FaultyDisk:
-    """See `storage.disk.Disk`. Faults are counted over all threads."""
+    """See `storage.disk.Disk`. Faults are counted across all threads."""
 
     def __init__(self, inner: Disk, lose: Callable[[Path], None] | None = None) -> None:
-        """`lose` is told of each directory whose sync failed, so that the disk behind can lose what was not
-        written."""
+        """`lose` is called with each directory whose sync failed, so that the underlying disk can drop what
+        was not written.
+        """
         self.calls: Counter[str] = Counter()
-        """How often each operation was called."""
+        """Calls per operation."""
         self._inner = inner
         self._lose = lose
         self._faults: list[_Fault] = []
@@ -46,44 +47,46 @@ class FaultyDisk:
         self._free = threading.Event()
         self._free.set()
         self.held = 0
-        """How many calls hang."""
+        """Number of calls now hanging."""
         self._paths: dict[int, Path] = {}
         self._mutex = threading.Lock()
 
     def fail(
         self, operation: str, error: int = errno.EIO, *, nth: int = 1, times: int = 1, path_part: str = ""
     ) -> None:
-        """Let the nth call from now on, and the `times - 1` after it, fail; only those on paths that contain
-        `path_part`."""
+        """Make the nth call from now, and the `times - 1` after it, fail; only calls on paths that contain
+        `path_part` count.
+        """
         assert operation in OPERATIONS
         with self._mutex:
             self._faults.append(_Fault(operation, path_part, nth - 1, times, error, -1))
 
     def shorten(self, bytes_max: int, *, nth: int = 1, path_part: str = "") -> None:
-        """Let the nth write from now on write only so many bytes."""
+        """Make the nth write from now write at most `bytes_max` bytes."""
         with self._mutex:
             self._faults.append(_Fault("write", path_part, nth - 1, 1, 0, bytes_max))
 
     def flip_on_read(self, path_part: str, offset: int) -> None:
-        """From now on the disk gives a wrong bit in the byte at `offset` of the files whose paths contain
-        `path_part`."""
+        """From now on, reads return a flipped bit in the byte at `offset` of files whose paths contain
+        `path_part`.
+        """
         self._flips.append((path_part, offset))
 
     def hang(self, operation: str, path_part: str = "") -> None:
-        """From now on these calls do not return, on paths that contain `path_part`, until `release`."""
+        """From now on, these calls block until `release`, on paths that contain `path_part`."""
         assert operation in OPERATIONS
         with self._mutex:
             self._holds.append((operation, path_part))
             self._free.clear()
 
     def release(self) -> None:
-        """Let go what hangs; nothing hangs from now on."""
+        """Release all hanging calls; later calls do not hang."""
         with self._mutex:
             self._holds.clear()
             self._free.set()
 
     def hangs(self, operation: str, path: Path) -> bool:
-        """Whether a call would hang."""
+        """Whether such a call would hang."""
         return any(each == operation and part in str(path) for each, part in self._holds)
 
     def _wait(self, operation: str, path: Path) -> None:
@@ -96,13 +99,13 @@ class FaultyDisk:
             self.held -= 1
 
     def heal(self) -> None:
-        """No more faults."""
+        """Remove all faults."""
         with self._mutex:
             self._faults.clear()
             self._flips.clear()
 
     def _meet(self, operation: str, path: Path) -> int:
-        """Hang, or raise what the test asked for; else give the most bytes to write, -1 for all."""
+        """Hang or raise as the test asked; otherwise give the most bytes to write, -1 for no limit."""
         if self._holds:
             self._wait(operation, path)
         with self._mutex:
@@ -224,7 +227,7 @@ class _FaultyQueue:
         self._inner = inner
         self._failed: list[tuple[int, int]] = []
         self._held: list[tuple[int, int]] = []
-        """Syncs that hang. A queue does not block: they just do not end."""
+        """Syncs that hang. A queue does not block: they just never complete."""
 
     @property
     def ready_fd(self) -> int:
@@ -250,7 +253,7 @@ class _FaultyQueue:
         return len(syncs)
 
     def _end_held(self, path: Path) -> None:
-        """In a thread: wait for the release, and have the event loop look."""
+        """Wait in a thread for the release, then wake the event loop."""
         self._disk._wait("sync", path)
         os.eventfd_write(self.ready_fd, 1)
 

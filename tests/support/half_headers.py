@@ -1,8 +1,8 @@
-"""Many connections to the HTTP port, each with half a header, from a process of their own.
+"""Many connections to the HTTP port, each with an incomplete header, from a separate process.
 
-`python -m tests.support.half_headers PORT COUNT` is that process. It says `full` once all are open, opens a
-new one for each that the broker ends, and stops when its standard input closes; then it says how many it has
-opened in all.
+`python -m tests.support.half_headers PORT COUNT` runs that process. It prints `full` once all connections are
+open, replaces each connection that the broker closes, and stops when its standard input closes; then it
+prints how many connections it opened in total.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HalfHeaders:
     def __init__(self, port: int, count: int) -> None:
         self._command = [sys.executable, "-m", "tests.support.half_headers", str(port), str(count)]
         self.opened = 0
-        """How many connections it has opened; known at the end."""
+        """Total number of connections opened; known at the end."""
 
     def __enter__(self) -> HalfHeaders:
         self._process = subprocess.Popen(
@@ -51,7 +51,7 @@ class HalfHeaders:
 
 
 def attack(port: int, count: int) -> None:
-    """Keep so many connections with half a header until standard input closes."""
+    """Keep `count` connections with an incomplete header open until standard input closes."""
     opened = 0
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
@@ -73,7 +73,7 @@ def attack(port: int, count: int) -> None:
                 selector.unregister(sock)
                 sock.close()
             if ended:
-                threading.Event().wait(REOPEN_EVERY_S)  # the others that end now are opened again together
+                threading.Event().wait(REOPEN_EVERY_S)  # connections that end meanwhile are reopened together
         for key in list(selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()

@@ -1,5 +1,5 @@
-"""The HTTP port on a real socket, with the real namespace, catalogue and authorizer, over partitions that
-hold what a test says.
+"""The HTTP port on a real socket, with the real namespace, catalogue and authorizer, over partitions whose
+content the test supplies.
 
 For tests of the HTTP port alone; `broker_process.py` runs the whole broker.
 """
@@ -39,7 +39,7 @@ from tests.support.sas import sas_token
 
 @dataclass(slots=True)
 class StillPartition:
-    """A partition at rest: it says what a test tells it to say."""
+    """An idle partition that reports what the test sets."""
 
     health: str = "serving"
     available: bool = True
@@ -62,7 +62,7 @@ class StillPartition:
 
 @dataclass(slots=True)
 class HttpStack:
-    """A running HTTP port and what stands behind it."""
+    """A running HTTP port and the objects behind it."""
 
     settings: Settings
     namespace: Namespace
@@ -74,9 +74,11 @@ class HttpStack:
     partition: StillPartition
     """The first partition of every queue; the others are empty."""
     serving: list[bool]
-    """Whether the broker says that it serves; a list of one, for tests to change."""
+    """Whether the broker reports that it serves; a one-element list that tests may change."""
     resident: list[int]
-    """The memory that the broker seems to have; a list of one, too. Its mark is 1 GiB."""
+    """The broker's apparent memory use in bytes; a one-element list that tests may change. The memory mark is
+    1 GiB.
+    """
     memory: Memory
 
     @property
@@ -84,13 +86,13 @@ class HttpStack:
         return f"http://127.0.0.1:{self.port}"
 
     def queue(self, name: str) -> Entity:
-        """A queue that exists."""
+        """An existing queue."""
         queue = self.namespace.find(name)
         assert queue is not None
         return queue
 
     def ended(self, reason: str) -> float:
-        """How many connections the port has ended for the reason."""
+        """Number of connections the port has ended for this reason."""
         return (
             self.metrics.registry.get_sample_value(
                 "partibus_http_connections_refused_total", {"reason": reason}
@@ -107,7 +109,9 @@ class HttpStack:
         token: str | None = "",
         headers: dict[str, str] | None = None,
     ) -> tuple[int, str, dict[str, str]]:
-        """Status, text and headers. `token` is made for the whole namespace unless given; None sends none."""
+        """Send a request; gives status, text and headers. By default, `token` is a new token for the whole
+        namespace; None sends none.
+        """
         sent = dict(headers or {})
         if token is not None:
             sent["Authorization"] = token or sas_token(f"https://127.0.0.1:{self.port}")
@@ -119,7 +123,7 @@ class HttpStack:
 async def http_stack(
     folder: Path, *, clock: Clock | None = None, **given: object
 ) -> AsyncIterator[HttpStack]:
-    """Run the port on a free port of 127.0.0.1 until the end of the block."""
+    """Serve HTTP on a free port of 127.0.0.1 until the end of the block."""
     settings = load_settings(
         **{"data_dir": folder / "data", "http_port": 0, "shutdown_timeout_ms": 1_000, **given}
     )
@@ -206,7 +210,7 @@ async def http_stack(
 async def _echo(
     websocket: web.WebSocketResponse, request: web.Request, heard: Callable[[bool], None]
 ) -> None:
-    """Sends back what it gets; a client that has sent `login` counts as logged in."""
+    """Echo what the client sends; a client that has sent `login` counts as logged in."""
     async for message in websocket:
         if message.type is aiohttp.WSMsgType.BINARY:
             heard(message.data == b"login")

@@ -1,4 +1,4 @@
-"""A small durable state for tests: keys with values, some of which end at a time.
+"""A small durable state for tests: values by key, some with an expiry time.
 
     200 PUT     offset  size  field                    201 REMOVED  offset  size  field
                      0     8  ends at, 0 for never                       0     …  key
@@ -6,8 +6,8 @@
                     10     k  key
                      …     …  value
 
-A block holds the keys with the same checksum modulo BLOCKS: the body of a PUT record for each, behind its
-length (4 bytes).
+A block holds the keys with the same checksum modulo BLOCKS: for each, a 4-byte length and the body of its PUT
+record.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Change:
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every partition this state, and have it carry out `Change`."""
+    """Add this state to every partition, and make partitions carry out `Change`."""
     carry_out = Partition._carry_out
 
     def also(self: Partition, client: ClientId, operation: Any) -> bool | None:

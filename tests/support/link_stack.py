@@ -1,7 +1,7 @@
-"""One connection of the front end, real but for its two ends: the wire is a list, and partitions do what a
-test says.
+"""One real front-end connection with both ends replaced: the wire is a list, and the test plays the
+partitions.
 
-The client's side is frames by hand (`raw_amqp.py`); the partitions' side are operations that a test answers.
+The client side sends frames built by hand (`raw_amqp.py`); on the partition side the test answers operations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WAIT_S = 5.0
 
 
 class Part:
-    """A partition that keeps what it is asked, for a test to look at and to answer."""
+    """A partition that queues its operations for a test to inspect and answer."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -63,11 +63,11 @@ class Part:
         return
 
     def has(self, kind: type[object]) -> bool:
-        """Whether an operation of this kind waits."""
+        """Whether an operation of this kind is waiting."""
         return any(isinstance(operation, kind) for operation, _, _ in self.posted)
 
     def take(self, kind: type[O]) -> tuple[O, Sink]:
-        """The oldest operation of this kind, taken out, and where its answer goes."""
+        """Remove the oldest operation of this kind; gives it and the sink for its answer."""
         for entry in self.posted:
             if isinstance(entry[0], kind):
                 self.posted.remove(entry)
@@ -78,7 +78,7 @@ class Part:
         )
 
     def take_all(self, kind: type[O]) -> list[O]:
-        """All of this kind, taken out."""
+        """Remove and give all operations of this kind."""
         taken = []
         while self.has(kind):
             taken.append(self.take(kind)[0])
@@ -92,7 +92,7 @@ class Part:
 
 
 class Wire:
-    """What would be a socket."""
+    """A stand-in for the socket."""
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -102,11 +102,11 @@ class Wire:
         self.written += data
 
     def get_write_buffer_size(self) -> int:
-        """What the client has not heard yet."""
+        """Bytes the client has not read yet."""
         return len(self.written)
 
     def set_write_buffer_limits(self, high: int) -> None:
-        """Nothing is held back here."""
+        """Does nothing: this wire never holds back output."""
 
     def close(self) -> None:
         self.closed = True
@@ -122,7 +122,7 @@ class Wire:
 
 
 class FixedNamespace:
-    """A namespace with the queues that it was given."""
+    """A namespace with a fixed set of queues."""
 
     name = "test"
 
@@ -142,7 +142,7 @@ class FixedNamespace:
         return queue.description.settings.authorization_rules if queue else ()
 
     def change_rules(self, name: str, *rules: AuthorizationRule) -> None:
-        """Give a queue other authorization rules, as the administration API does."""
+        """Replace a queue's authorization rules, as the administration API does."""
         queue = self.queues[key_of(name)]
         queue.description = queue.description.updated(
             replace(queue.description.settings, authorization_rules=rules), 0
@@ -162,7 +162,7 @@ class LinkStack:
         self.queue = self.add_queue("queue", partitions, settings)
         self.tasks: set[asyncio.Task[None]] = set()
         self.resident = 0
-        """The memory that the broker seems to have."""
+        """The broker's apparent memory use in bytes."""
         self.memory = Memory(1 << 30, lambda: self.resident, lambda: 0)
         self.services = Services(
             settings=self.settings,
@@ -176,7 +176,7 @@ class LinkStack:
         )
 
     def add_queue(self, name: str, partitions: int, settings: QueueSettings | None = None) -> Queue:
-        """One more queue, on the same partitions."""
+        """Add a queue on the same partitions."""
         description = QueueDescription(name, "0" * 32, partitions, settings or QueueSettings())
         queue = Queue(
             description,
@@ -199,20 +199,21 @@ class LinkStack:
         self, login: bytes | None = None, *, resolve: Resolve = attach_to_entity, **open_given: Any
     ) -> Client:
         """A client that has logged in with the root key, opened the connection and begun a session; `resolve`
-        finds what serves its links."""
+        finds the node that serves its links.
+        """
         client = Client(self, resolve)
         await client.log_in(login)
         await client.open(**open_given)
         return client
 
     def part_of(self, kind: type[object]) -> Part:
-        """The only partition that was asked for something of this kind."""
+        """The only partition that was asked for an operation of this kind."""
         (part,) = (part for part in self.parts if part.has(kind))
         return part
 
 
 class Client:
-    """One connection, from the client's side."""
+    """The client's side of one connection."""
 
     def __init__(self, stack: LinkStack, resolve: Resolve = attach_to_entity) -> None:
         self.stack, self.wire = stack, Wire()
@@ -235,18 +236,18 @@ class Client:
         self.connection.data_received(b"".join(frames))
 
     async def hear(self) -> list[Frame]:
-        """What the broker writes in the next turns of the loop."""
+        """Frames that the broker writes in the next turns of the loop."""
         await turn()
         data = bytes(self.wire.written)
         self.wire.written.clear()
         return frames_of(data)
 
     async def heard(self, code: int) -> list[Frame]:
-        """Of it, the frames of one performative."""
+        """The frames of one performative among them."""
         return [frame for frame in await self.hear() if frame.code == code]
 
     async def attach(self, fields: list[Any]) -> list[Frame]:
-        """Attach a link; gives all that is written in answer."""
+        """Attach a link; gives all frames written in answer."""
         self.say(raw.frame(raw.ATTACH, fields))
         return await self.hear()
 
@@ -270,7 +271,7 @@ class Client:
         self.say(raw.frame(raw.TRANSFER, raw.transfer_fields(handle, number, **given), payload))
 
     def dispose(self, first: int, last: int, outcome: object, *, settled: bool = False) -> None:
-        """Give deliveries that were received an outcome."""
+        """Give received deliveries an outcome."""
         self.say(raw.frame(raw.DISPOSITION, raw.disposition_fields(True, first, last, settled, outcome)))
 
     def detach(self, handle: int) -> None:
@@ -278,13 +279,13 @@ class Client:
 
 
 async def turn() -> None:
-    """Let the event loop do what is due now."""
+    """Let the event loop run everything that is due now."""
     for _ in range(4):
         await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait, for a bounded time, until something has come true."""
+    """Wait, for a bounded time, until the condition is true."""
     for _ in range(int(WAIT_S / 0.002)):
         if condition():
             return
@@ -293,5 +294,5 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def tags_of(frames: Sequence[Frame]) -> list[bytes]:
-    """The delivery tags of the transfers among frames."""
+    """Delivery tags of the transfers among the frames."""
     return [frame.field(2) for frame in frames if frame.code == raw.TRANSFER]

@@ -1,4 +1,4 @@
-"""Locked messages as a partition hands them out, made up."""
+"""Made-up locked messages, as a partition hands them out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _numbers = itertools.count(1)
 
 
 def stored(body: bytes = b"hello", message_id: str = "id") -> bytes:
-    """A message as it rests in a partition, with one data section."""
+    """A stored message with one data section."""
     return store(b"\x00\x53\x75\xb0" + len(body).to_bytes(4, "big") + body, lambda: message_id).data
 
 
@@ -24,7 +24,9 @@ def locked(
     subqueue: str = "",
     body: bytes = b"hello",
 ) -> Locked:
-    """`count` messages with new sequence numbers; of `size` bytes that mean nothing, or real ones."""
+    """`count` messages with new sequence numbers: `size` meaningless bytes each if given, otherwise real
+    messages.
+    """
     numbers = [partition << PARTITION_SHIFT | next(_numbers) for _ in range(count)]
     return Locked(
         partition,

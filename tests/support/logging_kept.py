@@ -1,5 +1,4 @@
-"""The process's logging as it was before: for tests that configure it, which the tests after them must not
-notice."""
+"""Restores the process's logging after tests that configure it, so that later tests are unaffected."""
 
 from __future__ import annotations
 
@@ -12,8 +11,9 @@ import structlog
 
 @contextlib.contextmanager
 def logging_kept() -> Iterator[None]:
-    """Put logging back at the end of the block: the standard library's handlers and level, and structlog's
-    defaults."""
+    """Restore logging at the end of the block: the standard library's handlers and level, and structlog's
+    defaults.
+    """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

@@ -1,4 +1,4 @@
-"""Little helpers for tests that write and read logs."""
+"""Small helpers for tests that write and read logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Setting = object
 
 
 def small_store(root: Path, disk: object = None, **settings: Setting) -> FileLogStore:
-    """A store that touches little: no reserve, two threads of each kind."""
+    """A store that uses few resources: no reserve, two threads of each kind."""
     values: dict[str, Setting] = {"reserve_bytes": 0, "committer_threads": 2, "worker_threads": 2, **settings}
     return FileLogStore(root, disk, **values)  # type: ignore[arg-type]
 
@@ -23,7 +23,7 @@ def small_store(root: Path, disk: object = None, **settings: Setting) -> FileLog
 async def claimed(
     root: Path, disk: object = None, *, entity: str = ENTITY, partition: int = 0, **settings: Setting
 ) -> AsyncIterator[Log]:  # fmt: skip
-    """A log of a store of its own, claimed, and closed behind the block."""
+    """An acquired log in its own store, closed at the end of the block."""
     store = small_store(root, disk, **settings)
     log = store.log(entity, partition)
     try:
@@ -35,7 +35,7 @@ async def claimed(
 
 
 async def append(log: Log, *bodies: bytes, urgent: bool = False) -> Position:
-    """One commit with these records; gives its position."""
+    """Append these records in one commit; gives its position."""
     commit = log.begin()
     for number, body in enumerate(bodies):
         commit.add(number % 256, [body])
@@ -44,19 +44,20 @@ async def append(log: Log, *bodies: bytes, urgent: bool = False) -> Position:
 
 
 async def contents(log: Log, since: Position | None = None) -> list[list[bytes]]:
-    """The bodies of the records of each commit."""
+    """Bodies of the records, by commit."""
     frames = log.replay(log.start if since is None else since)
     return [[bytes(record.body) for record in frame.records()] async for frame in frames]
 
 
 def checkpoint_of(position: Position, state: bytes) -> Checkpoint:
-    """A checkpoint with one block, written anew each time."""
+    """A checkpoint with one block, written in full each time."""
     return Checkpoint(position, (Section("state", 1, {0: b"state: " + state}),))
 
 
 async def save_twice(log: Log, position: Position | None = None) -> None:
-    """Save two checkpoints, so that the log can be trimmed up to their position: its end, if none is
-    given."""
+    """Save two checkpoints, so that the log can be trimmed to their position, by default the end of
+    the log.
+    """
     for _ in range(2):
         await log.save_checkpoint(checkpoint_of(log.end if position is None else position, b"state"))
 
@@ -67,12 +68,12 @@ def state_of(checkpoint: Checkpoint | None) -> bytes | None:
 
 
 def flip(path: Path, offset: int) -> None:
-    """Turn one bit of a byte of a real file."""
+    """Flip one bit of a byte in a real file."""
     data = bytearray(path.read_bytes())
     data[offset] ^= 0x10
     path.write_bytes(data)
 
 
 def flat(commits: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """The bodies of all records."""
+    """Bodies of all records."""
     return [body for commit in commits for body in commit]

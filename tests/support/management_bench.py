@@ -1,4 +1,4 @@
-"""A `$management` node on a real connection, with partitions that answer by hand."""
+"""A `$management` node on a real connection; the test answers for its partitions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from protocol.codec import Symbol
 from tests.support.link_stack import Client, LinkStack
 
 Answers = Mapping[type[Any], Callable[[int, Any], Answer]]
-"""Gives the answer of a partition, by its number, to an operation."""
+"""Operation type → function that gives the answer of a partition, from its number and the operation."""
 
 
 class Bench:
-    """A node on a connection that may do everything, and the partitions behind it."""
+    """A node on a connection with all rights, and the partitions behind it."""
 
     def __init__(self, stack: LinkStack, client: Client, address: str) -> None:
         self.stack, self.client = stack, client
         self.node = ManagementNode(client.connection, stack.queue, parse_address(address))
 
     async def ask(self, operation: str, body: Any, answers: Answers | None = None) -> Response:
-        """Make a request and let the partitions answer, until there is a response."""
+        """Make a request, and answer for the partitions until there is a response."""
         request = Request(None, None, {"operation": f"com.microsoft:{operation}"}, body)
         work = asyncio.ensure_future(self.node.respond(request))
         for _ in range(10_000):

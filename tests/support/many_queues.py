@@ -1,5 +1,6 @@
-"""Data folders with thousands of queues, in little time: written by the broker's own catalogue, to a disk
-that is not waited for."""
+"""Quickly created data folders with thousands of queues, written by the broker's own catalogue without
+waiting for the disk.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,7 @@ from storage.partition_index import PartitionIndex
 
 
 class _NewDisk(LocalDisk):
-    """For a folder that begins empty and that nobody pulls out: looks for no earlier files, and waits for no
-    write."""
+    """For a new, disposable folder: looks for no earlier files and waits for no write."""
 
     def names(self, directory: Path) -> list[str]:
         return []
@@ -34,7 +34,7 @@ class _NewDisk(LocalDisk):
 
 
 def write_queues(data: Path, names: Iterable[str], partitions: int = 16) -> None:
-    """Make the catalogue of a new data folder, with queues. They have default settings and no messages."""
+    """Write the catalogue of a new data folder: queues with default settings and no messages."""
     data.mkdir(parents=True, exist_ok=True)
     asyncio.run(_write(data, names, partitions))
 
@@ -50,8 +50,9 @@ async def _write(data: Path, names: Iterable[str], partitions: int) -> None:
 
 
 def write_notes(data: Path, messages: int) -> None:
-    """Say in the index of such a folder that each partition holds messages, which expire in a day. There are
-    no logs: none is opened."""
+    """Record in the index of such a folder that each partition holds messages that expire in a day. There are
+    no logs, since no test opens one.
+    """
     asyncio.run(_write_notes(data, messages))
 
 

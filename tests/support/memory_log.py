@@ -1,8 +1,8 @@
-"""A log in memory behind the `storage.log.Log` interface, with faults to order. A restart is another object
-on the same `Disk`.
+"""An in-memory log behind the `storage.log.Log` interface, with faults on demand. To restart, make another
+object on the same `Disk`.
 
-It keeps the promises of the real one: a commit is there as a whole or not at all, a failed one never comes
-back once the log was claimed again, positions count frame headers, and trimming gives back whole segments,
+It keeps the promises of the real log: a commit is present as a whole or not at all, a failed commit never
+reappears once the log is acquired again, positions count frame headers, and trimming frees whole segments,
 but nothing that a replay from the older of two checkpoints would read.
 """
 
@@ -18,12 +18,12 @@ from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position,
 
 @dataclass
 class Disk:
-    """What outlives a restart."""
+    """What survives a restart."""
 
     frames: dict[int, bytes] = field(default_factory=dict)
-    """Whole frames by position, ascending."""
+    """Whole frames by position, in ascending order."""
     segments: list[int] = field(default_factory=lambda: [0])
-    """Where each segment begins; the last one is the active one."""
+    """Start of each segment; the last segment is the active one."""
     end: int = 0
     epoch: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Disk:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest one. To set it to None loses all of them."""
+        """The newest checkpoint. Setting it to None loses all of them."""
         return self.checkpoints[0] if self.checkpoints else None
 
     @checkpoint.setter
@@ -46,9 +46,11 @@ class MemoryLog:
         self.disk = disk or Disk()
         self.segment_bytes = segment_bytes
         self.gate: asyncio.Event | None = None
-        """Set to an event, it holds every append until the event is set."""
+        """If set, every append waits for this event."""
         self.on_append: Callable[[Commit, bool], Exception | None] = lambda commit, urgent: None
-        """Called before each append with the commit and whether it is urgent; what it gives is raised."""
+        """Called before each append with the commit and whether it is urgent; an exception it returns is
+        raised.
+        """
         self.on_claim: Callable[[], Exception | None] = lambda: None
         self.on_fetch: Callable[[], Exception | None] = lambda: None
         self.on_checkpoint: Callable[[], Exception | None] = lambda: None
@@ -57,7 +59,7 @@ class MemoryLog:
         self.usable = False
         self._appending = False
         self._abandoned = False
-        """An append was fenced, and waits at the gate."""
+        """An append was fenced and still waits at the gate."""
         self.on_full: Callable[[], None] = lambda: None
         self.full = False
         self.confined = False
@@ -65,11 +67,11 @@ class MemoryLog:
         self._making_room = RoomTurns()
 
     def share_turns(self, turns: RoomTurns) -> None:
-        """Share a disk with other logs, one of which makes room at a time."""
+        """Share a disk with other logs; only one of them makes room at a time."""
         self._making_room = turns
 
     def fail_append(self, error: Exception, after: int = 0) -> None:
-        """Raise `error` once, from the append that comes after so many others."""
+        """Raise `error` once, from the append that follows `after` others."""
         left = after
 
         def fault(commit: Commit, urgent: bool) -> Exception | None:
@@ -83,15 +85,15 @@ class MemoryLog:
         self.on_append = fault
 
     def fill_disk(self, *, reserve: bool = True) -> None:
-        """From now on nothing finds room; `reserve` says whether urgent commits still do."""
+        """From now on the disk is full; `reserve` says whether urgent commits still find room."""
         self.on_append = lambda commit, urgent: None if urgent and reserve else DiskFull("no room")
 
     def empty_disk(self) -> None:
-        """There is room again."""
+        """Make room again."""
         self.on_append = lambda commit, urgent: None
 
     def damage(self, position: int) -> None:
-        """The frame that stands there is not what was written."""
+        """Damage the frame at this position."""
         self.disk.frames[position] = b""
 
     @property

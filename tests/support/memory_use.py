@@ -1,4 +1,4 @@
-"""How much memory a process takes."""
+"""Memory use of a process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 
 
 def resident_kib(pid: int | None = None) -> int:
-    """The memory of a process that is in use now, pages of files that it maps included; of this process
-    unless another one is named."""
+    """Resident memory of a process in KiB, including mapped file pages; of this process by default."""
     pages = int(Path(f"/proc/{'self' if pid is None else pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize() // 1024
 
 
 @contextmanager
 def grows_by_less_than(kib: int, why: str = "") -> Iterator[None]:
-    """This process takes hardly more memory after the block than before."""
+    """Assert that this process grows by less than `kib` during the block."""
     before = resident_kib()
     yield
     assert resident_kib() - before < kib, why

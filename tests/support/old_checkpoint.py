@@ -1,4 +1,4 @@
-"""Checkpoints of format version 1, as releases before blocks wrote them."""
+"""Checkpoints of format version 1, as written by releases before blocks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def state_of_version_1(messages: Messages) -> bytes:
 
 
 def write_version_1(directory: Path, position: int, state: bytes) -> Path:
-    """Put the file of such a checkpoint into a log's folder, in place of all checkpoints that are there."""
+    """Write such a checkpoint into a log's folder, replacing all checkpoints there."""
     for path in directory.glob("*.checkpoint"):
         path.unlink()
     segment = min(directory.glob("*.segment"))

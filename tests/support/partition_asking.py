@@ -1,4 +1,4 @@
-"""Asking a partition that runs on its own, one operation after the other, as one client."""
+"""Ask a partition that runs on its own, one operation at a time, as one client."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ async def ask(task: PartitionTask, operation: Operation) -> Answer:
 
 
 async def receive(task: PartitionTask, subqueue: str, count: int) -> list[Locked]:
-    """Wait for messages, so many at the most, and withdraw the rest of the demand. A demand may be answered
-    several times."""
+    """Wait for at most `count` messages, and withdraw the rest of the demand. A demand may be answered
+    several times.
+    """
     answers: list[Locked] = []
     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -38,7 +39,7 @@ async def receive(task: PartitionTask, subqueue: str, count: int) -> list[Locked
 
 
 async def pages(task: PartitionTask, subqueue: str, count: int = 100) -> AsyncIterator[Peeked]:
-    """Everything in a subqueue, so many messages at a time."""
+    """All messages in a subqueue, in pages of `count`."""
     start = 0
     while True:
         page = await ask(task, Peek(subqueue, start, count))

@@ -1,4 +1,4 @@
-"""A partition's task on a log in memory, stepped by hand: no background task, no timer, no waiting."""
+"""A partition's task on an in-memory log, stepped by hand: no background task, no timer, no waiting."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.memory_log import Disk, MemoryLog
 T = TypeVar("T")
 
 NUMBER = 3
-"""The partition's number: not 0, so that sequence numbers have their high bits set."""
+"""The partition's number. It is not 0, so that sequence numbers have high bits set."""
 
 
 class Harness:
-    """One partition of a queue, its disk, its clock, and all that its clients were answered."""
+    """One partition of a queue, its disk, its clock, and all answers its clients received."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Harness:
         self.task = self._new_task()
 
     def share_with(self, other: Harness) -> None:
-        """Have the same clock and the same budget as another partition. Before anything was done."""
+        """Share the clock and the budget of another partition. Call this before anything else."""
         self.clock, self.budget = other.clock, other.budget
         self.task = self._new_task()
 
     def change(self, **settings: object) -> None:
-        """Other settings; the partition hears of them by `Update`."""
+        """Change settings; the partition learns of them through `Update`."""
         self.description = replace(self.description, settings=replace(self.description.settings, **settings))  # type: ignore[arg-type]
 
     def post(self, client: int, operation: Operation) -> None:
@@ -57,7 +57,7 @@ class Harness:
         self.task.post(operation, ClientId(client), self.received[client].append)
 
     async def settle(self) -> None:
-        """Step until there is nothing more to do now; then all invariants hold."""
+        """Step until there is nothing left to do now; then all invariants hold."""
         for _ in range(1000):
             more = await self.task.step()
             self.task.check()
@@ -66,38 +66,38 @@ class Harness:
         raise AssertionError("the partition does not come to rest")
 
     async def do(self, client: int, *operations: Operation) -> list[Answer]:
-        """Post operations as one batch; gives what this client is answered meanwhile."""
+        """Post operations as one batch; gives the answers this client receives meanwhile."""
         for operation in operations:
             self.post(client, operation)
         await self.settle()
         return self.take(client)
 
     def take(self, client: int) -> list[Answer]:
-        """What the client was answered since the last time."""
+        """Answers the client has received since the last call."""
         answers = list(self.received[client])
         self.received[client].clear()
         return answers
 
     async def send(self, *messages: bytes, ttl: list[int | None] | None = None) -> int:
-        """Send messages; gives the first one's sequence number."""
+        """Send messages; gives the sequence number of the first."""
         answer = one(await self.do(1000, Send(list(messages), ttl)), Sent)
         return answer.first
 
     async def receive(self, client: int, count: int = 1, subqueue: str = MAIN) -> Locked:
-        """Ask for messages and get some at once."""
+        """Ask for messages that must be available at once."""
         return one(await self.do(client, Demand(subqueue, count)), Locked)
 
     async def peek(self, subqueue: str = MAIN, start: int = 0, count: int = 1000) -> Peeked:
-        """Look at messages."""
+        """Peek at messages."""
         return one(await self.do(1001, Peek(subqueue, start, count)), Peeked)
 
     async def advance(self, milliseconds: int) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.clock.advance(milliseconds)
         await self.settle()
 
     async def restart(self, *, clean: bool = False) -> None:
-        """End the task (unclean: as a crash would) and open another one on the same disk."""
+        """End the task (unless `clean`, as a crash would) and open another one on the same disk."""
         if clean:
             await self.task.stop()
         self.received.clear()
@@ -107,14 +107,14 @@ class Harness:
         self.task = self._new_task()
 
     def _is_due(self) -> bool:
-        """Its timer would fire at once."""
+        """Whether the timer would fire now."""
         partition = self.task._partition if self.task.health is Health.HEALTHY else None
         due_ms = partition.next_due_ms() if partition is not None else None
         return due_ms is not None and due_ms <= self.clock.monotonic_ms()
 
     @property
     def subqueues(self) -> list[Subqueue]:
-        """The subqueues of the state machine as it is now."""
+        """The state machine's current subqueues."""
         partition = self.task._partition
         assert partition is not None, "the partition is not open"
         return partition.messages.subqueues
@@ -132,7 +132,7 @@ class Harness:
 
 
 def one(answers: list[Answer], kind: type[T]) -> T:
-    """The only answer, of this kind."""
+    """The only answer, which must be of this kind."""
     assert len(answers) == 1, answers
     answer = answers[0]
     assert isinstance(answer, kind), answer

@@ -1,5 +1,6 @@
-"""The Python forms of `protocol/native/delivery_ids.c` and `frames.c`: the same decisions, byte by byte, for
-a test to compare."""
+"""Python references for `protocol/native/delivery_ids.c` and `frames.c`: they make the same decisions byte by
+byte, for tests to compare.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def passed(data: bytes, offset: int, small: int) -> int:
 
 
 def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
-    """`frame` is the part of the frame that has arrived."""
+    """Whether a frame is plain; `frame` is the part that has arrived."""
     body, channel = frame[4 * frame[4] :], int.from_bytes(frame[6:8], "big")
     if frame[4] < 2 or 4 * frame[4] > len(frame) or frame[5] != 0:
         return False
@@ -66,8 +67,9 @@ def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
 
 
 def _number_of_whole_delivery(listed: bytes) -> int | None:
-    """The delivery-id of a transfer of a single frame; None for any other, and for one that is spelled in an
-    unusual way."""
+    """The delivery-id of a single-frame transfer; None for any other transfer, or if it is encoded in an
+    unusual way.
+    """
     if listed[0] == 0xC0 and len(listed) >= 3:
         size, count, begin, counted_from = listed[1], listed[2], 3, 2
     elif listed[0] == 0xD0 and len(listed) >= 9:
@@ -101,13 +103,13 @@ def _number_of_whole_delivery(listed: bytes) -> int | None:
 
 
 class Fields:
-    """What is left of a list."""
+    """The remaining bytes of a list."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     def take(self, *codes: int) -> bool:
-        """One byte, if it is one of these."""
+        """Take one byte if it is one of these codes."""
         if self._data[0] not in codes:
             return False
         self._data = self._data[1:]

@@ -1,4 +1,4 @@
-"""What a busy machine adds to a wait, so that a test can judge the broker and not its neighbours."""
+"""Delays that a busy machine adds to a wait, so that a test can judge the broker alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _TICKS_PER_MS = os.sysconf("SC_CLK_TCK") / 1000
 
 
 def elsewhere_ms(*threads: int) -> float:
-    """For how long, so far, these threads stood ready without a processor, and the host had one of ours; in
-    ms.
+    """Total time in ms so far that these threads were ready without a processor, or the host had taken one of
+    ours.
 
-    threads: the system's numbers. The thread that runs the event loop has the number of the broker's process.
-    See run_delay in the kernel's documentation of schedstat, and steal in proc(5).
+    threads: the system's thread numbers. The event loop's thread has the number of the broker's process. See
+    run_delay in the kernel's documentation of schedstat, and steal in proc(5).
     """
     ready_ns = sum(int(Path(f"/proc/{each}/schedstat").read_text().split()[1]) for each in threads)
     stolen_ticks = int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / _PROCESSORS

@@ -1,8 +1,8 @@
-"""AMQP 1.0 frame by frame over a bare socket, so that a test can say exactly what goes over the wire, right
+"""AMQP 1.0 frame by frame over a bare socket, so that a test controls exactly what goes over the wire, right
 or wrong.
 
-Frames are built and read with `protocol/codec.py` and nothing else of the broker; no AMQP library judges them
-on the way out. Every wait is bounded. Fields of a performative are given by position, as the specification
+Frames are built and read with `protocol/codec.py` and nothing else of the broker; no AMQP library validates
+outgoing frames. Every wait is bounded. Fields of a performative are given by position, as the specification
 lists them (§2.7).
 """
 
@@ -42,8 +42,9 @@ class ConnectionEnded(Exception):
 
 @dataclass(slots=True)
 class Frame:
-    """One frame as it was read. `code` is None for an empty one; `fields` of a performative are padded with
-    None by `field`."""
+    """One frame as read. `code` is None for an empty frame; `field` gives None for fields beyond
+    those sent.
+    """
 
     channel: int
     code: int | None
@@ -51,7 +52,7 @@ class Frame:
     payload: bytes
 
     def field(self, place: int) -> Any:
-        """The field at this place, None if it was left out."""
+        """The field at this position, None if it was omitted."""
         return self.fields[place] if place < len(self.fields) else None
 
 
@@ -61,7 +62,7 @@ class Frame:
 def raw_frame(
     body: bytes, *, channel: int = 0, frame_type: int = 0, doff: int = 2, size: int | None = None
 ) -> bytes:
-    """A frame around any bytes; `size` and `doff` may lie (§2.3.1)."""
+    """A frame around any bytes; `size` and `doff` may be wrong on purpose (§2.3.1)."""
     extended = bytes(max(0, 4 * doff - 8))
     length = 8 + len(extended) + len(body) if size is None else size
     return struct.pack(">IBBH", length, doff, frame_type, channel) + extended + body
@@ -83,12 +84,12 @@ def sasl_frame(code: int, fields: Sequence[Any]) -> bytes:
 
 
 def sasl_plain(user: str = KEY_NAME, password: str = KEY) -> bytes:
-    """All that a client says to log in with PLAIN, its SASL header included."""
+    """Everything a client sends to log in with PLAIN, SASL header included."""
     return SASL_HEADER + sasl_frame(SASL_INIT, [Symbol("PLAIN"), f"\0{user}\0{password}".encode()])
 
 
 def sasl_anonymous() -> bytes:
-    """The same without an identity."""
+    """Everything a client sends to log in with ANONYMOUS, SASL header included."""
     return SASL_HEADER + sasl_frame(SASL_INIT, [Symbol("ANONYMOUS"), b""])
 
 
@@ -101,7 +102,7 @@ def begin_fields(window: int = 100_000) -> list[Any]:
 
 
 def sender_attach(handle: int, address: str | None, name: str = "") -> list[Any]:
-    """The fields of an attach with which the client sends, unsettled."""
+    """Fields of an attach for a sender of unsettled messages."""
     source, target = Described(ULong(SOURCE), []), Described(ULong(TARGET), [address])
     return [
         name or f"sender-{handle}",
@@ -118,8 +119,7 @@ def sender_attach(handle: int, address: str | None, name: str = "") -> list[Any]
 
 
 def receiver_attach(handle: int, address: str | None, name: str = "", *, settled: bool = False) -> list[Any]:
-    """The fields of an attach with which the client receives: peek-lock, or receive-and-delete when
-    `settled`."""
+    """Fields of an attach for a receiver: peek-lock, or receive-and-delete when `settled`."""
     source, target = Described(ULong(SOURCE), [address]), Described(ULong(TARGET), [])
     return [
         name or f"receiver-{handle}",
@@ -135,7 +135,7 @@ def receiver_attach(handle: int, address: str | None, name: str = "", *, settled
 def flow_fields(
     handle: int | None = None, link_delivery_count: int = 0, credit: int = 0, *, drain: bool = False
 ) -> list[Any]:
-    """A flow's fields; with a handle, of that link (§2.7.4). Windows are as wide as they can be."""
+    """Fields of a flow; with a handle, for that link (§2.7.4). Windows are as large as possible."""
     session = [UInt(0), UInt(1_000_000), UInt(0), UInt(1_000_000)]
     return (
         session
@@ -154,7 +154,7 @@ def transfer_fields(
     tag: bytes | None = None,
     state: Any = None,
 ) -> list[Any]:
-    """A transfer's fields (§2.7.5); `number` is the delivery-id."""
+    """Fields of a transfer (§2.7.5); `number` is the delivery-id."""
     fields = [
         UInt(handle),
         UInt(number),
@@ -167,7 +167,7 @@ def transfer_fields(
 
 
 def disposition_fields(role: bool, first: int, last: int, settled: bool, state: Any) -> list[Any]:
-    """A disposition's fields (§2.7.6)."""
+    """Fields of a disposition (§2.7.6)."""
     return [role, UInt(first), UInt(last), settled, state]
 
 
@@ -187,7 +187,7 @@ def condition_of(found: Frame) -> str | None:
 
 
 class RawConnection:
-    """A socket to the broker, and the frames that come back."""
+    """A socket to the broker, with methods to write and read frames."""
 
     def __init__(self, port: int, *, receive_buffer_bytes: int | None = None) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -213,7 +213,7 @@ class RawConnection:
     # --- bytes
 
     def send(self, *pieces: bytes) -> None:
-        """Write bytes. Raises ConnectionEnded if the broker has hung up."""
+        """Write bytes. Raises ConnectionEnded if the broker has closed the connection."""
         try:
             self.socket.sendall(b"".join(pieces))
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -224,19 +224,19 @@ class RawConnection:
         self.send(frame(code, fields, payload, channel))
 
     def read_bytes(self, count: int, within_s: float = WAIT_S) -> bytes:
-        """Exactly so many bytes. Raises TimeoutError, ConnectionEnded."""
+        """Read exactly `count` bytes. Raises TimeoutError, ConnectionEnded."""
         self._fill(count, time.monotonic() + within_s)
         found = bytes(self._buffer[:count])
         del self._buffer[:count]
         return found
 
     def _fill(self, count: int, deadline: float) -> None:
-        """Read until so many bytes are in the buffer, however many more come along."""
+        """Read until the buffer holds at least `count` bytes."""
         while len(self._buffer) < count:
             self._buffer += self._receive(deadline)
 
     def _receive(self, deadline: float) -> bytes:
-        """What the socket has next, at least one byte. Raises TimeoutError, ConnectionEnded."""
+        """The next bytes from the socket, at least one. Raises TimeoutError, ConnectionEnded."""
         self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             data = self.socket.recv(256 * 1024)
@@ -249,7 +249,7 @@ class RawConnection:
         return data
 
     def buffered(self) -> bool:
-        """Whether a whole frame has been read from the socket already."""
+        """Whether the buffer already holds a whole frame."""
         return len(self._buffer) >= 4 and len(self._buffer) >= _SIZE.unpack_from(self._buffer)[0]
 
     def read_frame(self, within_s: float = WAIT_S) -> Frame:
@@ -269,8 +269,9 @@ class RawConnection:
             return Frame(channel, int(value.descriptor), value.value, body[end:])
 
     def read_until(self, *codes: int, within_s: float = WAIT_S) -> Frame:
-        """The next frame of one of these performatives; others are passed over. Raises TimeoutError,
-        ConnectionEnded."""
+        """The next frame of one of these performatives; skips others. Raises TimeoutError,
+        ConnectionEnded.
+        """
         deadline = time.monotonic() + within_s
         while True:
             found = self.read_frame(max(deadline - time.monotonic(), 0.001))
@@ -289,7 +290,7 @@ class RawConnection:
     # --- steps
 
     def log_in(self, login: bytes | None = None) -> None:
-        """SASL, by default PLAIN with the root key; leaves the stream at the AMQP header."""
+        """Log in with SASL, by default PLAIN with the root key; leaves the stream at the AMQP header."""
         self.send(sasl_plain() if login is None else login)
         assert self.read_bytes(8) == SASL_HEADER
         self.read_frame()
@@ -297,38 +298,39 @@ class RawConnection:
         assert result.code == SASL_OUTCOME and result.field(0) == 0, f"SASL was refused: {result}"
 
     def open(self, login: bytes | None = None, *, max_frame_bytes: int = 65_536) -> Frame:
-        """SASL, header, open; gives the broker's open."""
+        """Log in, exchange headers and opens; gives the broker's open."""
         self.log_in(login)
         self.send(AMQP_HEADER, frame(OPEN, open_fields(max_frame_bytes=max_frame_bytes)))
         assert self.read_bytes(8) == AMQP_HEADER
         return self.read_until(OPEN)
 
     def begin(self, channel: int = 0, window: int = 100_000) -> None:
-        """An AMQP session on this channel (§2.5)."""
+        """Begin an AMQP session on this channel (§2.5)."""
         self.send_frame(BEGIN, begin_fields(window), channel=channel)
         self.read_until(BEGIN)
 
     def attach(self, fields: Sequence[Any], channel: int = 0) -> Frame:
-        """Attach a link; gives the broker's attach, or its detach if it refuses the link, or its close."""
+        """Attach a link; gives the broker's attach, or the detach or close with which it refuses the link."""
         self.send_frame(ATTACH, fields, channel=channel)
         answer = self.read_until(ATTACH, CLOSE, END)
         refused = answer.code == ATTACH and answer.field(5) is None and answer.field(6) is None
         return self.read_until(DETACH) if refused else answer
 
     def attach_sender(self, handle: int, address: str) -> None:
-        """A sender with credit. Raises AssertionError if the broker refuses it."""
+        """Attach a sender and wait for credit. Raises AssertionError if the broker refuses it."""
         answer = self.attach(sender_attach(handle, address))
         assert answer.code == ATTACH, f"the sender was refused: {answer}"
         self.read_until(FLOW)
 
     def attach_receiver(self, handle: int, address: str, *, settled: bool = False) -> None:
-        """A receiver without credit. Raises AssertionError if the broker refuses it."""
+        """Attach a receiver without credit. Raises AssertionError if the broker refuses it."""
         answer = self.attach(receiver_attach(handle, address, settled=settled))
         assert answer.code == ATTACH, f"the receiver was refused: {answer}"
 
     def put_token(self, token: str, audience: str, channel: int) -> None:
-        """Put a token in an AMQP session of its own (AMQP contract 2), on a free channel. Raises
-        AssertionError if it is refused."""
+        """Put a token in a separate AMQP session (AMQP contract 2), on a free channel. Raises AssertionError
+        if it is refused.
+        """
         self.begin(channel)
         assert self.attach(sender_attach(0, "$cbs"), channel).code == ATTACH
         self.read_until(FLOW)
@@ -362,7 +364,7 @@ def _application_properties(message: bytes) -> dict[str, Any]:
 
 
 def opened(port: int, *, receive_buffer_bytes: int | None = None) -> RawConnection:
-    """A connection past login, open and begin. The caller closes its socket."""
+    """A connection after login, open and begin. The caller closes its socket."""
     connection = RawConnection(port, receive_buffer_bytes=receive_buffer_bytes)
     try:
         connection.open()

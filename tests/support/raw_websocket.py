@@ -1,5 +1,6 @@
 """AMQP frame by frame over a WebSocket: the interface of `raw_amqp.RawConnection`, with its bytes in binary
-messages (RFC 6455)."""
+messages (RFC 6455).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from tests.support.raw_amqp import WAIT_S, ConnectionEnded, RawConnection
 PATH = "/$servicebus/websocket"
 BINARY, CLOSE, PING = 2, 8, 9
 _NO_MASK = bytes(4)
-"""A client must mask (RFC 6455 5.1); a mask of zeros changes nothing."""
+"""Clients must mask (RFC 6455 5.1); a mask of zeros changes nothing."""
 
 
 class HandshakeRefused(Exception):
-    """The answer was not 101."""
+    """The status of the answer was not 101."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the handshake was answered with {status}")
@@ -24,7 +25,7 @@ class HandshakeRefused(Exception):
 
 
 def handshake(headers: Mapping[str, str]) -> bytes:
-    """The opening request, with these headers beside the ones it needs."""
+    """The opening request, with additional headers."""
     sent = {
         "Host": "localhost",
         "Upgrade": "websocket",
@@ -50,7 +51,7 @@ def message(data: bytes, kind: int = BINARY) -> bytes:
 
 
 class WebSocketConnection(RawConnection):
-    """A WebSocket to the broker, and the AMQP frames that come back. Raises HandshakeRefused."""
+    """A WebSocket to the broker, with methods to write and read AMQP frames. Raises HandshakeRefused."""
 
     def __init__(self, port: int, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(port)
@@ -86,8 +87,9 @@ class WebSocketConnection(RawConnection):
                 self._buffer += data
 
     def _next_message(self) -> tuple[int, bytes] | None:
-        """Kind and content of a message that is there as a whole; servers neither mask nor, here, cut
-        messages into frames."""
+        """Kind and content of the next message, if it has arrived as a whole. Servers do not mask and, here,
+        do not fragment messages.
+        """
         if len(self._wire) < 2:
             return None
         kind, length, begin = self._wire[0] & 0x0F, self._wire[1], 2

@@ -1,4 +1,4 @@
-"""A client that receives over a `LinkStack`, and what partitions are asked for on its behalf."""
+"""A client that receives over a `LinkStack`, and the demand that reaches the partitions on its behalf."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.support.link_stack import Client, LinkStack, Part
 from tests.support.locked import locked
 
 LONG_MS = 60_000
-"""A lock that does not run out while a test lasts."""
+"""A lock duration that outlasts any test."""
 
 
 def give(stack: LinkStack, number: int, count: int, **given: Any) -> Locked:
-    """The partition answers its oldest demand with so many messages."""
+    """Answer a partition's oldest demand with `count` messages."""
     messages = locked(number, count, until_ms=stack.clock.monotonic_ms() + LONG_MS, **given)
     part = stack.parts[number]
     part.answer(Demand, lambda demand: messages)
@@ -24,19 +24,19 @@ def give(stack: LinkStack, number: int, count: int, **given: Any) -> Locked:
 
 
 def confirm(part: Part) -> None:
-    """The partition answers all withdrawals."""
+    """Answer all withdrawals for the partition."""
     while part.has(Withdraw):
         part.answer(Withdraw, lambda withdraw: Withdrawn(part.number, withdraw.subqueue))
 
 
 def demands(stack: LinkStack) -> dict[int, int]:
-    """What was asked for and waits to be answered, by partition; all of it is taken out."""
+    """Unanswered demand by partition; removes it."""
     asked = {part.number: sum(demand.count for demand in part.take_all(Demand)) for part in stack.parts}
     return {number: count for number, count in asked.items() if count}
 
 
 def waiting(stack: LinkStack) -> dict[int, int]:
-    """What was asked for and waits to be answered, by partition; it stays there."""
+    """Unanswered demand by partition; leaves it in place."""
     asked = {
         part.number: sum(operation.count for operation, _, _ in part.posted if isinstance(operation, Demand))
         for part in stack.parts
@@ -45,8 +45,9 @@ def waiting(stack: LinkStack) -> dict[int, int]:
 
 
 async def ends_when_receiving_is_disabled(stack: LinkStack, client: Client) -> None:
-    """The queue gives nothing out any more: the client's link is detached with the reason, and no partition
-    knows of it."""
+    """Disable receiving on the queue: the client's link is detached with the reason, and no partition knows
+    it any more.
+    """
     description = stack.queue.description
     stack.queue.description = replace(
         description, settings=replace(description.settings, status=EntityStatus.RECEIVE_DISABLED)
@@ -62,7 +63,7 @@ async def ends_when_receiving_is_disabled(stack: LinkStack, client: Client) -> N
 async def receiving(
     credit: int, *, settled: bool = False, partitions: int = 4, **given: Any
 ) -> tuple[LinkStack, Client]:
-    """A broker, and a client with one link, handle 0, on which it has given so much credit."""
+    """A broker, and a client with one link, handle 0, that has granted this credit."""
     stack = LinkStack(partitions, **given)
     client = await stack.connect()
     await client.receiver(0, credit=credit, settled=settled)

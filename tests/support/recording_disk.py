@@ -1,9 +1,9 @@
-"""A disk in memory that remembers what was synced, and can show itself as a power cut at this moment would
-leave it.
+"""An in-memory disk that records what was synced, and can give the disk a power cut at this moment would
+leave.
 
-Files: bytes are durable once `sync` came after the write. Names: an entry of a directory is durable once
-`sync_directory` came after it was made, renamed or removed. Of what is not durable yet, a power cut keeps
-nothing, or any part: whole directory changes, and of each write any of its 512-byte sectors.
+Files: bytes are durable once `sync` follows the write. Names: a directory entry is durable once
+`sync_directory` follows its creation, renaming or removal. Of everything else, a power cut keeps nothing, or
+any part: whole directory changes, and any of the 512-byte sectors of each write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.disk import Space, SyncQueue
 
 SECTOR_BYTES = 512
 ENDLESS_BYTES = 1 << 50
-"""The size of a disk without a capacity."""
+"""Size of a disk without a capacity."""
 
 
 class _File:
@@ -83,7 +83,7 @@ class _Directory:
 
 
 class RecordingDisk:
-    """See `storage.disk.Disk`. With `queued` it has a sync queue, else commits go through threads."""
+    """See `storage.disk.Disk`. With `queued` it has a sync queue; otherwise commits go through threads."""
 
     def __init__(self, *, queued: bool = False, capacity_bytes: int | None = None) -> None:
         self.before_sync: Callable[[], None] | None = None
@@ -96,7 +96,7 @@ class RecordingDisk:
         self._mutex = threading.RLock()
 
     def after_power_cut(self, rng: random.Random | None = None) -> RecordingDisk:
-        """The disk with nothing that was not synced, or with whatever `rng` keeps of it."""
+        """The disk without anything unsynced, or with whatever `rng` keeps of it."""
         with self._mutex:
             left = RecordingDisk(queued=self._queued, capacity_bytes=self.capacity_bytes)
             left._root = self._root.after_power_cut((lambda: rng.random() < 0.5) if rng else (lambda: False))
@@ -104,21 +104,22 @@ class RecordingDisk:
 
     def lose(self, path: Path) -> None:
         """A sync of this directory has failed: its changes so far count as written, and no later sync writes
-        them."""
+        them.
+        """
         with self._mutex:
             node = self._node(path)
             assert isinstance(node, _Directory)
             node.pending.clear()
 
     def contents(self, path: Path) -> bytearray:
-        """A file's bytes, to be looked at or damaged."""
+        """A file's bytes, to inspect or damage."""
         node = self._node(path)
         assert isinstance(node, _File)
         return node.data
 
     @property
     def open_files(self) -> int:
-        """How many descriptors are open."""
+        """Number of open descriptors."""
         return len(self._open)
 
     # --- Disk ---
@@ -266,7 +267,7 @@ class RecordingDisk:
 
 
 class _SyncQueue:
-    """Syncs at once, and lets it be heard of later."""
+    """Syncs at once and reports completion later."""
 
     def __init__(self, disk: RecordingDisk) -> None:
         self._disk = disk

@@ -20,7 +20,7 @@ def sas_token(
     expires_at_s: int | None = None,
     lower_hex: bool = False,
 ) -> str:
-    """A token for a resource URI. `lower_hex` escapes as JavaScript and Go do."""
+    """A token for a resource URI. `lower_hex` escapes as the JavaScript and Go SDKs do."""
     encoded = urllib.parse.quote(resource, safe="")
     if lower_hex:
         encoded = re.sub("%..", lambda escape: escape.group().lower(), encoded)

@@ -1,5 +1,6 @@
-"""The machine's disk with a limit on what one folder may hold: full for real, without filling the
-machine's."""
+"""The machine's disk with a limit on the size of one folder, so that it really fills up without filling the
+machine's disk.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +13,17 @@ from storage.disk import LocalDisk, Space
 
 
 class SmallDisk(LocalDisk):
-    """Writes that would make the files below `root` larger than `capacity_bytes` together are refused with
-    ENOSPC."""
+    """Refuses with ENOSPC writes that would make the files below `root` exceed `capacity_bytes` in total."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
         self.capacity_bytes: int | None = None
-        """No limit until one is set; may be changed at any time."""
+        """None for no limit; may be changed at any time."""
         self._root = root
 
     @property
     def used_bytes(self) -> int:
-        """The size of all files."""
+        """Total size of all files."""
         sizes = 0
         for folder, _, names in os.walk(self._root):
             for name in names:

@@ -1,4 +1,4 @@
-"""Counts the turns that the event loop takes while something else is asked for."""
+"""Counts event loop turns while something else runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 
 
 class Ticker:
-    """Takes part in every turn of the loop, from the beginning of the block to its end."""
+    """Takes part in every turn of the loop during the block."""
 
     def __init__(self) -> None:
         self.turns = 0
