@@ -115,7 +115,9 @@ async def test_with_the_folder_of_all_logs_every_partition_is_missed(folder: Pat
     store = small_store(ROOT, disk)
     assert (await store.entities(), await store.partitions(ENTITY)) == ([ENTITY], [0, 1])
     for partition in range(2):
-        with pytest.raises(RecordsMissing, match="all segments of the log are missing: position") as refused:
+        with pytest.raises(
+            RecordsMissing, match="all segments of the log are missing: expected position"
+        ) as refused:
             await store.log(ENTITY, partition).claim()
         assert refused.value.found == 0 and refused.value.expected > 1_000
         assert refused.value.path == str(ENTITY_FOLDER / f"{partition:04x}")
