@@ -1,4 +1,4 @@
-"""Partitions in another process: what the broker sees of them, and what happens when one of the two ends."""
+"""Partitions in another process: what the broker sees of them, and what happens when either process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Messages between the broker and its partitions: what is written is what is read, and the page says how."""
+"""Messages between the broker and its partitions are read as they were written, and the page documents
+them."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ DESCRIPTIONS = st.builds(
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a field's type, as they look after they were read: lists where any sequence will do."""
+    """Values of a field's type as they look after reading: lists where any sequence is allowed."""
     if hint is object:
         return st.none() | NUMBERS
     if hint is QueueDescription:

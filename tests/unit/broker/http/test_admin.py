@@ -400,7 +400,7 @@ async def test_creating_and_listing_touch_no_log_and_counts_are_right_after_a_re
         assert after == {(queue.description.generation, "000b")}
 
 
-# --- topics: later ------------------------------------------------------------------------------------------
+# --- topics are not supported yet ---------------------------------------------------------------------------
 
 
 async def test_topics_are_listed_as_none_and_creating_one_says_that_they_come_later(stack: HttpStack) -> None:
@@ -498,7 +498,7 @@ async def test_send_and_listen_do_not_manage_and_learn_no_names(tmp_path: Path) 
                 0
             ] == 401
         assert (await stack.ask("PUT", "/nowhere", queue_body(), token=token, headers=UPDATE))[0] == 401
-        # Discovery of a path where nothing is was recorded as open to whoever has a token at all.
+        # Recordings show that any token may discover that a path holds nothing.
         assert (await stack.ask("GET", "/nowhere", token=token))[0] == 200
 
 

@@ -1,4 +1,4 @@
-"""ATOM frames and queue descriptions: what is read, and the one shape that is written."""
+"""ATOM frames and queue descriptions: the forms that are read, and the one form that is written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The HTTP port and clients that hold it up: half headers, slow bodies, unread answers, garbage, too many
-connections."""
+"""The HTTP port against clients that hold it up: incomplete headers, slow bodies, unread answers, garbage,
+too many connections."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def client(
     stack: HttpStack, said: bytes = b"", *, tls: bool = False
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A client that has said something."""
+    """A client that has sent `said`."""
     context = ssl.create_default_context(cafile=str(stack.files.authority)) if tls else None
     reader, writer = await asyncio.open_connection(
         "localhost" if tls else "127.0.0.1", stack.port, ssl=context
@@ -66,8 +66,8 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
 
 
 async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Send a byte every 20 ms until the broker hangs up; gives all that it said. Raises TimeoutError if it
-    does not hang up."""
+    """Send a byte every 20 ms until the broker hangs up; returns everything that it sent. Raises TimeoutError
+    if it does not hang up."""
     ending = asyncio.create_task(rest(reader))
     while not ending.done():
         with contextlib.suppress(ConnectionError):
@@ -78,7 +78,7 @@ async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def status_of(reader: asyncio.StreamReader) -> int:
-    """Read one answer whole, and give its status."""
+    """Read one whole answer and return its status."""
     async with asyncio.timeout(WITHIN_S):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
@@ -123,10 +123,10 @@ async def test_a_kept_connection_may_be_idle_for_longer_than_a_header_may_take(t
     async with http_stack(tmp_path, http_header_timeout_ms=100, http_keepalive_ms=1_000) as stack:
         async with client(stack, WHOLE) as (reader, writer):
             assert await status_of(reader) == 200
-            await asyncio.sleep(0.3)  # the time of a header, three times over
+            await asyncio.sleep(0.3)  # three times as long as a header may take
             writer.write(WHOLE)
             assert await status_of(reader) == 200
-            assert await rest(reader) == b""  # idle for its time
+            assert await rest(reader) == b""  # closed after being idle for the permitted time
         assert stack.ended("slow_header") == 0
 
 
@@ -152,8 +152,8 @@ async def test_a_body_has_its_time_however_it_trickles(tmp_path: Path) -> None:
 async def test_bodies_that_nobody_finishes_are_bounded_in_total(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever ends a body gives its room back, and a small one is read in any case."""
-    monkeypatch.setattr("broker.http.bodies.TOTAL_BYTES_MAX", 0)  # so that the largest body is the total
+    """A body gives its room back however it ends, and small bodies are always read."""
+    monkeypatch.setattr("broker.http.bodies.TOTAL_BYTES_MAX", 0)  # the total is then the largest body's size
     bodies = Bodies(512 * 1024)
     monkeypatch.setattr("broker.http.admin.Bodies", lambda _: bodies)
     async with http_stack(tmp_path, http_transfer_timeout_ms=60_000, http_body_bytes_max=512 * 1024) as stack:
@@ -171,7 +171,7 @@ async def test_bodies_that_nobody_finishes_are_bounded_in_total(
             (500_000, 400),
             (600_000, 413),
             (500_000, 400),
-        ):  # no XML; too large for one; no XML
+        ):  # not XML; too large for one body; not XML
             assert await answer(size) == (status, None) and bodies.bytes == 0
         async with client(stack, head + bytes(450_000)):
             await until(lambda: bodies.bytes == 450_000 - FREE_BYTES)
@@ -216,7 +216,7 @@ def test_who_has_waited_longest_leaves_and_who_is_served_stays() -> None:
     first, second, third = enter("first"), enter("second"), enter("third")
     first.is_served()
     first.waits()  # again, and later than the others
-    third.waits()  # still
+    third.waits()  # it still waits
     assert not enter("fourth").spare
     assert ended == ["second"]
     second.leave()
@@ -227,7 +227,7 @@ def test_who_has_waited_longest_leaves_and_who_is_served_stays() -> None:
     enter("sixth").is_served()
     assert ended == ["second", "first", "fourth"]
     seventh = enter("seventh")
-    assert seventh.spare  # all others are served
+    assert seventh.spare  # all others are being served
     assert enter("eighth").spare
     assert ended[-1] == "seventh"
     third.leave()
@@ -291,7 +291,7 @@ async def test_when_all_are_served_health_has_a_place_and_nothing_else(tmp_path:
             for _ in range(3):
                 async with client(stack, WHOLE) as (reader, _):
                     assert await status_of(reader) == 200
-                    assert await rest(reader) == b""  # it is not kept
+                    assert await rest(reader) == b""  # the connection is not kept alive
                 status, text, headers = await stack.ask("GET", "/$Resources/queues")
                 assert (status, headers["Retry-After"], "in use" in text) == (503, "2", True)
             for _, writer in spare:
@@ -348,7 +348,7 @@ async def test_many_small_messages_of_one_read_are_parsed_over_many_turns(
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.port, limit=1 << 20)
     writer.write(handshake({}))
     await reader.readuntil(b"\r\n\r\n")
-    writer.write(message(b"login"))  # who has logged in may send as much as it wants
+    writer.write(message(b"login"))  # a logged-in client may send any amount
     assert await reader.readexactly(7) == b"\x82\x05login"
     monkeypatch.setattr(aiohttp.web.RequestHandler, "data_received", counting)
     flood = message(b"", kind) * 30_000 + message(bytes(70_000)) + message(b"last")
@@ -466,7 +466,7 @@ async def test_what_is_not_http_gets_an_answer_or_the_end_and_no_line_in_the_log
     answer = b""
     with contextlib.suppress(
         ConnectionError
-    ):  # on a slow machine, the time of a header may end in the handshake
+    ):  # on a slow machine, the header's time-out may end during the handshake
         async with client(stack, MALFORMED[name], tls=tls) as (reader, writer):
             if name == "nothing but line ends":
                 writer.write(b"GARBAGE")
@@ -478,7 +478,7 @@ async def test_what_is_not_http_gets_an_answer_or_the_end_and_no_line_in_the_log
     for sign in ("Traceback", "[error", "[warning"):
         assert sign not in shown.out + shown.err
     assert (await stack.ask("GET", "/health", token=None))[0] == 200
-    await until(lambda: len(stack.server._crowd) <= 1)  # but for the client's own, which is kept
+    await until(lambda: len(stack.server._crowd) <= 1)  # the client's own connection is kept
 
 
 # --- tasks --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The HTTP port with many queues: what is asked about all of them is right, and comes in slices."""
+"""The HTTP port with many queues: answers about all of them are right, and are made in slices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def stack(folder: Path) -> AsyncIterator[HttpStack]:
 
 
 async def _chunks(port: int, path: str, headers: str = "") -> list[bytes]:
-    """The chunks of an answer, as the broker has handed them to the socket."""
+    """The chunks of an answer, as the broker handed them to the socket."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Connection: close\r\n\r\n".encode())
     assert b"chunked" in (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -108,8 +108,8 @@ async def test_metrics_health_and_lists_of_many_queues_are_complete_and_leave_th
 async def test_a_long_answer_is_made_in_steps_of_a_few_queues(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a turn of the loop for each step, their number is the same on any machine; what a slice of 3 ms
-    holds of them is not."""
+    """Each step takes one turn of the loop here, so the number of turns is the same on any machine. The
+    amount of work in a slice of 3 ms is not."""
     monkeypatch.setattr("broker.http.server.Slices", lambda: Slices(0.0))
     async with http_stack(folder) as stack:
         turns = []
@@ -165,7 +165,7 @@ async def test_a_list_shows_each_queue_as_it_is_shown_alone_and_opens_no_log(tmp
         stack.queue("plain").partition(1)
 
         async def same() -> dict[str, bytes]:
-            """By name, from the list; it is what each queue's own address shows."""
+            """The list's entries by name. Each must equal the entry at the queue's own address."""
             _, text, _ = await stack.ask("GET", "/$Resources/queues")
             entries = etree.fromstring(text.encode()).findall("{*}entry")
             shown: dict[str, bytes] = {}

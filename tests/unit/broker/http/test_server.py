@@ -256,7 +256,7 @@ async def test_a_websocket_for_amqp_is_handed_over_with_its_subprotocol(
         assert websocket.protocol == protocol
         await websocket.send_bytes(b"AMQP\x00\x01\x00\x00")
         assert await websocket.receive_bytes() == b"AMQP\x00\x01\x00\x00"
-        await websocket.send_bytes(b"login")  # before it, no more than a login needs may come
+        await websocket.send_bytes(b"login")  # before the login, a client may send only what a login needs
         assert await websocket.receive_bytes() == b"login"
         await websocket.send_bytes(bytes(1_500_000))
         assert len(await websocket.receive_bytes()) == 1_500_000

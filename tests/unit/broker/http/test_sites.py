@@ -1,5 +1,5 @@
-"""Names and origins of the HTTP port: which requests are for this broker, and which come from another site's
-page."""
+"""Host names and origins of the HTTP port: which requests are for this broker, and which come from another
+site's page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def status(
     hosts: Sequence[str] | None = None,
     sites: Sites = SITES,
 ) -> int:
-    """What such a request is answered with: 200, or the refusal's status."""
+    """The status of the answer to such a request: 200, or the refusal's status."""
     try:
         sites.check(
             scheme=scheme,
@@ -124,7 +124,7 @@ def test_a_request_has_one_host_but_may_have_none_in_http_1_0() -> None:
     assert status(None) == 400
     assert status(None, http_1_0=True) == 200
     assert status(hosts=["localhost", "localhost"]) == 400
-    assert status(None, "http://localhost", http_1_0=True) == 403  # nothing to compare the page with
+    assert status(None, "http://localhost", http_1_0=True) == 403  # nothing to compare the origin with
 
 
 def test_a_request_for_a_proxy_is_refused() -> None:
@@ -195,7 +195,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[HttpStack]:
 
 
 async def raw(stack: HttpStack, request: bytes) -> bytes:
-    """The whole answer to bytes sent as they are."""
+    """Send these bytes as they are and return the whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
     writer.write(request)
     async with asyncio.timeout(WITHIN_S):
@@ -219,7 +219,7 @@ async def test_health_and_metrics_answer_under_any_name_but_administration_does_
         assert (await stack.ask("POST", path, token=None, headers=rebound))[0] == 421
         assert (await stack.ask("GET", path, headers=rebound))[
             0
-        ] == 421  # with a token this is a queue's name
+        ] == 421  # with a token, this path is a queue's name
     assert (await stack.ask("GET", "/orders", headers=rebound))[0] == 421
 
 
@@ -267,7 +267,7 @@ async def test_hosts_that_contradict_each_other_and_targets_for_a_proxy_are_refu
     assert stack.namespace.describe("orders") is not None
 
 
-# --- where the names come from ------------------------------------------------------------------------------
+# --- sources of the names -----------------------------------------------------------------------------------
 
 
 def test_names_and_origins_are_lists_separated_by_commas_or_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def _certificate(names: list[x509.GeneralName]) -> bytes:
 def test_an_origin_that_could_never_match_is_refused_in_words(
     monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
-    """One with a scheme other than http and https was taken, and then left out."""
+    """An origin with a scheme other than http and https was once accepted, and then ignored."""
     monkeypatch.setenv("PARTIBUS_ORIGINS", wrong)
     with pytest.raises(WrongSettings, match="an origin is http or https") as refused:
         load_settings()

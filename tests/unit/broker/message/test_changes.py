@@ -38,7 +38,7 @@ def test_what_cannot_be_a_property_is_an_argument_error(properties: dict[object,
 
 @pytest.mark.parametrize("name", ["own", "DeadLetterErrorDescription"])
 def test_a_property_is_no_larger_than_one_of_a_message_may_be(name: str) -> None:
-    longest = "x" * (PROPERTY_BYTES_MAX - 5)  # behind the constructor and four bytes of length
+    longest = "x" * (PROPERTY_BYTES_MAX - 5)  # after the constructor and four bytes of length
     assert decode_all(encode_changes({name: longest}) or b"") == {name: longest}
     with pytest.raises(Refused, match=f"'{name}' takes {PROPERTY_BYTES_MAX + 1} bytes") as refused:
         encode_changes({name: longest + "x"})

@@ -276,7 +276,7 @@ def test_more_metadata_than_the_quota_is_refused() -> None:
 
 
 def test_one_property_has_a_limit_of_its_own() -> None:
-    longest = "x" * (PROPERTY_BYTES_MAX - 5)  # behind the constructor and four bytes of length
+    longest = "x" * (PROPERTY_BYTES_MAX - 5)  # after the constructor and four bytes of length
     for large, name in (
         (message(application={"small": 1, "large": longest + "x"}), "'large'"),
         (message(properties=["id", None, None, longest + "x"]), "number 3 of the properties list"),

@@ -1,4 +1,4 @@
-"""Which partitions a receiving link asks for how many messages."""
+"""Which partitions a receiving link asks for messages, and for how many."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ANY_RUN = 10_000
 
 
 def flowing(partitions: int, wanted: int, *numbers: int) -> DemandPlan:
-    """A plan whose link wanted so many, and which these partitions have answered in full."""
+    """A plan whose link wanted this many messages; these partitions have answered in full."""
     plan = DemandPlan(partitions)
     plan.ask(wanted, ANY_RUN)
     for number in numbers:

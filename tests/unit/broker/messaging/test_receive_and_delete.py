@@ -1,4 +1,4 @@
-"""Receive-and-delete: what leaves the broker is what was durably removed."""
+"""Receive-and-delete: messages leave the broker only after they were durably removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shelf of a link and the bound that a connection's shelves share."""
+"""The shelf of a link, and the bound that a connection's shelves share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receiving without a link: a caller that wants messages gets them, and settles them with its own notes."""
+"""Receiving without a link: a caller gets the messages that it wants, and settles them with its own notes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.receiving import confirm, give
 
 
 class Caller:
-    """Receives over anything but AMQP; its notes are words."""
+    """Receives by something other than AMQP; its notes are words."""
 
     room = 100_000
 
@@ -64,7 +64,7 @@ class Caller:
         return 100_000
 
     def shelved(self, size: int) -> None:
-        """It has room for everything."""
+        """This caller has room for everything."""
 
     def settled(self, note: str, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
         self.heard.append((note, dict(failures)))

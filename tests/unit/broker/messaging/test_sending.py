@@ -1,4 +1,4 @@
-"""Sending without a link: a caller's own receipts come back with the outcome of their messages."""
+"""Sending without a link: the outcomes of messages come back with the caller's own receipts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.link_stack import LinkStack
 
 
 class Caller:
-    """Sends to a queue over anything but AMQP; its receipts are numbers."""
+    """Sends to a queue by something other than AMQP; its receipts are numbers."""
 
     def __init__(self, stack: LinkStack) -> None:
         self.heard: list[tuple[list[int], Reason | None]] = []

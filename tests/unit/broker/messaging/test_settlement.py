@@ -1,4 +1,4 @@
-"""Settlements as any protocol may ask for them: the operation that each becomes, and what is counted."""
+"""Settlements in the form that any protocol may request: the operation for each, and the counters."""
 
 from __future__ import annotations
 

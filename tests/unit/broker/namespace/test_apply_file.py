@@ -1,5 +1,5 @@
-"""broker/namespace/apply_file.py: what the configuration file asks for, and what the administration API has
-changed since."""
+"""broker/namespace/apply_file.py: the configuration file's settings, and later changes through the
+administration API."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ async def start(
     then: Callable[[Namespace], Awaitable[object]] | None = None,
     disk: FaultyDisk | None = None,
 ) -> tuple[Namespace, list[str]]:
-    """Start on a folder with these queues in the file, let `then` have its way, and stop.
+    """Start on a folder with these queues in the file, run `then`, and stop.
 
-    Gives the namespace as it was in the end, and what was warned of.
+    Returns the namespace as it was at the end, and the warnings.
     """
     metrics, given = Metrics(), disk or FaultyDisk(LocalDisk())
     store = FileLogStore(folder, given, reserve_bytes=0)
@@ -78,7 +78,7 @@ async def start(
 
 
 async def change(folder: Path, settings: QueueSettings | None, name: str = "orders") -> None:
-    """What the administration API does while the broker runs: update, or delete."""
+    """Change a queue as the administration API does while the broker runs: update or delete it."""
 
     async def act(namespace: Namespace) -> None:
         await (namespace.update_entity(name, settings) if settings else namespace.delete_entity(name))

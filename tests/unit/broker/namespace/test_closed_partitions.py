@@ -1,5 +1,5 @@
-"""broker/namespace/closed_partitions.py and what it keeps of each partition: who is opened when, and what is
-known meanwhile."""
+"""broker/namespace/closed_partitions.py and what it keeps of each partition: which partitions are opened
+when, and what is known while they are closed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Queue:
 
 
 class Store:
-    """Knows which logs there are, but for entities that the disk says nothing about."""
+    """Knows which logs exist, except for entities whose folder cannot be read."""
 
     def __init__(self, **logs: list[int] | None) -> None:
         self.logs = logs
@@ -298,8 +298,8 @@ async def test_a_partition_that_is_closed_after_its_queue_was_deleted_has_no_app
 
 
 class Folders:
-    """Two data folders: even partitions are in the first one, odd ones in the second, which a test takes
-    away."""
+    """Two data folders: the first has the even partitions, the second the odd ones. Tests can make the second
+    unavailable."""
 
     def __init__(self) -> None:
         self.disk = RecordingDisk()
@@ -316,7 +316,7 @@ class Folders:
         return [Witness(self.roots[0], self.disk), Witness(self.roots[1], self.disk, admit=self._admit)]
 
     async def used(self) -> None:
-        """Four partitions, closed in good order."""
+        """Close four partitions in an orderly way."""
         world = await World(self.disk, self.witnesses()).start({"a": 4})
         for number in range(4):
             await world.resting.opening("a", number)

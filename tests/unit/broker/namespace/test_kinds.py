@@ -1,4 +1,4 @@
-"""A kind of entity is a description, what is allowed, and one class: no other code knows which there are."""
+"""A kind of entity is a description, its rules and one class; no other code knows which kinds exist."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class ArchiveDescription(QueueDescription):
 
 
 class Archive(Entity):
-    """The same at work."""
+    """The entity's class for that kind."""
 
     def check_can_send(self, subqueue: str) -> None:
         raise Refused(Reason.NOT_ALLOWED, "An archive takes no messages.")
 
     def check_can_receive(self, subqueue: str) -> None:
-        """It always can."""
+        """Receiving is always allowed."""
 
     def requires_session(self, subqueue: str) -> bool:
         return False
@@ -45,7 +45,7 @@ class Archive(Entity):
 
 @pytest.fixture
 def archives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broker knows archives."""
+    """Make archives known to the broker."""
     monkeypatch.setitem(
         cast(dict[str, Any], descriptions.KINDS), "archive", (ArchiveDescription, ArchiveSettings)
     )
@@ -97,7 +97,7 @@ async def test_links_ask_the_entity_what_clients_may_do_with_it(archives: None) 
 
 
 def test_only_the_table_of_kinds_knows_the_class_of_queues() -> None:
-    """Everything else takes an entity as it is."""
+    """All other code works with any entity."""
     root = Path(kinds.__file__).parents[1]
     users = [
         path.stem

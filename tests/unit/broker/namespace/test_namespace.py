@@ -318,7 +318,7 @@ async def make_logs(world: World, generation: str) -> None:
     await log.close()
 
 
-# --- a start ------------------------------------------------------------------------------------------------
+# --- start --------------------------------------------------------------------------------------------------
 
 
 async def test_a_folder_that_another_broker_uses_is_not_touched(world: World) -> None:
@@ -345,7 +345,7 @@ async def test_logs_without_an_entry_are_kept_and_reported_unless_it_is_known_th
     world.disk.heal()
     (world.folder / "logs" / "logs" / f"{deleted}#deleted").rename(
         world.folder / "logs" / "logs" / deleted
-    )  # a power cut: not synced
+    )  # a power cut: the rename was not synced
     assert set(await world.store.entities()) == {kept, deleted, "f" * 32}
     with capture_logs() as lines:
         restarted = await again(world)
@@ -413,7 +413,7 @@ async def test_of_two_entries_of_one_name_none_that_has_logs_is_deleted(world: W
     await world.store.close()
 
 
-# --- changes that the disk fails (tests/crash/test_namespace_faults.py has every call) ----------------------
+# --- changes that fail on disk (tests/crash/test_namespace_faults.py has every call) ------------------------
 
 
 async def entries(world: World) -> list[QueueDescription]:
@@ -513,7 +513,8 @@ async def test_a_change_cancelled_while_the_disk_works_leaves_no_queue_that_may_
     loop, sync_directory = asyncio.get_running_loop(), world.disk.sync_directory
 
     async def cancelled(change: Coroutine[Any, Any, object]) -> None:
-        # Events of its own: the thread of the change before may not have noticed yet that it can go on.
+        # New events for each change: the thread of the change before may not have noticed yet that it can go
+        # on.
         reached, go_on = asyncio.Event(), threading.Event()
 
         def hold(path: Path) -> None:
@@ -565,7 +566,7 @@ async def test_a_full_disk_refuses_a_change_for_certain_and_lets_queues_be_delet
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while True:  # it is tried again every millisecond
+        while True:  # the broker retries every millisecond
             if condition():
                 return
             await asyncio.sleep(0.001)
@@ -621,7 +622,7 @@ async def test_only_partitions_that_have_a_log_are_opened_to_be_counted_and_so_m
         opening -= 1
 
     monkeypatch.setattr(Part, "opened", opened)
-    world.queue("orders").partition(3)  # in use, though its log is not there yet
+    world.queue("orders").partition(3)  # in use, though its log does not exist yet
     await asyncio.gather(*(world.namespace.runtime("orders") for _ in range(3)))
     assert {number for _, number in world.parts} == {3, 7, *range(100, 160)}
     assert most == OPENING_MAX
@@ -674,7 +675,7 @@ async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_ag
     with pytest.raises(Refused) as refused:
         await counting
     assert refused.value.reason is Reason.ENTITY_NOT_FOUND and world.parts == {}
-    with pytest.raises(Refused) as refused:  # a link that has not heard of it yet
+    with pytest.raises(Refused) as refused:  # a link that has not heard of the deletion yet
         await ask(queue.router.keyed("a"), Send([b""], None))
     assert refused.value.reason is Reason.ENTITY_NOT_FOUND and world.parts == {}
     assert description.generation not in await world.store.entities()

@@ -97,7 +97,7 @@ def test_a_key_whose_partition_is_down_is_refused_and_never_goes_elsewhere() -> 
     assert router.keyed("A") is parts[6]
 
 
-# --- without one --------------------------------------------------------------------------------------------
+# --- without a key ------------------------------------------------------------------------------------------
 
 
 def test_messages_that_come_one_by_one_go_one_by_one_to_the_partitions() -> None:
@@ -162,7 +162,7 @@ def test_without_any_partition_a_send_is_refused_with_what_clients_retry() -> No
     assert refused.value.reason is Reason.PARTITION_UNAVAILABLE
 
 
-# --- without room -------------------------------------------------------------------------------------------
+# --- full partitions ----------------------------------------------------------------------------------------
 
 
 def test_a_partition_that_was_full_is_given_nothing_for_a_while_and_then_no_flood() -> None:

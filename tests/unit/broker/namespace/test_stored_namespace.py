@@ -1,4 +1,5 @@
-"""Whatever is stored for an entity carries its namespace; what earlier builds stored without one stays."""
+"""Everything stored for an entity carries its namespace; what earlier builds stored without one stays
+readable."""
 
 from __future__ import annotations
 

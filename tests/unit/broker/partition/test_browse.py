@@ -1,4 +1,4 @@
-"""Looking at messages and being told of new ones, one partition on a log in memory."""
+"""Peeking at messages and being told of new ones: one partition on a log in memory."""
 
 from __future__ import annotations
 

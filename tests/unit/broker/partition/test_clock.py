@@ -1,5 +1,5 @@
-"""A partition while the wall clock is set: nothing is freed and nothing freezes; only what was stored is read
-back by it."""
+"""A partition while the wall clock is set: no lock or expiry comes early and none freezes; the wall clock
+matters only for times read back from the log."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_while_nobody_runs_the_partition_the_wall_clock_counts_for_the_tim
     for clean in (True, False):
         harness = Harness()
         await harness.send(b"a", b"b", ttl=[60_000, 2 * HOUR_MS])
-        harness.clock._monotonic_ms = 7  # the machine was started anew: monotonic time begins again
+        harness.clock._monotonic_ms = 7  # the machine restarted: monotonic time begins again
         harness.clock.step(HOUR_MS)
         await harness.restart(clean=clean)
         assert (await harness.peek()).messages == [b"b"]
@@ -159,7 +159,7 @@ async def test_a_recovery_within_the_process_keeps_the_deadlines_that_counted_be
 
 
 async def recover(harness: Harness, full: bool) -> None:
-    """Have the partition read its log again: a commit fails, or not even a settlement finds room."""
+    """Make the partition read its log again: a commit fails, or not even a settlement finds room."""
     if full:
         tokens = (await harness.receive(7)).tokens
         harness.log.fill_disk(reserve=False)

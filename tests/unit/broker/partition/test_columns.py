@@ -1,4 +1,4 @@
-"""Columns: one that is declared in `broker/operations.py` travels with its messages, and is not misread."""
+"""A column that `broker/operations.py` declares travels with its messages and is never misread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[4]
 
 def test_a_column_that_is_declared_travels_with_its_messages() -> None:
     """Through enqueuing, replay, delivery, peek, checkpoints, compaction and repair: `added_columns.py`
-    declares two and names them nowhere else."""
+    declares two columns and names them nowhere else."""
     run = subprocess.run(
         [sys.executable, "-m", "tests.support.added_columns"],
         cwd=ROOT,

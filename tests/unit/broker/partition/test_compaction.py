@@ -47,11 +47,11 @@ QUEUE = QueueDescription("orders", "6" * 32, 16, QueueSettings(max_delivery_coun
 
 
 Leave = Callable[[PartitionTask], Awaitable[dict[int, bytes]]]
-"""Leaves messages in a partition for good; gives their bodies by sequence number."""
+"""Leave messages in a partition for good; return their bodies by sequence number."""
 
 
 class Traffic:
-    """What goes to the log and comes back from it."""
+    """The frames written to the log and read from it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.relocated: list[int] = []
@@ -88,7 +88,7 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
 
 @asynccontextmanager
 async def partition(root: Path, limits: TaskLimits = LIMITS) -> AsyncIterator[PartitionTask]:
-    """A partition at work on the files below `root`. No body stays in memory beyond its batch."""
+    """A running partition on the files below `root`. No body stays in memory beyond its batch."""
     store = FileLogStore(root, fsync="never", segment_bytes_max=SEGMENT_BYTES, reserve_bytes=0)
     log = store.log(QUEUE.generation, 3)
     task = PartitionTask(
@@ -111,7 +111,7 @@ async def send(task: PartitionTask, *bodies: bytes) -> int:
 
 
 async def receive(task: PartitionTask, count: int) -> list[bytes]:
-    """Lock so many messages; gives their tokens."""
+    """Lock this many messages; returns their tokens."""
     tokens: list[bytes] = []
     while len(tokens) < count:
         locked = await ask(task, Demand(MAIN, count - len(tokens)))
@@ -121,7 +121,7 @@ async def receive(task: PartitionTask, count: int) -> list[bytes]:
 
 
 async def flow(task: PartitionTask, size: int) -> None:
-    """Send and complete about so many bytes."""
+    """Send and complete about `size` bytes."""
     for _ in range(max(1, size // 10_000)):
         await send(task, *[b"x" * 1000] * 10)
         await ask(task, Complete(await receive(task, 10)))
@@ -135,7 +135,7 @@ async def everything(task: PartitionTask, subqueue: str = MAIN) -> dict[int, byt
 
 
 async def defer(task: PartitionTask, *bodies: bytes, changed: bytes | None = None) -> dict[int, bytes]:
-    """Send messages and set them aside; gives them by sequence number."""
+    """Send messages and defer them; returns them by sequence number."""
     first = await send(task, *bodies)
     await ask(task, Defer(await receive(task, len(bodies)), changed))
     return dict(enumerate(bodies, first))
@@ -144,10 +144,11 @@ async def defer(task: PartitionTask, *bodies: bytes, changed: bytes | None = Non
 async def test_relocations_write_frames_of_bounded_size_however_often_they_run(
     tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message sent alone and one of a thousand sent together end up in a frame that one read can afford."""
+    """A message sent alone and one of a thousand sent together both end up in a frame small enough for one
+    read."""
     monkeypatch.setattr(
         "storage.record.BODY_BYTES_MAX", 16 * FRAME_BYTES
-    )  # 1 GiB in earnest: a larger frame ends the partition
+    )  # 1 GiB in production; a larger frame ends the partition
     async with partition(tmp_path) as task:
         expected: dict[int, bytes] = {}
         for index in range(40):
@@ -195,7 +196,7 @@ async def test_a_frame_that_an_earlier_release_wrote_too_large_is_split(
 
 
 async def dead_letter_with_long_descriptions(task: PartitionTask) -> dict[int, bytes]:
-    """One record gives a description of the longest kind, 32 KiB, to ten messages of ten bytes each."""
+    """One record gives the longest possible description, 32 KiB, to ten messages of ten bytes each."""
     first = await send(task, *[b"0123456789"] * 10)
     changed = encode_changes({"DeadLetterReason": "no", "DeadLetterErrorDescription": "d" * 32_763})
     await ask(task, DeadLetter(await receive(task, 10), changed))
@@ -207,7 +208,7 @@ async def leave_messages_of_one_byte(task: PartitionTask) -> dict[int, bytes]:
 
 
 async def abandon_with_changed_properties(task: PartitionTask) -> dict[int, bytes]:
-    """Messages that were given back with other properties, then set aside."""
+    """Abandon messages with changed properties, then defer them."""
     first = await send(task, *[b"body"] * 50)
     await ask(task, Abandon(await receive(task, 50), encode_changes({"attempt": "a" * 2_000})))
     await ask(task, Defer(await receive(task, 50), None))

@@ -1,8 +1,9 @@
-"""Recall: who is asked back for what nobody has seen, who gets it, and that it comes to an end.
+"""Recall: which client is asked to return unseen messages, which client gets them, and that it comes to an
+end.
 
-The clients here are receivers with a cache, as the front end has one: a message that comes when the client
-behind it does not wait any more lies in the cache, unseen, until the client asks again or the partition asks
-it back.
+The clients here are receivers with a cache, as in the front end. A message that arrives when the client
+behind the cache no longer waits stays in the cache, unseen, until the client asks again or the partition
+recalls it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ async def test_only_one_recall_is_under_way_for_a_client_and_none_before_it_is_g
     await harness.do(1, Recalled(MAIN, []))  # its client has seen the message
     await harness.do(2, Demand(MAIN, 1))
     assert harness.take(1) == []
-    await harness.send(b"b")  # goes to 2, which has the first turn; 3 still waits
+    await harness.send(b"b")  # goes to client 2, which is next; client 3 still waits
     assert isinstance(harness.take(2)[0], Locked)
     await harness.do(1, Demand(MAIN, 1))
     assert harness.take(1) == []
@@ -77,7 +78,7 @@ async def test_a_client_is_not_asked_for_its_own_sake_nor_for_what_it_has_settle
 
 
 async def test_a_message_granted_while_another_client_waits_is_asked_back_too() -> None:
-    """It may have gone to a demand whose client was served by another partition meanwhile."""
+    """The message may have met a demand whose client another partition has served meanwhile."""
     harness = Harness()
     await harness.do(1, Demand(MAIN, 1))
     await harness.do(2, Demand(MAIN, 1))
@@ -106,8 +107,8 @@ async def test_what_comes_back_goes_to_the_client_that_asked_last_not_to_the_one
 
 
 async def test_standing_demand_does_not_bounce_a_message_for_ever() -> None:
-    """Every client here gives back whatever it gets, unseen, and waits on: each of them gets the message
-    once, and it rests."""
+    """Every client here returns whatever it gets, unseen, and keeps waiting: each gets the message once, and
+    then it rests."""
     harness = Harness()
     clients = range(1, 6)
     for client in clients:
@@ -200,7 +201,7 @@ async def test_an_answer_to_a_recall_does_not_cover_what_was_granted_behind_it()
 
 @dataclass
 class Receiver:
-    """One connection: a client that waits or not, and a cache of what nobody has seen."""
+    """One connection: a client that may be waiting, and a cache of unseen messages."""
 
     harness: Harness
     number: int
@@ -223,11 +224,12 @@ class Receiver:
         return given
 
     def stop_waiting(self) -> None:
-        """The client was served elsewhere. Its demand here stands: what it brings will lie in the cache."""
+        """Another partition served the client. Its demand here stands, and what that brings goes to the
+        cache."""
         self.waits = 0
 
     def take(self) -> bool:
-        """Take up what the partition has answered; True if there was something."""
+        """Take up the partition's answers; True if there were any."""
         answers: list[Answer] = self.harness.take(self.number)
         for answer in answers:
             if isinstance(answer, Locked):
@@ -241,7 +243,7 @@ class Receiver:
 
 
 async def come_to_rest(harness: Harness, receivers: list[Receiver]) -> int:
-    """Let partition and receivers answer each other; gives how many rounds that took."""
+    """Let partition and receivers answer each other; returns how many rounds that took."""
     for rounds in range(1, 200):
         await harness.settle()
         busy = [receiver.take() for receiver in receivers]
@@ -264,7 +266,7 @@ async def test_one_message_and_eight_clients_that_ask_in_turn_whoever_asks_gets_
         assert rounds <= 2 * len(receivers) + 2
         token, _ = asker.seen.pop()
         harness.post(asker.number, Release([token]))
-        # Others may have asked meanwhile, and been served by another partition.
+        # Other clients may have asked meanwhile, and been served by another partition.
         for receiver in chance.sample(receivers, chance.randrange(4)):
             harness.post(receiver.number, Demand(MAIN, chance.randrange(1, 4)))
             receiver.stop_waiting()
@@ -283,7 +285,7 @@ async def test_all_who_wait_at_once_are_served_while_there_is_enough_wherever_it
     for _ in range(100):
         await harness.send(*[b"x"] * 4)
         hoarder = chance.choice(receivers)
-        harness.post(hoarder.number, Demand(MAIN, 4))  # nobody behind it waits
+        harness.post(hoarder.number, Demand(MAIN, 4))  # no client behind this demand waits
         await come_to_rest(harness, receivers)
         askers = chance.sample(receivers, 4)
         for asker in askers:

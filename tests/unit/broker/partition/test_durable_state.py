@@ -1,4 +1,5 @@
-"""broker/partition/durable_state.py: a state beside the messages, through everything that befalls a log."""
+"""broker/partition/durable_state.py: a state beside the messages, through everything that can happen to a
+log."""
 
 from __future__ import annotations
 
@@ -207,7 +208,7 @@ QUEUE = QueueDescription("orders", "sbemulatorns_" + "5" * 32, 16)
 
 @asynccontextmanager
 async def partition(root: Path) -> AsyncIterator[PartitionTask]:
-    """A partition at work on the files below `root`, which ends without a checkpoint."""
+    """A running partition on the files below `root`, which ends without a checkpoint."""
     store = FileLogStore(root, fsync="always", segment_bytes_max=64 << 10, reserve_bytes=0)
     log = store.log(QUEUE.generation, 3)
     task = PartitionTask(

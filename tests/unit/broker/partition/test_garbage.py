@@ -1,4 +1,4 @@
-"""broker/partition/garbage.py: how much garbage is let be, and when to look."""
+"""broker/partition/garbage.py: how much garbage is tolerated, and when to look."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_consumers_that_empty_a_queue_are_traffic_though_they_write_little() -> 
     bound.look(0, 0)
     live_bytes = 15_000
     assert bound.look(1_000, 10) and bound.bytes == PER_LOOK * 5_010
-    live_bytes = 15_500  # what is sent now is about what is written
+    live_bytes = 15_500  # the live bytes now grow by what is written
     assert bound.look(2_000, 510) and bound.bytes == PER_LOOK * 500
     assert bound.look(3_000, 510) and bound.bytes == AT_REST and bound.due_ms is None

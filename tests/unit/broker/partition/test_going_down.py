@@ -1,4 +1,4 @@
-"""What the clients of a partition are told when it goes down."""
+"""What a partition tells its clients when it goes down."""
 
 from __future__ import annotations
 

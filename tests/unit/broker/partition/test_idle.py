@@ -58,7 +58,7 @@ async def test_what_partitions_have_stored_and_shown_last_does_not_stay_in_memor
     for make in (lambda: Send([bytes(MIB // 2)] * 4, None), lambda: Peek(MAIN, 0, 10)):
         for task in tasks:
             await ask(task, make())
-        # Upkeep may still be under way; 12 MiB were sent, and as much shown.
+        # Upkeep may still be under way. 12 MiB were sent, and as much was shown.
         async with asyncio.timeout(WAIT_S):
             while taken() - before > 2 * MIB:  # noqa: ASYNC110 - memory tells nobody
                 await asyncio.sleep(0.05)

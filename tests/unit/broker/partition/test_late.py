@@ -1,4 +1,4 @@
-"""Operations that the disk has kept waiting: a lock counts if it had not ended when they arrived."""
+"""Operations that a slow disk delays: a lock counts if it was still held when they arrived."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_a_settlement_that_arrived_in_time_counts_however_long_the_disk_to
     locked = await partition.receive(1)
     partition.clock.advance(LOCK_MS - 1)
     partition.post(1, settle(locked.tokens, cookie="late"))
-    partition.clock.advance(60_000)  # the commit before it takes so long
+    partition.clock.advance(60_000)  # the previous commit takes this long
     await partition.settle()
     assert partition.take(1) == [Settled("late", {})]
     deliveries = (await partition.peek()).delivery_counts

@@ -43,7 +43,7 @@ async def _locked(harness: Harness) -> list[LockToken]:
 
 
 async def _steps(harness: Harness) -> list[int]:
-    """Step until a client is answered: the messages that were locked after each step."""
+    """Step until the client is answered; returns the number of locked messages after each step."""
     locked: list[int] = []
     while not harness.received[1]:
         await harness.task.step()

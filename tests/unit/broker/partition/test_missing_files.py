@@ -1,5 +1,5 @@
-"""A partition whose files are missing says which, and how to go on, whatever says that they were there; and
-the commands can help."""
+"""A partition whose files are missing says which ones, and how to go on, whatever recorded their existence;
+and the commands can help."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.broker.partition.test_on_files import everything, partition
 
 
 async def written(root: Path) -> dict[int, bytes]:
-    """A log that was trimmed at its beginning, in several segments; gives the messages that it holds."""
+    """Write a log of several segments, trimmed at its beginning; returns the messages that it holds."""
     async with partition(root) as task:
         expected: dict[int, bytes] = {}
         for number in range(120):
