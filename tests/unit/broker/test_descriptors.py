@@ -1,4 +1,4 @@
-"""broker/descriptors.py: the shares of a small limit, a usual one and a large one."""
+"""broker/descriptors.py: the shares of a small, a usual and a large limit."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from storage.file_log import FileLog
 
 @pytest.fixture
 def collector() -> Iterator[None]:
-    """The garbage collector as it was: a broker sets it up for itself."""
+    """Restore the garbage collector's settings, which a broker changes for itself."""
     thresholds = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -96,7 +96,7 @@ async def test_a_step_of_the_wall_clock_is_reported_once_and_a_suspend_wakes_the
         clock.step(-3_600_000)
         await until(lambda: reported("clock.stepped"))
         assert queue.counts()[DEAD_LETTER].active == 0
-        clock.advance(3_600_000)  # the event loop's timers know nothing of it
+        clock.advance(3_600_000)  # the timers of the event loop do not notice
         await until(lambda: queue.counts()[DEAD_LETTER].active)
         broker.stop()
         await asyncio.wait_for(running, 30)
@@ -122,7 +122,7 @@ async def test_a_partition_without_its_folder_or_last_segment_fails_at_start_alo
     generation = (await broker.namespace.create_entity("orders", QueueSettings(), 4)).generation
     queue = broker.namespace.find("orders")
     assert queue is not None
-    for number in range(160):  # two segments of 1 MiB to a partition
+    for number in range(160):  # two segments of 1 MiB per partition
         assert isinstance(
             await ask(
                 queue.router.handles[number % 4], Send([b"\x00Sw\xb0\x00\x00\xa0\x00" + bytes(0xA000)], None)

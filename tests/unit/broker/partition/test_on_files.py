@@ -1,4 +1,4 @@
-"""A partition on the real log: what the tests on a log in memory show holds on files, too."""
+"""A partition on the real log behaves as the tests on a log in memory show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUE = QueueDescription("orders", "5" * 32, 16)
 
 @asynccontextmanager
 async def partition(root: Path, *, crash: bool = False) -> AsyncIterator[PartitionTask]:
-    """A partition at work on the files below `root`; with `crash` it ends without a checkpoint."""
+    """A running partition on the files below `root`; with `crash`, it ends without a checkpoint."""
     store = FileLogStore(root, fsync="never", segment_bytes_max=SEGMENT_BYTES, reserve_bytes=0)
     log = store.log(QUEUE.generation, 3)
     task = PartitionTask(
@@ -121,8 +121,8 @@ async def test_a_folder_of_the_release_before_blocks_opens_and_gets_two_new_chec
 
 
 async def test_a_checkpoint_of_the_old_format_is_the_older_of_two_at_one_position(tmp_path: Path) -> None:
-    """A folder that is upgraded and restarted before the first message: what stands in blocks that nobody
-    touches stays."""
+    """A folder is upgraded and restarted before the first message: the contents of untouched blocks
+    survive."""
     async with partition(tmp_path) as task:
         for _ in range(40):
             await ask(task, Send([b"m" * 60] * 100, None))

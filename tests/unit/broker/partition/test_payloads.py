@@ -1,4 +1,4 @@
-"""The budget of bodies in memory: partitions that are read take room from those that are not."""
+"""The budget for bodies in memory: partitions that are read take memory from those that are not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_memory(harness: Harness) -> int:
 
 
 async def drain(harness: Harness, count: int) -> list[bytes]:
-    """Receive and complete so many messages, ten at a time."""
+    """Receive and complete this many messages, ten at a time."""
     got: list[bytes] = []
     while len(got) < count:
         locked = await harness.receive(1, 10)
@@ -116,13 +116,13 @@ async def test_a_batch_that_is_being_sent_gives_up_nothing_that_it_has_not_count
     await busy.send(*[b"y" * 1_000] * 100)
     await busy.advance(10 * COLD_MS)
     await busy.receive(1)
-    await busy.send(*[b"y" * 1_000] * 102)  # half of the idle one's bodies make room, and the budget is full
+    await busy.send(*[b"y" * 1_000] * 102)  # half of the idle partition is evicted, and the budget is full
     assert RESERVE < in_memory(idle) < 100_000
     idle.post(1, Send([b"z" * 100] * 2_000, None))
     sending = asyncio.create_task(idle.task.step())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    for _ in range(3):  # between two steps of that batch, it takes more
+    for _ in range(3):  # takes more between two steps of that batch
         await busy.send(*[b"y" * 1_000] * 30)
     await sending
     await idle.settle()

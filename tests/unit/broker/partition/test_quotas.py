@@ -1,4 +1,4 @@
-"""Changed properties are bounded: by the entity's quota, and more tightly while the broker has little
+"""Changed properties are bounded by the entity's quota, and more tightly while the broker is short of
 memory."""
 
 from __future__ import annotations

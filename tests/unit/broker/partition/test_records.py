@@ -1,4 +1,4 @@
-"""Records and the payload budget: there and back, and what cannot be read."""
+"""Records and the payload budget: records are written and read back, and unreadable ones are refused."""
 
 from __future__ import annotations
 

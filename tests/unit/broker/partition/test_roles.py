@@ -1,4 +1,4 @@
-"""Subqueues by their roles: a partition with many of them works as one with three, and costs no more."""
+"""Subqueues by their roles: a partition with many subqueues works like one with three, and costs no more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.partition_harness import Harness, one
 
 OTHERS = 300
 FIRST = len(QUEUE)
-"""The number of the first subqueue behind those of a queue; the next one is for its dead letters."""
+"""The number of the first subqueue after those of a queue; the next one is for its dead letters."""
 
 
 def many() -> tuple[Place, ...]:
@@ -36,7 +36,7 @@ def with_many(monkeypatch: pytest.MonkeyPatch, settings: QueueSettings | None = 
 
 
 async def given(harness: Harness, *bodies: bytes, ttl_ms: int | None = None) -> list[int]:
-    """Messages in the first of the other subqueues; gives their sequence numbers."""
+    """Put messages into the first of the other subqueues; returns their sequence numbers."""
     first = await harness.send(*bodies, ttl=[ttl_ms] * len(bodies))
     numbers = list(range(first, first + len(bodies)))
     messages = harness.subqueues and harness.task._partition and harness.task._partition.messages
@@ -92,7 +92,7 @@ async def test_a_token_finds_its_message_in_any_subqueue_and_lapses_with_its_loc
 
 
 async def calls_of_a_round(harness: Harness) -> int:
-    """Python and C calls to send a message, receive, peek and complete it."""
+    """Count the Python and C calls to send a message, receive, peek and complete it."""
     calls = 0
 
     def count(_: FrameType, event: str, __: object) -> None:

@@ -1,4 +1,5 @@
-"""broker/partition/sifted_heap.py: the least number first, and no call that works on more than a few."""
+"""broker/partition/sifted_heap.py: the least number comes first, and no call handles more than a few
+numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from broker.partition.sifted_heap import SIFTED_AT_ONCE, SiftedHeap
 
 
 class Counted(set[int]):
-    """Live numbers; counts how often one is looked for."""
+    """Live numbers; counts the look-ups."""
 
     looks = 0
 
@@ -37,7 +38,7 @@ def test_numbers_come_in_order_and_stale_ones_leave_a_few_at_a_time() -> None:
         live.looks = 0
         heap.tidy(live, len(live))
         assert live.looks <= SIFTED_AT_ONCE, "to look at all of them stops everybody for half a second"
-        if number % 5 == 0:  # new ones come meanwhile
+        if number % 5 == 0:  # new numbers arrive meanwhile
             live.add(number + 100_000)
             heap.push(number + 100_000)
     assert len(heap) < 3 * len(live)

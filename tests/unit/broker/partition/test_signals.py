@@ -1,4 +1,4 @@
-"""What a partition's task waits for."""
+"""The signals that a partition's task waits for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""No piece of work in a partition grows with what waits in it: counted in messages per step and per batch,
-never in time."""
+"""No piece of work in a partition grows with the number of waiting messages. Work is counted in messages per
+step and per batch, never in time."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from tests.support.ticker import Ticker
 
 MANY = 20_000
 SOME = 3_000
-"""Where each step adds up the whole state."""
+"""For tests in which each step checks the whole state."""
 
 
 class Counting(dict[int, Reference]):
-    """References that count how often one is looked up."""
+    """References that count look-ups."""
 
     looks = 0
 
@@ -56,7 +56,7 @@ class Counting(dict[int, Reference]):
 
 
 class Lapses:
-    """A meter that keeps what ran out in each batch."""
+    """A meter that keeps what expired in each batch."""
 
     def __init__(self) -> None:
         self.locks: list[int] = []
@@ -260,7 +260,7 @@ async def test_a_batch_ends_with_the_operation_that_has_done_enough_and_the_othe
     before = harness.log.appends
     answers = await harness.do(1, *[Send([b"%d" % index] * 100, None, index) for index in range(20)])
     assert [answer.cookie for answer in answers if isinstance(answer, Sent)] == list(range(20))
-    assert harness.log.appends - before == 4  # five of 100 messages each reach 450
+    assert harness.log.appends - before == 4  # five operations of 100 messages each reach 450
     locked = [await harness.receive(1, 100) for _ in range(20)]
     before = harness.log.appends
     settled = await harness.do(1, *[Complete(each.tokens, place) for place, each in enumerate(locked)])
@@ -302,7 +302,8 @@ async def test_a_peek_that_has_found_something_says_that_there_is_more_where_it_
 
 
 async def test_while_batch_follows_batch_others_have_their_turns() -> None:
-    """Batches that await no commit (here: handing out, giving back) let the event loop go on between them."""
+    """Batches that await no commit (here: handing out, giving back) let the event loop run other tasks in
+    between."""
     harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=100)))
     await harness.send(*[b"x"] * 5_000)
     running = asyncio.create_task(harness.task.run())
@@ -329,8 +330,8 @@ async def test_what_a_stopped_partition_held_is_forgotten() -> None:
 
 
 def _tracked(objects: Iterable[object]) -> set[int]:
-    """The identities of those that the garbage collector looks at. (`gc.is_tracked` answers by the type
-    alone.)"""
+    """The identities of the objects that the garbage collector tracks. (`gc.is_tracked` only looks at the
+    type.)"""
     return set(map(id, objects)) & set(map(id, gc.get_objects()))
 
 
@@ -371,7 +372,7 @@ async def test_the_garbage_collector_does_not_look_at_waiting_messages_and_nothi
     assert harness.task._partition is not None
     before = list(harness.task._partition.messages.main.references.values())
     assert not _tracked([*before, *(each.frame for each in before)])
-    await harness.restart(clean=True)  # with locks held: they end with the state
+    await harness.restart(clean=True)  # locks are still held: they end with the state
     assert all(each.lease is None for each in before)
     await harness.receive(1, 10)
     assert harness.task._partition is not None

@@ -1,4 +1,4 @@
-"""What a partition puts into checkpoints, and how much of it: blocks, sections, and the format of earlier
+"""What a partition writes into checkpoints, and how much: blocks, sections, and the format of earlier
 releases."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def mark(messages: Messages, position: int, each: Mark) -> None:
 
 
 def send(messages: Messages, position: int, count: int) -> int:
-    """Enqueue so many messages of 10 bytes in one frame; gives the first one's sequence number."""
+    """Enqueue this many messages of 10 bytes in one frame; returns the first sequence number."""
     first = messages.next_number
     messages.apply_enqueued(
         Position(position), Enqueued(first, 1000 + position, [10] * count, None, 64), now_ms=1000
@@ -176,7 +176,7 @@ def test_what_comes_from_a_checkpoint_counts_as_changed_just_below_the_one_for_w
 
 
 def with_many_frames() -> Messages:
-    """Thousands of messages, each in a frame of its own; some were moved to later frames."""
+    """Thousands of messages, each in a frame of its own; some were relocated to later frames."""
     messages = new_messages()
     for position in range(100, 100 + 5 * AT_ONCE):
         send(messages, position, 1)

@@ -1,5 +1,5 @@
-"""The rules of the queue, one by one: what each operation does, and what it refuses. Through the task, on a
-log in memory."""
+"""The rules of the queue, one by one: what each operation does and what it refuses. Runs through the task, on
+a log in memory."""
 
 from __future__ import annotations
 
@@ -393,12 +393,12 @@ async def test_a_record_of_an_earlier_release_that_deferred_without_counting_is_
 
 
 async def in_subqueue(harness: Harness, subqueue: str) -> int:
-    """A message in a dead-letter subqueue that was abandoned once before it got there."""
+    """A message in a dead-letter subqueue, abandoned once before it got there."""
     number = await harness.send(b"a")
     await harness.do(1, Abandon((await harness.receive(1)).tokens))
     if subqueue == DEAD_LETTER:
         await harness.do(1, DeadLetter((await harness.receive(1)).tokens))
-    else:  # no operation moves messages there yet
+    else:  # no operation moves messages to the other subqueue yet
         commit = harness.log.begin()
         commit.add(records.MOVED, [records.encode_mark(Mark(records.MOVED, 0, [number], None, 2))], 1)
         await harness.log.append(commit)
@@ -492,7 +492,7 @@ async def test_a_lock_that_runs_out_counts_a_delivery_and_the_message_goes_to_wh
 
 async def test_a_lock_is_lost_at_the_millisecond_it_ends_although_no_timer_has_fired() -> None:
     harness = Harness()
-    harness.clock.advance(7)  # the timer is due some milliseconds later
+    harness.clock.advance(7)  # so that the timer is due some milliseconds after the end of the lock
     await harness.send(b"a")
     locked = await harness.receive(1)
     harness.clock.advance(LOCK_MS)
@@ -573,7 +573,7 @@ async def test_many_messages_that_expire_at_once_go_in_bounded_batches() -> None
     assert harness.task.counts()[MAIN].active == 0 and harness.log.appends == before + 4
 
 
-# --- looking, settings, leaving -----------------------------------------------------------------------------
+# --- peeking, settings, leaving -----------------------------------------------------------------------------
 
 
 async def test_peeking_pages_through_everything_once_in_any_state() -> None:
@@ -673,7 +673,8 @@ GONE: list[bytes] = []
 
 
 class Body(bytes):
-    """A message that says when nobody refers to it any more. (A weak reference to bytes cannot be made.)"""
+    """A message that reports when the last reference to it is gone. (Weak references to bytes are
+    impossible.)"""
 
     def __del__(self) -> None:
         GONE.append(bytes(self[:1]))

@@ -1,4 +1,4 @@
-"""broker/partition/summary.py: when a partition at rest has to be opened although nobody asks."""
+"""broker/partition/summary.py: when a partition at rest must be opened although no client asks for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TICK_MS = 20
 
 
 def wakes(harness: Harness) -> dict[int, int]:
-    """The appointments that it would leave now, from now on in milliseconds."""
+    """When the partition would have to be woken, by reason, in milliseconds from now."""
     assert harness.task._partition is not None
     now_ms = harness.clock.now_ms()
     return {

@@ -49,7 +49,7 @@ WAIT_S = 10
 
 @asynccontextmanager
 async def running(harness: Harness) -> AsyncIterator[None]:
-    """The task at work by itself, as in the broker."""
+    """Run the task in the background, as in the broker."""
     task = asyncio.create_task(harness.task.run())
     try:
         yield
@@ -192,7 +192,7 @@ async def test_every_operation_of_a_failed_batch_is_answered() -> None:
 
 
 async def test_nobody_is_refused_before_the_log_was_reopened() -> None:
-    """Else a refused message could still show up."""
+    """Otherwise a refused message could still appear."""
     harness = Harness()
     await harness.send(b"a")
     seen: list[int] = []
@@ -350,7 +350,7 @@ async def test_when_not_even_settlements_find_room_the_state_is_that_of_the_log(
     assert await harness.do(1, Complete(again.tokens)) == [Settled(None, {})]
 
 
-# --- what does not come back --------------------------------------------------------------------------------
+# --- faults without recovery --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [CorruptRecord("log", 77, "flipped"), Fenced("another owner")])
@@ -493,7 +493,7 @@ async def test_a_failed_write_of_one_disk_full_batch_recovers() -> None:
 
 
 async def hanging(harness: Harness, *operations: Operation) -> None:
-    """Post operations as client 1 whose commit hangs."""
+    """Post operations as client 1; their commit hangs."""
     await harness.task.opened()
     harness.log.gate = asyncio.Event()
     for operation in operations:
@@ -585,7 +585,7 @@ async def test_a_partition_that_is_stopped_while_its_disk_begins_to_hang_stops()
 
 async def test_a_log_that_opens_late_is_waited_for_but_not_by_the_clients() -> None:
     harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
-    harness.log._abandoned, harness.log.gate = True, asyncio.Event()  # the claim waits
+    harness.log._abandoned, harness.log.gate = True, asyncio.Event()  # opening the log hangs
     async with running(harness):
         harness.post(1, Send([b"a"], None))
         harness.post(2, Demand(MAIN, 1))

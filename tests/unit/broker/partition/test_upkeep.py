@@ -1,4 +1,4 @@
-"""Checkpoints, trimming and compaction: the log stays in proportion, and says all at every moment."""
+"""Checkpoints, trimming and compaction: the log stays in proportion and is complete at every moment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def log_bytes(harness: Harness) -> int:
 
 
 async def flow(harness: Harness, messages: int, size: int = 200) -> None:
-    """Send and complete, ten at a time."""
+    """Send and complete messages, ten at a time."""
     for _ in range(messages // 10):
         await harness.send(*[b"x" * size] * 10)
         answers = await harness.do(1, Demand(MAIN, 10))
@@ -78,8 +78,8 @@ async def test_what_is_written_by_and_by_leaves_no_more_behind_than_a_log_at_res
 
 
 async def half_drained() -> Harness:
-    """A log without a bound on its garbage: of 60 messages of 1,000 bytes, in segments of some four, the even
-    ones are gone."""
+    """A log with no bound on its garbage. It had 60 messages of 1,000 bytes, about four per segment; every
+    other one is gone."""
     limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=1 << 30)
     harness = Harness(limits=TaskLimits(upkeep=limits), segment_bytes=SEGMENT_BYTES)
     for _ in range(60):
@@ -138,7 +138,7 @@ async def test_on_a_full_disk_each_partition_comes_back_at_a_time_of_its_own() -
         found = [upkeep.due_ms for upkeep in upkeeps if upkeep is not None]
         return [due_ms - clock.monotonic_ms() for due_ms in found if due_ms is not None]
 
-    for _ in range(3):  # the owners hear of it about every second while the disk is full
+    for _ in range(3):  # while the disk is full, the owners are told about once a second
         for harness in harnesses:
             harness.log.on_full()
     assert dues() == [place * limits.turn_ms for place in range(5)], "a thousand at once would stop everybody"
@@ -311,7 +311,7 @@ class Crash(Exception):
 
 
 class Countdown:
-    """Lets so many writes happen, and none after."""
+    """Permits this many writes and fails all later ones."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -323,7 +323,7 @@ class Countdown:
 
 
 async def test_a_crash_at_every_point_of_compaction_and_trimming_loses_nothing() -> None:
-    """Whatever of the upkeep's writes was the last one to happen: what a restart finds is the same."""
+    """Whichever of the upkeep's writes was the last, a restart finds the same messages."""
     for crash_at in range(1, 60):
         harness = small_log()
         await harness.send(*[b"old %d" % index for index in range(12)])

@@ -1,4 +1,4 @@
-"""Certificates made in the data folder."""
+"""Certificates that the broker makes in the data folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def serial_of(path: Path) -> int:
 
 
 def handshake(server: ssl.SSLContext, authority: Path, name: str) -> None:
-    """A whole TLS handshake in memory; raises ssl.SSLError when the client does not trust what it sees."""
+    """Do a whole TLS handshake in memory. Raises ssl.SSLError if the client does not trust the
+    certificate."""
     client = ssl.create_default_context(cafile=str(authority))
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -1,5 +1,5 @@
-"""The memory mark: when sends are refused, when they are accepted again, and what the system says of its
-memory."""
+"""The memory mark: when sends are refused, when they are accepted again, and what the system reports about
+its memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_is_on_its_way_takes_a_part_of_the_mark_at_most() -> None:
 
 
 class Process:
-    """A process whose memory tests set by hand."""
+    """A process whose memory the tests set by hand."""
 
     def __init__(self, resident: int = 50 * MIB) -> None:
         self.resident, self.counted, self.looks = resident, 0, 0
@@ -142,7 +142,7 @@ def test_what_connections_have_given_back_is_used_again_too() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_process_stays_below_one_and_a_half_times_the_mark_whatever_was_freed(seed: int) -> None:
-    """Something else may take the memory that messages gave back, again and again; then messages take new
+    """Something else may repeatedly take the memory that messages gave back; messages then take new
     memory."""
     chance, process = random.Random(seed), Process()
     for _ in range(2_000):
@@ -258,7 +258,7 @@ def test_the_mark_is_exceeded_from_a_tenth_above_it_until_a_twentieth_above_it()
 
 
 def test_the_mark_is_not_exceeded_while_messages_are_accepted() -> None:
-    """After many messages were received, the process is large, and uses that memory again."""
+    """After receiving many messages the process is large, and it uses that memory again."""
     process = Process()
     process.fill(75 * MIB)
     assert process.memory.exceeded
