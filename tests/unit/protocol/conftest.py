@@ -1,4 +1,4 @@
-"""The peer of the engine that most of these tests talk to."""
+"""The engine's peer in most of these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's connection: how it opens and closes, idle time-outs, and reads that are taken in parts. Rules:
+"""The engine's connection: opening and closing, idle time-outs, and reads that are taken in parts. Rules:
 AMQP contract 0.4."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the engine keeps of deliveries that are whole: no payload, and nothing that the peer has said of them.
+"""What the engine keeps of complete deliveries: no payload, and nothing that the peer said about them.
 
-Proton itself keeps the room of both for as long as the connection lasts. Memory is that of this process; what
-the engine needs besides is allowed for.
+Proton itself keeps the memory of both for as long as the connection lasts. The tests measure the memory of
+this process and allow for what else the engine needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.engine_peer import EnginePeer, message, only
 
 COUNT, LARGE = 600, 64 * 1024
 GROWTH_MAX = 8 << 20
-"""A fifth of what the payloads take, which are 37.5 MiB, and more than the rest."""
+"""A fifth of the payloads' 37.5 MiB, and more than everything else takes."""
 
 
 def transfer(number: int, payload: bytes) -> bytes:
@@ -30,7 +30,7 @@ def disposition(number: int, state: Any) -> bytes:
 
 
 def sent(peer: EnginePeer, payload: bytes, *, settled: bool = False) -> list[Any]:
-    """Send COUNT messages, each written before the next one."""
+    """Send COUNT messages, writing each one out before sending the next."""
     link, deliveries = peer.receiver(credit=COUNT, settled=settled), []
     for number in range(COUNT):
         deliveries += peer.engine.send(link, [number.to_bytes(16, "big")], [payload], settled)

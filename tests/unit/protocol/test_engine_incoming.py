@@ -1,5 +1,4 @@
-"""Messages that the engine receives: whole, in parts, too large, in batches. Rules: AMQP
-contract 0.4."""
+"""Messages that the engine receives: whole, in parts, too large, in batches. Rules: AMQP contract 0.4."""
 
 from __future__ import annotations
 
@@ -265,7 +264,7 @@ def test_a_batch_that_never_becomes_whole_makes_no_batch_of_what_follows(peer: E
             peer.release(peer.say(detach(0)))
             peer.sender()
     peer.hear()
-    for number in range(1, 5):  # deliveries are pooled: one of these is the batch's, come back
+    for number in range(1, 5):  # proton pools deliveries: one of these reuses the batch's
         assert peer.say(transfer(0, number, b"part", more=True)) == []
         event = only(peer.say(transfer(0, number, b"")), MessagesReceived)
         assert not event.batch

@@ -1,5 +1,5 @@
-"""The engine keeps nothing of messages, links and connections that have ended, and frees much of it a part at
-a time."""
+"""The engine keeps nothing of messages, links and connections that have ended, and frees large amounts in
+parts."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def busy_connection() -> EnginePeer:
 
 def test_messages_and_links_of_every_fate_leave_no_memory_behind(peer: EnginePeer) -> None:
     def live(number: int) -> None:
-        """One link that is sent a settled message too large, then detached by the peer; one that we close,
-        and the peer answers."""
+        """Run through two links. One gets a settled message that is too large, then the peer detaches it; we
+        close the other, and the peer answers."""
         peer.attach(raw.sender_attach(0, "queue"), max_message_bytes=10)
         peer.say(transfer(0, number, b"x" * 1_000, settled=True))
         peer.release(peer.say(detach(0)))
@@ -92,7 +92,7 @@ def test_thousands_of_connections_leave_no_memory_behind() -> None:
         for _ in range(count):
             busy_connection().engine.free()
 
-    make(300)  # pools and arenas fill up first
+    make(300)  # fill pools and arenas first
     gc.collect()
     with grows_by_less_than(6_000, "2000 connections kept more than 3 KiB each"):
         make(2000)
@@ -122,7 +122,7 @@ def test_messages_in_and_out_leave_no_memory_behind(peer: EnginePeer) -> None:
 
 
 LINKS = 600
-"""Three parts of what one write gives back."""
+"""Three times as many links as one write frees."""
 
 
 def with_links() -> EnginePeer:

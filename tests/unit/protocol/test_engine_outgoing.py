@@ -1,5 +1,4 @@
-"""Messages that the engine sends: their numbers, credit, drain, and how they are settled. Rules: AMQP
-contract 0.4."""
+"""Messages that the engine sends: their numbers, credit, drain and settlement. Rules: AMQP contract 0.4."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The surface of proton's C core that `protocol/engine.py` stands on: an upgrade that changes it fails here,
+"""The surface of proton's C core that `protocol/engine.py` relies on. An upgrade that changes it fails here,
 not in production.
 
-The core's functions, each with its signature; constants; and the few behaviours that no document promises.
+It consists of the core's functions with their signatures, constants, and the few behaviours that no document
+promises.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ FUNCTIONS = {
     "pn_transport_tick": "int64_t(pn_transport_t *, int64_t)",
     "pn_transport_unbind": "int(pn_transport_t *)",
 }
-"""What the engine calls: result and arguments."""
+"""The functions that the engine calls: result and arguments."""
 
 CONSTANTS = {
     "PN_ACCEPTED": 36,
@@ -170,7 +171,7 @@ CONSTANTS = {
 
 
 def names_in_runs() -> set[str]:
-    """What `protocol/native/runs.c` calls."""
+    """The functions that `protocol/native/runs.c` calls."""
     names: list[str] = []
     while name := runs.runs_functions[len(names)]:
         names.append(runs_ffi.string(name).decode())
@@ -224,7 +225,7 @@ def test_bytes_are_a_size_and_a_start() -> None:
 
 
 class Core:
-    """A bare connection of the core, with one session and one link, both accepted."""
+    """A bare connection of the core, with one session; all links are accepted."""
 
     def __init__(self, *attaches: list[Any]) -> None:
         self.connection, self.transport, self.collector = (
@@ -245,7 +246,7 @@ class Core:
         self.output()
 
     def push(self, *frames: bytes) -> list[Any]:
-        """Give bytes to the core; the deliveries of the events that come of it."""
+        """Give bytes to the core and return the deliveries of the resulting events."""
         data = b"".join(frames)
         assert lib.pn_transport_push(self.transport, data, len(data)) == len(data)
         deliveries = []
@@ -262,7 +263,7 @@ class Core:
         return deliveries
 
     def output(self) -> bytes:
-        """All that the core has to write."""
+        """Everything that the core has to write."""
         chunks = []
         while (pending := lib.pn_transport_pending(self.transport)) > 0:
             buffer = ffi.new("char[]", pending)

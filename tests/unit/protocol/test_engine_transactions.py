@@ -285,7 +285,7 @@ class ProtonPeer:
         self.session.open()
 
     def exchange(self) -> list[Event]:
-        """Carry bytes both ways until both sides are silent; gives what our engine reports."""
+        """Carry bytes both ways until both sides are silent; returns the events of our engine."""
         found: list[Event] = []
         while True:
             written = b"".join(self.ours.output())
@@ -315,20 +315,20 @@ def sent_on(link: Sender, body: Any) -> Delivery:
 
 
 def say_within(txn_id: bytes, delivery: Delivery, *outcome: Any) -> None:
-    """Give a delivery the state that it belongs to a transaction."""
+    """Give a delivery a transactional state."""
     fields: Any = [txn_id, *outcome]
     delivery.local.data = fields
     delivery.update(raw.TRANSACTIONAL)
 
 
 def said_of(delivery: Delivery) -> Any:
-    """The fields of the engine's state of a delivery, once it is settled."""
+    """The fields of the state that the engine sent for a delivery, once it is settled."""
     assert delivery.settled
     return delivery.remote.data
 
 
 def only_messages(events: list[Event]) -> MessagesReceived:
-    """The only event besides those about credit."""
+    """The only event, not counting those about credit."""
     return only([event for event in events if not isinstance(event, CreditGranted)], MessagesReceived)
 
 

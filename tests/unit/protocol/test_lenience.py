@@ -1,5 +1,5 @@
 """Client errors that proton would refuse (`protocol/lenience.py`): delivery-ids out of sequence, and a detach
-behind an end."""
+after an end."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def deliveries(events: list[Event]) -> list[Delivery]:
 
 
 def numbered(numbers: list[int], **given: Any) -> list[bytes]:
-    """A transfer for each number, all with the same tag, as threads give it to several deliveries."""
+    """A transfer for each number, all with the same tag, as racing threads give it to several deliveries."""
     return [
         transfer(0, number, b"m%d" % place, tag=b"\0\0\0\1", **given) for place, number in enumerate(numbers)
     ]
 
 
 def answered(peer: EnginePeer) -> list[int]:
-    """The delivery-ids of what was settled, in the order of the dispositions."""
+    """The delivery-ids of settled deliveries, in the order of the dispositions."""
     found: list[int] = []
     for frame in peer.heard(raw.DISPOSITION):
         assert frame.field(0) is raw.RECEIVER and frame.field(3) is True
@@ -152,7 +152,7 @@ def test_a_frame_of_the_largest_size_has_room_for_a_longer_number() -> None:
 
 
 def test_sessions_number_for_themselves_and_a_channel_begins_anew(peer: EnginePeer) -> None:
-    """Our channels are not theirs: what they begin on 7 and 3, we begin on the lowest that is free."""
+    """Our channels differ from the client's: for its channels 7 and 3, we use the lowest that are free."""
     for channel in (7, 3):
         peer.say(raw.frame(raw.BEGIN, raw.begin_fields(), channel=channel))
         peer.sender(0, channel=channel)
@@ -182,8 +182,8 @@ def test_sessions_number_for_themselves_and_a_channel_begins_anew(peer: EnginePe
 def test_deliveries_of_several_frames_on_two_links_keep_apart_while_their_numbers_change(
     peer: EnginePeer,
 ) -> None:
-    """The client reads its counter again for each frame of a delivery, and another thread counts it up
-    between them."""
+    """The client reads its counter again for each frame of a delivery, and another thread increments it in
+    between."""
     links = [peer.sender(handle) for handle in range(2)]
     events = peer.say(
         transfer(0, 3, b"a1", more=True, tag=b"a"),
@@ -260,7 +260,7 @@ def test_a_write_before_the_detach_is_served_forgets_no_number(peer: EnginePeer)
     peer.sender()
     for handle in (1, 2):
         peer.receiver(handle)
-    # Too much for one turn: flows that make an event each stand between the transfers and the detach.
+    # Too much for one turn: flows that make one event each stand between the transfers and the detach.
     flows = [
         raw.frame(
             raw.FLOW, [*raw.flow_fields(1 + each % 2, 0, 200 + each), None, None, None, {"a": "x" * 280}]
@@ -310,7 +310,7 @@ def test_transfers_on_a_link_that_is_closed_leave_nothing_behind(peer: EnginePee
         assert not peer.engine._lenience.watches
 
 
-# --- what is refused as ever --------------------------------------------------------------------------------
+# --- errors that are still refused --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_a_number_of_another_type_is_left_to_proton(peer: EnginePeer) -> None:
     assert of(peer.say(*numbered([7])), ConnectionClosed), "from there on, nothing is made good"
 
 
-# --- a detach behind an end ---------------------------------------------------------------------------------
+# --- a detach after an end ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -392,8 +392,8 @@ def test_every_channel_may_be_begun_anew_in_each_write(peer: EnginePeer) -> None
 def test_more_sessions_than_there_are_channels_end_the_connection(
     peer: EnginePeer, write_frames: int
 ) -> None:
-    """Proton fails without a word when it finds no channel, and keeps what comes after that as long as the
-    connection lasts."""
+    """Proton fails silently when it finds no channel, and keeps all later frames as long as the connection
+    lasts."""
     frames = [raw.frame(raw.BEGIN, raw.begin_fields(), channel=7), raw.frame(raw.END, [], channel=7)] * 256
     events: list[Event] = []
     for begin in range(0, len(frames), write_frames):

@@ -30,8 +30,8 @@ def attach(properties: object = None, handle: int = 0) -> bytes:
 
 
 def refused(frames: bytes, cut: int = 1 << 30) -> str | None:
-    """Why a fresh allowance refuses the frames, given in pieces of `cut` bytes. If it refuses none, all bytes
-    must have come through."""
+    """Why a fresh allowance refuses the frames, given in pieces of `cut` bytes; None if all bytes came
+    through."""
     allowance, through = Allowance(), b""
     stream = raw.AMQP_HEADER + frames
     for begin in range(0, len(stream), cut):
@@ -124,7 +124,7 @@ def test_what_is_beyond_the_allowance_is_refused_also_behind_what_is_too_much_fo
     peer.open()
     for handle in range(2):
         peer.receiver(handle)
-    # Every other flow makes an event, and all of them together more than one turn takes.
+    # Every other flow makes an event; all events together are more than one turn takes.
     flows = [
         raw.frame(raw.FLOW, [*raw.flow_fields(each % 2, 0, 5 + each), None, None, None, {"a": "x" * 280}])
         for each in range(150)

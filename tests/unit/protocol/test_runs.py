@@ -1,5 +1,5 @@
 """Runs of plain deliveries (`protocol/runs.py`, `protocol/native/runs.c`): where they begin and end, and what
-is left to the engine."""
+they leave to the engine."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_what_does_not_belong_together_is_not_sent(
     assert peer.hear() == []
 
 
-# --- the source ---------------------------------------------------------------------------------------------
+# --- the C source -------------------------------------------------------------------------------------------
 
 
 def test_the_compiler_has_nothing_to_say() -> None:

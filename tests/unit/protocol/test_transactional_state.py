@@ -1,4 +1,4 @@
-"""The states of transactions, read and written (AMQP 1.0 §4.5)."""
+"""Transactional states, read and written (AMQP 1.0 §4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting values without decoding them: what it counts, and that it stops at its bound."""
+"""Counting values without decoding them: what counts, and that counting stops at its bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol.values import TooManyValues, count_values, decode_bounded, skip
 
 
 def list_of(element: bytes, count: int) -> bytes:
-    """A list32 of `count` times the same element."""
+    """A list32 that holds the same element `count` times."""
     return b"\xd0" + struct.pack(">II", 4 + len(element) * count, count) + element * count
 
 
