@@ -1,5 +1,4 @@
-"""storage/catalogue.py: a durable set of named documents. What a power cut leaves has its test in
-tests/crash."""
+"""storage/catalogue.py: a durable set of named documents. tests/crash covers power cuts."""
 
 from __future__ import annotations
 

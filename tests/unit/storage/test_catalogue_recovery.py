@@ -1,4 +1,4 @@
-"""storage/catalogue_recovery.py: what a start reads, mends and reports."""
+"""storage/catalogue_recovery.py: what a start reads, repairs and reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def files_of(catalogue_folder: Path, name: str) -> list[Path]:
 
 
 def harms(good: bytes) -> Iterator[bytes | None]:
-    """Every byte flipped once, cut off anywhere, gone."""
+    """Flip every byte once, cut the file off anywhere, and remove it."""
     for offset in range(len(good)):
         yield good[:offset] + bytes([good[offset] ^ 1]) + good[offset + 1 :]
     for size in range(len(good)):

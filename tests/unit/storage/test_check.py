@@ -1,5 +1,5 @@
-"""Checking logs and documents: whatever is damaged or missing is found, where it is; and a log that is being
-written to is not damaged."""
+"""Checking logs and documents: everything damaged or missing is found and located. A log that is being
+written is not damaged."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DISK = LocalDisk()
 
 
 async def written(root: Path, *, trim: bool = False) -> list[Position]:
-    """Twelve commits, three to a segment, with two checkpoints, the last one at the end; gives where the
-    commits stand."""
+    """Write twelve commits, three to a segment, with two checkpoints, the last one at the end; returns the
+    commits' positions."""
     positions: list[Position] = []
     async with claimed(root, segment_bytes_max=700) as log:
         for number in range(12):

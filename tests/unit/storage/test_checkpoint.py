@@ -1,4 +1,4 @@
-"""storage/checkpoint.py and checkpoints.py: what is kept of an owner's state, in which files, and at which
+"""storage/checkpoint.py and checkpoints.py: what is kept of an owner's state, in which files, and at what
 cost."""
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ def test_a_block_that_is_gone_stays_gone_though_an_older_checkpoint_had_it() -> 
     save(kept, disk, 3, {1: b""})
     save(
         kept, disk, 4, {}
-    )  # builds on the second, which has it still; the owner has said once that it is gone
+    )  # builds on the second, which still has the block; the owner reported only once that it is gone
     assert blocks_in(kept, disk) == blocks_in(found(disk), disk) == {2: b"two"}
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from([1, 40, 400]))
 def test_space_and_number_of_files_stay_in_proportion_to_what_is_live(seed: int, per_step: int) -> None:
-    """Whatever changes in which order: what is read back is the state."""
+    """Whatever changes in whatever order, the state is read back as it was."""
     rng = random.Random(seed)
     disk, kept = RecordingDisk(), Checkpoints(ROOT)
     state: dict[int, bytes] = {}

@@ -1,4 +1,4 @@
-"""storage/committer.py: many files' jobs, each carried to its end."""
+"""storage/committer.py: jobs for many files, each carried to its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.recording_disk import RecordingDisk
 
 
 class Recorded:
-    """A job that waits until it is let go, and writes down what happens to it."""
+    """A job that waits until it may go on, and records what happens to it."""
 
     def __init__(
         self, fd: int = NEEDS_THREAD, error: Exception | None = None, gate: threading.Event | None = None
@@ -128,7 +128,7 @@ async def test_syncs_that_the_queue_does_not_take_go_to_a_thread() -> None:
     committer = Committer(disk, 2)
     jobs = [Recorded(fd=fd) for fd in fds]
     await asyncio.gather(*map(committer.run, jobs))
-    # The first one finds the disk idle and goes alone; of the two that go together the queue takes one.
+    # The first job finds the disk idle and goes alone; the queue takes one of the two that go together.
     assert [job.events for job in jobs] == [
         ["begin", "finish"],
         ["begin", "finish"],

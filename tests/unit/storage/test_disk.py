@@ -167,7 +167,7 @@ async def test_the_kernel_tells_of_every_sync_however_many_have_ended_before_any
         accepted, refused = accepted + begun, begun < 1_500
     assert accepted > 1_024, "more than one system call reaps"
     async with asyncio.timeout(30):
-        while True:  # until all have ended: the signal's count is taken, and put back as it was
+        while True:  # until all have ended; the count is read and then written back
             with contextlib.suppress(BlockingIOError):
                 count = os.eventfd_read(queue.ready_fd)
                 os.eventfd_write(queue.ready_fd, count)

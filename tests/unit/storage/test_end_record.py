@@ -1,4 +1,5 @@
-"""storage/end_record.py: what was committed some seconds ago is missed if the last segment loses its end."""
+"""storage/end_record.py: when the last segment loses its end, commits of some seconds ago are reported
+missing."""
 
 from __future__ import annotations
 
@@ -20,8 +21,7 @@ WAIT_S = 30
 
 
 async def recorded(log: FileLog) -> None:
-    """Wait until nothing is to be recorded any more, as it is after a commit until the background has got to
-    it."""
+    """Wait until the background task has recorded the log's end after a commit."""
     assert not log.is_end_recorded
     async with asyncio.timeout(WAIT_S):
         while not log.is_end_recorded:  # noqa: ASYNC110 - nothing is told when it is

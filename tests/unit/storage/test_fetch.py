@@ -1,4 +1,4 @@
-"""storage/fetch.py: frames by position, neighbours with one read."""
+"""storage/fetch.py: frames by position, and neighbouring frames with one read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_frames_of_several_segments_are_read_from_each() -> None:
 
 
 class _Cold(RecordingDisk):
-    """Nothing is ever in memory."""
+    """Nothing is ever cached in memory."""
 
     def read_cached(self, fd: int, size: int, offset: int) -> bytes:
         raise BlockingIOError

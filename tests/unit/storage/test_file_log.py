@@ -1,4 +1,4 @@
-"""storage/file_log.py: a log as its owner sees it. Faults and crashes have their own tests in tests/crash."""
+"""storage/file_log.py: a log as its owner sees it. tests/crash covers faults and crashes."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ async def test_which_partitions_have_a_log_is_known_without_opening_or_making_on
     files = files_below(tmp_path)
     assert (await store.partitions("orders"), await store.partitions("nowhere")) == ([0, 7, 300], [])
     await store.close()
-    again = small_store(tmp_path)  # which has not looked at its folder yet
+    again = small_store(tmp_path)  # has not looked at its folder yet
     assert await again.partitions("orders") == [0, 7, 300]
     await again.close()
     assert files_below(tmp_path) == files
@@ -217,7 +217,7 @@ async def test_a_store_that_starts_on_a_full_disk_refuses_sends_until_its_reserv
     await append(log, b"a settlement", urgent=True)
     disk.capacity_bytes = 50_000
     async with asyncio.timeout(10):
-        while True:  # the reserve is tried every millisecond
+        while True:  # the reserve is retried every millisecond
             try:
                 await append(log, b"a send")
                 break

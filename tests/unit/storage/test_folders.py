@@ -1,4 +1,4 @@
-"""storage/folders.py: which folders a broker has, and in which order they count."""
+"""storage/folders.py: which folders a broker has, and their order."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_damaged_identity_is_not_guessed_and_costs_its_own_folder_only() -> No
 
 
 class DeadDisk(RecordingDisk):
-    """One folder cannot be read."""
+    """A disk on which one folder cannot be read."""
 
     def names(self, path: Path) -> list[str]:
         if path == B:

@@ -1,5 +1,5 @@
-"""Files written by each version of the storage format are readable for ever, and today's are what they
-were."""
+"""Files of every version of the storage format stay readable for ever, and the current version is still
+written byte for byte."""
 
 from __future__ import annotations
 

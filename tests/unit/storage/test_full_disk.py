@@ -1,4 +1,4 @@
-"""storage/full_disk.py: room that is given up when the disk is full."""
+"""storage/full_disk.py: a reserve that is released when the disk is full."""
 
 from __future__ import annotations
 

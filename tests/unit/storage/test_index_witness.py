@@ -1,5 +1,5 @@
-"""storage/index_witness.py: an index that is out of date is noticed, and one whose disk hangs holds up no
-other folder."""
+"""storage/index_witness.py: an outdated index is noticed, and a folder whose disk hangs does not delay the
+others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def index_of(disk: Any) -> PartitionIndex:
 
 
 async def loaded(disk: Any) -> PartitionIndex:
-    """As the next start finds it; made anew, without partitions, if there is none."""
+    """The index as the next start finds it; a new one without partitions if there is none."""
     index = index_of(disk)
     for witness in index.witnesses:
         await witness.read()
@@ -80,7 +80,7 @@ def disk(recording: RecordingDisk) -> FaultyDisk:
 
 
 async def used(disk: Any) -> PartitionIndex:
-    """One partition in each folder, open."""
+    """An index with one partition in each folder, open."""
     index = await loaded(disk)
     for folder in range(2):
         await index.opened("a", folder, folder)

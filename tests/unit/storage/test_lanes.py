@@ -1,4 +1,4 @@
-"""storage/lanes.py: what takes long on the disk holds up nothing of another kind."""
+"""storage/lanes.py: slow work on the disk does not hold up work of another kind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def until_hanging(disk: FaultyDisk, count: int) -> None:
 async def test_while_logs_are_removed_and_checkpoints_written_others_open_commit_and_read(
     monkeypatch: pytest.MonkeyPatch, deleted: int
 ) -> None:
-    monkeypatch.setattr(workers, "STUCK_MAX", 0)  # no thread takes the place of one that hangs
+    monkeypatch.setattr(workers, "STUCK_MAX", 0)  # no other thread replaces one that hangs
     disk = FaultyDisk(RecordingDisk())
     store = small_store(ROOT, disk, worker_threads=1)
     busy, other, third = (store.log(name, 0) for name in ("busy", "other", "third"))

@@ -1,5 +1,5 @@
-"""One odd item in the data folder, a stray file or a folder that cannot be read, costs at most the entity
-that it belongs to."""
+"""One odd item in the data folder, a stray file or an unreadable folder, costs at most the entity to which it
+belongs."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_extents_that_are_removed_while_the_log_is_open_are_made_anew(
     await log.claim()
     await append(log, b"two")
     shutil.rmtree(extents(tmp_path, "orders" if level == "entity" else ""))
-    with pytest.raises(CommitFailed):  # the extent was written to nowhere
+    with pytest.raises(CommitFailed):  # the extent's folder is gone
         await log.roll()
     await log.claim()
     await append(log, b"three")

@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_opened_is_not_kept() -> None:
 
 
 class SlowDisk(RecordingDisk):
-    """Opening a file takes until `may_open` is set."""
+    """Opening a file waits until `may_open` is set."""
 
     def __init__(self) -> None:
         super().__init__()

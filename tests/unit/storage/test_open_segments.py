@@ -17,8 +17,8 @@ from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
 OTHER_FILES = 1 + 2 + 2 + 2
-"""The lock, what each worker thread may have open for a moment, what each committer thread may, and what is
-open for reading."""
+"""The lock, one file per worker thread for a moment, one per committer thread, and the files open for
+reading."""
 
 
 async def claimed_logs(store: FileLogStore, count: int) -> list[FileLog]:
@@ -34,7 +34,7 @@ async def close_all(store: FileLogStore, logs: list[FileLog]) -> None:
 
 
 class CountingDisk(FaultyDisk):
-    """Remembers the most descriptors that were open at a time."""
+    """Records the largest number of descriptors open at a time."""
 
     def __init__(self, inner: RecordingDisk) -> None:
         super().__init__(inner)
@@ -72,7 +72,7 @@ async def test_many_logs_at_once_and_in_turn_need_few_descriptors(queued: bool, 
 
 async def test_what_nobody_writes_to_is_closed_after_a_while_and_goes_on_with_the_next_commit() -> None:
     disk = RecordingDisk(queued=True)
-    # on a busy machine, 20 ms may end between a commit and the look at it
+    # on a busy machine, 20 ms may pass between a commit and the next look at the segment
     store = small_store(ROOT, disk, segment_idle_ms=300)
     logs = await claimed_logs(store, 5)
     for round_number in range(2):
@@ -109,7 +109,7 @@ async def test_what_was_acknowledged_unsynced_is_synced_before_its_file_is_close
     disk.fail("sync")
     await log.put_away()
     with pytest.raises(CommitFailed):
-        log.begin()  # the error was heard of, and is not forgotten with the file
+        log.begin()  # the error was noticed, and is not forgotten with the file
     await log.claim()
     assert flat(await contents(log)) == [b"kept", b"acknowledged"]
     await close_all(store, [log])
@@ -152,7 +152,7 @@ async def test_a_log_put_away_can_be_rolled_claimed_and_closed() -> None:
 
 
 class Holder:
-    """A log that is at work until it is told to rest."""
+    """A log that is busy until it is told to rest."""
 
     def __init__(self, places: OpenSegments) -> None:
         self._places = places
@@ -195,7 +195,7 @@ async def test_a_log_that_is_claimed_anew_keeps_its_place() -> None:
     first, second = logs = [store.log(ENTITY, partition) for partition in range(2)]
     await first.claim()
     await append(first, b"kept")
-    # it gave its place back, and waited for the other one, which waited for its turn
+    # once, the log gave its place back and waited for the other, which waited for its turn
     async with asyncio.timeout(20):
         await asyncio.gather(first.claim(), second.claim())
     await append(second, b"other")

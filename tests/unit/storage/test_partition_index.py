@@ -1,5 +1,5 @@
-"""storage/partition_index.py: what it says after a stop, a crash, a power cut and damage is right, or it says
-that it does not know."""
+"""storage/partition_index.py: after a stop, a crash, a power cut or damage, the index is right, or says that
+it does not know."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def disk() -> RecordingDisk:
 
 
 async def loaded(disk: object, folder: Path = ROOT) -> PartitionIndex:
-    """The index as the next start finds it; a missing one is made anew, without partitions."""
+    """The index as the next start finds it; if missing, a new one without partitions."""
     index = index_of(disk, folder)
     if not await index.load():
         await index.rebuild({})
@@ -75,7 +75,7 @@ async def test_after_a_stop_all_notes_are_there_and_after_a_kill_those_that_were
     await index.close()
     again = await loaded(disk)
     assert known(again) == {("a", 0): (False, b"zero"), ("a", 1): (False, b""), ("a", 2): (True, b"")}
-    await again.opened("a", 0)  # and then it is killed
+    await again.opened("a", 0)  # then the process is killed
     assert known(await loaded(disk)) == {
         ("a", 0): (True, b"zero"),
         ("a", 1): (False, b""),
@@ -119,7 +119,7 @@ async def test_who_gives_up_waiting_leaves_at_once_and_the_next_one_waits_for_wh
         async with asyncio.timeout(20):
             while not hanging.held:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
-            for task in waiting:  # the second one waits for the first one's turn
+            for task in waiting:  # the second task waits for the first one's write
                 task.cancel()
             assert len(await asyncio.gather(*waiting, return_exceptions=True)) == 2
         again = [asyncio.create_task(index.opened("a", number)) for number in range(2)]
@@ -161,7 +161,7 @@ async def test_after_a_power_cut_nothing_that_is_open_passes_for_closed(seed: in
 
 
 async def written(folder: Path) -> Known:
-    """An index of several frames."""
+    """Write an index of several frames."""
     index = await loaded(LocalDisk(), folder)
     for number in range(5):
         await index.opened("a", number)

@@ -1,4 +1,4 @@
-"""storage/record.py and the records of storage/log.py: a frame's bytes."""
+"""storage/record.py and the records of storage/log.py: the bytes of a frame."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""storage/recovery.py: which files are a log, and how it is claimed. Damage has its own tests in
-tests/crash."""
+"""storage/recovery.py: which files make up a log, and how the log is claimed. tests/crash covers damage."""
 
 from __future__ import annotations
 

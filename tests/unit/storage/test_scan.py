@@ -1,4 +1,4 @@
-"""storage/scan.py: frames one after the other, and what stands in their way."""
+"""storage/scan.py: reading frames one after another, and what stops a scan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ CODEC = FrameCodec(b"s" * 16, 0)
 
 
 def written(disk: RecordingDisk, bodies: list[bytes]) -> tuple[Segment, int, list[Chain]]:
-    """A segment with these frames, open, and the places between them."""
+    """Write an open segment with these frames; also returns its descriptor and the places between the
+    frames."""
     active = ActiveSegment.begin(disk, Path("/"), SegmentHeader("e", 0, 1, b"s" * 16, CHAIN_START))
     places = [CHAIN_START]
     for body in bodies:

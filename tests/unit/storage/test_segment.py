@@ -1,4 +1,4 @@
-"""storage/segment.py: a segment's header and name, and the writing at its end."""
+"""storage/segment.py: a segment's header and name, and writing at its end."""
 
 from __future__ import annotations
 

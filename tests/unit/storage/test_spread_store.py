@@ -1,4 +1,4 @@
-"""storage/spread_store.py: what is known for certain when a data folder does not answer."""
+"""storage/spread_store.py: what is certain when a data folder does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""storage/threads.py: a thread cannot be called back."""
+"""storage/threads.py: work in a thread runs to its end, whatever happens to its caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""storage/workers.py: a thread pool that goes on while work hangs."""
+"""storage/workers.py: a thread pool that keeps working while some work hangs."""
 
 from __future__ import annotations
 
