@@ -1,4 +1,4 @@
-"""Imports run down the table of the architecture, and each thing of the outside world has one home."""
+"""Imports only point down the layers of the architecture, and each part of the outside world has one home."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FORBIDDEN = {
     "broker.frontend": ("storage", "broker.partition"),
     "broker.http": ("storage", "protocol", "broker.partition"),
 }
-"""What a part must not import although it lies below it; a name stands for itself and everything in it."""
+"""What a part must not import although it lies below it. A name covers itself and everything in it."""
 
 READS_THE_TIME = {"time", "time_ns", "now", "utcnow", "today", "monotonic", "monotonic_ns"}
 WRITES_FILES = {
@@ -68,7 +68,8 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def writes_files(path: Path) -> bool:
-    """Calls of `os` and `shutil` that change a file, the built-in `open`, and paths' own `write_…`."""
+    """Whether a module calls `os` or `shutil` to change a file, the built-in `open`, or a path's own
+    `write_…`."""
     return any(
         (where in ("os", "shutil") and name in WRITES_FILES)
         or (where, name) == ("", "open")
@@ -98,7 +99,7 @@ def below(name: str, parent: str) -> bool:
 
 
 def calls_of(path: Path) -> set[tuple[str, str]]:
-    """Calls as (what is called on, name): ("os", "fsync"), ("", "open")."""
+    """Calls as (object, name): ("os", "fsync"), ("", "open")."""
     calls = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call):
@@ -110,7 +111,7 @@ def calls_of(path: Path) -> set[tuple[str, str]]:
 
 
 def part_of(name: str) -> tuple[int, str] | None:
-    """The layer and the part that a module belongs to; None for what is not ours, and for `broker` itself."""
+    """The layer and the part of a module; None for modules that are not ours, and for `broker` itself."""
     for level, parts in enumerate(LAYERS):
         for part in parts:
             if below(name, part):
@@ -135,7 +136,7 @@ def test_imports_run_down_the_layers() -> None:
 
 
 def circles_of(imported: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of modules that reach each other through imports, each of two modules or more."""
+    """The groups of two or more modules that reach each other through imports."""
 
     def reached_from(start: str) -> set[str]:
         found: set[str] = set()
@@ -173,7 +174,8 @@ def test_no_part_imports_what_is_forbidden_to_it(part: str) -> None:
 
 
 def import_circles() -> list[set[str]]:
-    """Modules that import one another, directly or over others, as groups (strongly connected components)."""
+    """Groups of modules that import one another, directly or through others (strongly connected
+    components)."""
     modules = {module_of(path): path for path in SOURCES}
     imported = {module: imports_of(path) & modules.keys() - {module} for module, path in modules.items()}
     order: dict[str, int] = {}

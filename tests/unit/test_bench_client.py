@@ -1,4 +1,4 @@
-"""The load client of the benchmarks, against a peer that stores nothing."""
+"""The benchmarks' load client, against a peer that stores nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The process that tests talk to: a broker that ends while it starts is reported at once, with its status and
-its log."""
+"""The broker process of the tests: if it ends while it starts, that is reported at once, with its status and
+log."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = {"AMQP": ROOT / "docs" / "contract" / "amqp.md", "HTTP": ROOT / "docs" / "contract" / "http.md"}
 NOT_OURS = {"node_modules", "__pycache__", "build", "target", "data"}
-"""Folders of tools and of generated files; so are those whose names begin with a dot."""
+"""Folders of tools and of generated files. Folders whose names begin with a dot count as well."""
 WITH_CITATIONS = {".py", ".c", ".h", ".md", ".toml", ".go", ".java", ".js", ".sh", ".yaml", ".yml"}
 
 NUMBER = r"\d+(?:\.\d+)*[a-z]?\b"
@@ -21,18 +21,19 @@ ANY_NUMBER = rf"(?:{NUMBER}|[A-Z]\b)"
 CITATION = re.compile(
     rf"\b(AMQP|HTTP)[\s#]+contract[\s#]+({ANY_NUMBER}(?:(?:,[\s#]+(?:and[\s#]+)?|[\s#]+(?:to|and|or)[\s#]+){NUMBER})*)"
 )
-"""A page and one or more numbers. It may continue on the next line, in a comment too."""
+"""A page and one or more numbers. A citation may continue on the next line, in a comment too."""
 LOOSE = re.compile(
     r"\b[Cc]ontract(?:,|'s)?[\s#]+(?:§|rules?|gotcha|[Aa]ppendix|[Ss]ection|number|point)[\s#]*(?:\d+|[A-Z]\b)"
 )
-"""Spellings that name a place without the page or without its number."""
+"""Spellings that cite a place without its page or its number."""
 HEADING = re.compile(rf"#{{1,4}} (?:Appendix )?({ANY_NUMBER})\.? ")
 ITEM = re.compile(r"(\d+)\. ")
 
 
 @cache
 def numbers_of(page: str) -> frozenset[str]:
-    """What can be cited of a page: its headings' numbers, and for item 7 of section 0.4 the number 0.4.7."""
+    """The numbers that a page offers for citation: those of its headings, and 0.4.7 for item 7 of section
+    0.4."""
     return frozenset(_numbers_in(PAGES[page].read_text(encoding="utf-8").splitlines()))
 
 
@@ -47,7 +48,7 @@ def _numbers_in(lines: Iterable[str]) -> Iterator[str]:
 
 
 def wrong_citations(text: str) -> list[str]:
-    """Citations in a text that lead nowhere, and those that are not spelled as citations are."""
+    """Citations in a text that lead nowhere or are not spelled as citations."""
     wrong = []
     for citation in CITATION.finditer(text):
         page = citation[1]

@@ -1,4 +1,4 @@
-"""What users can set and see is in the documentation."""
+"""Everything that users can set or see is documented."""
 
 from __future__ import annotations
 
