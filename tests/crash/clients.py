@@ -1,10 +1,9 @@
-"""The clients of a crash round: senders and receivers that write down everything, and go on after the broker
-was killed.
+"""Clients of a crash round: senders and receivers that record everything, and carry on after the broker was
+killed.
 
-Each is a thread with a connection of its own over `raw_amqp`. What it asks of the broker is in the ledger
-before the bytes leave, what the broker said is there when it was read; a connection that breaks leaves the
-rest unknown. A broker that refuses what it should take is an error of the round; a broker that is not there
-is waited for.
+Each client is a thread with its own connection over `raw_amqp`. It enters each request in the ledger before
+the bytes leave, and each answer when it reads it; when a connection breaks, the rest is unknown. A broker
+that refuses what it should accept fails the round; clients wait for a broker that is down.
 """
 
 from __future__ import annotations
@@ -25,33 +24,33 @@ BODY_BYTES_MAX = 900
 RETRY_S = 0.05
 DRAIN_CREDIT = 500
 READ_SLICE_S = 0.2
-"""How long a client listens before it looks whether it is to stop."""
+"""How long a client reads before it checks whether to stop."""
 
 
 def body_of(name: str) -> bytes:
-    """What a message of this name carries: its name, and bytes that only its sender would have written."""
+    """Body of the message with this name: the name, and bytes that only its sender would have written."""
     check = crc32(name.encode())
     return name.encode() + b"|" + check.to_bytes(4, "big") * (check % (BODY_BYTES_MAX // 4))
 
 
 class Place:
-    """Where the broker is, and in which life. Shared by all clients of a round."""
+    """Where the broker is and which life it is in. Shared by all clients of a round."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.life = 0
         self.up = threading.Event()
-        """The broker runs, and listens on `port`."""
+        """Set while the broker runs and listens on `port`."""
         self.stop = threading.Event()
         self.failures: list[BaseException] = []
 
 
 Who = tuple[Place, str, str, QueueLedger, object]
-"""What every client is made with: its place, its name, its queue, its ledger, and the seed of its choices."""
+"""Arguments of every client: its place, its name, its queue, its ledger, and the seed of its choices."""
 
 
 class Client(threading.Thread, ABC):
-    """One thread, one connection at a time."""
+    """A thread with one connection at a time."""
 
     def __init__(self, place: Place, name: str, queue: str, ledger: QueueLedger, seed: object) -> None:
         super().__init__(name=name, daemon=True)
@@ -76,14 +75,14 @@ class Client(threading.Thread, ABC):
 
     @abstractmethod
     def serve(self, connection: RawConnection, life: int) -> None:
-        """Work until told to stop. Raises ConnectionEnded, OSError when the broker is gone."""
+        """Work until told to stop. Raises ConnectionEnded or OSError when the broker is gone."""
 
 
 class Sender(Client):
-    """Sends bursts and waits for their outcomes: `burst` transfers at a time, each of `batch` messages, with
-    one of `keys` or without.
+    """Sends bursts and waits for their outcomes: `burst` transfers at a time, each of `batch` messages, each
+    with one of `keys` or without a key.
 
-    `pause_s` follows each burst; messages live for `time_to_live_ms`, for ever if that is None.
+    A pause of `pause_s` follows each burst; messages live for `time_to_live_ms`, for ever if that is None.
     """
 
     def __init__(
@@ -141,8 +140,9 @@ class Sender(Client):
 
 
 class Receiver(Client):
-    """Takes messages under lock, removes most of them and waits until the broker says so; gives some back,
-    dead-letters some."""
+    """Locks messages, removes most of them and waits for the broker's confirmation; abandons some,
+    dead-letters some.
+    """
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Receiver(Client):
                 connection.send(*answers)
 
     def handle(self, frames: list[Frame], life: int) -> list[bytes]:
-        """Note what came; gives what is to be said to it."""
+        """Record the frames; gives the answers to send."""
         answers: list[bytes] = []
         for found in frames:
             if found.code == raw.TRANSFER:
@@ -194,14 +194,14 @@ class Receiver(Client):
             elif found.code == raw.DISPOSITION:
                 self._confirm(found, life)
             elif found.code == raw.CLOSE and raw.condition_of(found) == "amqp:connection:forced":
-                raise ConnectionEnded  # the broker stops in order
+                raise ConnectionEnded  # the broker shuts down in order
             else:
                 assert found.code in (None, raw.FLOW), f"{self.name} met {found}"
         return answers
 
     @property
     def unconfirmed(self) -> int:
-        """Settlements that the broker has not answered."""
+        """Number of settlements the broker has not answered."""
         return len(self._asked)
 
     def _receive(self, payload: bytes, life: int) -> str:
@@ -240,7 +240,7 @@ class Receiver(Client):
 
 
 class ReceiveAndDelete(Client):
-    """Takes messages that are gone with their delivery (§2.8.2, settled)."""
+    """Receives messages that are removed on delivery (§2.8.2, settled)."""
 
     CREDIT = 20
 
@@ -262,7 +262,7 @@ class ReceiveAndDelete(Client):
 
 
 def note_deleted(found: Frame, ledger: QueueLedger, life: int) -> None:
-    """A message that its delivery removed: confirmed with its arrival."""
+    """Record a message removed on delivery: its arrival confirms the removal."""
     parts = sections(found.payload)
     name = str(parts[DATA].split(b"|")[0], "ascii", "replace")
     ledger.received(name, life, parts[ANNOTATIONS][Symbol("x-opt-sequence-number")])
@@ -273,10 +273,10 @@ def note_deleted(found: Frame, ledger: QueueLedger, life: int) -> None:
 def drain(
     place: Place, queue: str, ledger: QueueLedger, *, settled: bool = False, within_s: float = 20.0
 ) -> int:
-    """Take and remove everything that a queue holds, until the broker gives the credit back unused (§2.6.7);
-    gives how many it was.
+    """Receive and remove everything a queue holds, until the broker returns the credit unused (§2.6.7); gives
+    the number of messages.
 
-    With `settled` by receive-and-delete.
+    Uses receive-and-delete if `settled`.
     """
     deadline, total, link_delivery_count = time.monotonic() + within_s, 0, 0
     receiver = Receiver(place, "drain", queue, ledger, 0)
@@ -286,9 +286,7 @@ def drain(
         connection.attach_receiver(1, queue, settled=settled)
         while True:
             connection.send_frame(raw.FLOW, raw.flow_fields(1, link_delivery_count, DRAIN_CREDIT, drain=True))
-            link_delivery_count += (
-                DRAIN_CREDIT  # a drain uses all of it up, whether there were messages or not
-            )
+            link_delivery_count += DRAIN_CREDIT  # a drain uses up all credit, with or without messages
             taken = 0
             used_up = False
             while not used_up or receiver.unconfirmed:

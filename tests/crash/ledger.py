@@ -1,10 +1,9 @@
-"""What the clients of one crash round know: what they sent, what the broker acknowledged, what they saw, what
-it confirmed.
+"""What the clients of one crash round know: what they sent, what the broker acknowledged, what they received,
+what the broker confirmed.
 
 A *life* is one run of the broker process, numbered from 0; a connection belongs to the life in which it was
-made. Entries are made by many threads, each before its consequence can be: a message is noted as received
-before it is settled. An outcome that never came is unknown, and may turn out either way; nothing is ever sent
-twice.
+made. Many threads add entries, each before its consequence is possible: a message is recorded as received
+before it is settled. A missing outcome is unknown and may turn out either way; nothing is ever sent twice.
 """
 
 from __future__ import annotations
@@ -25,38 +24,40 @@ class Receipt:
 
 @dataclass
 class QueueLedger:
-    """One queue's. Names are unique; a name `sender/key/number` says whose message it is, of which key, and
-    in which order it was sent."""
+    """The ledger of one queue. Names are unique; a name `sender/key/number` gives a message's sender, its key
+    and its place in the order of sending.
+    """
 
     attempted: set[str] = field(default_factory=set)
     acknowledged: set[str] = field(default_factory=set)
     receipts: list[Receipt] = field(default_factory=list)
     removals_asked: set[str] = field(default_factory=set)
-    """Completed or dead-lettered, as far as the client is concerned; whether the broker heard of it is
-    another matter."""
+    """Messages that the client has asked to complete or dead-letter, whether or not the broker received the
+    request.
+    """
     removed: dict[str, int] = field(default_factory=dict)
     """Name → the life in which the broker confirmed it."""
     dead_lettering: set[str] = field(default_factory=set)
-    """Those of `removals_asked` that may be found in the dead-letter queue."""
+    """Messages in `removals_asked` that may be in the dead-letter queue."""
     dead_lettered: set[str] = field(default_factory=set)
-    """Those that must be, for the broker has confirmed it."""
+    """Messages that must be in the dead-letter queue, since the broker has confirmed it."""
     errors: list[str] = field(default_factory=list)
-    """What was wrong the moment it was seen."""
+    """Errors noticed as they happened."""
     _holders: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def sending(self, names: list[str]) -> None:
-        """About to be written to the socket."""
+        """Record messages about to be written to the socket."""
         with self._lock:
             self.attempted.update(names)
 
     def sent(self, names: list[str]) -> None:
-        """Accepted by the broker."""
+        """Record messages the broker has accepted."""
         with self._lock:
             self.acknowledged.update(names)
 
     def received(self, name: str, life: int, sequence_number: int) -> None:
-        """Delivered."""
+        """Record a delivered message."""
         with self._lock:
             if name not in self.attempted:
                 self.errors.append(f"{name} was never sent")
@@ -73,19 +74,19 @@ class QueueLedger:
             self.receipts.append(Receipt(name, life, sequence_number))
 
     def giving_back(self, name: str) -> None:
-        """About to be abandoned."""
+        """Record a message about to be abandoned."""
         with self._lock:
             self._holders.pop(name, None)
 
     def removing(self, name: str, *, dead_letter: bool = False) -> None:
-        """About to be completed or dead-lettered."""
+        """Record a message about to be completed or dead-lettered."""
         with self._lock:
             self.removals_asked.add(name)
             if dead_letter:
                 self.dead_lettering.add(name)
 
     def confirmed(self, name: str, life: int, *, dead_letter: bool = False) -> None:
-        """The broker settled the removal."""
+        """Record that the broker settled the removal."""
         with self._lock:
             self.removed[name] = life
             if dead_letter:
@@ -94,7 +95,7 @@ class QueueLedger:
     # --- at the end of a round ------------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
-        """Everything that may not be once the queue was drained; empty if all is well."""
+        """Everything wrong once the queue has been drained; empty if all is well."""
         found = list(self.errors)
         found += [
             f"{name} was acknowledged and is lost" for name in sorted(self.acknowledged - self.removals_asked)
@@ -118,7 +119,7 @@ class QueueLedger:
         return found
 
     def _order_problems(self, numbers: dict[str, int]) -> list[str]:
-        """Messages of a key stand in one partition, in the order in which they were sent."""
+        """Check that the messages of a key are in one partition, in the order of sending."""
         found = []
         by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for name, sequence_number in numbers.items():
@@ -134,8 +135,9 @@ class QueueLedger:
         return found
 
     def delivery_order_problems(self) -> list[str]:
-        """With one receiver that gives nothing back: within each life, each key's messages come in the order
-        of sending."""
+        """With one receiver that gives nothing back: check that within each life, each key's messages come in
+        the order of sending.
+        """
         found = []
         latest: dict[tuple[int, str], int] = {}
         for receipt in self.receipts:
@@ -150,11 +152,11 @@ class QueueLedger:
 
 
 def name_of(sender: str, key: str, number: int) -> str:
-    """The name of one message; `key` is empty for one without."""
+    """The name of one message; `key` is empty for a message without a key."""
     return f"{sender}/{key}/{number:06d}"
 
 
 def key_of(name: str) -> tuple[str, int]:
-    """The key in a name, empty for none, and the number."""
+    """The key in a name (empty for none), and the number."""
     sender, key, number = name.split("/")
     return (f"{sender}/{key}" if key else ""), int(number)

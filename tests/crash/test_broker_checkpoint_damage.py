@@ -1,6 +1,6 @@
-"""A bit that turns in a checkpoint of a trimmed log costs a real broker nothing but a line in its log.
+"""A flipped bit in a checkpoint of a trimmed log costs a real broker nothing but a line in its log.
 
-`test_storage_checkpoint_damage.py` turns bits everywhere, in the log alone.
+`test_storage_checkpoint_damage.py` flips bits everywhere, in the log alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SENT, KEPT = 300, 40
 
 
 def work(client: ServiceBusClient) -> dict[int, bytes]:
-    """Send a MiB and consume most of it; gives what is left, by sequence number."""
+    """Send a MiB and consume most of it; gives the bodies that remain, by sequence number."""
     with client.get_queue_sender("orders") as sender:
         for first in range(0, SENT, 50):
             sender.send_messages(
@@ -61,12 +61,12 @@ def peeked(client: ServiceBusClient) -> dict[int, bytes]:
 
 
 def files(broker: BrokerProcess, suffix: str) -> list[Path]:
-    """The files of the one log, oldest first."""
+    """Files of the only log, oldest first."""
     return sorted((broker.data_dir / "logs").rglob(f"*{suffix}"))
 
 
 def places(path: Path) -> list[int]:
-    """A byte of the tables and one of a block of a checkpoint's file."""
+    """Offsets of a byte in the tables and a byte in a block of a checkpoint file."""
     disk = LocalDisk()
     segment = sorted(path.parent.glob("*.segment"))[-1]
     stored = read_checkpoint(

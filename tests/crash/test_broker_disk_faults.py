@@ -1,4 +1,4 @@
-"""What clients see of a disk that fails: one partition goes down and comes back, the others never notice."""
+"""What clients see of a failing disk: one partition goes down and comes back, the others never notice."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ VICTIM = 5
 VICTIM_FOLDER = f"/{VICTIM:04x}"
 BACK_WITHIN_S = 10.0
 BACK_AFTER_LONG_WITHIN_S = 20.0
-"""The longer a partition was down, the longer it pauses between two attempts: up to 10 s."""
+"""The longer a partition has been down, the longer it pauses between two attempts: up to 10 s."""
 SERVER_BUSY, RESOURCE_LIMIT = "com.microsoft:server-busy", "amqp:resource-limit-exceeded"
 KEYS = {partition_of_key(f"key{number}", PARTITIONS): f"key{number}" for number in range(400)}
 """A key for each partition."""
 
 
 class Client:
-    """A sender that says what came of each message, and writes it down."""
+    """A sender that reports the outcome of each message and records it."""
 
     def __init__(self, port: int, queue_name: str = "orders", body_bytes: int = 0) -> None:
         self.ledger = QueueLedger()
@@ -54,8 +54,9 @@ class Client:
         self._padding = [bytes(body_bytes)] if body_bytes else []
 
     def send(self, partition: int | None = None) -> str | None:
-        """Send one message, keyed to a partition or free; None if it was accepted, else the condition of its
-        refusal."""
+        """Send one message, with a key for the given partition or without one; None if it was accepted,
+        otherwise the condition of its refusal.
+        """
         name = name_of("sender", "", self._number)
         annotations = None if partition is None else {"x-opt-partition-key": KEYS[partition]}
         self.ledger.sending([name])
@@ -94,7 +95,7 @@ def health(addresses: Addresses) -> dict[str, Any]:
 
 
 def availability(addresses: Addresses) -> str:
-    """`EntityAvailabilityStatus` as administration clients read it."""
+    """`EntityAvailabilityStatus` as administration clients see it."""
     url = f"{addresses.http_url}/orders?api-version=2021-05"
     request = urllib.request.Request(url, headers={"Authorization": sas_token(addresses.http_url)})
     with urllib.request.urlopen(request, timeout=5) as answer:
@@ -120,7 +121,7 @@ def wait_until(holds: Callable[[], bool], what: str, within_s: float = BACK_WITH
 
 
 def check_nothing_lost(addresses: Addresses, ledger: QueueLedger) -> None:
-    """Everything acknowledged is there, and nothing that was refused."""
+    """Check that every acknowledged message is there, and no refused one."""
     place = Place(addresses.amqp_port)
     refused = ledger.attempted - ledger.acknowledged
     drain(place, "orders", ledger)
@@ -137,7 +138,7 @@ def fail_a_sync(disk: FaultyDisk) -> None:
 
 
 def cut_a_write_short(disk: FaultyDisk) -> None:
-    """A part of a frame is on the disk, and the rest is refused."""
+    """Write part of a frame to the disk and refuse the rest."""
     disk.shorten(20, path_part=VICTIM_FOLDER)
     disk.fail("write", path_part=VICTIM_FOLDER)
 
@@ -157,7 +158,7 @@ def test_a_partition_whose_disk_fails_goes_down_alone_and_comes_back_by_itself(
             "open_read",
             "open_write",
             "create",
-        ):  # it does not come back before we have looked
+        ):  # the partition does not come back before we look
             disk.fail(operation, times=1_000_000, path_part=VICTIM_FOLDER)
         fault(disk)
         assert client.send(VICTIM) == SERVER_BUSY
@@ -186,7 +187,7 @@ def test_an_unkeyed_message_whose_own_commit_fails_is_taken_by_another_partition
         for failures in range(1, 6):
             disk.fail(
                 operation, path_part="/logs/"
-            )  # the next commit's, whichever partition the message goes to
+            )  # the next commit's call, whichever partition the message goes to
             assert client.send() is None
             assert commit_failures(broker.addresses) == failures
         wait_until(
@@ -246,8 +247,9 @@ def test_the_official_client_rides_out_a_failed_sync_with_a_key_and_without(tmp_
 
 
 def browsed(connection_string: str, page: int = 7, **options: Any) -> list[str]:
-    """Bodies that the official client is shown, page after page; its own memory of the last one says where
-    the next begins."""
+    """Bodies that the official client browses, page after page; it remembers by itself where the next page
+    begins.
+    """
     found: list[str] = []
     with (
         ServiceBusClient.from_connection_string(connection_string, **options) as sdk,

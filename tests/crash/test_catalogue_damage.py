@@ -1,5 +1,6 @@
-"""Damage to the documents that describe queues: one damaged file costs nothing; two stop their queue alone,
-which keeps its messages."""
+"""Damage to the documents that describe queues: one damaged copy costs nothing; two stop only their queue,
+which keeps its messages.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ MESSAGES = {b"message to 0", b"message to 1"}
 
 
 async def made() -> tuple[RecordingDisk, list[Path]]:
-    """A disk with two queues that hold messages, and the files that describe one of them."""
+    """A disk with two queues that hold messages, and the files that describe one of the queues."""
     life = Life(RecordingDisk())
     await life.namespace.load()
     for name in ("orders", "bystander"):

@@ -1,5 +1,6 @@
-"""The data folder is as large as what is in the queues asks for, soon after the traffic has ended, and
-without any more of it."""
+"""Soon after the traffic ends, and without further traffic, the data folder is only as large as the messages
+in the queues require.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ MIB = 1 << 20
 PARTITIONS = 2
 BODY_BYTES = 60_000
 COUNT = 800
-"""So many of these messages leave 24 MB behind in each partition."""
+"""This many of these messages leave 24 MB behind in each partition."""
 BYTES_MAX = 2 * MIB * PARTITIONS
 WITHIN_S = 30.0
-"""The promise is 10 s on a machine that has time."""
+"""The promise is 10 s on a machine with time to spare."""
 KEYS = {partition_of_key(f"key{number}", PARTITIONS): f"key{number}" for number in range(20)}
 DEFERRED = [f"d{number:02}" for number in range(64)]
 
@@ -96,7 +97,7 @@ def of(numbers: list[int], partition: int) -> list[int]:
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_drained_queue_gives_its_room_back_without_traffic(broker: BrokerProcess, is_stopped: bool) -> None:
-    """Also one of a broker that was stopped right after the traffic, and started."""
+    """The same holds if the broker was stopped right after the traffic and started again."""
     flow(broker)
     if is_stopped:
         broker.terminate()

@@ -1,7 +1,7 @@
-"""A disk that is full recovers by draining alone (durability rule 6), however small it is beside a segment.
+"""A full disk recovers by draining alone (durability rule 6), however small it is compared with a segment.
 
-Nothing but the broker ever frees room here. Every message that was acknowledged is received, no settlement is
-refused, and once the queue is empty it takes as much as before.
+Only the broker frees room here. Every acknowledged message is received, no settlement is refused, and once
+the queue is empty it takes as many messages as before.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ PARTITIONS = 16
 WITHIN_S = 60.0
 ROUNDS = 2
 REFUSALS = 50
-"""After so many in a row the disk is full: a partition whose last file has some room left takes a few
-more."""
+"""This many refusals in a row mean a full disk: a partition with room left in its last file accepts a few
+more messages.
+"""
 
 
 class Filler(Sender):
-    """Sends until the broker takes no more."""
+    """Sends until the broker accepts no more."""
 
     refusals: tuple[int, int] = 0, 0
-    """How many there were after how many accepted messages."""
+    """Consecutive refusals, and the number of accepted messages at that point."""
 
     def on_refused(self, outcome: str) -> None:
         assert outcome == "rejected amqp:resource-limit-exceeded", outcome
@@ -56,7 +57,7 @@ def connected(broker: BrokerThread) -> Iterator[LoadConnection]:
 
 
 def fill(broker: BrokerThread, body_bytes: int) -> int:
-    """Send until the disk is full; gives how many messages were accepted."""
+    """Send until the disk is full; gives the number of accepted messages."""
     with connected(broker) as connection:
         sender = Filler(connection, encode_message(body_bytes), 20)
         drive([connection], lambda: sender.is_ready, WITHIN_S)
@@ -66,7 +67,7 @@ def fill(broker: BrokerThread, body_bytes: int) -> int:
 
 
 def drain(broker: BrokerThread, count: int, body_bytes: int, window: int) -> None:
-    """Receive and complete so many messages; raises if any completion is refused."""
+    """Receive and complete `count` messages; raises if any completion is refused."""
     with connected(broker) as connection:
         receiver = Receiver(connection, window, body_bytes)
         drive([connection], lambda: receiver.is_ready, WITHIN_S)
@@ -79,7 +80,7 @@ def fill_and_drain(broker: BrokerThread, body_bytes: int, window: int) -> None:
     for _ in range(ROUNDS):
         deadline = time.monotonic() + WITHIN_S
         counts.append(fill(broker, body_bytes))
-        while counts[-1] < counts[0] // 2:  # room is given back in the background
+        while counts[-1] < counts[0] // 2:  # room is freed in the background
             assert time.monotonic() < deadline, f"of {counts[0]} messages only {counts[-1]} are taken again"
             time.sleep(0.2)
             counts[-1] += fill(broker, body_bytes)
@@ -88,7 +89,7 @@ def fill_and_drain(broker: BrokerThread, body_bytes: int, window: int) -> None:
 
 
 CASES = [(2 * MIB, 3_000, 1), (8 * MIB, 30_000, 10)]
-"""The disk's bytes, a message's, and how many are received at a time."""
+"""Disk size and message size in bytes, and how many messages are received at a time."""
 
 
 @pytest.mark.parametrize(("disk_bytes", "body_bytes", "window"), CASES)
@@ -103,7 +104,7 @@ def test_a_disk_with_a_limit_recovers_by_draining_alone(
 
 @contextmanager
 def mounted(folder: Path, size_bytes: int) -> Iterator[bool]:
-    """A file system of this size at `folder`; False where this process may not mount one."""
+    """Mount a file system of this size at `folder`; False if this process may not mount one."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)]
     is_mounted = subprocess.run(command, check=False, capture_output=True).returncode == 0
@@ -118,7 +119,7 @@ def mounted(folder: Path, size_bytes: int) -> Iterator[bool]:
 def test_a_small_file_system_recovers_by_draining_alone(
     disk_bytes: int, body_bytes: int, window: int, tmp_path: Path
 ) -> None:
-    """A tmpfs; where nothing may be mounted, the folder's own file system, with the limit in front of it."""
+    """Uses a tmpfs, or, where mounting is not permitted, the folder's own file system behind the limit."""
     with mounted(tmp_path / "small", disk_bytes) as is_mounted:
         disk: LocalDisk = LocalDisk()
         if not is_mounted:

@@ -1,5 +1,6 @@
 """The disk of the catalogue and the index hangs: administration is answered in time, nothing else waits, and
-the process ends."""
+the process ends.
+"""
 
 from __future__ import annotations
 
@@ -71,20 +72,20 @@ class Admin:
         return self.ask("DELETE", name)
 
     def descriptions(self) -> dict[str, str]:
-        """The queues that are served, each with its maximum of deliveries."""
+        """Live queues, each with its max delivery count."""
         text = self.ask("GET", "$Resources/queues")[1]
         return dict(re.findall(r"<entry.*?<title[^>]*>(\w+)</title>.*?<MaxDeliveryCount>(\d+)<", text, re.S))
 
 
 async def on_disk(broker: BrokerThread) -> dict[str, str]:
-    """The same as the next broker will find it."""
+    """The same, as the next broker will find it on disk."""
     documents = await Catalogue(broker.data_dir / "catalogue", LocalDisk()).load_all()
     found = map(decode_description, documents.values())
     return {each.name: str(each.settings.max_delivery_count) for each in found}
 
 
 def refusal(answer: tuple[int, str, Message]) -> str:
-    """What a client is told that may try again. It was answered in time, or `ask` would have raised."""
+    """The error of a refusal that clients may retry. It came in time, otherwise `ask` would have raised."""
     status, text, headers = answer
     assert status == 503 and headers["Retry-After"], text
     return text
@@ -94,8 +95,9 @@ def refusal(answer: tuple[int, str, Message]) -> str:
 def test_administration_is_answered_while_the_catalogues_disk_hangs_and_nobody_else_waits(
     first: str, tmp_path: Path
 ) -> None:
-    """Of a change that the disk holds up nobody knows what it became; the others are not begun. All of them
-    can be made later."""
+    """The outcome of the change that the disk holds up is unknown; other changes are not begun. All of them
+    succeed later.
+    """
     disk = FaultyDisk(LocalDisk())
     with broker_on(tmp_path, disk) as broker, client_of(broker.addresses) as client:
         admin = Admin(broker)
@@ -220,7 +222,7 @@ async def test_a_change_that_waits_for_a_hanging_one_is_not_begun(tmp_path: Path
     finally:
         disk.release()
     async with asyncio.timeout(20):
-        while True:  # nobody tells when the disk answers again
+        while True:  # nothing signals that the disk answers again
             try:
                 await catalogue.put("e", b"document")
             except DiskHangs:

@@ -1,5 +1,6 @@
-"""What clients see of a disk that hangs: one partition counts as failed, everybody is answered, and nothing
-is lost or comes twice."""
+"""What clients see of a hanging disk: one partition counts as failed, every client is answered, and nothing
+is lost or delivered twice.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from tests.support.faulty_disk import FaultyDisk
 
 TIMEOUT_MS = 1_000
 ANSWERED_WITHIN_S = 15.0
-"""What clients of the service are told to allow."""
+"""The time that clients of the service are told to allow."""
 BACK_WITHIN_S = 30.0
 
 
@@ -46,14 +47,14 @@ def broker_on(disk: FaultyDisk, folder: Path, **settings: Any) -> BrokerThread:
 
 
 def send_to_each(client: Client) -> None:
-    """One message to every partition, each accepted."""
+    """Send one message to every partition; each is accepted."""
     for number in range(PARTITIONS):
         assert client.send(number) is None
 
 
 @contextmanager
 def hanging_syncs(folder: Path) -> Iterator[tuple[FaultyDisk, BrokerThread, Client]]:
-    """A message in every partition; now the victim's syncs hang."""
+    """Put a message into every partition, then make the victim's syncs hang."""
     disk = FaultyDisk(LocalDisk())
     with broker_on(disk, folder) as broker, client_of(broker.addresses) as client:
         send_to_each(client)
@@ -174,7 +175,7 @@ def test_a_read_that_hangs_holds_up_its_own_partition_alone(tmp_path: Path) -> N
         assert isinstance(broker.broker.host, LocalHost)
         broker.broker.host.payloads.reserve_bytes = 0
         send_to_each(sender)
-        disk.fail("read_cached", errno.EAGAIN, times=1 << 30)  # nothing is in the system's memory either
+        disk.fail("read_cached", errno.EAGAIN, times=1 << 30)  # not in the system's page cache either
         disk.hang("read", VICTIM_FOLDER)
         seen: set[int] = set()
         deadline = time.monotonic() + BACK_WITHIN_S

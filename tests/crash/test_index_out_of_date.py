@@ -1,5 +1,6 @@
-"""The index of partitions is behind the logs: its disk hangs, or it comes from a backup. Nobody waits for it,
-and it is not believed."""
+"""The index of partitions is behind the logs: its disk hangs, or it comes from a backup. Nothing waits for
+it, and it is not trusted.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +46,14 @@ def in_second(broker: BrokerThread, name: str) -> list[int]:
 
 
 def messages(broker: BrokerThread) -> dict[str, int]:
-    """How many each queue holds, from one scrape."""
+    """Messages per queue, from one scrape."""
     with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=BACK_WITHIN_S) as answer:
         found = re.findall(r'^partibus_messages{entity="(\w+)"} (\d+)\.0$', answer.read().decode(), re.M)
     return {name: int(number) for name, number in found}
 
 
 def witness(folder: Path) -> Says:
-    """What the folder's witness says; one that is missing counts as void."""
+    """What the folder's witness says; a missing witness counts as void."""
     path = folder / WITNESS_NAME
     found = decode(path.read_bytes()) if path.exists() else None
     return Says.VOID if found is None else found[0]

@@ -1,9 +1,9 @@
-"""`kill -9` at any moment costs nothing: rounds of load, kill, restart, drain, against the clients' own
-ledgers.
+"""`kill -9` at any moment loses nothing: rounds of load, kill, restart and drain, checked against the
+clients' own ledgers.
 
-`PARTIBUS_CRASH_ROUNDS` says how many rounds (10), `PARTIBUS_CRASH_SEED` repeats them: everything a round
-decides for itself comes from the seed and the round's number; when what reaches the disk does not, so a
-repetition is likely, not certain, to meet the same moment.
+`PARTIBUS_CRASH_ROUNDS` sets the number of rounds (10), `PARTIBUS_CRASH_SEED` repeats them. Everything a round
+decides comes from the seed and the round's number, but not when bytes reach the disk, so a repetition will
+probably, not certainly, hit the same moment.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ROUNDS = int(os.environ.get("PARTIBUS_CRASH_ROUNDS", "10"))
 SEED = int(os.environ.get("PARTIBUS_CRASH_SEED") or secrets.randbelow(2**32))
 WORK, ORDERED, FLEETING = "work", "ordered", "fleeting"
 SMALL_LOGS = {"PARTIBUS_SEGMENT_BYTES": "65536", "PARTIBUS_CHECKPOINT_BYTES": "65536"}
-"""Every other round: segments roll, checkpoints are made and old segments go while the kill comes."""
+"""For every other round: segments roll, checkpoints are made and old segments are removed around the kill."""
 CLIENTS_STOP_WITHIN_S = 15.0
 
 
 class Round:
-    """The clients of one round and what they know."""
+    """The clients of one round and their ledgers."""
 
     def __init__(self, place: Place, seed: str) -> None:
         self.place = place
@@ -49,7 +49,7 @@ class Round:
         ]
 
     def check_alive(self) -> None:
-        """Raise what ended a client that should go on."""
+        """Raise the error of any client that stopped when it should run on."""
         if self.place.failures:
             raise self.place.failures[0]
 
@@ -88,19 +88,19 @@ def run(broker: BrokerProcess, seed: str, *, kills: int, random: Random) -> None
     try:
         for _ in range(kills):
             wait_for_traffic(this)
-            time.sleep(random.uniform(0.0, 0.7))  # the moment of the kill: any one will do
+            time.sleep(random.uniform(0.0, 0.7))  # the moment of the kill: any will do
             kill_and_restart(broker, place)
         wait_for_traffic(this)
     finally:
         this.stop()
     this.check_alive()
-    kill_and_restart(broker, place)  # while locks are held
+    kill_and_restart(broker, place)  # kill while locks are held
     check(place, this, kills + 1)
     broker.check_alive()
 
 
 def kill_and_restart(broker: BrokerProcess, place: Place) -> None:
-    """One life ends, the next one begins."""
+    """End the broker's life and begin the next."""
     broker.check_alive()
     place.up.clear()
     broker.kill()
@@ -110,7 +110,7 @@ def kill_and_restart(broker: BrokerProcess, place: Place) -> None:
 
 
 def wait_for_traffic(this: Round) -> None:
-    """Return once every queue has taken and given back messages in this life."""
+    """Wait until every queue has accepted and delivered messages in this life."""
     acknowledged = [len(ledger.acknowledged) for ledger in (this.work, this.ordered, this.fleeting)]
     removed = [len(ledger.removed) for ledger in (this.work, this.ordered, this.fleeting)]
     deadline = time.monotonic() + 15.0
@@ -126,7 +126,7 @@ def wait_for_traffic(this: Round) -> None:
 
 
 def check(place: Place, this: Round, kills: int) -> None:
-    """Drain everything and compare."""
+    """Drain everything and compare it with the ledgers."""
     for name, ledger in ((WORK, this.work), (ORDERED, this.ordered)):
         drain(place, name, ledger)
         assert ledger.problems() == []

@@ -1,4 +1,4 @@
-"""The ledger of the crash rounds sees what it is there to see."""
+"""The ledger of the crash rounds detects every problem it exists to detect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ONE, TWO = name_of("s", "k", 1), name_of("s", "k", 2)
 
 @pytest.fixture
 def ledger() -> QueueLedger:
-    """Two messages of one key, acknowledged."""
+    """A ledger with two acknowledged messages of one key."""
     ledger = QueueLedger()
     ledger.sending([ONE, TWO])
     ledger.sent([ONE, TWO])
@@ -55,7 +55,7 @@ def test_a_confirmed_removal_that_comes_again_is_seen_unless_an_earlier_life_del
     ledger: QueueLedger,
 ) -> None:
     remove(ledger, ONE, 1, 10)
-    ledger.received(ONE, 0, 10)  # read late from the socket of a connection that had died
+    ledger.received(ONE, 0, 10)  # read late from the socket of a dead connection
     assert ledger.errors == []
     ledger.received(ONE, 2, 10)
     assert len(ledger.errors) == 1

@@ -1,9 +1,9 @@
-"""Every disk call that a change of the namespace makes fails once, a few times, or from then on, and then the
-broker restarts.
+"""Every disk call made by a change of the namespace fails once, a few times, or from then on; then the broker
+restarts.
 
-Whatever the change was answered: no acknowledged message is lost, no refused change is there once it is
-confirmed, and what is not confirmed is the one or the other as a whole. (What a partition does when its own
-log fails has tests of its own.)
+Whatever the answer to the change: no acknowledged message is lost, no refused change is present once it is
+confirmed, and an unconfirmed change is present completely or not at all. (What a partition does when its own
+log fails is tested elsewhere.)
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ FOR_EVER = 1_000_000
 RESTARTS = ("stop", "kill", "power cut", "power cut, some kept")
 RETRIES = ("none", "at once", "once the disk is whole")
 EVERY_TRIPLE = "PARTIBUS_CRASH_ROUNDS" in os.environ
-"""`make crash` tries each failing call in every variety with every retry and every restart; `make test` with
-every pair of these."""
+"""`make crash` tries each failing call with every combination of variety, retry and restart; `make test` with
+every pair of these.
+"""
 WAIT_S = 20
 OLD, NEW = QueueSettings(max_delivery_count=1), QueueSettings(max_delivery_count=2)
 
@@ -97,7 +98,7 @@ class Life:
         return task
 
     async def send(self, name: str, body: bytes) -> set[bytes]:
-        """Send a message to each partition, told apart by its number; gives those that were acknowledged."""
+        """Send a message to each partition, distinguished by its number; gives the acknowledged ones."""
         queue = self.namespace.find(name)
         acknowledged = set[bytes]()
         for number, handle in enumerate(queue.router.handles if queue else ()):
@@ -119,7 +120,7 @@ class Life:
         return found
 
     async def confirmed(self) -> None:
-        """Wait until it is known what is on the disk, and all partitions are back."""
+        """Wait until the state on disk is known and all partitions are back."""
         async with asyncio.timeout(WAIT_S):
             while self.namespace.unconfirmed or not all(
                 queue.available for queue in self.namespace.live_entities()
@@ -151,21 +152,23 @@ class Life:
 
 @dataclass
 class Expected:
-    """What clients were told of the queue `orders`."""
+    """What clients were told about the queue `orders`."""
 
     settings: QueueSettings | None
-    """As acknowledged; None is no queue."""
+    """The settings as acknowledged; None if there is no queue."""
     possible: list[QueueSettings | None] = field(default_factory=list)
-    """What else may be after a restart, for the last change was not acknowledged and is not confirmed."""
+    """Other possible outcomes after a restart, since the last change was neither acknowledged nor
+    confirmed.
+    """
     acknowledged: set[bytes] = field(default_factory=set)
 
     def has(self, body: bytes) -> bool:
-        """Whether all partitions have acknowledged it."""
+        """Whether all partitions have acknowledged the message."""
         return {b"%s to 0" % body, b"%s to 1" % body} <= self.acknowledged
 
 
 async def change(life: Life, what: str) -> bool:
-    """Whether it was acknowledged; a refusal is one that clients try again."""
+    """Make the change; whether it was acknowledged. Any refusal must be one that clients retry."""
     try:
         match what:
             case "create":
@@ -181,7 +184,7 @@ async def change(life: Life, what: str) -> bool:
 
 
 async def tell(life: Life, what: str, expected: Expected) -> bool:
-    """Make the change and note what it was answered; what is served is as acknowledged."""
+    """Make the change and record the answer; the live queue must match what was acknowledged."""
     after = None if what == "delete" else NEW
     acknowledged = await change(life, what)
     if acknowledged:
@@ -194,12 +197,12 @@ async def tell(life: Life, what: str, expected: Expected) -> bool:
 
 
 async def post(life: Life, expected: Expected, body: bytes) -> None:
-    """Send, and note what is answered."""
+    """Send, and record the answer."""
     expected.acknowledged |= await life.send("orders", body)
 
 
 async def check(life: Life, expected: Expected) -> None:
-    """After a restart: what was acknowledged, or what could not be known, as a whole."""
+    """After a restart, check for what was acknowledged, or one of the possible outcomes, as a whole."""
     queue = life.namespace.describe("orders")
     settings = queue.settings if queue else None
     assert settings == expected.settings or settings in expected.possible
@@ -222,7 +225,7 @@ async def check(life: Life, expected: Expected) -> None:
 
 
 async def first_life(what: str, lossy: bool) -> tuple[Life, Expected]:
-    """A queue that sees nothing of all this, and one to update or delete, with a message."""
+    """An uninvolved queue, and a queue with a message to update or delete."""
     life = Life(RecordingDisk(), lossy=lossy)
     await life.namespace.load()
     await life.namespace.create_entity("bystander", OLD)
@@ -247,12 +250,12 @@ async def faults_of(what: str) -> list[tuple[str, int]]:
 
 
 def varieties() -> Iterable[tuple[int, int]]:
-    """How often the call and those like it after it fail, and how."""
+    """How often the call, and later calls of its kind, fail, and with which error."""
     return [(1, errno.EIO), (ATTEMPTS, errno.EIO), (FOR_EVER, errno.EIO), (FOR_EVER, errno.ENOSPC)]
 
 
 def cases(faults: list[tuple[str, int]], retry: str, restart: str) -> Iterable[tuple[str, int, int, int]]:
-    """The failing calls with their varieties that are tried: operation and number, how often, and how."""
+    """Failing calls and the varieties to try: operation and number, how often, and which error."""
     for (place, fault), (number, variety) in itertools.product(enumerate(faults), enumerate(varieties())):
         if EVERY_TRIPLE or (place + number + RESTARTS.index(restart)) % len(RETRIES) == RETRIES.index(retry):
             yield *fault, *variety
@@ -307,8 +310,9 @@ async def test_a_change_that_the_disk_fails_loses_nothing_acknowledged_and_shows
 
 
 async def test_over_many_changes_failures_and_restarts_each_queue_is_as_it_was_last_acknowledged() -> None:
-    """Many changes of a few queues, over a disk that fails at random, with restarts: a longer story than the
-    ones above."""
+    """A longer story than the tests above: many changes of a few queues over a disk that fails at random,
+    with restarts.
+    """
     rng = random.Random(11)
     inner, described = RecordingDisk(), dict[str, QueueDescription]()
     for _ in range(30):

@@ -1,5 +1,5 @@
-"""Unsynced data dropped, seen by the clients of a queue: at each sync of a random load the power goes, and
-what partitions make of the disk that is left agrees with the clients' own ledger (durability rules 1 and 3).
+"""Clients of a queue when unsynced data is dropped: the power goes at each sync of a random load, and what
+partitions recover from the remaining disk agrees with the clients' own ledger (durability rules 1 and 3).
 Counts of failed deliveries survive, too.
 """
 
@@ -63,15 +63,15 @@ class Ledger:
     attempted: set[bytes] = field(default_factory=set)
     acknowledged: set[bytes] = field(default_factory=set)
     leaving: set[bytes] = field(default_factory=set)
-    """Completion asked for, confirmed or not."""
+    """Completion requested, confirmed or not."""
     completed: set[bytes] = field(default_factory=set)
     """Completion confirmed."""
     moving: set[bytes] = field(default_factory=set)
-    """Dead-lettering asked for."""
+    """Dead-lettering requested, confirmed or not."""
     dead_lettered: set[bytes] = field(default_factory=set)
     """Dead-lettering confirmed."""
     failed_deliveries: dict[bytes, int] = field(default_factory=dict)
-    """Abandons confirmed."""
+    """Confirmed abandons per message."""
 
     def copy(self) -> Ledger:
         return Ledger(
@@ -81,7 +81,7 @@ class Ledger:
 
 @asynccontextmanager
 async def partitions(disk: RecordingDisk) -> AsyncIterator[list[PartitionTask]]:
-    """The partitions at work on a disk; they end as at a power cut, without a checkpoint."""
+    """Run the partitions on a disk; they end as at a power cut, without a checkpoint."""
     store = FileLogStore(ROOT, disk, segment_bytes_max=8_000, reserve_bytes=0)
     logs = [store.log(QUEUE.generation, number) for number in range(PARTITIONS)]
     tasks = [
@@ -108,7 +108,7 @@ async def partitions(disk: RecordingDisk) -> AsyncIterator[list[PartitionTask]]:
 
 
 async def work(task: PartitionTask, ledger: Ledger, rng: random.Random) -> None:
-    """One client sends, receives and settles, one thing after the other, and keeps its ledger."""
+    """One client sends, receives and settles, one operation at a time, and keeps its ledger."""
     for _ in range(STEPS):
         bodies = [
             b"%d:" % rng.randrange(1 << 60) + bytes(rng.choice((5, 300, 2_000)))
@@ -133,7 +133,7 @@ async def work(task: PartitionTask, ledger: Ledger, rng: random.Random) -> None:
 
 
 async def received(task: PartitionTask, count: int) -> list[tuple[LockToken, bytes]]:
-    """So many messages of the main subqueue at the most, at least one, with their tokens."""
+    """Receive one to `count` messages of the main subqueue; gives their tokens and bodies."""
     return [
         held
         for answer in await receive(task, MAIN, count)
@@ -142,7 +142,7 @@ async def received(task: PartitionTask, count: int) -> list[tuple[LockToken, byt
 
 
 async def content(task: PartitionTask, subqueue: str) -> dict[bytes, int]:
-    """The bodies in a subqueue, with their failed deliveries."""
+    """Bodies in a subqueue, each with its number of failed deliveries."""
     found: dict[bytes, int] = {}
     async for page in pages(task, subqueue):
         found.update(zip(page.messages, page.delivery_counts, strict=True))
@@ -174,7 +174,7 @@ async def test_at_each_sync_point_the_power_may_go_and_the_clients_ledger_holds(
     cuts: list[tuple[RecordingDisk, list[Ledger]]] = []
 
     def before_sync() -> None:
-        if rng.random() < 0.25:  # a quarter of the sync points, with none or some of what was not synced
+        if rng.random() < 0.25:  # at a quarter of the sync points, keep none or some of the unsynced data
             cuts.append(
                 (
                     disk.after_power_cut(rng if rng.random() < 0.5 else None),
@@ -202,11 +202,11 @@ async def test_at_each_sync_point_the_power_may_go_and_the_clients_ledger_holds(
 State = dict[int, tuple[object, ...]]
 OPERATIONS = 120
 MEANT: set[tuple[object, ...]] = {(MAIN, DEFERRED), (DEAD_LETTER, ACTIVE)}
-"""What some message has to be at some time; the load goes on until then."""
+"""Each of these states must occur in some message; the load continues until then."""
 
 
 def state(task: PartitionTask) -> State:
-    """All that is durable of a partition's messages, by sequence number."""
+    """The whole durable state of a partition's messages, by sequence number."""
     assert task._partition is not None and task.health is Health.HEALTHY
     task.check()
     return {
@@ -225,7 +225,7 @@ def state(task: PartitionTask) -> State:
 
 
 def next_operation(rng: random.Random, held: list[LockToken], known: State) -> Operation:
-    """Whatever changes something, on messages that are there."""
+    """A random operation that changes something, on existing messages."""
     if held and rng.random() < 0.6:
         tokens = [held.pop(rng.randrange(len(held))) for _ in range(min(len(held), rng.randrange(1, 4)))]
         changed = rng.choice([None, encode_changes({"colour": "red"}), encode_changes({"note": "x" * 400})])
@@ -245,8 +245,9 @@ def next_operation(rng: random.Random, held: list[LockToken], known: State) -> O
 async def test_at_each_sync_point_a_power_cut_leaves_the_state_before_or_after_the_operation_under_way(
     seed: int,
 ) -> None:
-    """Delivery counts, deferred messages, changed properties and times included, whatever compaction and
-    checkpoints are doing."""
+    """Includes delivery counts, deferred messages, changed properties and times, whatever compaction and
+    checkpoints are doing.
+    """
     rng = random.Random(seed)
     disk = RecordingDisk(queued=seed % 2 == 0)
     states: list[State] = []

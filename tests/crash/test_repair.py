@@ -1,9 +1,9 @@
-"""Damage to a data folder that a broker has written: it is found, repaired, and exactly what the repair
+"""Damage to a data folder that a broker has written: it is found and repaired, and exactly what the repair
 reports is gone.
 
-A real broker writes the folder once: clients send, complete, dead-letter, defer and abandon, and note what
-they know (`Ledger`). Each test damages a copy. What is there afterwards is read by a partition of the broker,
-or by a client of a broker on the repaired folder.
+A real broker writes the folder once: clients send, complete, dead-letter, defer and abandon, and record what
+they know (`Ledger`). Each test damages a copy. A partition of the broker, or a client of a broker on the
+repaired folder, reads what remains.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Known(NamedTuple):
 
     subqueue: str
     body: bytes
-    """What tells it from all others."""
+    """Distinguishes it from all other messages."""
     is_deferred: bool
     deliveries: int
 
@@ -71,7 +71,7 @@ class Ledger:
     """What the clients know."""
 
     there: dict[int, Known] = field(default_factory=dict)
-    """By sequence number."""
+    """Remaining messages by sequence number."""
     settled: set[int] = field(default_factory=set)
 
     def of(self, partition: int) -> set[int]:
@@ -80,7 +80,7 @@ class Ledger:
 
 @dataclass
 class Written:
-    """The folder and what is known of it."""
+    """The folder and the clients' knowledge of it."""
 
     folder: Path
     ledger: Ledger
@@ -94,7 +94,7 @@ def body_of(message: ServiceBusReceivedMessage) -> bytes:
 
 
 def work(client: ServiceBusClient, ledger: Ledger) -> None:
-    """Three rounds of sending and settling; then everything that is left is looked at."""
+    """Three rounds of sending and settling; then peek at everything that is left."""
     number = 0
     with client.get_queue_sender("orders") as sender, client.get_queue_receiver("orders") as receiver:
         for _ in range(3):
@@ -139,7 +139,7 @@ def peeked(client: ServiceBusClient) -> dict[int, Known]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
-    """Written by a broker that was killed."""
+    """A folder written by a broker that was then killed."""
     folder = tmp_path_factory.mktemp("repair")
     broker = BrokerProcess(
         folder, [queue("orders", PartitionCount=PARTITIONS, Partitioned=True)], environment=SMALL_LOGS
@@ -164,7 +164,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
 
 @pytest.fixture
 def damaged(written: Written, tmp_path: Path) -> Written:
-    """A copy to be damaged."""
+    """A copy to damage."""
     shutil.copytree(written.folder, tmp_path / "data")
     return Written(tmp_path / "data", written.ledger, written.generation)
 
@@ -190,7 +190,7 @@ def frames_of(written: Written, partition: int) -> list[Frame]:
 
 
 def flip_frames(*places: float) -> Callable[[Written], None]:
-    """One bit in some frames with messages, by their place in the log from 0 to 1."""
+    """Flip one bit in some frames with messages, given by their place in the log from 0 to 1."""
 
     def damage(written: Written) -> None:
         with_messages = [frame for frame in frames_of(written, 1) if BODY.search(frame.data)]
@@ -243,8 +243,9 @@ DAMAGES: dict[str, Callable[[Written], None]] = {
 
 
 async def read_back(written: Written, second: Path | None = None) -> dict[int, Known]:
-    """What the broker's partitions find; each then takes one more message, whose number is one that was never
-    given."""
+    """Messages that the broker's partitions find; each partition then takes one more message, whose number
+    has never been given before.
+    """
     found: dict[int, Known] = {}
     description = QueueDescription("orders", written.generation, PARTITIONS)
     for number in range(PARTITIONS):
@@ -289,8 +290,9 @@ def is_gone(number: int, gone: list[Range]) -> bool:
 
 
 def check_ledger(written: Written, found: dict[int, Known], plan: Plan) -> None:
-    """Exactly what the plan calls gone is gone; everything else is as it was; what comes again was settled in
-    commits that are gone."""
+    """Check that exactly what the plan calls gone is gone and everything else is unchanged; messages that
+    reappear were settled in lost commits.
+    """
     ledger = written.ledger
     by_partition = {log.partition: log for log in plan.logs}
     for partition in range(PARTITIONS):

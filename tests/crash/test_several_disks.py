@@ -1,5 +1,4 @@
-"""Partitions spread over several data folders: what goes wrong with one disk concerns its own partitions
-alone."""
+"""Partitions spread over several data folders: a problem with one disk affects only the partitions on it."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def broker_on(
 
 
 def numbers_in(broker: BrokerThread, folder: int) -> set[int]:
-    """The partitions of the queue that are in this folder."""
+    """The queue's partitions in this folder."""
     found = broker.broker.namespace.find("orders")
     assert found is not None and found.description.folders == len(BOTH)
     return {
@@ -64,7 +63,7 @@ def numbers_in(broker: BrokerThread, folder: int) -> set[int]:
 
 
 def folder_states(broker: BrokerThread) -> list[str]:
-    """As `/health` shows them; the metrics must agree."""
+    """Folder states as `/health` shows them; the metrics must agree."""
     with urllib.request.urlopen(f"{broker.addresses.http_url}/health", timeout=BACK_WITHIN_S) as answer:
         shown: list[str] = json.load(answer)["data_folders"]
     with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=BACK_WITHIN_S) as answer:

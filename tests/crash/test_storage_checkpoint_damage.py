@@ -1,4 +1,6 @@
-"""Damage in checkpoints: one of the two that are kept, and the rest of the log, recover everything."""
+"""Damage in checkpoints: either of the two kept checkpoints, with the rest of the log, recovers
+everything.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ SEGMENT_BYTES_MAX = 400
 
 
 class Owner:
-    """State that is nothing but the bodies of the log's records, ten to a block."""
+    """A state made of the bodies of the log's records, ten to a block."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.places: list[int] = []
 
     async def recover(self, log: Log) -> None:
-        """Read the checkpoint and what came after it."""
+        """Read the checkpoint and everything after it."""
         self.bodies, self.places = [], []
         checkpoint = await log.load_checkpoint()
         since = log.start
@@ -58,8 +60,9 @@ class Owner:
 
 
 async def written() -> tuple[RecordingDisk, list[bytes]]:
-    """A trimmed log with checkpoints that hold blocks in several files; gives the disk and all that was
-    appended."""
+    """A trimmed log whose checkpoints hold blocks in several files; gives the disk and everything
+    appended.
+    """
     disk, owner = RecordingDisk(), Owner()
     async with claimed(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
         for number in range(5 * COMMITS):
@@ -72,12 +75,14 @@ async def written() -> tuple[RecordingDisk, list[bytes]]:
 
 
 def files(disk: RecordingDisk) -> list[Path]:
-    """The files of the checkpoints, newest first."""
+    """Checkpoint files, newest first."""
     return sorted((LOG / name for name in disk.names(LOG) if name.endswith(CHECKPOINT_SUFFIX)), reverse=True)
 
 
 async def recovered(disk: RecordingDisk) -> list[bytes]:
-    """What a restart finds, and finds again after two more checkpoints, which replace whatever is damaged."""
+    """What a restart finds. It must find the same after two more checkpoints, which replace everything
+    damaged.
+    """
     owner = Owner()
     async with claimed(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
         await owner.recover(log)
@@ -173,7 +178,7 @@ async def test_a_trimmed_log_whose_checkpoints_are_all_damaged_or_missing_is_ref
         await recovered(copy)
     copy = disk.after_power_cut()
     for path in files(copy):
-        copy.contents(path)[-1] ^= 1  # the blocks are read when the state is wanted
+        copy.contents(path)[-1] ^= 1  # blocks are read only when the state is needed
     with pytest.raises(CorruptRecord, match="checksum"):
         await recovered(copy)
     for path in files(disk):

@@ -1,5 +1,6 @@
-"""Damage and torn tails (durability rule 5): what a crash explains is cut off and reported, all else is
-refused by name."""
+"""Damage and torn tails (durability rule 5): what a crash explains is cut off and reported, anything else is
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ COMMITS = [[b"first"], [b"second", b"and third"], [b""], [b"x" * 40], [b"last bu
 
 
 async def written(disk: RecordingDisk, **settings: Any) -> list[Position]:
-    """Write the commits and crash: the zeros behind them stay. Gives the position of each commit and the
-    end."""
+    """Write the commits and crash: the zeros behind them stay. Gives the positions of the commits and of the
+    end.
+    """
     positions = []
     async with claimed(ROOT, disk, **settings) as log:
         positions = [await append(log, *bodies) for bodies in COMMITS] + [log.end]

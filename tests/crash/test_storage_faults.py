@@ -1,7 +1,7 @@
-"""Refusals of the disk, one at every call of every operation (durability rules 4 and 6).
+"""Disk faults at every call of every operation, one at a time (durability rules 4 and 6).
 
-After each: what was acknowledged is there, what was refused is not, and the log works on once it was claimed
-again.
+Afterwards everything acknowledged is there, nothing refused is, and the log works again once it is
+reacquired.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLAIMS_MAX = 4
 
 
 class Owner:
-    """Writes to a log as a partition would, and keeps the ledger of what was acknowledged."""
+    """Writes to a log as a partition would, and records what was acknowledged."""
 
     def __init__(self, store: FileLogStore) -> None:
         self.log: FileLog = store.log(ENTITY, 0)
@@ -62,7 +62,7 @@ class Owner:
         raise AssertionError("the log refuses everything")
 
     async def check(self) -> None:
-        """All that was acknowledged and is not trimmed is in the log, and nothing else."""
+        """Check that the log holds exactly what was acknowledged and not trimmed."""
         expected = [body for position, body in sorted(self.ledger.items()) if position >= self.log.start]
         try:
             assert flat(await contents(self.log)) == expected
@@ -71,7 +71,7 @@ class Owner:
             assert flat(await contents(self.log)) == expected
 
     async def work(self, closing: bool = False) -> None:
-        """`closing` has the log's file put away in between."""
+        """Run the workload; with `closing`, the log's file is closed in between."""
         await self.claim()
         for number in range(12):
             if closing and number in (2, 3, 8):
@@ -194,8 +194,8 @@ async def test_a_frame_that_is_only_in_memory_after_a_restart_is_made_durable_be
     del durable.contents(ROOT / "logs/orders%231/0000" / name)[-20_000:]
     await log.close()
     await store.close()
-    # The sync of the second commit failed and the broker died: the file reads well, but the disk does not
-    # have it.
+    # The sync of the second commit failed and the broker died: the file reads well, but the data is not on
+    # the disk.
     fd = durable.open_write(ROOT / "logs/orders%231/0000" / name)
     durable.write(fd, [bytes(disk.contents(ROOT / "logs/orders%231/0000" / name))], 0)
     durable.close(fd)
@@ -286,7 +286,7 @@ async def test_a_full_disk_refuses_sends_lets_settlements_use_the_reserve_and_co
     assert flat(await contents(log)) == sent + settled
     await save_twice(log)
     await log.trim(log.end)
-    for _ in range(500):  # the reserve is tried every 10 ms
+    for _ in range(500):  # the reserve is retried every 10 ms
         try:
             await append(log, b"room again")
             break

@@ -1,5 +1,6 @@
-"""Files of a log that are missing or cut off: every loss of acknowledged records is noticed, and nothing else
-is reported as a loss."""
+"""Files of a log are missing or truncated: every loss of acknowledged records is noticed, and nothing else is
+reported as a loss.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SMALL = 500
 
 
 async def fill(log: Log, checkpoint_after: int, trim: bool) -> list[Position]:
-    """Twelve commits, three to a segment, with two checkpoints; gives where they stand."""
+    """Write twelve commits, three to a segment, with two checkpoints; gives their positions."""
     positions: list[Position] = []
     for number in range(12):
         positions.append(await append(log, b"%02d" % number * 30))

@@ -1,5 +1,6 @@
-"""Unsynced data dropped: at every sync of a random workload the disk, as a power cut would leave it, has all
-that was acknowledged before (durability rules 1 and 3)."""
+"""Unsynced data is dropped: at every sync of a random workload, the disk that a power cut would leave has
+everything acknowledged before (durability rules 1 and 3).
+"""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ class Ledger:
     submitted: list[tuple[Position, bytes]] = field(default_factory=list)
     acknowledged: int = 0
     trimmed: int = 0
-    """The highest position given to trim, begun or ended."""
+    """The highest position passed to trim, whether or not trim has returned."""
     checkpoints: dict[int, bytes] = field(default_factory=dict)
-    """Begun or ended."""
+    """Checkpoints passed to the log, whether or not saving has returned."""
     checkpoint_acknowledged: int = -1
 
     def copy(self) -> Ledger:
@@ -141,7 +142,7 @@ async def test_without_a_sync_per_commit_a_power_cut_leaves_a_whole_prefix(seed:
             ledger.checkpoints[checkpoint.position] = state_of(checkpoint) or b""
             await log.save_checkpoint(checkpoint)
             ledger.checkpoint_acknowledged = checkpoint.position
-            ledger.acknowledged = len(ledger.submitted)  # a checkpoint never stands on what is not durable
+            ledger.acknowledged = len(ledger.submitted)  # a checkpoint covers only durable data
         await check(disk.after_power_cut(), [ledger])
         await check(disk.after_power_cut(rng), [ledger])
     await log.close()

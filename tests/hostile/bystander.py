@@ -1,4 +1,4 @@
-"""What the hostile tests share: a client that behaves, and ways to see how an attack ended."""
+"""Shared by the hostile tests: a well-behaved client, and helpers to see how an attack ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 
 class Bystander:
-    """A connection with a sender and a receiver, used politely."""
+    """A well-behaved connection with a sender and a receiver."""
 
     def __init__(
         self, port: int, queue: str = "bystander", connect: Callable[[int], RawConnection] = RawConnection
@@ -40,8 +40,9 @@ class Bystander:
         self._connection.socket.close()
 
     def round_trip(self, within_s: float = ENDS_WITHIN_S) -> float:
-        """Send a message, receive it, complete it; gives the seconds it took. Raises TimeoutError,
-        AssertionError."""
+        """Send, receive and complete a message; gives the seconds it took. Raises TimeoutError,
+        AssertionError.
+        """
         connection, begin = self._connection, time.monotonic()
         body = b"round trip %d" % next(_numbers)
         connection.send_frame(raw.TRANSFER, raw.transfer_fields(0, self._sent), message(body=[body]))
@@ -65,8 +66,9 @@ class Bystander:
 
 
 def ending(connection: RawConnection, within_s: float = ENDS_WITHIN_S) -> Frame | None:
-    """Read until the broker hangs up; gives its close if it said one. Raises TimeoutError if it does not hang
-    up."""
+    """Read until the broker closes the connection; gives its close frame, if any. Raises TimeoutError if the
+    broker does not close.
+    """
     frames = [found for found in connection.frames_until_end(within_s) if found.code == raw.CLOSE]
     return frames[-1] if frames else None
 
@@ -74,10 +76,10 @@ def ending(connection: RawConnection, within_s: float = ENDS_WITHIN_S) -> Frame 
 def part_politely(connection: RawConnection, within_s: float = ENDS_WITHIN_S) -> str | None:
     """Close from our side and read to the end; gives the condition if the broker had closed with one before.
 
-    A broker that answers neither with a close nor by hanging up raises TimeoutError; a condition that is not
-    one of the standard's or the service's own is an AssertionError.
+    Raises TimeoutError if the broker neither answers with a close nor closes the socket, and AssertionError
+    if the condition is neither the standard's nor the service's own.
     """
-    with contextlib.suppress(ConnectionEnded):  # what it said before is still to be read
+    with contextlib.suppress(ConnectionEnded):  # what the broker said before can still be read
         connection.send_frame(raw.CLOSE, [])
     closed = ending(connection, within_s)
     condition = raw.condition_of(closed) if closed is not None else None
@@ -86,5 +88,5 @@ def part_politely(connection: RawConnection, within_s: float = ENDS_WITHIN_S) ->
 
 
 def resident_mib(pid: int) -> float:
-    """Memory of a process that is in use now."""
+    """Resident memory of a process in MiB."""
     return resident_kib(pid) / 1024

@@ -1,5 +1,6 @@
-"""A broker under attack, and somebody else who uses it all the while: after each test the other one must not
-have noticed."""
+"""A broker under attack and another client that uses it all the while: each test checks that this client was
+not disturbed.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from tests.support.broker_process import BrokerProcess, queue
 
 QUEUES = ("bystander", "target", "backlog", "bulk", "changed", "twice")
 OPEN_TIMEOUT_S = 2.0
-"""What a client has for SASL and open here; the default is longer than a test should take."""
+"""Time for SASL and open in these tests; the default is longer than a test should take."""
 HEADER_TIMEOUT_S = 1.0
-"""How long a client has for an HTTP header, or for the AMQP header on a WebSocket."""
+"""Time for an HTTP header, or for the AMQP header on a WebSocket."""
 SETTINGS = {
     "PARTIBUS_HTTP_HEADER_TIMEOUT_MS": str(int(HEADER_TIMEOUT_S * 1000)),
     "PARTIBUS_CONNECTION_OPEN_TIMEOUT_MS": str(int(OPEN_TIMEOUT_S * 1000)),
@@ -23,13 +24,13 @@ SETTINGS = {
     "PARTIBUS_SESSIONS_PER_CONNECTION_MAX": "32",
 }
 RESIDENT_MIB_MAX = 300
-"""No attack of these tests entitles the broker to more; it starts at about a third of it."""
+"""No attack in these tests may make the broker use more; it starts at about a third of this."""
 _TROUBLE = re.compile(r'"level": "(error|critical)"|Traceback|Fatal error')
 
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all attacks: what one of them leaves behind, the next ones meet."""
+    """One broker for all attacks, so that later attacks meet whatever earlier ones leave behind."""
     with BrokerProcess(
         tmp_path_factory.mktemp("hostile"), [queue(name) for name in QUEUES], environment=SETTINGS
     ) as process:
@@ -39,15 +40,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="session")
 def old_friend(broker: BrokerProcess) -> Iterator[Bystander]:
-    """A client that was there before the attacks."""
+    """A client that connected before the attacks."""
     with Bystander(broker.addresses.amqp_port) as bystander:
         yield bystander
 
 
 @pytest.fixture(autouse=True)
 def nobody_else_is_disturbed(broker: BrokerProcess, old_friend: Bystander) -> Iterator[None]:
-    """After each test: the broker lives, in its bounds, without an error of its own, for clients old and
-    new."""
+    """After each test: the broker runs, within its bounds, has logged no error of its own, and serves old and
+    new clients.
+    """
     lines = len(broker.log.splitlines())
     yield
     broker.check_alive()
@@ -63,7 +65,7 @@ def nobody_else_is_disturbed(broker: BrokerProcess, old_friend: Bystander) -> It
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test shows the end of the broker's log."""
+    """Add the end of the broker's log to the report of a failed test."""
     report = yield
     process = getattr(item, "funcargs", {}).get("broker")
     if isinstance(process, BrokerProcess) and report.failed:

@@ -1,4 +1,4 @@
-"""Clients that vanish at every stage, as happens in any network. The broker must not log it as an error."""
+"""Clients that vanish at every stage, as happens in any network. The broker must not log this as an error."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ def within_a_message(addresses: Addresses) -> socket.socket:
 
 
 def with_deliveries_under_way(addresses: Addresses) -> socket.socket:
-    """Messages sent and not yet acknowledged, messages locked and not yet settled, more to be written than
-    was read."""
+    """Messages sent but not yet acknowledged, messages locked but not yet settled, and more output than the
+    client has read.
+    """
     connection = opened(addresses.amqp_port)
     connection.attach_sender(0, "target")
     connection.attach_receiver(1, "target")

@@ -1,4 +1,4 @@
-"""Well-formed AMQP from those who may not, or who mean no good: rights, sizes, messages, credit, time."""
+"""Well-formed AMQP from clients that lack rights or mean harm: rights, sizes, messages, credit, time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def token_for(audience: str, valid_s: int, *, key_name: str = KEY_NAME, key: str
 
 
 def rejected_with(found: Frame) -> str:
-    """The condition of a rejected outcome, which has all three fields (AMQP contract 0.4.7)."""
+    """The condition of a rejected outcome, whose error must have all three fields (AMQP contract 0.4.7)."""
     state = found.field(4)
     assert found.field(3) and state.descriptor == raw.REJECTED, f"not rejected: {found}"
     error = state.value[0].value
@@ -179,7 +179,7 @@ def test_a_message_without_end_is_rejected_before_it_fills_the_memory(broker: Br
 def test_many_messages_that_never_end_are_bounded_together(broker: BrokerProcess) -> None:
     before = resident_mib(broker.pid)
     with opened(broker.addresses.amqp_port) as connection:
-        with contextlib.suppress(ConnectionEnded):  # it had heard enough
+        with contextlib.suppress(ConnectionEnded):  # the broker had heard enough
             for handle in range(90):
                 connection.send_frame(raw.ATTACH, raw.sender_attach(handle, "target"))
                 for _ in range(4):
@@ -278,7 +278,7 @@ def test_a_malformed_request_is_answered_or_rejected(broker: BrokerProcess, node
 
 
 def fill(port: int, queue: str, messages: int, body_bytes: int) -> None:
-    """Put a backlog into a queue."""
+    """Fill a queue with a backlog."""
     payload = message(body=[bytes(body_bytes)])
     with opened(port) as connection:
         connection.attach_sender(0, queue)
@@ -335,7 +335,7 @@ def test_a_client_that_asks_and_never_reads_the_answers_is_held_back(broker: Bro
         echo = raw.frame(raw.FLOW, [*raw.flow_fields(), None, None, None, None, None, True]) * 1_000
         connection.socket.settimeout(0.5)
         sent_bytes = 0
-        with contextlib.suppress(TimeoutError, ConnectionError):  # it takes no more, or has had enough
+        with contextlib.suppress(TimeoutError, ConnectionError):  # it reads no more, or has hung up
             while sent_bytes < 60_000_000:
                 sent_bytes += connection.socket.send(echo)
         assert resident_mib(broker.pid) - before < 40

@@ -1,4 +1,4 @@
-"""Many at once: thousands of idle connections, and clients that come and go."""
+"""Many clients at once: thousands of idle connections, and clients that come and go."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from tests.support.raw_amqp import RawConnection, opened
 
 IDLE = 5_000
 IDLE_MIB_MAX = 600
-"""The whole broker with 5,000 idle connections: what `docs/benchmarks.md` holds `idle_connections`
-against."""
+"""Limit for the whole broker with 5,000 idle connections: the one that `docs/benchmarks.md` sets for
+`idle_connections`.
+"""
 AT_ONCE = 200
 CROWD_WITHIN_S = 25.0
 
 
 @contextmanager
 def descriptors(count: int) -> Iterator[None]:
-    """Let this process have so many files open."""
+    """Raise this process's limit on open files to `count`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard == resource.RLIM_INFINITY or hard >= count, (
         f"the hard limit of open files is {hard}, this test needs {count}"
@@ -38,8 +39,9 @@ def descriptors(count: int) -> Iterator[None]:
 
 
 def open_crowd(port: int, count: int) -> list[socket.socket]:
-    """So many connections that have logged in, for without a right none is kept, and are past their open; a
-    few hundred under way."""
+    """Open `count` connections up to and including the open frame, a few hundred at a time. They log in,
+    because the broker closes connections without a claim.
+    """
     hello = raw.sasl_plain() + raw.AMQP_HEADER + raw.frame(raw.OPEN, raw.open_fields())
     crowd: list[socket.socket] = []
     deadline = time.monotonic() + CROWD_WITHIN_S
@@ -59,7 +61,7 @@ def open_crowd(port: int, count: int) -> list[socket.socket]:
                 data = key.fileobj.recv(4_096)
                 assert data, "the broker hung up on a new connection"
                 key.data.extend(data)
-                if b"\x00\x53\x10" in key.data:  # its open
+                if b"\x00\x53\x10" in key.data:  # the broker's open
                     selector.unregister(key.fileobj)
                     under_way -= 1
             assert time.monotonic() < deadline, f"{len(crowd)} connections in {CROWD_WITHIN_S} s"
@@ -67,7 +69,7 @@ def open_crowd(port: int, count: int) -> list[socket.socket]:
 
 
 def still_open(crowd: list[socket.socket]) -> int:
-    """How many of them the broker has neither closed nor told that it does."""
+    """Number of connections that the broker has neither closed nor sent a close."""
     count = 0
     for sock in crowd:
         try:

@@ -1,7 +1,7 @@
-"""Wrong types in every field of every performative (AMQP 1.0 §2.7), and frames where they do not belong.
+"""Wrong types in every field of every performative (AMQP 1.0 §2.7), and misplaced frames.
 
-For each the same holds: the broker refuses it with a condition of the standard, or takes the field as absent
-and goes on. It answers the close that follows, or has closed before; it never falls silent.
+In each case the broker refuses the field with a condition of the standard, or treats it as absent and carries
+on. It answers the close that follows, or has closed before; it never falls silent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SOURCE_FIELDS, TARGET_FIELDS = 11, 7
 
 
 def good_fields(code: int) -> list[Any]:
-    """A performative as it should be, all fields present."""
+    """The fields of a correct performative, all present."""
     fields: list[Any] = {
         raw.OPEN: raw.open_fields(),
         raw.BEGIN: raw.begin_fields(),
@@ -62,8 +62,9 @@ def good_fields(code: int) -> list[Any]:
 
 
 def attack(port: int, code: int, fields: list[Any]) -> str | None:
-    """Say it where it may be said: with a session, a sender and a receiver open. Gives the condition of the
-    broker's close."""
+    """Send the performative where it is permitted: with a session, a sender and a receiver open. Gives the
+    condition of the broker's close.
+    """
     with RawConnection(port) as connection:
         connection.log_in()
         connection.send(raw.AMQP_HEADER)
@@ -169,7 +170,7 @@ MISPLACED: dict[str, Step] = {
         raw.frame(raw.TRANSFER, raw.transfer_fields(1, 0), b"\x00\x53\x75\xa0\x01x"),
     ),
 }
-"""Each an error of the connection, since there is no session or link to end."""
+"""Each is an error of the connection, since there is no session or link to end."""
 
 HARMLESS: dict[str, Step] = {
     "flow for an unknown handle": lambda c: c.send_frame(raw.FLOW, raw.flow_fields(9, 0, 5)),
@@ -231,7 +232,7 @@ HARMLESS: dict[str, Step] = {
         raw.BEGIN, [UShort(0), *raw.begin_fields()[1:]], channel=1
     ),
 }
-"""Each to be refused or passed over; the specification leaves room."""
+"""Each may be refused or ignored; the specification permits both."""
 
 
 @pytest.mark.parametrize("name", MISPLACED)

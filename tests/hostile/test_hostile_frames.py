@@ -1,4 +1,4 @@
-"""Bytes that are no AMQP, and frames that are wrong in themselves (AMQP 1.0 §2.2, §2.3)."""
+"""Bytes that are not AMQP, and malformed frames (AMQP 1.0 §2.2, §2.3)."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def described_list(fields: list[bytes]) -> bytes:
 
 
 def with_last_field(code: int, fields: list[object], last: bytes) -> bytes:
-    """A frame whose last field is given encoded."""
+    """A frame whose last field is given in encoded form."""
     return raw.raw_frame(
         encode(ULong(code)).join((b"\x00", b""))
         + described_list([*(encode(field) for field in fields), last])

@@ -1,4 +1,4 @@
-"""Attacks on the HTTP port: half headers, silent WebSockets, other sites' pages, garbage."""
+"""Attacks on the HTTP port: incomplete headers, silent WebSockets, pages from other sites, garbage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.raw_websocket import HandshakeRefused, WebSocketConnection, m
 from tests.support.sas import sas_token
 
 CROWD = 1_000
-"""As many as the port takes, by default."""
+"""As many connections as the port accepts by default."""
 ATTACK_S = 6.0
 WITHIN_S = 20.0
 GROWS_MIB_MAX = 100
@@ -33,7 +33,7 @@ def ask(
     token: bool = False,
     headers: dict[str, str] | None = None,
 ) -> int:
-    """The status of a request on a connection of its own. Raises OSError when there is no answer in time."""
+    """The status of a request on a new connection. Raises OSError if there is no answer in time."""
     connection = http.client.HTTPConnection("127.0.0.1", broker.addresses.http_port, timeout=WITHIN_S)
     sent = {"Connection": "close", **(headers or {})}
     if token:
@@ -46,7 +46,7 @@ def ask(
 
 
 def ended_within(sock: socket.socket, within_s: float) -> float:
-    """Seconds until the broker hangs up. Raises TimeoutError if it does not."""
+    """Seconds until the broker closes the connection. Raises TimeoutError if it does not."""
     begin = time.monotonic()
     sock.settimeout(within_s)
     with contextlib.suppress(ConnectionError):
@@ -73,7 +73,7 @@ def test_a_thousand_half_headers_hold_up_nobody(broker: BrokerProcess) -> None:
                 rounds += 1
             grown = resident_mib(broker.pid) - before
     print(f"{rounds} rounds beside {attack.opened} connections with half a header; {grown:.0f} MiB more")
-    assert attack.opened > CROWD  # the broker ended some, and others came
+    assert attack.opened > CROWD  # the broker closed some, and new ones came
     assert grown < GROWS_MIB_MAX
 
 
@@ -100,7 +100,7 @@ def test_a_websocket_without_a_login_cannot_make_the_broker_keep_a_large_message
         for connection in crowd:
             connection.send(AMQP_HEADER)
             with contextlib.suppress(ConnectionError, TimeoutError):
-                connection.socket.sendall(message(bytes(8_000_000))[:-1])  # all but the end
+                connection.socket.sendall(message(bytes(8_000_000))[:-1])  # everything but the last byte
         assert resident_mib(broker.pid) - before < 40
         for connection in crowd:
             ended_within(connection.socket, WITHIN_S)
@@ -157,7 +157,7 @@ def test_a_websocket_that_breaks_off_in_a_frame_leaves_nothing_behind(broker: Br
             connection.open()
             connection.socket.sendall(b"\x82\xfe\x10\x00\x00\x00\x00\x00AMQP")
     with WebSocketConnection(broker.addresses.http_port) as connection:
-        connection.socket.sendall(b"\xf3\x80\x00\x00\x00\x00")  # reserved bits, and a kind that is none
+        connection.socket.sendall(b"\xf3\x80\x00\x00\x00\x00")  # reserved bits, and an invalid opcode
         with contextlib.suppress(ConnectionEnded):
             ended_within(connection.socket, WITHIN_S)
 
@@ -169,8 +169,9 @@ CHUNK = b"1\r\nx\r\n"
 
 
 def test_bodies_in_chunks_of_one_byte_hold_up_nobody(broker: BrokerProcess, old_friend: Bystander) -> None:
-    """They need no credentials, and a read of 256 KiB is 40,000 of them: 400 connections kept everybody
-    waiting for 7 s and more."""
+    """Clients need no credentials for this, and a read of 256 KiB holds 40,000 chunks: 400 connections made
+    other clients wait for 7 s and more.
+    """
     head = b"PUT /queue HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     clients = [socket.create_connection(("127.0.0.1", broker.addresses.http_port)) for _ in range(200)]
     longest = 0.0

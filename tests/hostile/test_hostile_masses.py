@@ -1,8 +1,8 @@
-"""Clients that send as much as is permitted, and more: the broker's memory stays bounded, and another client
-is served meanwhile.
+"""Clients that send as much as is permitted, and more: the broker's memory stays bounded, and it serves
+another client meanwhile.
 
-The attacks are those of the benchmarks (`tests/bench/load/attacks.py`), each for a short time; how long
-others wait is a figure there, and only bounded here.
+The attacks are those of the benchmarks (`tests/bench/load/attacks.py`), each for a short time. The benchmarks
+report how long other clients wait; these tests only bound it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from tests.support.raw_amqp import RawConnection
 ATTACK_S = 2.0
 ENDS_WITHIN_S = 60.0
 MEMORY_MIB_MAX = 64
-"""40 attackers may have 64 KiB each, and 300 a connection each; without bounds each of these attacks took
-hundreds of MiB."""
+"""40 attackers may use 64 KiB each, and 300 a connection each; without bounds each of these attacks took
+hundreds of MiB.
+"""
 SERVED_WITHIN_S = 5.0
-"""Generous: a round trip takes milliseconds, and without bounds it took up to 12 s."""
+"""Generous: a round trip takes milliseconds, and took up to 12 s without bounds."""
 WITHOUT_KEY = ("unfinished_transfers", "nested_lists", "short_idle_timeouts", "many_attaches", "large_opens")
 WITH_KEY = ("authorized_attaches",)
 
@@ -88,6 +89,6 @@ def test_sessions_begun_and_ended_without_pause_end_the_connection_and_hold_up_n
             if not attacks.say(connection, frames):
                 break
         old_friend.round_trip(SERVED_WITHIN_S)
-    for _ in range(20):  # what the connection held was freed in one go, which took minutes
+    for _ in range(20):  # freeing at once what the connection held used to take minutes
         old_friend.round_trip(SERVED_WITHIN_S)
     assert resident_mib(broker.pid) - before < MEMORY_MIB_MAX

@@ -1,5 +1,6 @@
-"""Peeks sent many at a time, by clients that settle no answer: bounded in memory, and nobody else waits for
-them."""
+"""Many peeks at once from clients that settle no answer: bounded in memory, and no other client waits for
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.support.raw_amqp import RawConnection, opened
 MESSAGES, BODY_BYTES = 250, 1024
 CLIENTS, ROUNDS, PEEKS = 8, 8, 10
 GROWTH_MIB_MAX = 80
-"""The answers have twice as many bytes."""
+"""The answers are twice as large in total."""
 
 
 def peek(number: int) -> bytes:

@@ -1,5 +1,4 @@
-"""A client that takes far more messages than it settles, from a broker that uses more memory than its
-mark."""
+"""A client that takes far more messages than it settles, from a broker above its memory mark."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def test_above_the_memory_mark_a_client_that_settles_nothing_gets_few_messages_a
             answer = client.read_until(raw.DISPOSITION, within_s=WITHIN_S)
             first = answer.field(1)
             settled += (first if answer.field(2) is None else answer.field(2)) - first + 1
-    # Every process uses more than this mark.
+    # Any process uses more memory than this mark.
     with (
         BrokerThread(tmp_path, queues, LocalDisk(), memory_bytes_max=1 << 20) as broker,
         raw.opened(broker.addresses.amqp_port) as client,
@@ -47,7 +46,7 @@ def test_above_the_memory_mark_a_client_that_settles_nothing_gets_few_messages_a
         with pytest.raises(TimeoutError):
             client.read_until(raw.TRANSFER, within_s=0.5)
         received = UNSETTLED_ABOVE_MARK_MAX
-        for first in range(0, MESSAGES, 50):  # half of what may be unsettled
+        for first in range(0, MESSAGES, 50):  # half of the permitted unsettled messages
             last = min(first + 50, MESSAGES) - 1
             client.send_frame(
                 raw.DISPOSITION, raw.disposition_fields(True, first, last, True, raw.outcome(raw.ACCEPTED))

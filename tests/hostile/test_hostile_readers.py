@@ -1,4 +1,6 @@
-"""Receivers that ask for everything and never read: bounded together, and nobody else waits for them."""
+"""Receivers that ask for everything and never read: their memory is bounded in total, and no other client
+waits for them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from tests.bench.load.attack_output import BODY_BYTES, receivers_that_do_not_rea
 MIB = 1024 * 1024
 OUTPUT_BYTES_MAX = 8 * MIB
 OVERHEAD_MIB = 48
-"""For output read from the log and on its way, and for memory that the allocator keeps; the messages are four
-times as large."""
+"""Allowance for output read from the log and on its way, and for memory the allocator keeps; the messages are
+four times as large.
+"""
 MESSAGES = 3_200
 
 

@@ -1,10 +1,9 @@
-"""Building and running the image: with Docker or Podman where one of them works, else with Buildah as root
-and no daemon.
+"""Build and run the image: with Docker or Podman where one of them works, otherwise with Buildah as root and
+no daemon.
 
-All of them build the Dockerfile as it is, and start what the image itself says: its entry point, environment,
-user and volume, on a read-only root file system. Buildah runs no container with a read-only root by itself,
-so there the image's file system is mounted and entered with `unshare` and `chroot`, in the network of this
-machine.
+All of them build the Dockerfile unchanged, and start it as the image specifies: its entry point, environment,
+user and volume, on a read-only root file system. Buildah alone runs no container with a read-only root, so
+there the image's file system is mounted and entered with `unshare` and `chroot`, in this machine's network.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ TAG = "partibus:image-test"
 BUILDS_WITHIN_S = 1_200
 STOPS_WITHIN_S = 30
 PORTS = {"amqp": 5672, "amqps": 5671, "http": 5300}
-"""What the image exposes."""
+"""Ports that the image exposes."""
 
 
 class CannotBuild(Exception):
-    """This machine has no builder that works."""
+    """This machine has no working builder."""
 
 
 @dataclass(slots=True)
@@ -49,35 +48,35 @@ class Running(Protocol):
     """A started container."""
 
     ports: dict[str, int]
-    """By service (amqp, amqps, http): the port on 127.0.0.1."""
+    """Port on 127.0.0.1 by service (amqp, amqps, http)."""
 
     def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run a command inside, as the image's user."""
+        """Run a command in the container as the image's user."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the container."""
 
     def stop(self) -> int:
-        """End it in order; gives the exit status."""
+        """Stop the container in order; gives the exit status."""
 
     def log(self) -> str:
-        """What it has written."""
+        """Output of the container."""
 
 
 class Builder(Protocol):
-    """One way to build and run."""
+    """A tool that builds and runs the image."""
 
     def build(self) -> ImageConfig: ...
 
     def start(self, volume: str) -> Running:
-        """Start the image on the volume of this name, which is created if it does not exist."""
+        """Start the image on the named volume, which is created if it does not exist."""
 
     def clean(self) -> None:
         """Remove containers and volumes."""
 
 
 def find_builder(folder: Path) -> Builder:
-    """What this machine has. Raises CannotBuild."""
+    """The first builder that works on this machine. Raises CannotBuild."""
     for engine in ("docker", "podman"):
         if (
             shutil.which(engine)
@@ -116,7 +115,7 @@ def _config_of(config: dict[str, object]) -> ImageConfig:
 
 
 class Engine:
-    """A container engine of its own."""
+    """Docker or Podman."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -124,9 +123,7 @@ class Engine:
         self._containers: list[EngineContainer] = []
 
     def build(self) -> ImageConfig:
-        extra = (
-            ["--format", "docker"] if self._name == "podman" else []
-        )  # the OCI format knows no health check
+        extra = ["--format", "docker"] if self._name == "podman" else []  # the OCI format has no health check
         _checked([self._name, "build", *extra, "--tag", TAG, "."], BUILDS_WITHIN_S, cwd=REPOSITORY)
         return _config_of(json.loads(_checked([self._name, "image", "inspect", TAG]))[0]["Config"])
 
@@ -146,7 +143,7 @@ class Engine:
 
 
 class EngineContainer:
-    """A container of an engine."""
+    """A container run by an engine."""
 
     def __init__(self, engine: str, identifier: str) -> None:
         self._engine, self.id = engine, identifier
@@ -242,7 +239,7 @@ class Buildah:
         return container
 
     def _owner(self) -> tuple[int, int]:
-        """The image's user, as its own /etc/passwd numbers it."""
+        """The image's user and group ids, from its own /etc/passwd."""
         assert self._config is not None, "build first"
         for line in Path(self._root, "etc/passwd").read_text(encoding="utf-8").splitlines():
             name, _, uid, gid, *_ = line.split(":")
@@ -261,7 +258,8 @@ class Buildah:
 @dataclass(slots=True)
 class Entered:
     """A process inside the image's file system. It shares the machine's network, so it cannot use the image's
-    own ports."""
+    own ports.
+    """
 
     _root: str
     _volume: Path
@@ -312,8 +310,9 @@ class Entered:
         return self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> int:
-        """Signal the first process inside, which is the broker. `unshare` around it passes no signals on, and
-        ends when it ends."""
+        """Signal the first process inside, which is the broker. The surrounding `unshare` forwards no
+        signals, and ends when the broker ends.
+        """
         children = (
             Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
             .read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
-"""The image as users run it: its own user, a read-only root, a volume; used by the official Python client,
-killed, started again."""
+"""The image as users run it: its own user, a read-only root, a volume; the official Python client uses it,
+and it is killed and restarted.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def test_the_image_runs_as_its_own_user_on_a_read_only_root_and_stops_in_order(i
 
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # of the socket that the client leaves to the collector
+)  # about the socket that the client leaves to the garbage collector
 def test_every_acknowledged_message_is_there_after_a_kill_and_a_restart_on_the_same_volume(
     image: Image,
 ) -> None:
@@ -89,7 +90,7 @@ def test_every_acknowledged_message_is_there_after_a_kill_and_a_restart_on_the_s
                         ServiceBusMessage(body, partition_key=str(number % 7) if number % 2 else None)
                     )
                 except ServiceBusError:
-                    return  # the broker was killed: the outcome of this one is not known
+                    return  # the broker was killed: the outcome of this message is unknown
                 acknowledged.append(body)
                 if number >= ACKNOWLEDGED_BEFORE_THE_KILL:
                     enough.set()
@@ -100,7 +101,8 @@ def test_every_acknowledged_message_is_there_after_a_kill_and_a_restart_on_the_s
     container.kill()
     sender.join(60)
     assert not sender.is_alive()
-    # now, while the warning about that socket is ignored, and not in another test or after the last one
+    # Collect now, while the warning about that socket is ignored, rather than in another test or after the
+    # last.
     gc.collect()
 
     container = started(image, "killed")
@@ -123,7 +125,7 @@ def test_the_health_check_costs_next_to_nothing_and_fails_where_nobody_answers(i
         ["sh", "-c", f"for each in $(seq {checks}); do {probe} >/dev/null || exit 1; done; times"]
     )
     assert done.returncode == 0, done.stderr
-    user, system = done.stdout.splitlines()[1].split()  # of the children
+    user, system = done.stdout.splitlines()[1].split()  # of child processes
     percent = 100 * (_seconds(user) + _seconds(system)) / checks / image.config.health_interval_s
     print(
         f"a health check takes {1000 * (_seconds(user) + _seconds(system)) / checks:.1f} ms of CPU: "
@@ -135,6 +137,6 @@ def test_the_health_check_costs_next_to_nothing_and_fails_where_nobody_answers(i
 
 
 def _seconds(text: str) -> float:
-    """`0m1.25s` of the shell's `times`."""
+    """Parse a time such as `0m1.25s`, as the shell's `times` prints it; gives seconds."""
     minutes, _, seconds = text.rstrip("s").partition("m")
     return 60 * int(minutes) + float(seconds)

@@ -1,1 +1,1 @@
-"""The official SDKs' own live test suites, unchanged, against a running broker: `make interop` runs them."""
+"""The official SDKs' own live test suites, run unchanged against the broker by `make interop`."""

@@ -1,12 +1,12 @@
-"""A pytest plugin that lets the live tests of `azure-servicebus` run unchanged against the broker.
+"""A pytest plugin that runs the live tests of `azure-servicebus` unchanged against the broker.
 
 The suite expects Microsoft's internal `devtools_testutils` and creates its namespaces and entities through
-Azure Resource Manager. Neither exists here, so this plugin puts modules of the same names in their place
-before the suite is collected: the "namespace" is the running broker, and entities are created with the
-official administration client. The tests themselves, and the SDK, are what the sdist holds.
+Azure Resource Manager. Neither exists here, so this plugin installs replacement modules of the same names
+before the suite is collected: the "namespace" is the running broker, and the official administration client
+creates the entities. The tests and the SDK come unchanged from the sdist.
 
-The broker listens on the standard ports (5671, 443) of an address of its own, so that the SDK needs no
-special settings; the generated certificate authority takes the place of certifi's.
+The broker listens on the standard ports (5671, 443) of its own address, so that the SDK needs no special
+settings; the generated certificate authority replaces certifi's.
 
 Environment: `PARTIBUS_LIVE_HOST`, `PARTIBUS_LIVE_CA`, `PARTIBUS_LIVE_RESULTS` (the JSON file to write).
 """
@@ -33,7 +33,7 @@ AUTHORITY = os.environ["PARTIBUS_LIVE_CA"]
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 CONNECTION_STRING = f"Endpoint=sb://{HOST}/;SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY}"
 LOCK_DURATION = "PT30S"
-"""What the suite's own preparer gives a queue that does not say."""
+"""Lock duration that the suite's own preparer gives queues by default."""
 
 certifi.where = lambda: AUTHORITY
 os.environ["REQUESTS_CA_BUNDLE"] = AUTHORITY
@@ -44,7 +44,7 @@ _results: dict[str, str] = {}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Remember the worst that became of each test."""
+    """Keep the worst outcome of each test."""
     if report.failed:
         _results[report.nodeid] = "failed"
     elif report.skipped:
@@ -54,21 +54,21 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the results down, once, where the suite was started."""
+    """Write the results once, in the process that started the suite."""
     if not hasattr(session.config, "workerinput"):
         Path(os.environ["PARTIBUS_LIVE_RESULTS"]).write_text(json.dumps(_results), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
 def test_proxy() -> None:
-    """The suite's recorder of HTTP traffic; nothing is recorded here."""
+    """Replaces the suite's recorder of HTTP traffic; nothing is recorded here."""
 
 
 # --- devtools_testutils -------------------------------------------------------------------------------------
 
 
 class RecordedTestCase:
-    """What the suite's test classes derive from."""
+    """Base class of the suite's test classes."""
 
     is_live = True
     in_recording = False
@@ -80,7 +80,7 @@ class RecordedTestCase:
 
     @staticmethod
     def await_prepared_test(test: Callable[..., Any]) -> Callable[..., Any]:
-        """A coroutine function as a plain test, for the preparers around it."""
+        """Wrap a coroutine function as a plain test, for the preparers around it."""
 
         @functools.wraps(test)
         def run(*values: Any, **given: Any) -> None:
@@ -90,8 +90,7 @@ class RecordedTestCase:
 
 
 def get_credential(is_async: bool = False, **options: Any) -> Any:
-    """The root key, as the clients take it from a connection string; it stands in the place of an Entra ID
-    credential."""
+    """The root key, as the clients take it from a connection string; it replaces an Entra ID credential."""
     if is_async:
         from azure.servicebus.aio._base_handler_async import (
             ServiceBusSharedKeyCredential as AsyncSharedKeyCredential,
@@ -108,7 +107,7 @@ def _unrecorded(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Resource:
-    """An entity or namespace, as far as tests ask."""
+    """An entity or namespace, with the attributes that tests use."""
 
     def __init__(self, name: str) -> None:
         self.name = self.id = name
@@ -117,8 +116,9 @@ class Resource:
 def _wrap(
     test: Callable[..., Any], prepare: Callable[[dict[str, Any]], tuple[dict[str, Any], Callable[[], None]]]
 ) -> Callable[..., Any]:
-    """Run a test, or an inner preparer, with what is prepared for it. What a coroutine function returns is
-    awaited here."""
+    """Run a test, or an inner preparer, with its prepared arguments. Awaits the result of a coroutine
+    function.
+    """
     own = inspect.signature(test).parameters
     takes_all = hasattr(test, "prepares") or any(
         each.kind is inspect.Parameter.VAR_KEYWORD for each in own.values()
@@ -138,7 +138,7 @@ def _wrap(
         finally:
             remove()
 
-    del prepared.__dict__["__wrapped__"]  # pytest must not take what is prepared for fixtures
+    del prepared.__dict__["__wrapped__"]  # otherwise pytest takes prepared arguments for fixtures
     prepared.prepares = True  # type: ignore[attr-defined]
     shown = [
         own[name] for name in own if name in ("self", "test_class", "uamqp_transport", "socket_transport")
@@ -166,8 +166,9 @@ def _administration() -> Any:
 
 
 class Preparer:
-    """Makes one resource for a test and removes it afterwards, or keeps it for the next test that asks for
-    the same."""
+    """Creates one resource for a test and removes it afterwards, or keeps it for the next test that asks for
+    the same.
+    """
 
     def __init__(
         self, name_prefix: str = "", use_cache: bool = False, parameter_name: str = "", **options: Any
@@ -201,7 +202,7 @@ class Preparer:
         return {self.parameter_name: Resource(name)}
 
     def create_entity(self, name: str, given: dict[str, Any]) -> None:
-        """Make in the broker what the resource stands for, if it stands for anything there."""
+        """Create in the broker what the resource stands for, if anything."""
 
     def remove(self, name: str, given: dict[str, Any]) -> None:
         pass
@@ -257,8 +258,9 @@ class SubscriptionPreparer(Preparer):
 
 
 class NamespaceRulePreparer(Preparer):
-    """A key of the namespace. Keys of the broker's namespace are settings, so they are there from the start
-    (see `python_suite.py`)."""
+    """A key of the namespace. The broker's namespace keys are settings, so they exist from the start (see
+    `python_suite.py`).
+    """
 
     default_parameter = "servicebus_authorization_rule"
 
@@ -307,7 +309,7 @@ def _right(value: Any) -> str:
 
 
 class EnvironmentPreparer:
-    """Values that the suite reads from the environment of a provisioned namespace."""
+    """Provides the values that the suite reads from the environment of a provisioned namespace."""
 
     values: ClassVar[dict[str, str]] = {
         "servicebus_connection_str": CONNECTION_STRING,
@@ -340,7 +342,7 @@ def _module(name: str, **content: Any) -> None:
 
 
 def _ignored(*values: Any, **named: Any) -> None:
-    """Sanitizers of recordings."""
+    """Replaces the sanitizers of recordings."""
 
 
 _cached = functools.partial(functools.partial, use_cache=True)

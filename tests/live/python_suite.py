@@ -1,16 +1,16 @@
-"""Runs the live tests of `azure-servicebus`, which its source distribution carries, unchanged, against a
-broker of our own.
+"""Run the live tests of `azure-servicebus` unchanged from its source distribution, against a broker started
+here.
 
     python -m tests.live.python_suite [--version 7.15.0] [--write-list]
 
-The result is held against `python_not_yet.toml`: the exact ids of the tests that do not pass yet, by the
-feature each waits for, or by the reason. The list is strict in both directions: a test that is not on it must
-pass, and one that is on it must not. So it only gets shorter.
+The result is compared with `python_not_yet.toml`, which lists the exact ids of the tests that do not pass
+yet, by the missing feature or another reason. The list is strict in both directions: tests not listed must
+pass, and listed tests must not pass. So it only gets shorter.
 
-Messaging tests run side by side, for they sleep most of the time; what fails is run once more, alone, because
+Messaging tests run in parallel, since they sleep most of the time; failed tests run once more, alone, because
 their waits assume an idle machine. Management tests expect an empty namespace and share one broker, one after
 the other. Needs the extra `live`, and root or the right to listen on ports 443 and 5671 of 127.0.0.5 and
-127.0.0.6: the SDK knows no others.
+127.0.0.6: the SDK uses no other ports.
 """
 
 from __future__ import annotations
@@ -33,28 +33,30 @@ from tests.support.broker_process import REPOSITORY, Addresses, BrokerProcess
 CACHE = REPOSITORY / ".cache" / "live"
 LIST = Path(__file__).with_name("python_not_yet.toml")
 VERSIONS = {"7.15.0": ("127.0.0.5", "127.0.0.6")}
-"""Each version, with the addresses of its brokers: one for the messaging tests, one for the management
-tests."""
+"""Each version, with the addresses of its brokers: first for the messaging tests, then for the management
+tests.
+"""
 STANDARD = Addresses(5672, 5671, 443)
 SIDE_BY_SIDE = 8
-"""Tests at a time. They sleep most of the time."""
+"""Tests to run at a time. They sleep most of the time."""
 TEST_WITHIN_S = 700
 """Some tests wait for the service to close a link that was idle for ten minutes."""
 SUITE_WITHIN_S = 5_400
 NOT_LIVE = ("perf_tests", "unittests")
-"""Folders of the suite that talk to no service."""
+"""Folders of the suite whose tests use no service."""
 KEYS = [
     {"key_name": "live-L", "primary_key": "key-L", "rights": ["Listen"]},
     {"key_name": "live-S", "primary_key": "key-S", "rights": ["Send"]},
     {"key_name": "live-LS", "primary_key": "key-LS", "rights": ["Send", "Listen"]},
     {"key_name": "live-LMS", "primary_key": "key-LMS", "rights": ["Manage", "Send", "Listen"]},
 ]
-"""Keys of the namespace that the suite creates in the service; here they are settings. The plugin spells the
-names the same way."""
+"""Keys of the namespace that the suite creates in the service; here they are settings. The plugin uses the
+same names.
+"""
 
 
 def main() -> int:
-    """Run the suites that were asked for; 0 if every result is what the list says."""
+    """Run the requested suites; 0 if every result is as listed."""
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -99,7 +101,7 @@ def load_list(version: str) -> set[str]:
 
 
 def run_suite(version: str) -> dict[str, str]:
-    """The outcome of each test of the suite by its id: passed, failed or skipped."""
+    """Run the suite; gives the outcome of each test by id: passed, failed or skipped."""
     folder = _sources(version) / "tests"
     site = _sdk(version)
     messaging_host, management_host = VERSIONS[version]
@@ -169,12 +171,12 @@ def _pytest(
 
 
 def _tidy(test: str) -> str:
-    """A test's id without what differs from run to run."""
+    """A test's id without the parts that differ from run to run."""
     return re.sub(r"@[\w.-]+$", "", test)
 
 
 def _sources(version: str) -> Path:
-    """The unpacked source distribution."""
+    """Folder of the unpacked source distribution."""
     folder = CACHE / f"azure_servicebus-{version}"
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -193,7 +195,7 @@ def _sources(version: str) -> Path:
 
 
 def _sdk(version: str) -> Path | None:
-    """Where the SDK of this version is, if it is not the one of the environment."""
+    """Folder of this version's SDK; None if the environment's own SDK has this version."""
     if installed_version("azure-servicebus") == version:
         return None
     folder = CACHE / f"site-{version}"
