@@ -778,7 +778,7 @@ class PartitionMachine(RuleBasedStateMachine):
         refused = next(each for each in answers if isinstance(each, Failed))
         assert refused.reason is Reason.DISK_FULL and refused.cookie == "send"
 
-    # --- what holds after each step -------------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------------------
 
     @invariant()
     def nobody_waits_for_what_is_available(self) -> None:

@@ -1,5 +1,5 @@
-"""The broker process of the tests: if it ends while it starts, that is reported at once, with its status and
-log."""
+"""The broker process of the tests: if the broker ends while it starts, the test learns its status and log at
+once."""
 
 from __future__ import annotations
 

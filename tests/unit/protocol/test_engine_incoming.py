@@ -264,7 +264,7 @@ def test_a_batch_that_never_becomes_whole_makes_no_batch_of_what_follows(peer: E
             peer.release(peer.say(detach(0)))
             peer.sender()
     peer.hear()
-    for number in range(1, 5):  # proton pools deliveries: one of these reuses the batch's
+    for number in range(1, 5):  # proton pools deliveries: one of these reuses the batch's delivery
         assert peer.say(transfer(0, number, b"part", more=True)) == []
         event = only(peer.say(transfer(0, number, b"")), MessagesReceived)
         assert not event.batch

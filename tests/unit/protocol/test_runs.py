@@ -23,7 +23,7 @@ def whole(number: int, size: int) -> bytes:
     return number.to_bytes(4, "big") + b"x" * (size - 4)
 
 
-# --- in -----------------------------------------------------------------------------------------------------
+# --- incoming -----------------------------------------------------------------------------------------------
 
 
 def test_more_messages_than_a_run_has_room_for_come_as_one_event_in_their_order(peer: EnginePeer) -> None:
@@ -205,7 +205,7 @@ def test_outcomes_that_name_every_delivery_again_and_again_take_bounded_memory(p
     )
 
 
-# --- out ----------------------------------------------------------------------------------------------------
+# --- outgoing -----------------------------------------------------------------------------------------------
 
 
 def test_a_message_goes_out_in_two_parts_without_what_is_skipped(peer: EnginePeer) -> None:

@@ -36,7 +36,7 @@ def files_of(catalogue_folder: Path, name: str) -> list[Path]:
 
 
 def harms(good: bytes) -> Iterator[bytes | None]:
-    """Flip every byte once, cut the file off anywhere, and remove it."""
+    """The content with each byte flipped, cut off at each byte, and None for a missing file."""
     for offset in range(len(good)):
         yield good[:offset] + bytes([good[offset] ^ 1]) + good[offset + 1 :]
     for size in range(len(good)):
@@ -175,7 +175,7 @@ async def test_what_is_read_at_the_start_stays_so_after_a_power_cut() -> None:
     await catalogue.put("gone", b"1")
     disk.fail(
         "sync_directory", path_part="catalogue", times=FOR_EVER
-    )  # as if the process was killed before its sync
+    )  # as if the process had been killed before its sync
     for change in (catalogue.put("new", b"1"), catalogue.delete("gone")):
         with pytest.raises(CommitFailed):
             await change

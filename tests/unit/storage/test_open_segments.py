@@ -195,7 +195,7 @@ async def test_a_log_that_is_claimed_anew_keeps_its_place() -> None:
     first, second = logs = [store.log(ENTITY, partition) for partition in range(2)]
     await first.claim()
     await append(first, b"kept")
-    # once, the log gave its place back and waited for the other, which waited for its turn
+    # Symptom: the log gave its place back and waited for the other log, which waited for its turn.
     async with asyncio.timeout(20):
         await asyncio.gather(first.claim(), second.claim())
     await append(second, b"other")

@@ -100,7 +100,7 @@ def test_the_counters_of_an_entity_take_at_most_4_kib() -> None:
             for counter in COUNTERS:
                 meter.add(counter, chance.randrange(1 << 40, 1 << 50))
             for bound in SECONDS:
-                for _ in range(300):  # large numbers, so that Python cannot share the objects
+                for _ in range(300):  # counts above 256, since Python shares small integers
                     meter.send_seconds.observe(bound)
         taken, _ = tracemalloc.get_traced_memory()
     finally:

@@ -59,7 +59,7 @@ async def test_a_wire_that_held_its_connection_back_lets_it_go_on_whatever_its_l
     writing = asyncio.create_task(wire.write_all())
     wire.write(bytes(LIMIT + 500))
     assert not connection.writable
-    await asyncio.sleep(0.01)  # it is being sent
+    await asyncio.sleep(0.01)  # the message is being sent
     wire.set_write_buffer_limits(limit_later)  # the client has read before, and has earned more room
     await websocket.read()
     assert websocket.sent == [LIMIT + 500] and connection.writable

@@ -585,7 +585,7 @@ async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_s
     assert (await stack.ask("PUT", "/orders", dead, token=token, headers=right))[0] == 501
 
 
-# --- what this version does not do --------------------------------------------------------------------------
+# --- not supported in this version --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -360,7 +360,7 @@ async def test_many_small_messages_of_one_read_are_parsed_over_many_turns(
     assert ticker.turns > len(flood) // (2 * PORTION_BYTES)
 
 
-# --- what is not HTTP ---------------------------------------------------------------------------------------
+# --- input that is not HTTP ---------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def flowing(partitions: int, wanted: int, *numbers: int) -> DemandPlan:
     return plan
 
 
-# --- nothing flows ------------------------------------------------------------------------------------------
+# --- no messages flow ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("wanted", "share"), [(1, 1), (4, 1), (5, 2), (16, 4), (400, 100)])
@@ -45,7 +45,7 @@ def test_where_part_of_the_demand_was_met_it_is_asked_anew_so_that_others_give_b
     assert plan.ask(1, ANY_RUN) == [(1, 1, False)], "at least one, though its share is no more than stands"
 
 
-# --- something flows ----------------------------------------------------------------------------------------
+# --- messages flow ------------------------------------------------------------------------------------------
 
 
 def test_a_partition_that_answered_in_full_is_asked_for_a_run_and_is_to_tell_when_it_has_no_more() -> None:

@@ -413,7 +413,7 @@ async def test_of_two_entries_of_one_name_none_that_has_logs_is_deleted(world: W
     await world.store.close()
 
 
-# --- changes that fail on disk (tests/crash/test_namespace_faults.py has every call) ------------------------
+# --- changes that fail on disk (tests/crash/test_namespace_faults.py covers every call) ---------------------
 
 
 async def entries(world: World) -> list[QueueDescription]:

@@ -1,5 +1,5 @@
-"""A partition whose files are missing says which ones, and how to go on, whatever recorded their existence;
-and the commands can help."""
+"""A partition whose files are missing says which ones and how to go on, whichever record tells that they
+existed; the commands can help."""
 
 from __future__ import annotations
 

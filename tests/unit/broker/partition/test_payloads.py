@@ -116,7 +116,7 @@ async def test_a_batch_that_is_being_sent_gives_up_nothing_that_it_has_not_count
     await busy.send(*[b"y" * 1_000] * 100)
     await busy.advance(10 * COLD_MS)
     await busy.receive(1)
-    await busy.send(*[b"y" * 1_000] * 102)  # half of the idle partition is evicted, and the budget is full
+    await busy.send(*[b"y" * 1_000] * 102)  # evicts half of the idle partition's bodies; the budget is full
     assert RESERVE < in_memory(idle) < 100_000
     idle.post(1, Send([b"z" * 100] * 2_000, None))
     sending = asyncio.create_task(idle.task.step())

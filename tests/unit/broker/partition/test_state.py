@@ -398,7 +398,7 @@ async def in_subqueue(harness: Harness, subqueue: str) -> int:
     await harness.do(1, Abandon((await harness.receive(1)).tokens))
     if subqueue == DEAD_LETTER:
         await harness.do(1, DeadLetter((await harness.receive(1)).tokens))
-    else:  # no operation moves messages to the other subqueue yet
+    else:  # no operation moves messages to the transfer dead-letter queue yet
         commit = harness.log.begin()
         commit.add(records.MOVED, [records.encode_mark(Mark(records.MOVED, 0, [number], None, 2))], 1)
         await harness.log.append(commit)

@@ -143,7 +143,7 @@ async def drained(client: Client) -> Frame | None:
     return flows[-1] if flows else None
 
 
-# --- what it shows ------------------------------------------------------------------------------------------
+# --- messages shown -----------------------------------------------------------------------------------------
 
 
 async def test_each_message_of_all_partitions_is_shown_once_and_nothing_is_asked_of_them_but_to_look() -> (

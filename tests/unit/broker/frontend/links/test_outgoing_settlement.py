@@ -245,7 +245,7 @@ async def test_a_removal_that_fails_sends_nothing_and_asks_again() -> None:
     assert tags_of(await client.hear()) == [] and demands(stack) == {0: 1}
 
 
-# --- properties to change -----------------------------------------------------------------------------------
+# --- changed properties -------------------------------------------------------------------------------------
 
 LARGE = {Symbol("note"): "x" * 30_000}
 
