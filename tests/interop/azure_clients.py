@@ -1,6 +1,6 @@
-"""The official Python client, sync and aio, behind one shape, so that one list of scenarios serves both.
+"""The official Python client, sync and aio, behind one interface, so that one list of scenarios serves both.
 
-The sync client runs in a thread per call, unchanged; nothing here adds to or repairs what a client does.
+Each call of the sync client runs unchanged in a thread; nothing here adds to or repairs what a client does.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CLOSES_WITHIN_S = 15
 
 
 class Sender(Protocol):
-    """What the scenarios use of a sender."""
+    """The methods of a sender that the scenarios use."""
 
     async def send_messages(self, message: Any) -> None: ...
     async def create_message_batch(self) -> ServiceBusMessageBatch: ...
 
 
 class Receiver(Protocol):
-    """What the scenarios use of a receiver. Times are seconds."""
+    """The methods of a receiver that the scenarios use. Times are in seconds."""
 
     async def receive_messages(
         self, max_message_count: int | None = 1, max_wait_time: float | None = None
@@ -132,7 +132,7 @@ class SyncClient:
 
 
 class SyncSender:
-    """A sync sender in the shape of an aio one."""
+    """A sync sender with the interface of an aio one."""
 
     def __init__(self, inner: InnerSender) -> None:
         self._inner = inner
@@ -145,7 +145,7 @@ class SyncSender:
 
 
 class SyncReceiver:
-    """A sync receiver in the shape of an aio one."""
+    """A sync receiver with the interface of an aio one."""
 
     def __init__(self, inner: InnerReceiver) -> None:
         self._inner = inner
@@ -185,8 +185,9 @@ class SyncReceiver:
 
 
 async def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call of the client in a daemon thread: a call that never returns must not keep the tests
-    from ending."""
+    """Run a blocking client call in a daemon thread, so that a call that never returns does not keep the
+    tests from ending.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -207,8 +208,9 @@ async def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 
 def connect(client: str, connection_string: str, **options: Any) -> Client:
-    """The client of that name: "python-aio", or any other for the sync one. `options` are the client's
-    own."""
+    """The client of that name: the aio client for "python-aio", otherwise the sync one. `options` are passed
+    to the client.
+    """
     return (
         AioClient(connection_string, **options)
         if client == "python-aio"
@@ -219,8 +221,9 @@ def connect(client: str, connection_string: str, **options: Any) -> Client:
 async def receive_exactly(
     receiver: Receiver, count: int, within_s: float = 10.0
 ) -> list[ServiceBusReceivedMessage]:
-    """Receive until there are `count` messages. Fails when they have not come in time, or more came than
-    asked for."""
+    """Receive until there are `count` messages. Fails if they do not arrive in time, or if more arrive than
+    requested.
+    """
     found: list[ServiceBusReceivedMessage] = []
     deadline = asyncio.get_running_loop().time() + within_s
     while len(found) < count and asyncio.get_running_loop().time() < deadline:
@@ -232,7 +235,7 @@ async def receive_exactly(
 
 
 async def assert_empty(receiver: Receiver) -> None:
-    """Nothing comes within half a second."""
+    """Assert that nothing arrives within half a second."""
     left = await receiver.receive_messages(max_message_count=10, max_wait_time=0.5)
     assert left == [], f"unexpected messages: {bodies(left)}"
 

@@ -1,7 +1,7 @@
-"""Deleting and purging with the only Python release that can (AMQP contract 7.3.11): a program, for it needs
-a package path of its own.
+"""Deleting and purging with the only Python release that supports them (AMQP contract 7.3.11). A separate
+program, because it needs its own package path.
 
-Reads its environment and prints its results as `programs.py` says. Started with the folder of that release
+Reads its environment and prints its results as `programs.py` describes. Start it with that release's folder
 first in PYTHONPATH.
 """
 
@@ -23,8 +23,9 @@ from azure.servicebus.exceptions import ServiceBusError
 
 
 def connect() -> ServiceBusClient:
-    """Over a WebSocket with TLS: this release takes a port only from a custom endpoint, which makes it use a
-    WebSocket."""
+    """Connect over a WebSocket with TLS: this release accepts a port only in a custom endpoint, which makes
+    it use a WebSocket.
+    """
     key = (
         f"SharedAccessKeyName={os.environ['PARTIBUS_KEY_NAME']};SharedAccessKey={os.environ['PARTIBUS_KEY']}"
     )
@@ -41,8 +42,9 @@ async def send(client: ServiceBusClient, queue: str, count: int, **options: Any)
 
 
 async def delete_messages(client: ServiceBusClient, queue: str) -> None:
-    """Deletes up to a count, the oldest of a partition first, but nothing locked or deferred; durable and
-    exact."""
+    """Deletes up to the given count, oldest in each partition first, but nothing locked or deferred; durable
+    and exact.
+    """
     await send(client, queue, 6, partition_key="together")
     receiver: Any = client.get_queue_receiver(queue)
     async with receiver:
@@ -54,7 +56,7 @@ async def delete_messages(client: ServiceBusClient, queue: str) -> None:
             await receiver.delete_messages(max_message_count=3, before=datetime.now(UTC) - timedelta(hours=1))
             == 0
         )
-        for number in range(8):  # in as many partitions
+        for number in range(8):  # spread over as many partitions
             await send(client, queue, 1, partition_key=f"key {number}")
         assert (
             await receiver.delete_messages(
@@ -72,7 +74,9 @@ async def delete_messages(client: ServiceBusClient, queue: str) -> None:
 
 
 async def purge_messages(client: ServiceBusClient, queue: str) -> None:
-    """A queue of all partitions, and its dead-letter queue, in as many requests as it takes."""
+    """Purges a queue with messages in all partitions, and its dead-letter queue, in as many requests as
+    needed.
+    """
     for _ in range(10):
         await send(client, queue, 1000)
     async with client.get_queue_receiver(queue) as receiver:
@@ -99,7 +103,7 @@ SCENARIOS: dict[str, Callable[[ServiceBusClient, str], Awaitable[None]]] = {
 
 
 async def main() -> None:
-    """All scenarios, after making sure that this is the release that was asked for."""
+    """Run all scenarios, after checking that this is the requested release."""
     version = azure.servicebus.__version__
     if version != sys.argv[1]:
         raise SystemExit(f"this is azure-servicebus {version}, not {sys.argv[1]}")

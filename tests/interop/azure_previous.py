@@ -1,8 +1,8 @@
-"""The round trip with an earlier release of the official Python client: a program, for it needs a package
-path of its own.
+"""The round trip with an earlier release of the official Python client. A separate program, because it needs
+its own package path.
 
-Reads its environment and prints its results as `programs.py` says. Started with the folder of the earlier
-release first in PYTHONPATH.
+Reads its environment and prints its results as `programs.py` describes. Start it with the earlier release's
+folder first in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def connect_with(**options: Any) -> Client:
 
 
 async def run(name: str, turn: asyncio.Semaphore) -> None:
-    """Run one scenario and print how it went."""
+    """Run one scenario and print its result."""
     detail = ""
     async with turn:
         try:
@@ -40,7 +40,7 @@ async def run(name: str, turn: asyncio.Semaphore) -> None:
 
 
 async def main() -> None:
-    """All scenarios, a few at a time, after making sure that this is the release that was asked for."""
+    """Run all scenarios, a few at a time, after checking that this is the requested release."""
     version = azure.servicebus.__version__
     if version != sys.argv[1]:
         raise SystemExit(f"this is azure-servicebus {version}, not {sys.argv[1]}")

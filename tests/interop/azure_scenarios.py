@@ -1,6 +1,6 @@
-"""What the official Python client does, written once for sync and aio; each scenario has a queue of its own.
+"""Scenarios for the official Python client, written once for sync and aio; each scenario has its own queue.
 
-A scenario is a coroutine that raises what went wrong. Names and queues stand in `scenarios.py`.
+A scenario is a coroutine that raises if something goes wrong. `scenarios.py` lists the names and queues.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ DEAD_LETTER = ServiceBusSubQueue.DEAD_LETTER
 
 @dataclass(slots=True)
 class Bench:
-    """What a scenario works with: a client, its queue, and a way to get another client."""
+    """Resources of a scenario: a client, its queue, and a way to get another client."""
 
     client: Client
     queue: str
     connect: Callable[..., Client]
-    """Takes `key` for another SAS key, and any option of the client."""
+    """Accepts `key` for another SAS key, and any option of the client."""
 
     async def send(self, *messages: Any) -> None:
         """Send each message on its own."""
@@ -66,13 +66,13 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(function: Scenario) -> Scenario:
-    """Enter a coroutine under its own name, with dashes."""
+    """Register a coroutine under its own name, with dashes."""
     SCENARIOS[function.__name__.replace("_", "-").removesuffix("-")] = function
     return function
 
 
 def numbered(count: int, **options: Any) -> list[ServiceBusMessage]:
-    """Messages that tell each other apart by body and id."""
+    """Messages with distinct bodies and ids."""
     return [
         ServiceBusMessage(f"message {number}", message_id=f"id-{number}", **options)
         for number in range(count)
@@ -306,7 +306,7 @@ async def lock_lost(bench: Bench) -> None:
 
 @scenario
 async def settled_twice(bench: Bench) -> None:
-    """A second receiver on the same token: the management node answers that the lock is lost."""
+    """The lock of a completed message: the management node answers that it is lost."""
     await bench.send(ServiceBusMessage("once"))
     receiver = await bench.receiver()
     (message,) = await receive_exactly(receiver, 1)
@@ -318,8 +318,9 @@ async def settled_twice(bench: Bench) -> None:
 
 @scenario
 async def unread_messages_go_back(bench: Bench) -> None:
-    """Those that the broker held ready for the connection, not those that the client was sent: these stay
-    locked."""
+    """The broker takes back the messages it held ready for the connection; messages already sent to the
+    client stay locked.
+    """
     await bench.send(*numbered(20))
     receiver = await bench.receiver()
     (message,) = await receive_exactly(receiver, 1)
@@ -528,7 +529,9 @@ BODIES = [
 
 @scenario
 async def body_kinds(bench: Bench) -> None:
-    """Every kind of body and every section comes back as it was, also what the broker does not understand."""
+    """Every kind of body and every section comes back unchanged, including what the broker does not
+    understand.
+    """
     receiver = await bench.receiver()
     for number, sent in enumerate(BODIES):
         await bench.send(AmqpAnnotatedMessage(**sent.options, **sent.extra))
@@ -545,7 +548,7 @@ async def body_kinds(bench: Bench) -> None:
 
 
 def check_sections(raw: AmqpAnnotatedMessage, sent: dict[str, Any]) -> None:
-    """The sections beside the body, as far as they were sent."""
+    """Check the sections beside the body that were sent."""
     if header := sent.get("header"):
         assert raw.header is not None and (raw.header.durable, raw.header.priority) == (
             header["durable"],
@@ -560,7 +563,7 @@ def check_sections(raw: AmqpAnnotatedMessage, sent: dict[str, Any]) -> None:
 
 
 def as_shown(value: Any) -> Any:
-    """The client shows received text as bytes."""
+    """The client returns received text as bytes."""
     return value.encode() if isinstance(value, str) else value
 
 
@@ -568,8 +571,9 @@ def as_shown(value: Any) -> Any:
 
 
 async def partitions_of(bench: Bench, count: int) -> dict[str, list[int]]:
-    """Receive `count` messages and tell for each partition key, in order of arrival, which partitions its
-    messages came from."""
+    """Receive `count` messages; gives for each partition key, in order of arrival, the partitions its
+    messages came from.
+    """
     found: dict[str, list[int]] = {}
     for message in await receive_exactly(await bench.receiver(receive_mode=RECEIVE_AND_DELETE), count):
         found.setdefault(message.partition_key or message.session_id or "", []).append(partition(message))
@@ -637,14 +641,14 @@ def keyed(keys: Iterable[str]) -> list[ServiceBusMessage]:
 
 @scenario
 async def full_partitions(bench: Bench) -> None:
-    """Three partitions hold a mebibyte each, and so five of these messages each."""
+    """Three partitions hold a mebibyte each, so each has room for five of these messages."""
     large = bytes(200 * 1024)
     sender = await bench.client.sender(bench.queue)
     for _ in range(5):
         await sender.send_messages(ServiceBusMessage(large, partition_key="a"))
     with pytest.raises(ServiceBusQuotaExceededError):
         await sender.send_messages(ServiceBusMessage(large, partition_key="a"))
-    for number in range(10):  # without a key there is room elsewhere, also for a batch
+    for number in range(10):  # without a key there is room elsewhere, for batches too
         await sender.send_messages([ServiceBusMessage(large)] if number % 2 else ServiceBusMessage(large))
     for refused in (ServiceBusMessage(large), [ServiceBusMessage(large)]):
         with pytest.raises(ServiceBusQuotaExceededError):
@@ -660,7 +664,9 @@ async def full_partitions(bench: Bench) -> None:
 
 
 async def assert_not_allowed(sending: Awaitable[None]) -> None:
-    """Refused as an invalid operation (AMQP contract 10.7, 9.2), which the client does not repeat."""
+    """Assert that sending is refused as an invalid operation (AMQP contract 10.7, 9.2), which the client does
+    not retry.
+    """
     with pytest.raises(ServiceBusError) as refusal:
         await sending
     assert type(refusal.value) is ServiceBusError

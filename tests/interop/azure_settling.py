@@ -1,7 +1,7 @@
-"""More of what the official Python client does: dead-letter queues, many deferred messages,
+"""More scenarios for the official Python client: dead-letter queues, many deferred messages,
 delivery-annotations.
 
-Importing it enters its scenarios beside those of `azure_scenarios.py`.
+Importing this module registers its scenarios beside those of `azure_scenarios.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ __all__ = ["SCENARIOS"]
 
 @scenario
 async def dead_letter_queue_leads_no_further(bench: Bench) -> None:
-    """A dead-letter queue counts no delivery and refuses dead-lettering, on links and on `$management` (AMQP
-    contract 5.6, 10.4)."""
+    """A dead-letter queue does not count deliveries and refuses dead-lettering, on links and on `$management`
+    (AMQP contract 5.6, 10.4).
+    """
     await bench.send(ServiceBusMessage("spoilt"))
     receiver = await bench.receiver()
     (message,) = await receive_exactly(receiver, 1)
@@ -33,9 +34,7 @@ async def dead_letter_queue_leads_no_further(bench: Bench) -> None:
         await dead_letters.abandon_message(dead)
     (dead,) = await receive_exactly(dead_letters, 1)
     await refuse_dead_lettering(dead_letters, dead)
-    await dead_letters.peek_messages(
-        1
-    )  # the client has closed its link over the error, and opens another one
+    await dead_letters.peek_messages(1)  # after the error the client has closed its link, and opens another
     await dead_letters.renew_message_lock(dead)
     await dead_letters.defer_message(dead)
     (deferred,) = await dead_letters.receive_deferred_messages([dead.sequence_number or 0])
@@ -61,8 +60,9 @@ async def refuse_dead_lettering(dead_letters: Receiver, dead: ServiceBusReceived
 
 @scenario
 async def deferred_in_bulk(bench: Bench) -> None:
-    """More deferred messages than one response holds: each request gets some of them, and nothing else stays
-    locked."""
+    """More deferred messages than fit into one response: each request gets some of them, and nothing else
+    stays locked.
+    """
     sender = await bench.client.sender(bench.queue)
     for _ in range(24):
         await sender.send_messages(ServiceBusMessage(b"x" * 900_000, partition_key="together"))
@@ -85,7 +85,7 @@ async def deferred_in_bulk(bench: Bench) -> None:
 
 @scenario
 async def delivery_annotations(bench: Bench) -> None:
-    """The lock's token, and what the sender set, in every way of receiving (AMQP contract 5.5)."""
+    """The lock token and the sender's annotations arrive with every way of receiving (AMQP contract 5.5)."""
     key = b"x-opt-lock-token"
     await bench.send(
         *[AmqpAnnotatedMessage(data_body=b"x", delivery_annotations={"hop": b"first"}) for _ in range(2)],

@@ -1,12 +1,12 @@
-"""Between a client that cannot mark a Service Bus batch and the broker: passes all bytes on, and sets one
-field.
+"""A relay between the broker and a client that cannot mark a Service Bus batch: forwards all bytes and sets
+one field.
 
     client ── transfer, message-format 0 ──▶ relay ── the same transfer, message-format 0x80013700 ──▶ broker
     client ◀──────────────────────────────── all as it comes ──────────────────────────────────────── broker
 
-Every transfer of the one connection is marked (§2.7.5, AMQP contract 4.5), so a connection through the relay
-is for batches alone. The field takes four bytes more than before: a transfer that fills its frame already, of
-a batch as long as a frame, would be too long.
+Every transfer of the connection is marked (§2.7.5, AMQP contract 4.5), so use a connection through the relay
+for batches only. The field grows by four bytes: a transfer that already fills its frame would become too
+long.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PROTOCOL_HEADER_BYTES = 8
 
 
 class BatchRelay:
-    """Listens on a loopback port of its own, for one connection.
+    """Listens on its own loopback port, for one connection.
 
-    A thread serves it until either side hangs up, or nobody says anything for `WAIT_S`.
+    A thread serves it until either side closes, or both are silent for `WAIT_S`.
     """
 
     def __init__(self, broker_port: int) -> None:
@@ -37,7 +37,7 @@ class BatchRelay:
         self._thread = threading.Thread(target=self._serve, name="batch-relay", daemon=True)
         self.port = int(self._listener.getsockname()[1])
         self.marked = 0
-        """Transfers so far."""
+        """Number of transfers so far."""
 
     def __enter__(self) -> BatchRelay:
         self._thread.start()
@@ -52,7 +52,7 @@ class BatchRelay:
     def _serve(self) -> None:
         client = self._listener.accept()[0]
         with client, socket.create_connection(("127.0.0.1", self._broker_port), WAIT_S) as broker:
-            begun = b""  # a frame of the client's that has not come whole
+            begun = b""  # the incomplete last frame from the client
             while ready := select.select([client, broker], [], [], WAIT_S)[0]:
                 for side in ready:
                     data = side.recv(256 * 1024)
@@ -65,7 +65,7 @@ class BatchRelay:
                         broker.sendall(whole)
 
     def _mark(self, data: bytes) -> tuple[bytes, bytes]:
-        """The whole frames in the data, transfers marked; and the rest."""
+        """Whole frames in the data, with transfers marked, and the rest."""
         whole, offset = bytearray(), 0
         while len(data) - offset >= _PROTOCOL_HEADER_BYTES:
             is_header = data.startswith(b"AMQP", offset)
@@ -79,7 +79,7 @@ class BatchRelay:
         return bytes(whole), data[offset:]
 
     def _marked(self, one: bytes) -> bytes:
-        """A frame, with another message-format if it begins a delivery."""
+        """The frame, with the batch's message-format if it begins a delivery."""
         body = one[4 * one[4] :]
         if one[5] != 0 or not body.startswith(_TRANSFER_BEGINS):
             return one

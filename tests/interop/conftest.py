@@ -1,7 +1,7 @@
 """The running broker for unchanged clients, and which of these clients this machine can run.
 
-A client whose tools are missing is not collected; the summary names it, and where `CI` is set the run fails.
-Nothing is skipped in silence.
+A client whose tools are missing is not collected; the summary names it, and the run fails where `CI` is set.
+Nothing is skipped silently.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ TOOLS = {
     "test_java.py": ("java", "mvn"),
     "test_jms.py": ("java", "mvn"),
 }
-"""What each test file needs beside Python."""
+"""Tools that each test file needs besides Python."""
 
 MISSING = {name: [tool for tool in tools if shutil.which(tool) is None] for name, tools in TOOLS.items()}
 collect_ignore = [name for name, tools in MISSING.items() if tools]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In CI a client that could not run is a failure."""
+    """In CI, fail if a client could not run."""
     if collect_ignore and os.environ.get("CI") and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what could not run here, and why."""
+    """Report what could not run here, and why."""
     for name in collect_ignore:
         terminalreporter.write_line(
             f"NOT RUN: tests/interop/{name}: this machine has no {' and no '.join(MISSING[name])}",
@@ -58,7 +58,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test shows the end of the broker's log."""
+    """Add the end of the broker's log to the report of a failed test."""
     report = yield
     process = getattr(item, "funcargs", {}).get("broker")
     if isinstance(process, BrokerProcess) and report.failed:

@@ -1,9 +1,9 @@
 """Clients in other languages: programs that run their scenarios against the broker and print one JSON line
 for each.
 
-A program reads where the broker is, and what to run, from its environment (`environment_of`). It prints
-`{"scenario": ..., "ok": ..., "detail": ...}` per scenario, in any order; what else it prints is kept for the
-failure message. It runs once, and its results are then looked up by name, so that each scenario passes or
+A program reads the broker's address and the scenarios to run from its environment (`environment_of`). It
+prints `{"scenario": ..., "ok": ..., "detail": ...}` per scenario, in any order; its other output is kept for
+the failure message. It runs once; tests then look up its results by name, so that each scenario passes or
 fails on its own.
 """
 
@@ -21,7 +21,7 @@ from tests.support.broker_process import KEY, KEY_NAME, REPOSITORY, Addresses
 
 HERE = Path(__file__).resolve().parent
 CACHE = REPOSITORY / ".cache" / "interop"
-"""Where builds and downloaded clients are kept; made when it is missing."""
+"""Folder for builds and downloaded clients; created when missing."""
 
 BUILDS_WITHIN_S = 300
 RUNS_WITHIN_S = 150
@@ -29,7 +29,7 @@ RUNS_WITHIN_S = 150
 
 @dataclass(slots=True, frozen=True)
 class Result:
-    """How one scenario went; `detail` is the program's own account."""
+    """Result of one scenario; `detail` is the program's own account."""
 
     ok: bool
     detail: str
@@ -37,21 +37,21 @@ class Result:
 
 @dataclass(slots=True)
 class Report:
-    """What a program printed."""
+    """Output of a program."""
 
     results: dict[str, Result] = field(default_factory=dict)
     output: str = ""
-    """The end of all that was printed, and how the program ended."""
+    """The end of the output, and how the program ended."""
 
     def check(self, scenario: str) -> None:
-        """Fail unless the scenario was run and passed."""
+        """Fail unless the scenario ran and passed."""
         result = self.results.get(scenario)
         assert result is not None, f"the program never reported {scenario}:\n{self.output}"
         assert result.ok, f"{scenario}: {result.detail}"
 
 
 def environment_of(client: str, addresses: Addresses) -> dict[str, str]:
-    """What a program is told: the broker's address and key, its queues' prefix, its scenarios."""
+    """Environment of a program: the broker's address and key, the prefix of its queues, its scenarios."""
     return {
         "PARTIBUS_CONNECTION_STRING": addresses.connection_string(
             host="localhost" if client == "go" else "127.0.0.1"
@@ -76,7 +76,7 @@ def run_program(
     addresses: Addresses,
     extra: Mapping[str, str] | None = None,
 ) -> Report:
-    """Run a client's program to its end, or for `RUNS_WITHIN_S`, and read its report."""
+    """Run a client's program to its end, for at most `RUNS_WITHIN_S`, and read its report."""
     environment = {**os.environ, **environment_of(client, addresses), **(extra or {})}
     try:
         ended = subprocess.run(
@@ -96,8 +96,9 @@ def run_program(
 
 
 def run_java(folder: Path, main: str, heap: str, client: str, addresses: Addresses) -> Report:
-    """Run the class `main` of a Maven project with so much heap. It is built first when a source is younger
-    than the last build."""
+    """Run the class `main` of a Maven project with this heap size. Builds the project first when a source is
+    newer than the last build.
+    """
     classes, classpath = folder / "target" / "classes", folder / "target" / "classpath.txt"
     if not is_newer(classpath, [folder / "pom.xml", *folder.glob("src/**/*.java")]):
         build(
@@ -112,7 +113,7 @@ def run_java(folder: Path, main: str, heap: str, client: str, addresses: Address
 
 
 def read_report(output: str, how: str) -> Report:
-    """The results among the lines a program printed."""
+    """Parse the results among the lines a program printed."""
     report = Report(output=f"{output[-1500:]}\n({how})")
     for line in output.splitlines():
         if line.startswith('{"scenario"'):
@@ -122,7 +123,7 @@ def read_report(output: str, how: str) -> Report:
 
 
 def build(command: Sequence[str], cwd: Path) -> None:
-    """Run a step of a program's set-up. Fails with its output."""
+    """Run a setup step of a program. Fails with the step's output."""
     ended = subprocess.run(
         command,
         cwd=cwd,
@@ -138,10 +139,10 @@ def build(command: Sequence[str], cwd: Path) -> None:
 
 
 def is_newer(made: Path, sources: Sequence[Path]) -> bool:
-    """Whether `made` is there and younger than everything it was made from."""
+    """Whether `made` exists and is newer than all its sources."""
     return made.exists() and all(made.stat().st_mtime >= source.stat().st_mtime for source in sources)
 
 
 def text_of(captured: str | bytes | None) -> str:
-    """What a program had printed when it was stopped."""
+    """The output of a program that was stopped, as text."""
     return captured.decode(errors="replace") if isinstance(captured, bytes) else captured or ""

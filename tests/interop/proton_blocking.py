@@ -1,5 +1,6 @@
-"""Qpid Proton's blocking client: connect, send, receive and settle with calls that return when it is done, or
-fail after `WAIT_S`."""
+"""Qpid Proton's blocking client: calls that connect, send, receive and settle return when done, or fail after
+`WAIT_S`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def connected(
 
 
 class Arrivals(MessagingHandler):
-    """Keeps what arrives on a link; settles nothing."""
+    """Collects the messages that arrive on a link; settles nothing."""
 
     def __init__(self) -> None:
         super().__init__(prefetch=0, auto_accept=False, auto_settle=False)
@@ -54,7 +55,7 @@ class Arrivals(MessagingHandler):
 
 
 class Receiver:
-    """A receiving link without prefetch: what comes is what credit was given for."""
+    """A receiving link without prefetch: messages come only for credit granted explicitly."""
 
     def __init__(
         self, connection: BlockingConnection, address: str, *, name: str | None = None, **ends: Any
@@ -65,13 +66,15 @@ class Receiver:
         )
 
     def receive(self, count: int = 1) -> list[Received]:
-        """Give credit for `count` messages and wait until they are there."""
+        """Grant credit for `count` messages and wait until they have arrived."""
         self.link.flow(count)
         self._wait(lambda: len(self._arrivals.found) >= count, f"{count} messages")
         return [self._arrivals.found.popleft() for _ in range(count)]
 
     def drain(self, credit: int) -> list[Received]:
-        """Give credit, have the broker use it up or give it back, and tell what came before it did."""
+        """Grant credit and have the broker use it up or return it; gives the messages that arrived before
+        that.
+        """
         self.link.link.drain(credit)
         self._wait(lambda: not self.link.link.draining(), "the drain's answer")
         self.link.link.drain_mode = False
@@ -81,7 +84,7 @@ class Receiver:
         return found
 
     def settle(self, received: Received, outcome: int) -> int:
-        """Propose an outcome, wait until the broker has settled, and give the broker's outcome."""
+        """Propose an outcome and wait until the broker has settled; gives the broker's outcome."""
         received.delivery.update(outcome)
         self._wait(lambda: received.delivery.settled, "the broker's settlement")
         return settled(received.delivery)
@@ -97,7 +100,7 @@ class Receiver:
 
 
 class ScenarioClient:
-    """A blocking connection in the shape of `proton_client.Client`."""
+    """A blocking connection with the interface of `proton_client.Client`."""
 
     def __init__(self, connection: BlockingConnection) -> None:
         self._connection = connection
@@ -151,7 +154,7 @@ class ScenarioReceiver:
 
 
 def connector(addresses: Addresses) -> proton_client.Connect:
-    """What the scenarios open connections with."""
+    """The function with which scenarios open connections."""
 
     @asynccontextmanager
     async def connect(**options: Any) -> AsyncIterator[proton_client.Client]:
@@ -169,7 +172,7 @@ def connector(addresses: Addresses) -> proton_client.Connect:
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run a scenario to its end: all it awaits are the calls above, which block."""
+    """Run a scenario to its end: it awaits only the calls above, which block."""
     try:
         scenario.send(None)
     except StopIteration:

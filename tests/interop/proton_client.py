@@ -1,18 +1,18 @@
-"""Qpid Proton's two Python clients, unchanged, behind one shape, so that one list of scenarios serves the
-blocking one and the reactor.
+"""Qpid Proton's two Python clients, unchanged, behind one interface, so that one list of scenarios serves
+both the blocking client and the reactor.
 
-Nothing here adds to or repairs what a client does. `proton_blocking.py` and `proton_reactor.py` have the
-clients themselves.
+Nothing here adds to or repairs what a client does. The clients themselves are in `proton_blocking.py` and
+`proton_reactor.py`.
 
-Two things the binding (0.40.0) has no way to do, and how the scenarios come by them:
+The binding (0.40.0) cannot do two things, which the scenarios work around:
 
-- `Delivery.tag` takes tags for text, and lock tokens are not: it is never read. `lock_token` has the bytes
-  from the C engine below.
-- No transfer's message-format can be set: `Sender`, `Delivery` and `Message` do not know the field, nor do
-  the C functions below them, and the engine writes 0 into each transfer (`src/core/transport.c`,
-  `pni_process_tpwork_sender`). So these clients alone cannot send a Service Bus batch, whose mark it is: what
-  they send is one message (scenario `send-batch-unmarked`). For `send-batch`, `batch_relay.py` sets the field
-  on the way and nothing else; the client sends the envelope and reads its outcome.
+- `Delivery.tag` decodes tags as text, which lock tokens are not, so it is never read. `lock_token` has the
+  bytes from the C engine below.
+- No transfer's message-format can be set: neither `Sender`, `Delivery` and `Message` nor the C functions
+  below them know the field, and the engine writes 0 into each transfer (`src/core/transport.c`,
+  `pni_process_tpwork_sender`). That field marks a Service Bus batch, so these clients alone cannot send one:
+  they send a single message (scenario `send-batch-unmarked`). For `send-batch`, `batch_relay.py` sets only
+  this field on the way; the client sends the envelope and reads its outcome.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ PLAIN: dict[str, Any] = {
 
 
 class Refused(Exception):
-    """The broker refused a connection or a link; the text is the client's own and has the error condition."""
+    """The broker refused a connection or a link; the text is the client's own and contains the error
+    condition.
+    """
 
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """What the broker answered to a message that was sent."""
+    """The broker's answer to a message that was sent."""
 
     state: int
     condition: str | None
@@ -53,10 +55,10 @@ class Outcome:
 
 @dataclass(slots=True)
 class Received:
-    """A message and the delivery to settle it with."""
+    """A message and the delivery that settles it."""
 
     message: Any
-    """A `proton.Message`; its own types name too little of what a test knows."""
+    """A `proton.Message`; its own types describe too little of what the tests check."""
     delivery: Delivery
 
     @property
@@ -72,7 +74,7 @@ class Received:
 
 @dataclass(slots=True, frozen=True)
 class Encoded:
-    """Bytes to send as they are: whatever has such a `send` goes through the senders of both clients."""
+    """Bytes to send as they are: the senders of both clients accept any object with such a `send`."""
 
     data: bytes
 
@@ -84,7 +86,7 @@ class Encoded:
 
 
 class Sender(Protocol):
-    """What the scenarios use of a sending link."""
+    """The methods of a sending link that the scenarios use."""
 
     @property
     def max_message_size(self) -> int: ...
@@ -93,17 +95,20 @@ class Sender(Protocol):
 
 
 class Receiver(Protocol):
-    """What the scenarios use of a receiving link, which has no prefetch: what comes is what credit was given
-    for."""
+    """The methods of a receiving link that the scenarios use. It has no prefetch: messages come only for
+    credit granted explicitly.
+    """
 
     async def receive(self, count: int = 1) -> list[Received]:
-        """Give credit for `count` messages and wait until they are there."""
+        """Grant credit for `count` messages and wait until they have arrived."""
 
     async def drain(self, credit: int) -> list[Received]:
-        """Give credit, have the broker use it up or give it back, and tell what came before it did."""
+        """Grant credit and have the broker use it up or return it; gives the messages that arrived before
+        that.
+        """
 
     async def propose(self, received: Received, outcome: int) -> int:
-        """Propose an outcome, wait until the broker has settled, and give the broker's outcome."""
+        """Propose an outcome and wait until the broker has settled; gives the broker's outcome."""
 
     async def close(self) -> None: ...
 
@@ -112,22 +117,24 @@ class Client(Protocol):
     """An open connection."""
 
     async def sender(self, address: str) -> Sender:
-        """Raises Refused."""
+        """Attach a sender. Raises Refused."""
 
     async def receiver(self, address: str, *, name: str | None = None, **ends: Any) -> Receiver:
-        """A receiver with these `Ends`: peek-lock, unless they say otherwise. Raises Refused."""
+        """Attach a receiver with these `Ends`, by default peek-lock. Raises Refused."""
 
     async def pause(self, seconds: float) -> None: ...
 
 
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
-"""Opens a connection of the client's, and closes it at the end. Takes `port` for another than the broker's,
-and any option of the client. Raises Refused."""
+"""Opens one of the client's connections, and closes it at the end. Accepts `port` to replace the broker's
+port, and any option of the client. Raises Refused.
+"""
 
 
 class Ends(ReceiverOption):
     """A receiver's settle modes, the address of its own end, and what the client's own options `Copy` and
-    `Selector` add."""
+    `Selector` add.
+    """
 
     def __init__(
         self,
@@ -159,7 +166,7 @@ def outcome_of(delivery: Delivery) -> Outcome:
 
 
 def settled(delivery: Delivery) -> int:
-    """Forget a delivery that the broker has settled, and give the broker's outcome."""
+    """Forget a delivery that the broker has settled; gives the broker's outcome."""
     answer = int(delivery.remote_state)
     assert delivery.remote.condition is None, "an error in the answer means that the settlement was refused"
     delivery.settle()
@@ -177,7 +184,7 @@ class Answer:
 
 
 async def ask(client: Client, queue: str, operation: str, body: dict[str, Any]) -> Answer:
-    """One operation on the queue's management node, over links of its own."""
+    """Perform one operation on the queue's management node, over separate links."""
     node, reply_to = f"{queue}/$management", f"answers-to-{operation}"
     answers = await client.receiver(node, settled=True, target=reply_to)
     sender = await client.sender(node)
@@ -202,8 +209,9 @@ async def ask(client: Client, queue: str, operation: str, body: dict[str, Any]) 
 
 
 def owned(value: Any) -> Any:
-    """A copy of a message's body that outlives the message: the binding shows binary values as views of the
-    message's own memory."""
+    """Copy a message's body so that it outlives the message: the binding returns binary values as views of
+    the message's own memory.
+    """
     if isinstance(value, dict):
         return {key: owned(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -217,6 +225,6 @@ def array(kind: object, *values: object) -> Array:
 
 
 def rejecting(received: Received, condition: str, description: str, info: Any) -> Received:
-    """The delivery, with the error that its rejection is to carry."""
+    """The delivery, with the error for its rejection."""
     received.delivery.local.condition = Condition(condition, description, info)
     return received

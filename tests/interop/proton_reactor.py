@@ -1,8 +1,8 @@
-"""Qpid Proton's reactor: a container runs alone, and everything is asked for and learnt in callbacks.
+"""Qpid Proton's reactor: the container runs the loop, and all requests and results go through callbacks.
 
-A `Script` is the container's handler and runs one scenario, a coroutine: what it awaits is a condition, and
-the callback that makes the condition true resumes it. There is one thread, and nothing blocks but the
-container's own wait for its sockets.
+A `Script` is the container's handler and runs one scenario, a coroutine, which awaits conditions; the
+callback that makes a condition true resumes it. There is one thread, and only the container's own wait for
+its sockets blocks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.interop.proton_client import PLAIN, Encoded, Ends, Outcome, Received,
 from tests.support.broker_process import Addresses
 
 WITHIN_S = 25
-"""For a scenario as a whole."""
+"""Time limit for a whole scenario."""
 CLOSES_WITHIN_S = 5
 
-# An event is `Any` below: Proton types each part of it as possibly missing.
+# Events are `Any` below: Proton types each part of them as possibly missing.
 
 
 class Until:
-    """Awaited by a scenario until `condition` holds; `what` is for whoever reads that it never did."""
+    """Awaited by a scenario until `condition` holds; `what` describes it in the error if it never does."""
 
     def __init__(self, condition: Callable[[], object], what: str) -> None:
         self.condition, self.what = condition, what
@@ -39,7 +39,7 @@ class Until:
 
 
 class Script(MessagingHandler):
-    """Runs a scenario on a container of its own."""
+    """Runs a scenario on its own container."""
 
     def __init__(self, addresses: Addresses) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Script(MessagingHandler):
         self.container: Any = None
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
-        """Run a scenario to its end, or for `WITHIN_S`. Raises what it raised."""
+        """Run a scenario to its end, for at most `WITHIN_S`. Raises whatever it raised."""
         self._scenario = scenario
         Container(self).run()
         if self._failure is not None:
@@ -78,7 +78,7 @@ class Script(MessagingHandler):
             await Until(lambda: client.is_closed, "the connection to close")
 
     def go_on(self) -> None:
-        """Let the scenario do what it can now; called by every callback."""
+        """Resume the scenario if it can proceed; every callback calls this."""
         while not self._ended and (self._awaited is None or self._awaited.condition()):
             self._step(self._scenario.send, None)
 
@@ -107,14 +107,15 @@ class Script(MessagingHandler):
             self._end(failure)
 
     def _end(self, failure: BaseException | None) -> None:
-        """The container carries out what is under way, the closing of sockets, and returns; left with its
-        timer it would sleep on."""
+        """Let the container finish what is under way, including closing sockets, and return; its timer would
+        otherwise keep it sleeping.
+        """
         self._ended, self._failure = True, failure
         self.container.stop()
 
 
 class ReactorClient(MessagingHandler):
-    """A connection in the shape of `proton_client.Client`, and the handler of its events."""
+    """A connection with the interface of `proton_client.Client`, and the handler of its events."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(prefetch=0)
@@ -143,7 +144,7 @@ class ReactorClient(MessagingHandler):
         await self.until(lambda: pause.is_over, f"{seconds} s to pass")
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
-        """Raises Refused when the connection ends instead."""
+        """Wait for the condition. Raises Refused if the connection ends first."""
         await Until(lambda: self.failure or condition(), what)
         if self.failure:
             raise Refused(self.failure)
@@ -184,8 +185,9 @@ class Pause(MessagingHandler):
 
 
 class ReactorLink(MessagingHandler):
-    """What both kinds of links do. Every callback notes what happened, if the link itself does not show it,
-    and lets the scenario go on."""
+    """Base of both kinds of links. Every callback records what the link itself does not show, and resumes the
+    scenario.
+    """
 
     def __init__(self, client: ReactorClient) -> None:
         super().__init__(prefetch=0, auto_accept=False, auto_settle=False)
@@ -195,14 +197,15 @@ class ReactorLink(MessagingHandler):
         self.link: Any = None
 
     async def attached(self, terminus: Callable[[], Any]) -> None:
-        """Until the broker has attached; it answers what it refuses without a terminus first, and with an
-        error then."""
+        """Wait until the broker has attached. To refuse, the broker first attaches without a terminus, then
+        detaches with an error.
+        """
         await self.until(
             lambda: self._is_open and terminus().type != Terminus.UNSPECIFIED, f"the link to {self.link.name}"
         )
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
-        """Raises Refused when the link ends instead."""
+        """Wait for the condition. Raises Refused if the link ends first."""
         await self._client.until(lambda: self._failure or condition(), what)
         if self._failure:
             raise Refused(self._failure)
@@ -260,7 +263,7 @@ class ReactorReceiver(ReactorLink):
 
     async def drain(self, credit: int) -> list[Received]:
         self.link.drain(credit)
-        # The answer may have been read while messages before it still wait for their callbacks.
+        # The answer may have been read while earlier messages still wait for their callbacks.
         await self.until(lambda: not self.link.draining() and self.link.queued == 0, "the drain's answer")
         self.link.drain_mode = False
         self.link.drained()

@@ -1,7 +1,7 @@
-"""What a plain AMQP 1.0 client does, written once for Proton's blocking client and its reactor; each scenario
-has a queue of its own.
+"""Scenarios for a plain AMQP 1.0 client, written once for Proton's blocking client and its reactor; each
+scenario has its own queue.
 
-A scenario is a coroutine that raises what went wrong. Names and queues stand in `scenarios.py`.
+A scenario is a coroutine that raises if something goes wrong. `scenarios.py` lists the names and queues.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.broker_process import Addresses
 
 @dataclass(slots=True, frozen=True)
 class Bench:
-    """What a scenario works with: a connection, its queue, and a way to get another connection."""
+    """Resources of a scenario: a connection, its queue, and a way to get another connection."""
 
     client: Client
     queue: str
@@ -62,7 +62,7 @@ class Bench:
         return receiver, received
 
     async def defer_one(self) -> int:
-        """Send a message, defer it, and give its sequence number."""
+        """Send a message and defer it; gives its sequence number."""
         receiver, received = await self.one()
         received.delivery.local.failed = received.delivery.local.undeliverable = True
         assert await receiver.propose(received, Delivery.MODIFIED) == Delivery.MODIFIED
@@ -71,13 +71,13 @@ class Bench:
         return int(received.annotations["x-opt-sequence-number"])
 
     async def ask(self, operation: str, **body: Any) -> Answer:
-        """One operation on the management node; the body's keys are written with underscores."""
+        """Perform one operation on the management node; write the body's keys with underscores."""
         return await ask(
             self.client, self.queue, operation, {key.replace("_", "-"): value for key, value in body.items()}
         )
 
     async def fetch(self, number: int, settle_mode: int = 1) -> Answer:
-        """Lock a deferred message, or with settle mode 0 take it away."""
+        """Lock a deferred message, or remove it with settle mode 0."""
         numbers = array(Data.LONG, number)
         return await self.ask(
             "receive-by-sequence-number", sequence_numbers=numbers, receiver_settle_mode=uint(settle_mode)
@@ -91,7 +91,7 @@ class Bench:
         return dict(entry)
 
     async def update(self, status: str, *tokens: Any, **more: Any) -> int:
-        """Settle by lock token; the answer's status."""
+        """Settle by lock token; gives the answer's status."""
         return (
             await self.ask(
                 "update-disposition", disposition_status=status, lock_tokens=lock_tokens(*tokens), **more
@@ -104,13 +104,13 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(function: Scenario) -> Scenario:
-    """Enter a coroutine under its own name, with dashes."""
+    """Register a coroutine under its own name, with dashes."""
     SCENARIOS[function.__name__.replace("_", "-")] = function
     return function
 
 
 async def play(name: str, queue: str, connect: Connect, addresses: Addresses) -> None:
-    """One scenario by name, with a connection of its own."""
+    """Run one scenario by name, with its own connection."""
     async with connect() as client:
         await SCENARIOS[name](Bench(client, queue, connect, addresses))
 
@@ -132,14 +132,14 @@ def lock_tokens(*tokens: Any) -> Array:
 
 
 def decoded(entry: dict[str, Any]) -> Any:
-    """The message of an entry in a management node's answer."""
+    """The message in an entry of a management node's answer."""
     message = Message()
     message.decode(bytes(entry["message"]))
     return message
 
 
 async def again(receiver: Receiver, delivery_count: int) -> Any:
-    """The same message once more, with that many failed deliveries; completed."""
+    """Receive the same message again, with this many failed deliveries, and complete it."""
     (received,) = await receiver.receive()
     assert (received.message.id, received.message.delivery_count) == ("m", delivery_count)
     await receiver.propose(received, Delivery.ACCEPTED)
@@ -194,14 +194,15 @@ def data_section(content: bytes) -> bytes:
 
 
 def batch_of(messages: list[Message]) -> Encoded:
-    """A batch's envelope: a data section per message."""
+    """The envelope of a batch: a data section per message."""
     return Encoded(b"".join(data_section(message.encode()) for message in messages))
 
 
 @scenario
 async def send_batch(bench: Bench) -> None:
-    """The client's own envelope and outcome; its mark is set by the relay, for the client has no way to (see
-    `proton_client.py`)."""
+    """The client sends the envelope and reads the outcome; the relay sets the mark, because the client cannot
+    (see `proton_client.py`).
+    """
     with BatchRelay(bench.addresses.amqp_port) as relay:
         async with bench.connect(port=relay.port) as client:
             sender = await client.sender(bench.queue)
@@ -222,8 +223,9 @@ async def send_batch(bench: Bench) -> None:
 
 @scenario
 async def send_batch_unmarked(bench: Bench) -> None:
-    """What the client sends by itself: the same envelope in a transfer of format 0 is one message with a body
-    of many sections."""
+    """What the client sends without the relay: the same envelope in a transfer of format 0 is one message
+    whose body has many sections.
+    """
     envelope = batch_of(numbered(50))
     sender = await bench.client.sender(bench.queue)
     assert (await sender.send(envelope)).state == Delivery.ACCEPTED
@@ -234,7 +236,7 @@ async def send_batch_unmarked(bench: Bench) -> None:
 
 @scenario
 async def multi_frame_messages(bench: Bench) -> None:
-    """Frames of the smallest sizes, and one message in hundreds of them."""
+    """Frames of the smallest sizes, and one message split into hundreds of them."""
     for max_frame_size in (512, 4096, None):
         async with bench.connect(max_frame_size=max_frame_size) as client:
             sender = await client.sender(bench.queue)
@@ -300,7 +302,7 @@ async def rejected(bench: Bench) -> None:
 
 @scenario
 async def dead_letter(bench: Bench) -> None:
-    """As the official clients dead-letter (AMQP contract 6.1), with properties of the sender's changed."""
+    """Dead-letter as the official clients do (AMQP contract 6.1), changing properties that the sender set."""
     receiver, received = await bench.one()
     info = {
         "DeadLetterReason": "no good",
@@ -324,8 +326,9 @@ async def modified_failed(bench: Bench) -> None:
 
 @scenario
 async def modified_plain(bench: Bench) -> None:
-    """Without flags it is given back; the clients that leave delivery-failed out mean a failed delivery (AMQP
-    contract 6.1)."""
+    """Without flags the message is given back; clients that leave delivery-failed out mean a failed delivery
+    (AMQP contract 6.1).
+    """
     receiver, received = await bench.one()
     assert await receiver.propose(received, Delivery.MODIFIED) == Delivery.MODIFIED
     (back,) = await receiver.receive()
@@ -343,7 +346,7 @@ async def modified_annotations(bench: Bench) -> None:
 
 @scenario
 async def modified_undeliverable_here(bench: Bench) -> None:
-    """It is deferred: taken away by its sequence number, and by nothing else."""
+    """The message is deferred: only its sequence number finds it."""
     receiver, received = await bench.one()
     received.delivery.local.undeliverable = True
     assert await receiver.propose(received, Delivery.MODIFIED) == Delivery.MODIFIED
@@ -359,7 +362,7 @@ async def modified_undeliverable_here(bench: Bench) -> None:
 
 @scenario
 async def dead_letter_queue(bench: Bench) -> None:
-    """It is a full queue: what is released there is there again."""
+    """A dead-letter queue is a complete queue: a message released there is available there again."""
     receiver, received = await bench.one()
     await receiver.propose(received, Delivery.REJECTED)
     dead = await bench.client.receiver(f"{bench.queue}/$deadletterqueue")
@@ -417,7 +420,7 @@ async def peek_pages(bench: Bench) -> None:
 
 @scenario
 async def renew_lock(bench: Bench) -> None:
-    """Two locks in one request: of a message that was received, and of a deferred one that was fetched."""
+    """One request renews two locks: of a received message, and of a deferred message that was fetched."""
     fetched = (await bench.fetched(await bench.defer_one()))["lock-token"]
     receiver, received = await bench.one()
     first = received.annotations["x-opt-locked-until"]
@@ -448,7 +451,7 @@ async def defer_and_fetch(bench: Bench) -> None:
 
 @scenario
 async def update_disposition(bench: Bench) -> None:
-    """Every status, for messages that a link received and for a deferred one."""
+    """Every status, for messages received on a link and for a deferred one."""
     await bench.send(*numbered(4))
     receiver = await bench.receiver()
     completed, abandoned, deferred, dead = await receiver.receive(4)
@@ -476,7 +479,7 @@ async def update_disposition(bench: Bench) -> None:
 
 
 async def left(bench: Bench, address: str | None = None) -> list[Received]:
-    """What a consumer finds in the queue after it was browsed, settled in no way."""
+    """What a consumer finds in the queue after browsing; nothing is settled."""
     receiver = await bench.client.receiver(address or bench.queue, name="left")
     found = await receiver.drain(100)
     assert all(received.message.delivery_count == 0 for received in found), "browsing counts as no delivery"
@@ -485,8 +488,9 @@ async def left(bench: Bench, address: str | None = None) -> list[Received]:
 
 @scenario
 async def browse(bench: Bench) -> None:
-    """Proton's `Copy()`: whatever outcome the browsed deliveries are given, the messages are left where they
-    are."""
+    """Proton's `Copy()`: whatever outcome browsed deliveries get, the messages stay in the queue
+    unchanged.
+    """
     await bench.send(*numbered(4))
     browser = await bench.receiver(name="browser", copy=True)
     found = await browser.receive(4)
@@ -514,7 +518,9 @@ async def browse_settled(bench: Bench) -> None:
 
 @scenario
 async def browse_pages(bench: Bench) -> None:
-    """More than a page of each of two partitions, and of all of them together, under credit of every size."""
+    """More than a page from each of two partitions, and from all of them together, with credit of
+    every size.
+    """
     await bench.send(
         *[
             Message(
@@ -545,7 +551,7 @@ async def browse_dead_letters(bench: Bench) -> None:
 
 @scenario
 async def browse_follows(bench: Bench) -> None:
-    """A browser that keeps its credit is shown what arrives later."""
+    """A browser that keeps its credit sees messages that arrive later."""
     await bench.send(*numbered(2))
     browser = await bench.receiver(name="browser", copy=True)
     assert ids(await browser.receive(2)) == ids_up_to(2)
@@ -559,8 +565,8 @@ async def browse_follows(bench: Bench) -> None:
 async def filter_refused(bench: Bench) -> None:
     """Proton's `Selector`, for a consumer and for a browser: refused, and nothing is delivered.
 
-    Each on a connection of its own: the blocking client sees that an address does not match before it reads
-    the error, and then reports the error to whoever waits next.
+    Each uses its own connection: the blocking client notices the mismatched address before it reads the
+    error, and then reports the error to whichever call waits next.
     """
     await bench.send(*numbered(2))
     for copy in (False, True):
@@ -577,8 +583,7 @@ async def filter_refused(bench: Bench) -> None:
 
 @scenario
 async def unknown_queue(bench: Bench) -> None:
-    """The blocking client says of its own accord that the address does not match, when it sees that before
-    the error."""
+    """The blocking client itself reports a mismatched address if it notices that before the error."""
     with pytest.raises(Refused, match=r"amqp:not-found|does not match"):
         await bench.client.sender(bench.queue)
     with pytest.raises(Refused, match=r"amqp:not-found|does not match"):

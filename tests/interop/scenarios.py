@@ -1,8 +1,8 @@
-"""What every client is put through: the one list of scenarios, and the queue that each client has for each.
+"""The list of scenarios for all clients, and the queue of each client for each scenario.
 
-A scenario is a name and the settings of its queue. Each client has a queue of its own per scenario, so that
-one failure never explains another. The programs in other languages know the names too: they print one line
-per scenario they ran.
+A scenario is a name and the settings of its queue. Each client has a separate queue per scenario, so that one
+failure never causes another. Programs in other languages use the same names: they print one line per scenario
+they ran.
 """
 
 from __future__ import annotations
@@ -24,24 +24,22 @@ ROUND_TRIP: dict[str, dict[str, object]] = {
     "peek-pages": {},
     "renew-lock": {"LockDuration": f"PT{LOCK_SHORT_S}S"},
 }
-"""What any official client does: the names and the settings of the queues."""
+"""Scenarios for every official client: names and queue settings."""
 
 CHANGED_PROPERTIES: dict[str, dict[str, object]] = {
     "abandon-with-properties": {},
     "defer-with-properties": {},
     "dead-letter-with-properties": {},
 }
-"""For the clients that can change application properties while they settle: all official ones but
-Python's."""
+"""For clients that can change application properties while settling: all official clients except Python's."""
 
 DEAD_LETTER_QUEUE: dict[str, dict[str, object]] = {
     "dead-letter-queue-leads-no-further": {"MaxDeliveryCount": 2}
 }
-"""For the clients that can be told of a dead-lettering that was refused: Java's cannot (AMQP contract
-6.2)."""
+"""For clients that can learn of a refused dead-lettering: Java's cannot (AMQP contract 6.2)."""
 
 DELIVERY_ANNOTATIONS: dict[str, dict[str, object]] = {"delivery-annotations": {}}
-"""For the clients that show them."""
+"""For clients that expose delivery-annotations."""
 
 LIMITS: dict[str, dict[str, object]] = {
     "max-delivery-count": {"MaxDeliveryCount": 2},
@@ -51,7 +49,7 @@ LIMITS: dict[str, dict[str, object]] = {
     "unknown-queue": {},
     "wrong-key": {},
 }
-"""Where the broker steps in, or refuses."""
+"""Scenarios in which the broker intervenes or refuses."""
 
 PYTHON_ONLY: dict[str, dict[str, object]] = {
     "unread-messages-go-back": {},
@@ -73,7 +71,7 @@ PYTHON_ONLY: dict[str, dict[str, object]] = {
     "one-partition-keeps-order": {"PartitionCount": 1},
     "key-keeps-order": {},
 }
-"""What the wire behaviour is checked with in depth, with one client for all."""
+"""In-depth checks of the wire behaviour, with one client on behalf of all."""
 
 PLAIN_AMQP: dict[str, dict[str, object]] = {
     "send-one": {},
@@ -105,13 +103,14 @@ PLAIN_AMQP: dict[str, dict[str, object]] = {
     "browse-follows": {},
     "filter-refused": {},
 }
-"""What AMQP 1.0 clients that know nothing of Service Bus do, and with requests of their own to
-`$management`."""
+"""Scenarios for AMQP 1.0 clients that know nothing of Service Bus, including their own requests to
+`$management`.
+"""
 
 RHEA_ONLY: dict[str, dict[str, object]] = {"modified-not-failed": {}, "credit-one-by-one": {}}
 PROTON_ONLY: dict[str, dict[str, object]] = {"send-batch-unmarked": {}, "dead-letter": {}}
 REACTOR_ONLY: dict[str, dict[str, object]] = {"both-ways-at-once": {}, "same-name-again": {}}
-"""What one of these clients alone can say, or cannot, or does in a way of its own."""
+"""What only one of these clients can express, or does in its own way."""
 
 JMS: dict[str, dict[str, object]] = {
     "send-and-receive": {},
@@ -124,7 +123,7 @@ JMS: dict[str, dict[str, object]] = {
     "topic-refused": {},
     "anonymous-refused": {},
 }
-"""What Qpid JMS does."""
+"""Scenarios for Qpid JMS."""
 
 OFFICIAL = {**ROUND_TRIP, **CHANGED_PROPERTIES, **LIMITS}
 
@@ -147,10 +146,11 @@ LOW_VOLUME = ["low-volume.in-turn", "low-volume.cached-elsewhere", "low-volume.w
 """The queues of `test_low_volume.py`."""
 
 CONCURRENT = {name: f"concurrent.{name}" for name in ("peek", "renew-and-settle", "renewer", "aio")}
-"""The queues of `test_python_concurrent.py`, by what is done with them."""
+"""The queues of `test_python_concurrent.py`, by the operations performed on them."""
 LOCK_RENEWED_S = 12
-"""Their locks: a little longer than the ten seconds before the end in which the Python client renews without
-a pause."""
+"""Lock duration of these queues: a little longer than the last ten seconds of a lock, in which the Python
+client renews without a pause.
+"""
 
 LOGINS = ["logins"]
 """The queue of `test_logins.py`."""
@@ -160,12 +160,12 @@ DEMO = "demo"
 
 
 def queue_name(client: str, scenario: str) -> str:
-    """The queue that is this client's alone for this scenario. `unknown-queue` has none."""
+    """The queue of this client for this scenario. `unknown-queue` has none."""
     return f"{client}.{scenario}"
 
 
 def all_queues() -> list[dict[str, object]]:
-    """Every queue that some scenario needs, as the configuration file takes them."""
+    """Every queue that some scenario needs, in the configuration file's format."""
     of_scenarios = [
         queue(queue_name(client, scenario), **{"PartitionCount": 16, **properties})
         for client, scenarios in CLIENTS.items()

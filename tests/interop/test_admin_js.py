@@ -1,5 +1,6 @@
-"""The JavaScript administration client, unchanged, over TLS with the generated authority, against the running
-broker."""
+"""The JavaScript administration client, unchanged, over TLS with the generated certificate authority, against
+the running broker.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SCENARIOS = (
 
 @pytest.fixture(scope="session")
 def administration(broker: BrokerProcess) -> Report:
-    """What the program reports, run once."""
+    """The program's report; it runs once."""
     installed = FOLDER / "node_modules" / ".package-lock.json"
     if not is_newer(installed, [FOLDER / "package.json"]):
         build(["npm", "install", "--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund"], FOLDER)

@@ -1,5 +1,6 @@
-"""The Python administration client, unchanged, over TLS with the generated authority, against the running
-broker."""
+"""The Python administration client, unchanged, over TLS with the generated certificate authority, against the
+running broker.
+"""
 
 from __future__ import annotations
 

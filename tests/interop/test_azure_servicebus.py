@@ -1,4 +1,4 @@
-"""The official Python client, unchanged, against the running broker: sync, aio, and the release before."""
+"""The official Python client, unchanged, against the running broker: sync, aio, and the previous release."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from tests.support.broker_process import KEY, REPOSITORY, BrokerProcess
 
 WITHIN_S = 40
 AT_ONCE = 12
-"""Scenarios under way at a time: the clients spend most of their time waiting, a second alone for each close
-of the sync one."""
+"""Scenarios to run at a time. Clients mostly wait: each close of the sync client alone takes a second."""
 CURRENT = ("python-sync", "python-aio")
 PREVIOUS_RELEASE = "7.14.3"
 DELETING_RELEASE = "7.13.0b1"
-"""Still in wide use, and pickier: it fails on performatives without their trailing nulls."""
+"""Still widely used, and stricter: it fails on performatives without their trailing nulls."""
 
 Outcomes = dict[str, Exception | None]
-"""By scenario: what it raised, or None."""
+"""By scenario: the exception it raised, or None."""
 
 
 async def run_all(broker: BrokerProcess) -> dict[str, Outcomes]:
-    """Run every scenario of both clients, each with a client object and a queue of its own; by client."""
+    """Run every scenario with both clients, each with its own client object and queue; gives outcomes by
+    client.
+    """
 
     async def run(client: str, scenario: str) -> Exception | None:
         def connect_with(key: str = KEY, **options: Any) -> Client:
@@ -73,24 +74,24 @@ def test_the_python_aio_client(outcomes: dict[str, Outcomes], scenario: str) -> 
 
 
 def test_every_scenario_is_written_and_every_written_scenario_is_run() -> None:
-    """No scenario is forgotten on either side."""
+    """Every listed scenario is implemented, and every implemented one is listed."""
     assert set(SCENARIOS) == set(scenarios.CLIENTS["python-sync"]) and SCENARIOS is azure_settling.SCENARIOS
 
 
 @pytest.fixture(scope="session")
 def previous_release(broker: BrokerProcess) -> Report:
-    """The round trip of the release before the current one."""
+    """The round trip of the previous release."""
     return run_release(PREVIOUS_RELEASE, "tests.interop.azure_previous", broker)
 
 
 @pytest.fixture(scope="session")
 def deleting_release(broker: BrokerProcess) -> Report:
-    """Deletion by the release that has it; the current one has not."""
+    """Deletion with the release that supports it; the current one does not."""
     return run_release(DELETING_RELEASE, "tests.interop.azure_delete", broker)
 
 
 def run_release(release: str, module: str, broker: BrokerProcess) -> Report:
-    """Another release, in a folder of its own: the shared environment has the current one."""
+    """Run another release, installed in its own folder because the shared environment has the current one."""
     folder = CACHE / f"azure-servicebus-{release}"
     if not is_newer(folder / "azure" / "servicebus" / "__init__.py", []):
         build(

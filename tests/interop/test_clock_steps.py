@@ -1,5 +1,6 @@
-"""The wall clock of the broker's machine is set while an official client holds locks. The client's own
-machine keeps the right time."""
+"""The wall clock of the broker's machine is set while an official client holds locks. The client's own clock
+stays right.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ from tests.support.broker_thread import BrokerThread
 
 LOCK_S = 5.0
 WITHIN_S = 60.0
-"""How long to wait for anything; on a busy machine it may be much later than it is due."""
+"""Time limit for any wait; on a busy machine things happen much later than they are due."""
 FORWARD, BACK = timedelta(minutes=50), timedelta(minutes=-60)
-"""The steps forward are shorter than the tokens' life, because tokens expire by the wall clock."""
+"""The forward steps are shorter than the lifetime of tokens, because tokens expire by the wall clock."""
 
 
 class SettableClock(SystemClock):
-    """The machine's clock, whose wall time a test sets."""
+    """The machine's clock, with a wall time that tests can set."""
 
     __slots__ = ("ahead_ms",)
 
@@ -69,7 +70,7 @@ def receive(receiver: ServiceBusReceiver, within_s: float = WITHIN_S) -> Service
 
 
 def seconds_from_now(moment: datetime | None, ahead: timedelta) -> float:
-    """A time by the broker's wall clock, which is ahead of ours."""
+    """Seconds until a moment by the broker's wall clock, which is `ahead` of ours."""
     assert moment is not None
     return (moment - datetime.now(UTC) - ahead).total_seconds()
 

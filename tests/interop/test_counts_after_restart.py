@@ -1,5 +1,6 @@
-"""What a broker says of its queues right after a restart, and what happens in them although nobody asks; an
-official client, unchanged."""
+"""What a broker reports about its queues right after a restart, and what falls due in them unasked; with an
+official client, unchanged.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ async def send(broker: BrokerProcess, name: str, time_to_live: timedelta | None 
         ServiceBusClient.from_connection_string(address) as client,
         client.get_queue_sender(name) as sender,
     ):
-        for number in range(MESSAGES):  # without a key they take turns among the partitions
+        for number in range(MESSAGES):  # messages without a key take turns among the partitions
             await sender.send_messages(ServiceBusMessage(f"{number}", time_to_live=time_to_live))
 
 
@@ -53,7 +54,7 @@ def ask(broker: BrokerProcess, path: str) -> str:
 
 
 def gauge(broker: BrokerProcess, gauge_name: str) -> dict[str, int]:
-    """A gauge by queue, from one scrape."""
+    """A gauge's value by queue, from one scrape."""
     return {
         name: int(value)
         for name, value in re.findall(
@@ -63,7 +64,7 @@ def gauge(broker: BrokerProcess, gauge_name: str) -> dict[str, int]:
 
 
 def opened(broker: BrokerProcess, name: str) -> int:
-    """How many partitions are not closed."""
+    """Number of partitions that are not closed."""
     return sum(
         state != "closed" for state in json.loads(ask(broker, "/health"))["entities"][name]["partitions"]
     )
@@ -105,7 +106,7 @@ def test_the_first_scrape_after_a_restart_is_right_and_messages_expire_although_
 
 
 def open_in_the_index(broker: BrokerProcess, copy: Path) -> int:
-    """How many partitions a crash would leave unknown."""
+    """Number of partitions whose content would be unknown after a crash."""
     copy.mkdir(exist_ok=True)
     shutil.copy(broker.data_dir / "catalogue" / INDEX_NAME, copy)
     index = PartitionIndex(copy, LocalDisk())
@@ -117,7 +118,7 @@ def test_a_partition_that_was_quiet_for_a_while_is_known_after_a_kill_without_be
     tmp_path: Path,
 ) -> None:
     with BrokerProcess(tmp_path, [queue("kept")], environment={"PARTIBUS_LOG_IDLE_MS": "300"}) as broker:
-        for sent in (MESSAGES, 2 * MESSAGES):  # the second time, partitions that are at rest change again
+        for sent in (MESSAGES, 2 * MESSAGES):  # the second time, partitions at rest change again
             asyncio.run(send(broker, "kept"))
             end = time.monotonic() + WITHIN_S
             while open_in_the_index(broker, tmp_path / "copy"):

@@ -1,4 +1,4 @@
-"""What a newcomer runs first: `make demo` against a running broker, and against none."""
+"""What a newcomer runs first: `make demo`, with and without a running broker."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def demo(addresses: Addresses) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_demo_receives_what_it_sent(broker: BrokerProcess) -> None:
-    """Each message is received, and the table says where it was."""
+    """Each message is received, and the table shows its partition."""
     ran = demo(broker.addresses)
     assert ran.returncode == 0, ran.stderr
     assert "4 messages in " in ran.stdout and "message 3" in ran.stdout
 
 
 def test_without_a_broker_the_demo_says_how_to_start_one() -> None:
-    """A refused connection ends the demo with what to do about it, not with a traceback."""
+    """If the connection is refused, the demo ends with advice instead of a traceback."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # not listening, so connections are refused
         ran = demo(Addresses(bound.getsockname()[1], 0, 0))

@@ -1,5 +1,4 @@
-"""A broker with far more partitions than the system lets it have files open; an official client,
-unchanged."""
+"""A broker with far more partitions than file descriptors; an official client, unchanged."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from tests.support.broker_process import BrokerProcess, queue
 FILES_MAX = 256
 QUEUES = [f"queue-{number}" for number in range(32)]
 PARTITIONS = 16
-"""Of each queue: together twice as many as there are descriptors."""
+"""Per queue: all queues together have twice as many partitions as there are descriptors."""
 AT_ONCE = 16
-"""Queues that are used at a time."""
+"""Queues in use at a time."""
 IDLE_MS = 300
 WITHIN_S = 120
 
@@ -38,7 +37,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def open_segments(broker: BrokerProcess) -> Counter[Path]:
-    """The segments that the process has open, each with how often."""
+    """Segments that the process has open, and how often each is open."""
     found: Counter[Path] = Counter()
     for entry in Path(f"/proc/{broker.pid}/fd").iterdir():
         try:
@@ -55,7 +54,7 @@ def open_files(broker: BrokerProcess) -> int:
 
 
 async def send(client: ServiceBusClient, name: str, round_number: int) -> None:
-    """One message for each partition: without a key, they take turns."""
+    """Send one message to each partition: messages without a key take turns."""
     async with client.get_queue_sender(name) as sender:
         for number in range(PARTITIONS):
             await sender.send_messages(ServiceBusMessage(f"{round_number} {number}"))
@@ -111,8 +110,9 @@ async def test_files_of_idle_partitions_are_closed(broker: BrokerProcess) -> Non
 
 
 async def test_clients_leave_the_partitions_enough_descriptors(broker: BrokerProcess) -> None:
-    """More clients than there are descriptors, on both ports: whoever was there before reaches idle
-    partitions all the same."""
+    """More clients than descriptors, on both ports: clients that connected earlier still reach idle
+    partitions.
+    """
     address = broker.addresses.connection_string()
     async with (
         ServiceBusClient.from_connection_string(address, retry_total=0) as client,

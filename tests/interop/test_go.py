@@ -13,7 +13,7 @@ PROGRAM = CACHE / "go-client"
 
 @pytest.fixture(scope="session")
 def report(broker: BrokerProcess) -> Report:
-    """The program's results. Go's own cache makes a repeated build cheap."""
+    """The program's results. Go's own build cache makes repeated builds cheap."""
     build(["go", "build", "-o", str(PROGRAM), "."], HERE / "go")
     return run_program([str(PROGRAM)], HERE / "go", "go", broker.addresses)
 

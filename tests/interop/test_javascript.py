@@ -14,7 +14,7 @@ FOLDER = HERE / "js"
 
 @pytest.fixture(scope="session")
 def packages() -> None:
-    """The packages of package.json, installed when they are missing."""
+    """Install the packages of package.json if they are missing."""
     installed = FOLDER / "node_modules" / ".package-lock.json"
     if not is_newer(installed, [FOLDER / "package.json"]):
         build(["npm", "install", "--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund"], FOLDER)

@@ -1,5 +1,4 @@
-"""How plain AMQP clients log in when nobody tells them which SASL mechanism to take, and what a refusal tells
-them to do."""
+"""How plain AMQP clients log in when no SASL mechanism is configured, and what a refusal tells them to do."""
 
 from __future__ import annotations
 
@@ -17,8 +16,9 @@ from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 
 
 def test_proton_with_a_user_and_a_password_logs_in_with_plain(broker: BrokerProcess) -> None:
-    """Proton picks the mechanism: it would take EXTERNAL first, and then have no rights, if the broker
-    offered it."""
+    """Proton picks the mechanism: if the broker offered EXTERNAL, it would use that first and then have no
+    rights.
+    """
     url = broker.addresses.amqp_url
     connection = BlockingConnection(
         url, timeout=WAIT_S, user=KEY_NAME, password=KEY, allow_insecure_mechs=True
@@ -33,7 +33,7 @@ def test_proton_with_a_user_and_a_password_logs_in_with_plain(broker: BrokerProc
 
 
 def test_proton_without_a_user_is_told_how_to_show_credentials(broker: BrokerProcess) -> None:
-    """An anonymous login is let in, and its attach is refused with the remedy."""
+    """An anonymous login succeeds, and its attach is refused with the remedy."""
     connection = BlockingConnection(broker.addresses.amqp_url, timeout=WAIT_S)
     try:
         with pytest.raises(
@@ -45,7 +45,7 @@ def test_proton_without_a_user_is_told_how_to_show_credentials(broker: BrokerPro
 
 
 def test_a_wrong_password_is_an_authentication_failure_which_the_log_explains(broker: BrokerProcess) -> None:
-    """The SASL outcome tells the client; the log names the key, but not the password."""
+    """The SASL outcome tells the client; the log contains the key's name, but not the password."""
     before = refused_logins(broker)
     url = broker.addresses.amqp_url
     with pytest.raises(ConnectionException, match="Authentication failed"):
@@ -60,8 +60,7 @@ def test_a_wrong_password_is_an_authentication_failure_which_the_log_explains(br
 
 
 def refused_logins(broker: BrokerProcess) -> list[str]:
-    """The lines of the log that refuse a login with the key. Other tests of the same broker may have left
-    some."""
+    """Log lines that refuse a login with the key. Other tests of the same broker may have added some."""
     return [
         line for line in broker.log.splitlines() if "connection.refused" in line and f"'{KEY_NAME}'" in line
     ]

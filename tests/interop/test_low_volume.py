@@ -1,9 +1,9 @@
-"""Few messages and many receivers: whoever asks gets the message at once, whichever connection's cache holds
-it.
+"""Few messages and many receivers: a receiver that asks gets the message at once, whichever connection's
+cache holds it.
 
-Eight connections ask in turn for one message. Each of them is a client of its own; the time is taken at the
-client, from granting credit until the message is there, less what the machine adds: the time for which the
-client or the event loop stood ready without a processor.
+Eight connections, each a separate client, ask in turn for one message. The client measures the time from
+granting credit until the message arrives, less delays added by the machine: the time for which the client or
+the event loop was ready without a processor.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tests.support.processors import elsewhere_ms
 CONNECTIONS = 8
 REPETITIONS = 1_000
 WITHIN_MS, LATE_PER_CENT, NEVER_MS = 50.0, 1, 250.0
-"""A wait takes 0.3 ms, at most 10. One in a hundred may last longer than 50 ms, for the disk has other users;
-none may last as long as a message waits that is given to nobody until something ends: a lock, or a client's
-time-out."""
+"""A wait takes 0.3 ms, at most 10. One in a hundred may exceed 50 ms, because the disk has other users; none
+may last as long as a message that is stuck until a lock or a client's time-out ends.
+"""
 
 
 @pytest.fixture
 def connections(broker: BrokerProcess) -> Iterator[list[BlockingConnection]]:
-    """Eight connections for receiving, and a last one for sending."""
+    """Eight connections for receiving, and one more for sending."""
     with ExitStack() as stack:
         yield [stack.enter_context(connected(broker.addresses)) for _ in range(CONNECTIONS + 1)]
 
 
 def report(waits_ms: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    """Print the percentiles, and fail if too many waits were long, or one was very long."""
+    """Print the percentiles, and fail if too many waits were long, or any was very long."""
     ordered = sorted(waits_ms)
     shares = {
         f"p{share}": round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 2)
@@ -56,7 +56,7 @@ def report(waits_ms: list[float], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def metric(broker: BrokerProcess, name: str, queue: str) -> float:
-    """A counter of the broker for one queue; 0 when it has not counted yet."""
+    """A counter of the broker for one queue; 0 before the first count."""
     with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     lines = re.findall(rf"^partibus_{name}(?:_total)?{{([^}}]*)}} (\S+)$", text, re.MULTILINE)
@@ -64,8 +64,9 @@ def metric(broker: BrokerProcess, name: str, queue: str) -> float:
 
 
 def timed(broker: BrokerProcess, receiver: Receiver, outcome: int) -> float:
-    """Ask for one message, settle it, and give the milliseconds from asking until it was there, without what
-    the machine added."""
+    """Ask for one message and settle it; gives the milliseconds from asking to arrival, without delays added
+    by the machine.
+    """
     threads = broker.pid, threading.get_native_id()
     asked_at, before_ms = time.perf_counter(), elsewhere_ms(*threads)
     (received,) = receiver.receive()
@@ -77,7 +78,7 @@ def timed(broker: BrokerProcess, receiver: Receiver, outcome: int) -> float:
 def test_one_message_goes_to_whoever_asks_in_turn(
     broker: BrokerProcess, connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One message, given back each time, asked for by the next connection."""
+    """One message, given back each time; the next connection then asks for it."""
     queue = LOW_VOLUME[0]
     receivers = [Receiver(connection, queue) for connection in connections[:CONNECTIONS]]
     connections[-1].create_sender(queue).send(Message(id="the only one"))
@@ -90,8 +91,9 @@ def test_one_message_goes_to_whoever_asks_in_turn(
 def test_a_message_in_another_connections_cache_is_recalled_for_whoever_asks(
     broker: BrokerProcess, connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sixteen messages, one per partition: the first to ask is offered them all and takes one; then the
-    others ask in turn."""
+    """Sixteen messages, one per partition: the first connection to ask is offered all of them and takes one;
+    then the others ask in turn.
+    """
     queue = LOW_VOLUME[1]
     receivers = [Receiver(connection, queue) for connection in connections[:CONNECTIONS]]
     sender = connections[-1].create_sender(queue)
@@ -110,8 +112,9 @@ def test_a_message_in_another_connections_cache_is_recalled_for_whoever_asks(
 def test_a_message_reaches_one_of_the_receivers_that_wait(
     broker: BrokerProcess, connections: list[BlockingConnection], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A receiver that asked before there was anything gets the message when it comes; those that asked and
-    gave up do not keep it."""
+    """A receiver that asked early gets the message when it arrives; receivers that asked and gave up do not
+    hold it back.
+    """
     queue = LOW_VOLUME[2]
     receivers = [Receiver(connection, queue) for connection in connections[:CONNECTIONS]]
     sender = connections[-1].create_sender(queue)

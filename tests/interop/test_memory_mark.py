@@ -1,4 +1,4 @@
-"""A broker that is filled beyond its memory mark and drained again, by the official Python client."""
+"""The official Python client fills a broker beyond its memory mark and drains it again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from tests.support.broker_process import BrokerProcess, queue
 
 MIB = 1 << 20
 ROOM = 10 * MIB
-"""From a broker at rest to the mark: some 30,000 messages of one byte. The broker has served clients by then,
-so that its threads, its connections and the pages that they leave free take nothing of it."""
+"""Memory from a broker at rest to the mark: some 30,000 messages of one byte. The broker has served clients
+by then, so its threads, its connections and the free pages they leave use none of it.
+"""
 BEYOND = 24 * MIB
-"""What the process may grow after that: a batch under way, and what receiving takes."""
+"""Permitted growth of the process after that: a batch under way, and the cost of receiving."""
 BATCH = 4_000
 WITHIN_S = 120
 
@@ -32,15 +33,16 @@ def resident(broker: BrokerProcess) -> int:
 
 
 def events(broker: BrokerProcess) -> list[str]:
-    """Names of the log lines about the mark, in their order."""
+    """Names of the log lines about the mark, in order."""
     found = [json.loads(line)["event"] for line in broker.log.splitlines() if '"event": "memory.' in line]
     return [event for event in found if event != "memory.mark"]
 
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
-    """One that has served clients; its mark is `ROOM` above what another one took that had served the
-    same."""
+    """A broker that has served clients; its mark is `ROOM` above the memory of another broker that had served
+    the same clients.
+    """
     with BrokerProcess(tmp_path / "first", [queue("tiny")]) as process:
         await warm_up(process)
         mark = resident(process) + ROOM
@@ -53,7 +55,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
 
 
 async def warm_up(broker: BrokerProcess) -> None:
-    """Do once what the test does, with few messages."""
+    """Do everything the test does once, with few messages."""
     address = broker.addresses.connection_string()
     async with (
         ServiceBusClient.from_connection_string(address, retry_total=0) as client,

@@ -1,4 +1,4 @@
-"""The official Python client and a broker whose partitions run in a process of their own; each is killed."""
+"""The official Python client and a broker whose partitions run in a separate process; each is killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bodies(messages: Iterable[object]) -> set[str]:
 
 
 def partitions_process(broker: BrokerProcess) -> int:
-    """The process of the partitions: the broker's only child."""
+    """Process id of the partitions: the broker's only child."""
     children = Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text(encoding="ascii").split()
     assert len(children) == 1
     return int(children[0])
@@ -107,7 +107,7 @@ def test_when_the_partitions_process_is_killed_the_broker_ends_with_an_error_and
 
 
 def _is_alive(process: int) -> bool:
-    """It is neither gone nor a process that has ended and that nobody has asked about."""
+    """Whether the process runs: neither gone nor a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,5 +1,6 @@
-"""Qpid Proton's reactor, a plain AMQP 1.0 client, unchanged, against the running broker: everything from
-callbacks."""
+"""Qpid Proton's reactor, a plain AMQP 1.0 client, unchanged, against the running broker; everything happens
+in callbacks.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +80,9 @@ class Exchange(MessagingHandler):
 
 
 class Persistent(MessagingHandler):
-    """Attach a sender to a queue that does not exist; when told so, attach one of the same name to one that
-    does, and send a message."""
+    """Attach a sender to a queue that does not exist; when refused, attach a sender of the same name to an
+    existing queue and send a message.
+    """
 
     def __init__(self, addresses: Addresses, queue: str) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ def test_a_refused_sender_tries_again_under_the_same_name(broker: BrokerProcess)
 
 
 def test_a_thousand_messages_go_both_ways_at_once(broker: BrokerProcess) -> None:
-    """As the client's own examples do it: prefetch, and messages accepted and settled for the application."""
+    """As in the client's own examples: prefetch, and automatic accept and settle."""
     exchange = Exchange(broker.addresses, queue_name("proton-reactor", "both-ways-at-once"), 1000).run()
     assert len({message.id for message in exchange.received}) == 1000
     assert exchange.outcomes == 1000
@@ -141,5 +143,5 @@ def test_proton_reactor(broker: BrokerProcess, name: str) -> None:
 
 
 def test_every_scenario_is_written_and_every_written_scenario_is_run() -> None:
-    """No scenario is forgotten on either side."""
+    """Every listed scenario is implemented, and every implemented one is listed."""
     assert {*SCENARIOS, *REACTOR_ONLY} == set(CLIENTS["proton-reactor"])

@@ -1,12 +1,13 @@
 """The official Python client with one receiver that several threads, or tasks, use at once.
 
-Its threads share the counter of its delivery-ids without a lock, so numbers come twice or in the wrong order
-(AMQP contract 4.3). Every request is answered all the same, on the one connection that the receiver opened.
+The threads share the counter of the receiver's delivery-ids without a lock, so ids repeat or arrive out of
+order (AMQP contract 4.3). The broker still answers every request, on the one connection that the receiver
+opened.
 
-The client itself loses a response now and then: it notes a request only after it was sent, and drops the
+The client itself occasionally loses a response: it records a request only after sending it, and drops the
 response if another thread has read it by then (azure-servicebus 7.15.0, `ManagementLink.execute_operation`;
-some one in 5,000 on a busy machine). Such a request never ends for the client. The tests watch for it, count
-it, and hold it against nobody.
+about one in 5,000 on a busy machine). For the client such a request never ends. The tests detect and count
+these cases without failing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
 
 @pytest.fixture(autouse=True)
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The responses that the client has read and dropped. The test only observes that."""
+    """Responses that the client has read and dropped. The test only observes this."""
     found: list[object] = []
 
     def unknown(link: Any, message: Any) -> bool:
@@ -73,8 +74,9 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.fixture(autouse=True)
 def no_connection_is_broken(broker: BrokerProcess) -> Iterator[None]:
-    """The broker has closed none of the client's connections with an error, nor found anything wrong with how
-    they were closed."""
+    """Check that the broker closed none of the client's connections with an error, and logged no error about
+    how they were closed.
+    """
     before = len(broker.log.splitlines())
     yield
     assert [
@@ -90,7 +92,7 @@ def send(client: ServiceBusClient, queue: str, count: int) -> None:
 
 
 def ask(request: Callable[..., Any]) -> Any:
-    """Make a request, and repeat it after a time-out. Raises OperationTimeoutError after three of them."""
+    """Make a request, and repeat it after a time-out. Raises OperationTimeoutError after three time-outs."""
     for _ in range(2):
         try:
             return request(timeout=ANSWERED_WITHIN_S)
@@ -100,7 +102,7 @@ def ask(request: Callable[..., Any]) -> Any:
 
 
 def together(work: Callable[[int], Any]) -> list[Any]:
-    """Do the work in all threads, which begin at the same time; raises what any of them raised."""
+    """Do the work in all threads, which start at the same time; raises any exception of theirs."""
     start = threading.Barrier(THREADS)
 
     def run(number: int) -> Any:
@@ -121,7 +123,7 @@ def received(receiver: Any, count: int) -> list[Any]:
 
 
 def test_threads_peek_with_one_receiver(client: ServiceBusClient, dropped: list[object]) -> None:
-    """Eight threads peek 50 times each, and each of the 400 requests is answered with what was asked for."""
+    """Eight threads peek 50 times each, and each of the 400 requests gets the right answer."""
     queue, waited = CONCURRENT["peek"], []
     send(client, queue, 20)
     with client.get_queue_receiver(queue) as receiver:
@@ -138,7 +140,7 @@ def test_threads_peek_with_one_receiver(client: ServiceBusClient, dropped: list[
 
 
 def test_threads_renew_and_settle_with_one_receiver(client: ServiceBusClient) -> None:
-    """Lock renewals and settlements go over one AMQP session, and each finds its own message."""
+    """Lock renewals and settlements share one AMQP session, and each finds its own message."""
     queue = CONCURRENT["renew-and-settle"]
     send(client, queue, THREADS)
     with client.get_queue_receiver(queue, prefetch_count=0) as receiver:
@@ -156,8 +158,9 @@ def test_threads_renew_and_settle_with_one_receiver(client: ServiceBusClient) ->
 def test_the_lock_renewer_keeps_many_locks_with_one_receiver(
     client: ServiceBusClient, dropped: list[object]
 ) -> None:
-    """Twelve locks are renewed again and again for longer than a lock lasts; none of them is lost, and each
-    message can be completed."""
+    """Twelve locks are renewed again and again for longer than a lock lasts; none is lost, and each message
+    can be completed.
+    """
     queue = CONCURRENT["renewer"]
     failures: list[object] = []
     send(client, queue, MESSAGES)

@@ -1,5 +1,6 @@
-"""Keys of a queue are changed with the official administration client while official messaging clients are
-connected."""
+"""The official administration client changes a queue's keys while official messaging clients are
+connected.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def test_a_live_client_can_neither_send_nor_attach_once_its_key_is_revoked(
     with client_of(broker) as admin:
         admin.create_queue(name, authorization_rules=[rule(KEY)])
         connection_string = broker.addresses.connection_string(key_name="app", key=KEY)
-        # The client notices the detach with its next send, and hears the reason when it attaches anew.
+        # The client notices the detach on its next send, and learns the reason when it attaches again.
         patient: dict[str, Any] = {"retry_total": 2, "retry_backoff_factor": 0.05}
         with (
             ServiceBusClient.from_connection_string(connection_string, **patient) as client,

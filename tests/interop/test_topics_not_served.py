@@ -1,4 +1,6 @@
-"""Topics of the configuration file: clients hear that they are not served yet, not that they do not exist."""
+"""Topics in the configuration file: clients learn that topics are not served yet, not that they do
+not exist.
+"""
 
 from __future__ import annotations
 

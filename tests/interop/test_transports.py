@@ -1,5 +1,6 @@
-"""The same queue over every transport: AMQP, AMQP over TLS, and AMQP over WebSocket, plain and TLS; official
-Python clients, unchanged."""
+"""The same queue over every transport: AMQP, AMQP over TLS, and AMQP over WebSocket, plain and TLS; with the
+official Python clients, unchanged.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 
 LARGE = b"x" * 700_000
-"""Many frames, whatever their size."""
+"""Spans many frames, whatever their size."""
 
 
 def connection_string(port: int, emulator: bool) -> str:
@@ -47,12 +48,12 @@ async def queue(broker: BrokerProcess) -> AsyncIterator[str]:
 )
 @pytest.mark.filterwarnings(
     "ignore:ssl=None is deprecated:DeprecationWarning"
-)  # the client's own, over a plain WebSocket
+)  # the client's own warning, over a plain WebSocket
 async def test_messages_small_and_large_go_in_and_out(
     broker: BrokerProcess, queue: str, port: str, transport: TransportType, emulator: bool
 ) -> None:
     number = getattr(broker.addresses, port)
-    # But for plain AMQP with the emulator's flag, the client takes a port from nowhere but a custom endpoint.
+    # Except for plain AMQP with the emulator's flag, the client accepts a port only in a custom endpoint.
     endpoint: dict[str, Any] = (
         {} if port == "amqp_port" else {"custom_endpoint_address": f"sb://localhost:{number}"}
     )
