@@ -1,8 +1,8 @@
-"""`python -m tests.bench.run`: measures the figures to hold, beside a reference broker where there is one.
+"""`python -m tests.bench.run`: measures the figures to hold, beside a reference broker if there is one.
 
-Answers for the order of a run: rounds, broker and peer in turn within each, medians at the end. Standard
-output carries one line of JSON per figure and nothing else; progress and the table go to standard error. Ends
-with status 1 when a figure is below its floor.
+Responsible for the order of a run: rounds, broker and peer in turn within each, medians at the end. Standard
+output carries one line of JSON per figure and nothing else; progress and the table go to standard error.
+Exits with status 1 when a figure is below its floor.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ progress = Console(stderr=True, highlight=False)
 
 @dataclass(slots=True, frozen=True)
 class Scale:
-    """How much is done for each figure."""
+    """Amount of work for each figure."""
 
     rounds: int
     messages: int
@@ -71,13 +71,14 @@ class Scale:
 
 FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0, 110, 16_000, 5.0, 10_000)
 QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500, 1.0, 500)
-"""To see that everything runs. Its figures are not worth reading: too short, and floors are for the full
-scale."""
+"""Only to check that everything runs. The runs are too short for meaningful figures, and the floors apply to
+the full scale.
+"""
 
 
 @dataclass(slots=True)
 class Run:
-    """One run: what is measured, on what, and what was found so far."""
+    """One run: what to measure, on what, and the results so far."""
 
     scale: Scale
     wanted: frozenset[str]
@@ -92,7 +93,7 @@ class Run:
     def note(
         self, figure: Figure, value: float, settings: dict[str, object], *, reference: bool = False
     ) -> None:
-        """Keep one round's value for a figure, or for what it is held against."""
+        """Record one round's value for a figure or for its reference."""
         if figure.name not in self.wanted:
             return
         stolen = self.stolen.percent()
@@ -156,11 +157,11 @@ def main(
     scale = QUICK if quick else FULL
     if rounds is not None:
         scale = replace(scale, rounds=rounds)
-    gc.freeze()  # what is loaded by now is never garbage: the collector need not walk it while a load runs
+    gc.freeze()  # what is loaded by now is never garbage, so the collector need not walk it under load
     run = Run(scale, frozenset(only or FIGURES), folder, Profiler(folder) if profile else None)
     if run.wants(figures.TRAFFIC):
         measure_traffic(run, peer, broker)
-    if broker is None:  # the others need a broker of their own: they fill it, kill it and read its memory
+    if broker is None:  # the others need their own broker: they fill it, kill it and read its memory
         for group, measure in (
             (figures.WAITING, measure_waiting),
             (figures.IDLE, measure_idle),
@@ -182,7 +183,7 @@ def main(
 
 
 def measure_traffic(run: Run, peer_url: str | None, broker_url: str | None) -> None:
-    """Throughput and latency, broker and peer in turn; who begins changes with the round."""
+    """Throughput and latency, alternating between broker and peer; which goes first changes every round."""
     with broker_target(run.folder, broker_url) as (subject, pid):
         targets = [subject]
         if peer_url is not None:
@@ -254,7 +255,7 @@ def measure_waiting(run: Run) -> None:
 
 
 def measure_idle(run: Run) -> None:
-    """Memory and CPU time of a broker that nobody uses."""
+    """Memory and CPU time of an unused broker."""
     scale = run.scale
     settings: dict[str, object] = {
         "queues": scale.idle_queues,
@@ -271,7 +272,7 @@ def measure_idle(run: Run) -> None:
 
 
 def measure_disk_space(run: Run) -> None:
-    """What a queue takes on the disk after its traffic."""
+    """Disk space that a queue uses after its traffic."""
     count = run.scale.waiting_messages
     settings: dict[str, object] = {
         "messages": count,
@@ -286,8 +287,9 @@ def measure_disk_space(run: Run) -> None:
 
 
 def measure_checkpoints(run: Run) -> None:
-    """What checkpoints write while many messages wait. Bytes do not depend on the machine: one round is
-    enough."""
+    """Bytes written to checkpoints while many messages wait. They do not depend on the machine, so one round
+    is enough.
+    """
     count = run.scale.waiting_messages
     settings: dict[str, object] = {
         "waiting": count,
@@ -299,7 +301,7 @@ def measure_checkpoints(run: Run) -> None:
 
 
 def measure_connections(run: Run) -> None:
-    """Memory of a broker with connections that do nothing."""
+    """Memory of a broker with idle connections."""
     settings: dict[str, object] = {"connections": run.scale.idle_connections}
     for number in range(run.scale.rounds):
         progress.print(
@@ -311,7 +313,7 @@ def measure_connections(run: Run) -> None:
 
 
 def measure_many_queues(run: Run) -> None:
-    """What it takes to ask about all queues of a broker that has many."""
+    """Cost of queries about all queues of a broker that has many."""
     count = run.scale.many_queues
     settings: dict[str, object] = {"queues": count, "partitions": footprint.PARTITIONS}
     for number in range(run.scale.rounds):
@@ -357,7 +359,7 @@ def measure_fairness(run: Run) -> None:
 
 
 def measure_output_attack(run: Run) -> None:
-    """What receivers that do not read cost the broker and the clients beside them."""
+    """What receivers that never read cost the broker and other clients."""
     scale = run.scale
     idle = min(scale.idle_connections, 500)
     settings: dict[str, object] = {
@@ -378,7 +380,7 @@ def measure_output_attack(run: Run) -> None:
 
 
 def measure_half_headers(run: Run) -> None:
-    """What everybody else waits for while the HTTP port is full of connections with half a header."""
+    """How long other clients wait while the HTTP port is full of connections with incomplete headers."""
     settings: dict[str, object] = {"connections": attack_http.CONNECTIONS, "attack_s": attack_http.ATTACK_S}
     for number in range(run.scale.rounds):
         progress.print(f"{attack_http.CONNECTIONS:,} half headers, round {number + 1} of {run.scale.rounds}")
@@ -390,8 +392,7 @@ def measure_half_headers(run: Run) -> None:
 
 
 def measure_attacks(run: Run) -> None:
-    """How much memory each attack takes on a broker of its own, and how long another client waits
-    meanwhile."""
+    """How much memory each attack takes on a fresh broker, and how long another client waits meanwhile."""
     settings: dict[str, object] = {"attack_s": run.scale.attack_s}
     for number in range(run.scale.rounds):
         progress.print(f"attacks, round {number + 1} of {run.scale.rounds}")
@@ -416,8 +417,9 @@ def measure_stalls(run: Run) -> None:
 
 @contextmanager
 def broker_target(folder: Path, url: str | None) -> Iterator[tuple[Target, int | None]]:
-    """The broker under test and its process id: one started here, or the running one that url names (whose id
-    we do not know)."""
+    """The broker under test and its process id: started here, or the running broker at url, whose id is
+    unknown.
+    """
     if url is not None:
         yield Target("broker", Endpoint.parse(url), settles_first=True), None
         return
@@ -426,7 +428,9 @@ def broker_target(folder: Path, url: str | None) -> Iterator[tuple[Target, int |
 
 
 def publish(run: Run, write_docs: bool) -> None:
-    """JSON lines to standard output, the table to standard error and, if asked, into the documentation."""
+    """Write JSON lines to standard output, the table to standard error and, if requested, into the
+    documentation.
+    """
     about: dict[str, object] = {
         "commit": commit(REPOSITORY),
         "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,9 +1,9 @@
-"""Half headers on the HTTP port: how long other clients wait meanwhile, and how much the broker's memory
-grows.
+"""Incomplete headers on the HTTP port: how long other clients wait meanwhile, and how much the broker's
+memory grows.
 
-Answers for one round on a fresh broker. The attack (`tests/support/half_headers.py`) runs in a process of its
-own; this one asks, in turn and each time on a new connection, for health and for a list of queues, and on an
-AMQP connection that was there before it begins and ends a session (§2.5), which needs nothing but the event
+Responsible for one round on a fresh broker. The attack (`tests/support/half_headers.py`) runs in a separate
+process. This process asks for health and for a list of queues, in turn and on a new connection each time; on
+an AMQP connection opened before the attack it begins and ends a session (§2.5), which needs only the event
 loop.
 """
 
@@ -23,19 +23,21 @@ from tests.support.raw_amqp import RawConnection
 from tests.support.sas import sas_token
 
 CONNECTIONS = 1_000
-"""As many as the port takes by default."""
+"""As many connections as the port accepts by default."""
 ATTACK_S = 12.0
 """Long enough for every connection to time out twice."""
 ASK_EVERY_S = 0.005
 ANSWERED_WITHIN_S = 100.0
-"""Longer than the port was locked out before it had bounds, so that a regression gives a figure and not an
-error."""
+"""Longer than the attack locked out the port before it had bounds, so that a regression gives a figure
+instead of an error.
+"""
 
 
 @dataclass(slots=True, frozen=True)
 class HalfHeaderHarm:
-    """One round: the longest wait for health, for administration and of an AMQP client, and the most memory
-    beyond what there was."""
+    """One round: the longest wait for health, for administration and of an AMQP client, and the largest
+    memory growth.
+    """
 
     health_ms: float
     administration_ms: float
@@ -44,7 +46,7 @@ class HalfHeaderHarm:
 
 
 def half_headers(folder: Path) -> HalfHeaderHarm:
-    """Keep CONNECTIONS connections with half a header for ATTACK_S, and ask meanwhile."""
+    """Keep CONNECTIONS connections with an incomplete header open for ATTACK_S, and measure meanwhile."""
     health_s, administration_s, stall_s, memory_mib = 0.0, 0.0, 0.0, 0.0
     with fresh_broker(folder) as broker, RawConnection(broker.addresses.amqp_port) as bystander:
         bystander.open()
@@ -64,8 +66,9 @@ def half_headers(folder: Path) -> HalfHeaderHarm:
 
 
 def ask_s(port: int, path: str, headers: dict[str, str]) -> float:
-    """Seconds from connecting to the whole answer; ANSWERED_WITHIN_S if there is none, or another than
-    200."""
+    """Seconds from connecting to the complete answer; ANSWERED_WITHIN_S if there is none or its status is not
+    200.
+    """
     begin = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWERED_WITHIN_S)
     with contextlib.closing(connection):
@@ -79,7 +82,7 @@ def ask_s(port: int, path: str, headers: dict[str, str]) -> float:
 
 
 def turn_s(connection: RawConnection) -> float:
-    """Seconds to begin and to end a session."""
+    """Seconds to begin and end a session."""
     begin = time.perf_counter()
     connection.begin(1)
     connection.send_frame(raw.END, [], channel=1)

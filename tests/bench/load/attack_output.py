@@ -1,8 +1,8 @@
 """Receivers that ask for everything and never read, beside idle connections: what they cost, and how long
 other clients wait.
 
-Answers for the attack and for the clients beside it: one that peeks at large messages, one that sends,
-receives and completes. Knows neither figures nor rounds.
+Responsible for the attack and for the clients beside it: one peeks at large messages, another sends, receives
+and completes. Knows neither figures nor rounds.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ WITHIN_S = 60.0
 
 @dataclass(slots=True, frozen=True)
 class Attack:
-    """One round. `memory_mib` is the most that the broker took beyond what it had before the attack."""
+    """One round. `memory_mib` is the largest growth over the broker's memory before the attack."""
 
     memory_mib: float
     peek_ms: float
-    """The longest that a peek at 16 messages of 64 KiB took."""
+    """Longest time for a peek at 16 messages of 64 KiB."""
     round_trip_ms: float
-    """The longest that sending, receiving and completing one message took."""
+    """Longest time to send, receive and complete one message."""
 
 
 def receivers_that_do_not_read(
@@ -51,7 +51,8 @@ def receivers_that_do_not_read(
     environment: Mapping[str, str] | None = None,
 ) -> Attack:
     """On a fresh broker with `messages` of 64 KiB waiting, attack for `lasting_s` seconds after the last
-    receiver has come."""
+    receiver has connected.
+    """
     allow_open_files(receivers + idle)
     with fresh_broker(folder, (QUEUE, QUEUE_BESIDE), environment) as broker, contextlib.ExitStack() as stack:
         target = target_of(broker.addresses)
@@ -61,7 +62,7 @@ def receivers_that_do_not_read(
         port = broker.addresses.amqp_port
         peeker = stack.enter_context(contextlib.closing(Peeker(port, QUEUE)))
         friend = stack.enter_context(contextlib.closing(RoundTrips(port, QUEUE_BESIDE)))
-        peeker.peek()  # the cost of the first use is not part of the attack
+        peeker.peek()  # keeps the cost of the first use out of the attack
         friend.round_trip()
         memory = stack.enter_context(watched_memory(broker.pid))
         peeks, trips = [0.0], [0.0]
@@ -90,7 +91,7 @@ def _fill(connection: LoadConnection, messages: int) -> None:
 
 @contextlib.contextmanager
 def watched_memory(pid: int) -> Iterator[list[float]]:
-    """MiB of a process, the first before anything else, then again and again until the end."""
+    """Resident MiB of a process: a first value before the block, then repeated samples until its end."""
     found = [resident_mib(pid)]
     ended = threading.Event()
 
@@ -108,7 +109,7 @@ def watched_memory(pid: int) -> Iterator[list[float]]:
 
 
 def attacker(port: int, queue: str, credit: int) -> RawConnection:
-    """A receiver that has granted credit and will not read. The connection is the caller's."""
+    """A receiver that has granted credit and never reads. The caller owns the connection."""
     connection = opened(port, receive_buffer_bytes=RECEIVE_BUFFER_BYTES)
     connection.attach_receiver(0, queue)
     connection.send_frame(raw.FLOW, raw.flow_fields(0, 0, credit))
@@ -116,8 +117,9 @@ def attacker(port: int, queue: str, credit: int) -> RawConnection:
 
 
 class Peeker:
-    """Looks at the first messages of a queue over `$management` (AMQP contract 7.3.3), and reads all of the
-    answer."""
+    """Peeks at the first messages of a queue over `$management` (AMQP contract 7.3.3), and reads the whole
+    answer.
+    """
 
     def __init__(self, port: int, queue: str) -> None:
         self._connection = opened(port)
@@ -126,7 +128,7 @@ class Peeker:
         self._count = 0
 
     def peek(self) -> float:
-        """Seconds until the whole answer was read. Raises TimeoutError."""
+        """Seconds until the whole answer has been read. Raises TimeoutError."""
         body = {"from-sequence-number": 0, "message-count": PEEKED_MESSAGES}
         request = b"".join(
             (
@@ -169,7 +171,7 @@ class RoundTrips:
         self._count = 0
 
     def round_trip(self) -> float:
-        """Seconds for all of it. Raises TimeoutError, RuntimeError."""
+        """Seconds for the whole round trip. Raises TimeoutError, RuntimeError."""
         connection, began = self._connection, time.monotonic()
         connection.send_frame(
             raw.TRANSFER, raw.transfer_fields(0, self._count), message(body=[b"round trip"])

@@ -1,9 +1,9 @@
-"""What hostile clients can do: how much memory the broker takes, and how long an unrelated client waits.
+"""What hostile clients can do: how much memory the broker uses, and how long an unrelated client waits.
 
-Answers for the attacks and for how they are watched. Each attack runs in a process of its own on a fresh
-broker; meanwhile this process reads the broker's resident memory and asks it, over a connection of its own,
-for an answer that needs nothing but the event loop: to begin and to end a session (§2.5), which no log and no
-disk delays. `python -m tests.bench.load.attacks NAME PORT` is the attacker.
+Responsible for the attacks and for measuring their effect. Each attack runs in a separate process on a fresh
+broker. Meanwhile this process reads the broker's resident memory and, over its own connection, begins and
+ends a session (§2.5): that needs only the event loop, and no log or disk delays it. `python -m
+tests.bench.load.attacks NAME PORT` is the attacker.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ SEND_KEY_NAME, SEND_KEY = "sender", "SEND_KEY_VALUE"
 
 @dataclass(slots=True, frozen=True)
 class Harm:
-    """What an attack did: the most memory beyond what the broker had before, and the longest wait of another
-    client."""
+    """Effect of an attack: the largest memory growth, and the longest wait of another client."""
 
     memory_mib: float
     stall_ms: float
@@ -43,7 +42,7 @@ class Harm:
 
 
 def say(connection: RawConnection, *pieces: bytes) -> bool:
-    """Write; False once the broker has hung up, or reads no more."""
+    """Write; False once the broker has closed the connection or stopped reading."""
     connection.socket.settimeout(2.0)
     try:
         connection.socket.sendall(b"".join(pieces))
@@ -53,7 +52,7 @@ def say(connection: RawConnection, *pieces: bytes) -> bool:
 
 
 def anonymous(port: int) -> RawConnection:
-    """A connection without credentials, past its open and with a session."""
+    """A connection without credentials, after its open and with a session."""
     connection = RawConnection(port)
     connection.open(raw.sasl_anonymous())
     connection.begin()
@@ -61,13 +60,14 @@ def anonymous(port: int) -> RawConnection:
 
 
 def nothing(port: int, deadline: float) -> None:
-    """No attack at all: what the machine itself makes others wait."""
+    """No attack: how long the machine itself makes others wait."""
     _stay(deadline)
 
 
 def unfinished_transfers(port: int, deadline: float) -> None:
-    """Without credentials: 40 connections, on each 15 links to `$cbs` with a transfer of 4 MB that never
-    ends."""
+    """Without credentials: 40 connections with 15 links to `$cbs` each, and on each link a transfer of 4 MB
+    that never ends.
+    """
     part = bytes(64_000)
     connections = [anonymous(port) for _ in range(40)]
     alive = {connection for connection in connections if _attached(connection, 15)}
@@ -126,7 +126,7 @@ def _say_message(connection: RawConnection, handle: int, number: int, payload: b
 
 
 def nested_lists(port: int, deadline: float) -> None:
-    """Without credentials: a request of 4 MB to `$cbs`, which is a list of empty lists, again and again."""
+    """Without credentials: repeated requests of 4 MB to `$cbs`, each a list of empty lists."""
     count = 4 * MIB - 1_000
     payload = b"\x00\x53\x77\xd0" + struct.pack(">II", 4 + count, count) + b"\x45" * count
     while time.monotonic() < deadline:
@@ -137,7 +137,7 @@ def nested_lists(port: int, deadline: float) -> None:
 
 
 def short_idle_timeouts(port: int, deadline: float) -> None:
-    """300 connections that ask for a sign of life every millisecond."""
+    """300 connections that ask for a heartbeat every millisecond."""
     fields = raw.open_fields()
     fields[4] = UInt(1)
     connections = []
@@ -150,7 +150,7 @@ def short_idle_timeouts(port: int, deadline: float) -> None:
 
 
 def many_attaches(port: int, deadline: float) -> None:
-    """Without credentials: 6,000 attaches in one write, on one connection after the other."""
+    """Without credentials: 6,000 attaches in one write, on one connection after another."""
     frames = b"".join(
         raw.frame(raw.ATTACH, raw.sender_attach(handle, f"queue-{handle}")) for handle in range(6_000)
     )
@@ -161,8 +161,9 @@ def many_attaches(port: int, deadline: float) -> None:
 
 
 def large_opens(port: int, deadline: float) -> None:
-    """Without credentials: 300 connections whose opens and attaches have the largest size permitted, full of
-    nulls."""
+    """Without credentials: 300 connections whose opens and attaches are filled with nulls up to the largest
+    permitted size.
+    """
     properties = {Symbol("a"): [None] * 3_000}
     opening = [*raw.open_fields(), None, None, None, None, properties]
     attaches = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "$cbs")) for handle in range(30)]
@@ -183,7 +184,7 @@ def large_opens(port: int, deadline: float) -> None:
 
 
 def authorized_attaches(port: int, deadline: float) -> None:
-    """With a key: 5,000 attaches in one write, and their end, again and again."""
+    """With a key: repeatedly attach and detach 5,000 links in one write."""
     frames = b"".join(
         raw.frame(raw.ATTACH, raw.sender_attach(handle, f"queue-{handle}")) for handle in range(5_000)
     )
@@ -197,7 +198,7 @@ def authorized_attaches(port: int, deadline: float) -> None:
 
 
 def authorized_lists(port: int, deadline: float) -> None:
-    """With a key: requests to `$management` of as many values as are permitted, again and again."""
+    """With a key: repeated requests to `$management` with as many values as permitted."""
     count = 32_000
     payload = b"\x00\x53\x77\xd0" + struct.pack(">II", 4 + count, count) + b"\x45" * count
     with contextlib.suppress(ConnectionEnded, TimeoutError), RawConnection(port) as connection:
@@ -233,8 +234,7 @@ ATTACKS: Mapping[str, Callable[[int, float], None]] = {
 
 
 class Asker:
-    """An unrelated client that asks for something small, one question at a time, and keeps the longest
-    wait."""
+    """An unrelated client that makes one small request at a time, and keeps the longest wait."""
 
     def __init__(self, port: int) -> None:
         self._connection = RawConnection(port)
@@ -246,7 +246,7 @@ class Asker:
         self.longest_s = 0.0
 
     def ask(self) -> None:
-        """One question. Raises TimeoutError, ConnectionEnded."""
+        """Make one request. Raises TimeoutError, ConnectionEnded."""
         began = time.perf_counter()
         self._connection.send(self._question)
         self._connection.read_until(raw.END, within_s=ANSWERED_WITHIN_S)

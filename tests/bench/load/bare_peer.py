@@ -1,8 +1,8 @@
-"""A peer that keeps nothing: it accepts every message at once and hands the same number out again, without
-disk or queue.
+"""A peer that stores nothing: it accepts every message at once and delivers as many copies, without disk or
+queue.
 
-Answers for two things: the test of the load client runs against it, and as a process of its own (`python -m
-tests.bench.load.bare_peer`) it shows how fast client and engine are without a broker between them. Any
+Serves two purposes: the test of the load client runs against it, and as a separate process (`python -m
+tests.bench.load.bare_peer`) it shows how fast client and engine are without a broker between them. Every
 address is the same queue.
 """
 
@@ -24,7 +24,7 @@ CREDIT = 2_000
 
 
 class BareQueue:
-    """How many messages wait, and what the last one looked like."""
+    """The number of waiting messages, and the encoded message delivered for each: the first one received."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -107,8 +107,9 @@ class _Connection(EngineSocket):
 
 
 class BarePeer:
-    """Listens on a free port of 127.0.0.1 and serves until `stop`; `serve` belongs into a thread or process
-    of its own."""
+    """Listens on a free port of 127.0.0.1 and serves until `stop`; run `serve` in a separate thread or
+    process.
+    """
 
     def __init__(self) -> None:
         self.queue = BareQueue()
@@ -136,7 +137,7 @@ class BarePeer:
                         selector.register(connection, selectors.EVENT_READ)
                     elif isinstance(key.fileobj, _Connection):
                         self._read(key.fileobj, connections, selector)
-                for connection in connections:  # one connection's messages may be what another one waits for
+                for connection in connections:  # another connection may wait for this one's messages
                     connection.replenish()
                     wanted = (
                         selectors.EVENT_READ
@@ -150,7 +151,7 @@ class BarePeer:
         self, connection: _Connection, connections: set[_Connection], selector: selectors.BaseSelector
     ) -> None:
         try:
-            with contextlib.suppress(BlockingIOError):  # ready to be written only
+            with contextlib.suppress(BlockingIOError):  # the socket may be ready for writing only
                 connection.read()
         except (LoadError, OSError):
             selector.unregister(connection)

@@ -1,7 +1,7 @@
-"""What checkpoints write while messages pass through a partition in which many others wait.
+"""Bytes written to checkpoints while messages pass through a partition in which many others wait.
 
-A partition of the broker on real files, without clients: the disk counts what is written to checkpoints.
-Figures are not known here.
+Uses a partition of the broker on real files, without clients; the disk counts the bytes written to
+checkpoints. Knows no figures.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from storage.file_store import FileLogStore
 
 MIB = 1 << 20
 WAITING_BODY = b"abc"
-"""Of the messages that wait: a checkpoint holds nothing of a body, so a small one gives the same figure in
-less time."""
+"""Body of the waiting messages: checkpoints contain no bodies, so a small one gives the same figure in less
+time.
+"""
 PASSING_BODY_BYTES = 1_024
 BATCH = 1_000
 INTERVAL_BYTES = 64 * MIB
-"""The traffic between two checkpoints, by default."""
+"""Traffic between two checkpoints, by default."""
 _CLIENT = ClientId(1)
 _WAIT_S = 60
 
 
 class CountingDisk(LocalDisk):
-    """Counts the bytes of checkpoints."""
+    """Counts the bytes written to checkpoints."""
 
     def __init__(self) -> None:
         self.checkpoint_bytes = 0
@@ -58,8 +59,9 @@ class CountingDisk(LocalDisk):
 
 
 def checkpoint_mib(folder: Path, waiting: int, intervals: int) -> float:
-    """MiB written to checkpoints for each 64 MiB of log, with so many messages waiting, over so many
-    intervals."""
+    """MiB written to checkpoints for each 64 MiB of log, with `waiting` messages waiting, averaged over
+    `intervals` intervals.
+    """
     root = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=folder))
     try:
         return asyncio.run(_measure(root, waiting, intervals))
@@ -77,7 +79,7 @@ async def _measure(root: Path, waiting: int, intervals: int) -> float:
     run = asyncio.create_task(task.run())
     for _ in range(waiting // BATCH):
         await _ask(task, Send([WAITING_BODY] * BATCH, None))
-    for _ in range(3):  # both checkpoints hold what waits before anything is counted
+    for _ in range(3):  # both checkpoints contain the waiting messages before counting begins
         await _pass(task, INTERVAL_BYTES)
     counted, began = disk.checkpoint_bytes, log.end
     await _pass(task, intervals * INTERVAL_BYTES)
@@ -89,7 +91,7 @@ async def _measure(root: Path, waiting: int, intervals: int) -> float:
 
 
 async def _pass(task: PartitionTask, size: int) -> None:
-    """Send so many bytes, and complete as many messages, the oldest ones first."""
+    """Send `size` bytes, and complete as many messages, oldest first."""
     for _ in range(size // (BATCH * PASSING_BODY_BYTES)):
         await _ask(task, Send([bytes(PASSING_BODY_BYTES)] * BATCH, None))
         locked = await _ask(task, Demand(MAIN, BATCH))

@@ -1,14 +1,14 @@
 """The load client: AMQP 1.0 connections that send and complete faster than any broker measured with them.
 
-Answers for what goes over the wire in a benchmark once SASL is done: proton's C core driven directly, without
-Python objects per message (`wire.py`). It must not know scenarios, rounds or figures: those are its callers'.
+Responsible for what goes over the wire in a benchmark after SASL: proton's C core driven directly, without
+Python objects per message (`wire.py`). It must not know scenarios, rounds or figures, which belong to its
+callers.
 
 Invariants
-- a sender has never more than `window` messages without an outcome, a receiver never more than `window`
+- a sender never has more than `window` messages without an outcome, a receiver never more than `window`
   granted or unconfirmed;
-- a message counts as sent when the broker accepted it (§3.4.2), as completed when the broker settled our
-  `accepted` (receiver settles second, §2.6.12): anything else raises, so that a figure never counts what
-  failed.
+- a message counts as sent when the broker accepts it (§3.4.2), as completed when the broker settles our
+  `accepted` (receiver settles second, §2.6.12): anything else raises, so that figures never count failures.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tests.bench.load.endpoint import Endpoint, LoadError, authenticate
 from tests.bench.load.wire import EngineSocket, raise_condition
 
 STEP_TIMEOUT_S = 30.0
-"""How long setting up or closing may take before the broker counts as stuck."""
+"""Time limit for setting up or closing, after which the broker counts as stuck."""
 
-# Bound once: looking a function up in `lib` costs as much as the call.
+# Bound once: looking up a function in `lib` costs as much as calling it.
 _delivery, _settle, _update = lib.pn_delivery, lib.pn_delivery_settle, lib.pn_delivery_update
 _remote_state, _settled, _pending = (
     lib.pn_delivery_remote_state,
@@ -43,8 +43,9 @@ _pack_tag = struct.Struct(">Q").pack_into
 
 
 def encode_message(body_bytes: int, partition_key: bytes = b"") -> bytes:
-    """A durable message with a message-id and one data section of body_bytes, encoded (§3.2); with
-    x-opt-partition-key if asked."""
+    """Encode a durable message with a message-id and one data section of body_bytes (§3.2), and with
+    x-opt-partition-key if given.
+    """
     header = b"\x00\x53\x70\xc0\x02\x01\x41"
     if partition_key:
         name = b"x-opt-partition-key"
@@ -63,16 +64,15 @@ def encode_message(body_bytes: int, partition_key: bytes = b"") -> bytes:
 
 
 class LoadConnection(EngineSocket):
-    """One connection of a client, open and authenticated. Links are added by Sender and Receiver.
+    """One open, authenticated client connection. Sender and Receiver add links.
 
-    `settles_first` is for RabbitMQ 4, which refuses receivers that settle second (§2.8.3) at the attach, but
-    answers an unsettled `accepted` in either mode, if only its `settled` is spelled out. With it, the same
-    exchange is measured there as anywhere.
+    `settles_first` is for RabbitMQ 4. It refuses at the attach receivers that settle second (§2.8.3), but
+    answers an unsettled `accepted` in either mode if `settled` is spelled out. With `settles_first`, the
+    exchange measured there is the same as with other brokers.
     """
 
     def __init__(self, endpoint: Endpoint, settles_first: bool = False) -> None:
-        """Connect and authenticate; the open is written with the first `flush`. Raises LoadError when
-        refused."""
+        """Connect and authenticate; the first `flush` writes the open. Raises LoadError when refused."""
         sock = socket.create_connection((endpoint.host, endpoint.port), STEP_TIMEOUT_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         authenticate(sock, endpoint)
@@ -93,7 +93,7 @@ class LoadConnection(EngineSocket):
         self.close(politely=error is None)
 
     def new_session(self) -> Any:
-        """Begin an AMQP session (§2.5); a broker may serve each in a thread of its own."""
+        """Begin an AMQP session (§2.5); a broker may serve each in a separate thread."""
         session = lib.pn_session(self.connection)
         lib.pn_session_open(session)
         return session
@@ -103,19 +103,18 @@ class LoadConnection(EngineSocket):
         return bool(lib.pn_connection_state(self.connection) & lib.PN_REMOTE_ACTIVE)
 
     def prepare(self) -> None:
-        """Encode what the windows allow, ready to be written."""
+        """Encode what the windows permit, ready to be written."""
         self.replenish()
         self.gather()
 
     def exchange(self) -> None:
-        """One blocking round: write all, read once."""
+        """Run one blocking round: write everything, read once."""
         self.replenish()
         self.flush()
         self.read()
 
     def close(self, politely: bool = True) -> None:
-        """Close the connection, with the close exchanged first when `politely`, and free what proton
-        holds."""
+        """Close the connection, exchanging closes first if `politely`, and free proton's memory."""
         try:
             if politely:
                 self._closing = True
@@ -125,12 +124,12 @@ class LoadConnection(EngineSocket):
                 while not lib.pn_connection_state(self.connection) & lib.PN_REMOTE_CLOSED:
                     self.read()
         except (OSError, LoadError):
-            pass  # a broker that hangs up instead of answering a close costs nothing that was measured
+            pass  # a broker that hangs up instead of answering a close affects no measurement
         finally:
             self.release().close()
 
     def on_event(self, event: Any, kind: int) -> None:
-        """Nothing a broker ends by itself during a load is expected: raise what it says."""
+        """Raise any error the broker reports: under load it must end nothing by itself."""
         if self._closing:
             return
         if kind in (lib.PN_LINK_REMOTE_CLOSE, lib.PN_LINK_REMOTE_DETACH):
@@ -175,7 +174,7 @@ class Sender:
         return self.remaining == 0 and self.unacknowledged == 0
 
     def send(self, count: int) -> None:
-        """Ask for `count` more messages; they leave as window and credit allow."""
+        """Ask for `count` more messages to be sent; they leave as window and credit permit."""
         self.remaining += count
 
     def replenish(self) -> None:
@@ -204,13 +203,14 @@ class Sender:
         assert self.unacknowledged >= 0, "an outcome came twice"
 
     def on_refused(self, outcome: str) -> None:
-        """A message was not accepted: no load expects that."""
+        """Raise, because no load expects a message to be refused."""
         raise LoadError(f"a message was not accepted: {outcome}")
 
 
 class Receiver:
     """Receives `count` messages and completes each: accepts it unsettled and waits until the broker has
-    settled it."""
+    settled.
+    """
 
     def __init__(self, connection: LoadConnection, window: int, body_bytes: int) -> None:
         self.window = window
@@ -241,12 +241,15 @@ class Receiver:
         return self.completed >= self._wanted
 
     def receive(self, count: int) -> None:
-        """Ask for `count` more messages; no credit beyond them is granted, so that none is left locked."""
+        """Ask for `count` more messages. No credit beyond them is granted, so that no other message stays
+        locked.
+        """
         self._wanted += count
 
     def replenish(self) -> None:
         credit = min(self.window - (self._granted - self.completed), self._wanted - self._granted)
-        # A flow for every few completions would cost both sides a frame each; the last ones may be few.
+        # A flow for every few completions would cost both sides a frame each; only the last flow may be
+        # small.
         if credit > 0 and (credit >= self.window // 4 or credit == self._wanted - self._granted):
             lib.pn_link_flow(self._link, credit)
             self._granted += credit
@@ -267,8 +270,9 @@ class Receiver:
 
 
 def drive(connections: Sequence[LoadConnection], until: Callable[[], bool], timeout_s: float) -> None:
-    """Serve the connections until `until()` holds, asked after each round of reads. Raises LoadError after
-    timeout_s seconds."""
+    """Serve the connections until `until()` is true; it is called after each round of reads. Raises LoadError
+    after timeout_s seconds.
+    """
     deadline = time.monotonic() + timeout_s
     next_tick = 0.0
     with selectors.DefaultSelector() as selector:

@@ -1,6 +1,6 @@
-"""How much room a queue takes after its traffic: drained, and with a few deferred messages.
+"""Disk space that a queue uses after its traffic: when drained, and with a few deferred messages.
 
-Answers for the load and for reading the folder's size; figures and verdicts are not known here.
+Responsible for the load and for reading the folder's size; knows neither figures nor verdicts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ MIB = 1024 * 1024
 
 @dataclass(slots=True, frozen=True)
 class DiskSpace:
-    """What the logs of one queue take, in MiB, ten seconds after the last of many messages was consumed."""
+    """Size of one queue's logs in MiB, ten seconds after the last of many messages was consumed."""
 
     drained_mib: float
     deferred_mib: float
 
 
 def disk_space(folder: Path, count: int) -> DiskSpace:
-    """Consume count messages of a queue that is empty otherwise, and of one that holds 64 deferred messages
-    of 3 bytes."""
+    """Consume count messages of an otherwise empty queue, and of a queue that holds 64 deferred messages of 3
+    bytes.
+    """
     with footprint.fresh_broker(folder) as broker:
         drained_mib = _after_traffic(broker, count)
         _defer(broker)

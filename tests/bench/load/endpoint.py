@@ -1,6 +1,6 @@
-"""Where a broker listens, and how a load client signs in: the URL, and SASL written by hand (AMQP 1.0 §5.3).
+"""Where a broker listens and how a load client logs in: the URL, and SASL written by hand (AMQP 1.0 §5.3).
 
-Knows sockets and SASL frames, nothing of what comes after them.
+Knows sockets and SASL frames, nothing of what follows them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _SASL_OUTCOME = 0x44
 
 
 class LoadError(Exception):
-    """The broker refused, closed or went silent: the figure being measured has no value."""
+    """The broker refused, closed or went silent: the measurement is void."""
 
 
 @dataclass(slots=True, frozen=True)
 class Endpoint:
-    """Where a broker listens, who we are there, and the address of the entity to load."""
+    """Where a broker listens, the client's credentials, and the address of the entity to load."""
 
     host: str
     port: int
@@ -30,8 +30,9 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
-        """`amqp://user:password@host:port/address`; the address is what follows the first slash, so
-        `//queues/q` means `/queues/q`."""
+        """Parse `amqp://user:password@host:port/address`; the address is everything after the first slash, so
+        `//queues/q` means `/queues/q`.
+        """
         parts = urlsplit(url)
         if parts.scheme != "amqp" or not parts.hostname or len(parts.path) < 2:
             raise ValueError(f"not an amqp://user:password@host:port/address: {url}")
@@ -45,8 +46,9 @@ class Endpoint:
 
 
 def authenticate(sock: socket.socket, endpoint: Endpoint) -> None:
-    """The client's side of SASL (§5.3): PLAIN with a user, else ANONYMOUS. Leaves the socket at the AMQP
-    header. Raises LoadError."""
+    """The client's side of SASL (§5.3): PLAIN if there is a user, otherwise ANONYMOUS. Leaves the socket at
+    the AMQP header. Raises LoadError.
+    """
     sock.sendall(_SASL_HEADER)
     if _read_exactly(sock, 8) != _SASL_HEADER:
         raise LoadError("the broker does not speak SASL")
@@ -60,14 +62,13 @@ def authenticate(sock: socket.socket, endpoint: Endpoint) -> None:
     body = b"\x00\x53\x41\xc0" + bytes((len(fields) + 1, 2)) + fields
     sock.sendall(_sasl_frame(body))
     outcome = _read_frame(sock)
-    # described by smallulong 0x44: 00 53 44, then a list whose first field is the code, ok being 0 as ubyte
-    # 0x50 00
+    # Described by smallulong 0x44: 00 53 44, then a list whose first field is the code; ok is ubyte 0: 50 00.
     if outcome[2] != _SASL_OUTCOME or b"\x50\x00" not in outcome[3:8]:
         raise LoadError(f"the broker refused {mechanism.decode()} for {endpoint.user or 'nobody'}")
 
 
 def accept_sasl(sock: socket.socket) -> None:
-    """The server's side of SASL, for a peer that lets everyone in. Leaves the socket at the AMQP header."""
+    """The server's side of SASL, for a peer that admits everyone. Leaves the socket at the AMQP header."""
     _read_exactly(sock, 8)
     mechanisms = b"\x00\x53\x40\xc0\x0b\x01\xe0\x08\x01\xa3\x05PLAIN"
     sock.sendall(_SASL_HEADER + _sasl_frame(mechanisms))

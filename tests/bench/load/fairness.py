@@ -1,9 +1,10 @@
-"""A light sender beside heavy ones: how long its messages take, one at a time, while others send as much as
-the broker takes.
+"""A light sender beside heavy ones: how long its messages take, one at a time, while others send as fast as
+the broker accepts.
 
-Answers for the load alone. The heavy senders are a process of their own (`python -m tests.bench.load.fairness
-URL COUNT`), so that the light one never waits for their Python; it ends when its standard input does, and
-says how many messages a second were accepted. Knows neither figures nor rounds.
+Responsible for the load alone. The heavy senders run in a separate process (`python -m
+tests.bench.load.fairness URL COUNT`), so that the light sender never waits for their Python; the process ends
+with its standard input, and prints how many messages a second were accepted. Knows neither figures nor
+rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.bench.load.traffic import BODY_BYTES, READY_WITHIN_S, WINDOW, Target
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WARM_UP_S = 1.5
-"""The heavy senders' windows are full by then, and the partitions are open."""
+"""By then the heavy senders' windows are full and the partitions are open."""
 LIGHT_KEY = b"light"
 ENDLESS = 1 << 40
 ENDS_WITHIN_S = 60.0
@@ -33,25 +34,24 @@ ENDS_WITHIN_S = 60.0
 
 @dataclass(slots=True, frozen=True)
 class Beside:
-    """One round of a light sender beside heavy ones. Milliseconds, of a message without a key and of one
-    with."""
+    """One round of a light sender beside heavy ones: milliseconds per message, without and with a key."""
 
     unkeyed_ms: list[float]
     keyed_ms: list[float]
     heavy_rate: float
-    """Messages a second that the heavy senders sent meanwhile; 0 without any."""
+    """Messages a second that the heavy senders sent meanwhile; 0 if there were none."""
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of `values` that is not below `percent` per cent of them."""
+    """The smallest value that at least `percent` per cent of `values` do not exceed."""
     return sorted(values)[max(math.ceil(len(values) * percent / 100) - 1, 0)]
 
 
 def light_sender(folder: Path, heavy: int, count: int, at_most_s: float) -> Beside:
-    """On a fresh broker: `count` messages of a light sender without a key, then with one, beside `heavy`
-    senders.
+    """On a fresh broker, send `count` messages of a light sender without a key, then with a key, beside
+    `heavy` senders.
 
-    Each half ends after `at_most_s` seconds, with the messages it has got to.
+    Each half ends after `at_most_s` seconds, even if fewer messages were sent.
     """
     with fresh_broker(folder) as broker:
         target = target_of(broker.addresses)
@@ -62,8 +62,9 @@ def light_sender(folder: Path, heavy: int, count: int, at_most_s: float) -> Besi
 
 
 def latencies_ms(target: Target, message: bytes, count: int, at_most_s: float) -> list[float]:
-    """Send `message` again and again, one at a time; how long each took until it was accepted. The first ones
-    are left out."""
+    """Send `message` repeatedly, one at a time; gives the time until each was accepted, leaving out the first
+    ones.
+    """
     found: list[float] = []
     with target.connect() as connection:
         sender = Sender(connection, message, window=1)
@@ -87,8 +88,9 @@ def _send_one(connection: LoadConnection, sender: Sender) -> float:
 
 @contextlib.contextmanager
 def heavy_senders(endpoint: Endpoint, count: int) -> Iterator[list[float]]:
-    """`count` connections, each with a window of 500, that send until the end; gives where their rate will
-    stand."""
+    """`count` connections, each with a window of 500, that send until the end of the block; gives a list that
+    receives their rate.
+    """
     rates = [0.0]
     if not count:
         yield rates
@@ -113,7 +115,9 @@ def heavy_senders(endpoint: Endpoint, count: int) -> Iterator[list[float]]:
 
 
 def _send_until_told(endpoint: Endpoint, count: int) -> float:
-    """The heavy senders' process: messages a second that were accepted until standard input ended."""
+    """The heavy senders' process; gives the messages a second that were accepted until standard input
+    ended.
+    """
     connections = [LoadConnection(endpoint) for _ in range(count)]
     senders = [Sender(connection, encode_message(BODY_BYTES), WINDOW) for connection in connections]
     drive(connections, lambda: all(sender.is_ready for sender in senders), READY_WITHIN_S)

@@ -1,6 +1,6 @@
 """The figures to hold: what each means, what is expected of it, and what a run found.
 
-Answers for floors, goals, medians, ratios and the JSON line of a figure. Knows nothing of how a figure is
+Responsible for floors, goals, medians, ratios and the JSON line of a figure. Knows nothing of how figures are
 measured.
 """
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 
 class Reference(enum.Enum):
-    """What a figure is held against; without one, its value itself is."""
+    """What a figure is compared with; without a reference, its own value is judged."""
 
     PEER = "the peer, in the same run"
     DISK = "the disk's own write+fdatasync, in the same run"
 
 
 class Verdict(enum.Enum):
-    """How a result stands to its floor and goal."""
+    """How a result compares with its floor and goal."""
 
     GOAL = "goal"
     FLOOR = "floor"
@@ -31,22 +31,22 @@ class Verdict(enum.Enum):
 
 @dataclass(slots=True, frozen=True)
 class Figure:
-    """One line of the table. `floor` and `goal` are ratios to the reference where there is one, else values
-    in `unit`."""
+    """One line of the table. `floor` and `goal` are ratios to the reference if there is one, otherwise values
+    in `unit`.
+    """
 
     name: str
     unit: str
     meaning: str
     expected: str
-    """What we expected before the first run, and why: a figure that surprises says more than one that
-    pleases."""
+    """What we expected before the first run, and why: a surprising figure tells more than a pleasing one."""
     floor: float | None = None
     goal: float | None = None
     reference: Reference | None = None
     more_is_better: bool = False
 
     def judge(self, value: float, ratio: float | None) -> Verdict:
-        """Where a value stands; `ratio` is None if the reference was not measured."""
+        """Judge a value; `ratio` is None if the reference was not measured."""
         if self.floor is None or self.goal is None:
             return Verdict.UNRATED
         if self.reference is not None and ratio is None:
@@ -63,14 +63,14 @@ class Figure:
 
 @dataclass(slots=True)
 class Result:
-    """What the rounds of one run found for a figure."""
+    """The values that the rounds of one run found for a figure."""
 
     figure: Figure
     settings: Mapping[str, object]
     rounds: list[float] = field(default_factory=list)
     reference_rounds: list[float] = field(default_factory=list)
     stolen_percent: list[float] = field(default_factory=list)
-    """For each round: how much of the processors' time the host gave to others meanwhile."""
+    """For each round: the share of processor time that the host gave to other guests meanwhile."""
 
     @property
     def value(self) -> float:
@@ -82,7 +82,7 @@ class Result:
 
     @property
     def ratio(self) -> float | None:
-        """Value to reference; only where the figure is held against one."""
+        """Ratio of value to reference; None for a figure without a reference."""
         return self.value / self.reference if self.reference and self.figure.reference else None
 
     @property
@@ -90,7 +90,7 @@ class Result:
         return self.figure.judge(self.value, self.ratio)
 
     def as_json(self, run: Mapping[str, object]) -> dict[str, object]:
-        """The figure as one JSON object; `run` says when, on which commit and on which machine."""
+        """The figure as one JSON object; `run` gives the time, commit and machine."""
         figure = self.figure
         return {
             "figure": figure.name,
@@ -435,8 +435,9 @@ MANY_MEMORY = Figure(
     "description, counters and 16 sleeping partitions",
 )
 ATTACK_MEMORY_MIB, ATTACK_MEMORY_GOAL_MIB = 64, 32
-"""300 connections without credentials may send 64 KiB each, 19 MiB; the rest is for what proton and Python
-make of it."""
+"""300 connections without credentials may send 64 KiB each, 19 MiB; the rest is overhead in proton and
+Python.
+"""
 ATTACK_STALL_MS, ATTACK_STALL_GOAL_MS = 50, 20
 
 
@@ -507,7 +508,7 @@ ATTACKS: Mapping[str, tuple[Figure, Figure]] = {
         "16 MiB: what a connection may have in flight",
     ),
 }
-"""By the attack's name: memory and stall."""
+"""Memory and stall, by the attack's name."""
 
 STALL_P99_MS, STALL_P99_GOAL_MS = 20, 8
 STALL_WORST_MS, STALL_WORST_GOAL_MS = 50, 20
@@ -545,7 +546,7 @@ STALLS: Mapping[str, tuple[Figure, Figure]] = {
     "empty": _stall("empty", "nine of ten messages are received and completed, and the rest is compacted"),
     "delete": _stall("delete", "the queue is deleted with more than 1,000,000 messages"),
 }
-"""By the step's name: 99th percentile and worst."""
+"""99th percentile and worst, by the step's name."""
 
 TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEER_SEND_LATENCY)
 WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)

@@ -1,8 +1,8 @@
 """What a broker costs at rest: memory with messages waiting, restart with them, idle entities, idle
 connections.
 
-Answers for starting brokers on folders of their own, one per round, and reading their memory and CPU time.
-The messages go through `traffic`; figures and verdicts are not known here.
+Responsible for starting brokers with their own folders, one per round, and for reading their memory and CPU
+time. `traffic` sends and receives the messages; knows neither figures nor verdicts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from tests.support.broker_process import KEY, KEY_NAME, Addresses, BrokerProcess
 PARTITIONS = 16
 QUEUE = "bench"
 SETTLE_S = 5.0
-"""Between a load and reading memory: what a broker does in the background has ended, or belongs to the
-figure."""
+"""Pause between a load and reading memory. Background work of the broker has ended by then, or counts in the
+figure.
+"""
 FILL_WINDOW = 2_000
 
 
@@ -51,7 +52,7 @@ class Idle:
 
 @dataclass(slots=True, frozen=True)
 class Connections:
-    """One round with idle connections: MiB."""
+    """One round with idle connections, in MiB."""
 
     open_mib: float
     receiving_mib: float
@@ -61,8 +62,9 @@ class Connections:
 def fresh_broker(
     folder: Path, queue_names: tuple[str, ...] = (QUEUE,), environment: Mapping[str, str] | None = None
 ) -> Iterator[BrokerProcess]:
-    """A broker on an empty data folder inside `folder`, its queues losing neither locks nor messages in a
-    run."""
+    """A broker on an empty data folder inside `folder`. Its queues' locks and messages do not expire during a
+    run.
+    """
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
     properties = {
         "PartitionCount": PARTITIONS,
@@ -101,8 +103,9 @@ def waiting(folder: Path, count: int) -> Waiting:
 
 
 def idle(folder: Path, entity_count: int, observed_s: float) -> Idle:
-    """Leave a broker with entity_count queues to itself for observed_s, untouched and then after traffic on
-    every queue."""
+    """Observe a broker with entity_count queues for observed_s seconds without load: first unused, then after
+    traffic on every queue.
+    """
     names = tuple(f"{QUEUE}-{number:03}" for number in range(entity_count))
     with fresh_broker(folder, names) as broker:
         time.sleep(SETTLE_S)
@@ -116,8 +119,7 @@ def idle(folder: Path, entity_count: int, observed_s: float) -> Idle:
 
 
 def connections(folder: Path, count: int) -> Connections:
-    """Open count connections and leave them idle; then again, on a fresh broker, each with a receiver on the
-    empty queue."""
+    """Open count idle connections; then again, on a fresh broker, each with a receiver on the empty queue."""
     allow_open_files(count)
     return Connections(
         _connected_mib(folder, count, with_receiver=False), _connected_mib(folder, count, with_receiver=True)

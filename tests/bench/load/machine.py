@@ -1,5 +1,6 @@
-"""The machine and the processes on it, as /proc and git tell them: what a figure was measured on, and what a
-broker costs there."""
+"""The machine and its processes, as /proc and git describe them: where a figure was measured, and what a
+broker costs there.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 OPEN_FILES_SPARE = 256
-"""What a process needs besides the sockets counted: logs, libraries, pipes."""
+"""Descriptors a process needs besides the counted sockets: logs, libraries, pipes."""
 
 
 def describe_machine(data_dir: Path) -> dict[str, object]:
@@ -41,23 +42,25 @@ def file_system(path: Path) -> str:
 
 
 def commit(repository: Path) -> str:
-    """The checkout's commit, with `-dirty` when files differ from it."""
+    """The checkout's commit, with `-dirty` if files differ from it."""
     command = ["git", "-C", str(repository), "describe", "--always", "--dirty", "--abbrev=10", "--match", ""]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 
 
 class StolenTime:
-    """How much of the processors' time the host gave to other guests: steal in proc(5), 0 on a machine of
-    one's own."""
+    """Share of processor time that the host gave to other guests: steal in proc(5), 0 on dedicated
+    hardware.
+    """
 
     def __init__(self) -> None:
         self._since = _stolen_and_all_ticks()
         self._percent = 0.0
 
     def percent(self) -> float:
-        """In percent, since the last call. A call right after another one answers for the same time (one
-        measurement, several figures)."""
+        """Percent since the last call. A call right after another gives the same value again, so that several
+        figures of one measurement agree.
+        """
         now = _stolen_and_all_ticks()
         stolen, passed = (new - old for new, old in zip(now, self._since, strict=True))
         if passed > _TICKS_PER_S:
@@ -66,7 +69,7 @@ class StolenTime:
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of a process and its children, in MiB (pages of files that it maps count as well)."""
+    """Resident memory of a process and its children, in MiB, including mapped file pages."""
     return sum(_resident_kb(each) for each in _family(pid)) / 1024
 
 
@@ -76,8 +79,9 @@ def cpu_s(pid: int) -> float:
 
 
 def allow_open_files(count: int) -> None:
-    """Raise the limit on open files, here and in processes started from here. Raises OSError with the way out
-    when it may not."""
+    """Raise the limit on open files for this process and its children. Raises OSError with a remedy if that
+    is not permitted.
+    """
     wanted = count + OPEN_FILES_SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= wanted:
@@ -92,7 +96,7 @@ def allow_open_files(count: int) -> None:
 
 def _family(pid: int) -> list[int]:
     family = [pid]
-    for each in family:  # grows while it is walked: children of children
+    for each in family:  # grows during the walk: children of children
         for task in Path(f"/proc/{each}/task").glob("*/children"):
             family += [int(child) for child in task.read_text().split()]
     return family

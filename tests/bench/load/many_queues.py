@@ -1,14 +1,14 @@
-"""Many queues: how long a scrape, `/health` and the whole list take, and how long an AMQP client waits
+"""Many queues: how long a scrape, `/health` and the complete list take, and how long an AMQP client waits
 meanwhile.
 
-Answers for one round on a broker of its own, whose queues nobody has used, and then restarted with an index
-that says that every partition holds messages. One thread asks over HTTP, this one begins and ends sessions on
-an AMQP connection (§2.5), which needs nothing but the event loop. The list is fetched as the official clients
-fetch it: in pages of a hundred, over one connection.
+Responsible for one round on its own broker: first with queues never used, then restarted with an index that
+says that every partition holds messages. One thread asks over HTTP; this one begins and ends sessions on an
+AMQP connection (§2.5), which needs only the event loop. The list is fetched as the official clients do: in
+pages of a hundred, over one connection.
 
-A busy machine makes clients wait although the broker does nothing. So the hold of the event loop is measured
-in processor time, too: what the broker's main thread has used between a question of the AMQP client and the
-answer.
+A busy machine makes clients wait even if the broker does nothing. So the round also measures how long the
+event loop is held in processor time: the time the broker's main thread uses between a request of the AMQP
+client and the answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.raw_amqp import RawConnection
 from tests.support.sas import sas_token
 
 TIMES = 5
-"""How often each is asked for; the figure is the median."""
+"""Requests of each kind; the figure is the median."""
 PAGE = 100
 HELD = 3
 """Messages in each partition after the restart."""
@@ -42,8 +42,8 @@ HELD = 3
 
 @dataclass(slots=True, frozen=True)
 class ManyQueues:
-    """One round: milliseconds for each answer, the longest wait of the AMQP client meanwhile, and KiB that a
-    queue takes in memory.
+    """One round: milliseconds for each answer, the longest wait of the AMQP client meanwhile, and KiB of
+    memory per queue.
 
     `hold_ms`: the most processor time that the event loop used during one such wait, or the wait itself if it
     was shorter.
@@ -62,7 +62,7 @@ class ManyQueues:
 
 
 def many_queues(folder: Path, count: int) -> ManyQueues:
-    """Ask a broker with `count` queues about all of them."""
+    """Run one round on a broker with `count` queues."""
     empty_mib = _empty_mib(folder)
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
     try:
@@ -98,14 +98,15 @@ def many_queues(folder: Path, count: int) -> ManyQueues:
 
 
 def _counted(broker: BrokerProcess, messages: int) -> int:
-    """How many queues a scrape shows with so many messages."""
+    """Number of queues that a scrape shows with this many messages."""
     with urllib.request.urlopen(f"http://127.0.0.1:{broker.addresses.http_port}/metrics") as answer:
         return len(re.findall(rb"^partibus_messages\{\S+ %d\.0$" % messages, answer.read(), re.MULTILINE))
 
 
 def _asked(broker: BrokerProcess, count: int, times: int) -> tuple[list[float], float, float]:
-    """The seconds for a scrape, `/health` and the whole list; how long another client waited meanwhile; and
-    how long the loop was held."""
+    """Seconds for a scrape, `/health` and the complete list; the longest wait of another client meanwhile;
+    and the longest hold of the loop.
+    """
     port, token = broker.addresses.http_port, {"Authorization": sas_token("https://127.0.0.1")}
     pages = [f"/$Resources/queues?$skip={skip}&$top={PAGE}" for skip in range(0, count, PAGE)]
     questions: tuple[tuple[list[str], dict[str, str]], ...] = (
@@ -134,7 +135,7 @@ def _asked(broker: BrokerProcess, count: int, times: int) -> tuple[list[float], 
 
 
 def _ask_s(port: int, paths: Sequence[str], headers: Mapping[str, str]) -> float:
-    """Seconds to ask for all of these over one connection, from connecting to the last byte."""
+    """Seconds to fetch all of these paths over one connection, from connecting to the last byte."""
     begin = time.perf_counter()
     with contextlib.closing(
         http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWERED_WITHIN_S)
@@ -148,12 +149,12 @@ def _ask_s(port: int, paths: Sequence[str], headers: Mapping[str, str]) -> float
 
 
 def _used_s(pid: int) -> float:
-    """The processor time that a process's main thread has used, to the nanosecond (`CONFIG_SCHED_INFO`)."""
+    """Processor time that a process's main thread has used, to the nanosecond (`CONFIG_SCHED_INFO`)."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def _empty_mib(folder: Path) -> float:
-    """The memory of a broker without queues."""
+    """Memory of a broker without queues."""
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
     try:
         with BrokerProcess(data, []) as broker:

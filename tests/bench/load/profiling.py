@@ -1,7 +1,7 @@
 """Where a broker spends its time under load: py-spy samples it from outside while a figure is measured.
 
-Answers for running py-spy beside a load and for the table of functions made of its samples. A figure measured
-under a profile is not comparable: the sampler takes its share of the machine.
+Responsible for running py-spy beside a load and for the table of functions from its samples. A figure
+measured under a profile is not comparable: the sampler uses part of the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SAMPLES_PER_S = 200
 TOP = 40
 STOPS_WITHIN_S = 30.0
 _LINE = re.compile(r":\d+\)$")
-"""Where in a function a sample was taken: left out, so that its samples add up."""
+"""The line of a sample within its function; removed, so that samples of a function add up."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,7 +51,7 @@ class Profiler:
             "--rate",
             str(SAMPLES_PER_S),
         ]
-        # Threads that wait are left out by py-spy; --native shows proton's C functions under the Python ones
+        # py-spy leaves out waiting threads; --native shows proton's C functions under the Python functions
         # that call them.
         sampler = subprocess.Popen(
             [*command, "--native", "--function", "--threads"],
@@ -70,8 +70,9 @@ class Profiler:
 
 
 def top_functions(raw: str) -> str:
-    """A table of the functions with the most samples of their own, and of those with the most including what
-    they called."""
+    """A table of the functions with the most samples of their own, and of those with the most including their
+    callees.
+    """
     own: Counter[str] = Counter()
     whole: Counter[str] = Counter()
     for line in raw.splitlines():

@@ -1,5 +1,6 @@
-"""Results for the eye: the table on the terminal, and the one in the documentation between its two
-markers."""
+"""Results for readers: the table on the terminal, and the one in the documentation between its two
+markers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def markdown(results: Sequence[Result], run: Mapping[str, object], command: str)
 
 
 def write_between_markers(path: Path, text: str) -> None:
-    """Put text between the markers of a file. Raises ValueError when they are not there."""
+    """Put text between the markers of a file. Raises ValueError if they are missing."""
     content = path.read_text(encoding="utf-8")
     before, begin, rest = content.partition(BEGIN)
     _, end, after = rest.partition(END)

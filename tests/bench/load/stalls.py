@@ -1,9 +1,9 @@
 """How long an unrelated client waits while the broker works on one queue with a million messages.
 
-Answers for one round: a queue of one partition is filled (and checkpointed meanwhile), browsed, opened again
-after kill -9, emptied but for a tenth (and compacted), filled again, and deleted. Each of these is the work
-of a process of its own; this one begins and ends AMQP sessions (§2.5) all the while, which needs nothing but
-the broker's event loop. `python -m tests.bench.load.stalls STEP AMQP_PORT HTTP_PORT COUNT` is one step.
+Responsible for one round: a queue of one partition is filled (with checkpoints), browsed, opened again after
+kill -9, emptied except for a tenth (with compaction), filled again, and deleted. A separate process performs
+each step; meanwhile this one begins and ends AMQP sessions (§2.5), which needs only the broker's event loop.
+`python -m tests.bench.load.stalls STEP AMQP_PORT HTTP_PORT COUNT` is one step.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ QUEUE = "waiting"
 BODY_BYTES = 64
 WINDOW = 2_000
 CHECKPOINT_BYTES = 16 * 1024 * 1024
-"""Of the log, between two checkpoints: filling the queue makes several."""
+"""Log bytes between two checkpoints; filling the queue makes several."""
 BROWSED_MAX = 100_000
 SETTLE_S = 3.0
-"""After a step: what the broker does in the background belongs to it."""
+"""Pause after a step, since the broker's background work belongs to it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,7 +60,7 @@ def fill(addresses: Addresses, count: int) -> None:
 
 
 def browse(addresses: Addresses, count: int) -> None:
-    """Page through the queue from its beginning, with a receiver that looks and takes nothing."""
+    """Page through the queue from its beginning with a browsing receiver."""
     wanted = min(count, BROWSED_MAX)
     with RawConnection(addresses.amqp_port) as connection:
         connection.open()
@@ -75,12 +75,12 @@ def browse(addresses: Addresses, count: int) -> None:
 
 
 def open_again(addresses: Addresses, count: int) -> None:
-    """Look at the first message: the partition is opened for that."""
+    """Peek at the first message, for which the partition is opened."""
     browse(addresses, 1)
 
 
 def empty(addresses: Addresses, count: int) -> None:
-    """Receive and complete nine messages of ten."""
+    """Receive and complete nine messages out of ten."""
     with target_of(addresses, QUEUE).connect() as connection:
         receiver = Receiver(connection, WINDOW, BODY_BYTES)
         drive([connection], lambda: receiver.is_ready, traffic.READY_WITHIN_S)
@@ -107,7 +107,7 @@ STEPS: Mapping[str, Callable[[Addresses, int], None]] = {
 
 
 def waits(folder: Path, count: int) -> dict[str, Wait]:
-    """One round with `count` messages, on a fresh broker: by step."""
+    """One round with `count` messages on a fresh broker; gives the waits by step."""
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
     environment = {"PARTIBUS_CHECKPOINT_BYTES": str(CHECKPOINT_BYTES)}
     properties = {"PartitionCount": 1, "LockDuration": "PT5M", "MaxSizeInMegabytes": 5120}
@@ -125,7 +125,7 @@ def waits(folder: Path, count: int) -> dict[str, Wait]:
 
 
 def _during(broker: BrokerProcess, name: str, count: int) -> Wait:
-    """Carry a step out, and ask as long as it takes and a little longer."""
+    """Perform a step, and measure during it and a little longer."""
     addresses = broker.addresses
     asker = Asker(addresses.amqp_port)
     took_ms: list[float] = []

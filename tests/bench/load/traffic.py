@@ -1,7 +1,7 @@
 """Messages through a running broker: how many a second, and how long one takes.
 
-Answers for the loads themselves, the same for every target. Every load leaves the queue as it found it,
-except `send`, whose messages `receive` takes away again. Knows neither figures nor processes.
+Responsible for the loads themselves, which are the same for every target. Every load leaves the queue as it
+found it, except `send`, whose messages `receive` removes. Knows neither figures nor processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Target:
 
 
 def send(target: Target, count: int, window: int = WINDOW) -> float:
-    """Send count messages on one connection; how many a second were acknowledged."""
+    """Send count messages on one connection; gives how many a second were acknowledged."""
     with target.connect() as connection:
         sender = Sender(connection, encode_message(BODY_BYTES), window)
         drive([connection], lambda: sender.is_ready, READY_WITHIN_S)
@@ -46,8 +46,9 @@ def send(target: Target, count: int, window: int = WINDOW) -> float:
 
 
 def receive(target: Target, count: int, window: int = WINDOW) -> float:
-    """Receive and complete count waiting messages on one connection; how many a second were settled by the
-    broker."""
+    """Receive and complete count waiting messages on one connection; gives how many a second the broker
+    settled.
+    """
     with target.connect() as connection:
         receiver = Receiver(connection, window, BODY_BYTES)
         drive([connection], lambda: receiver.is_ready, READY_WITHIN_S)
@@ -58,8 +59,9 @@ def receive(target: Target, count: int, window: int = WINDOW) -> float:
 
 
 def send_and_receive(target: Target, count: int, connection_count: int, window: int = WINDOW) -> float:
-    """On each connection send and complete an equal share of count messages, all at once; how many a second
-    went all the way."""
+    """Send and complete an equal share of count messages on each connection, all at once; gives how many a
+    second were sent and completed.
+    """
     share = count // connection_count
     connections = [target.connect() for _ in range(connection_count)]
     message = encode_message(BODY_BYTES)
@@ -83,8 +85,9 @@ def send_and_receive(target: Target, count: int, connection_count: int, window: 
 
 
 def send_latencies_us(target: Target, count: int) -> list[float]:
-    """Send count messages one at a time on one connection; µs from handing each to the socket until its
-    acknowledgement is read."""
+    """Send count messages one at a time on one connection; gives µs from handing each to the socket to
+    reading its acknowledgement.
+    """
     latencies = []
     with target.connect() as connection:
         sender = Sender(connection, encode_message(BODY_BYTES), window=1)
@@ -100,7 +103,9 @@ def send_latencies_us(target: Target, count: int) -> list[float]:
 
 
 def disk_latencies_us(folder: Path, count: int) -> list[float]:
-    """µs of each of count appends of one message's bytes, write and fdatasync, to a new file in folder."""
+    """Append one message's bytes count times to a new file in folder; gives the µs of each write and
+    fdatasync.
+    """
     data = encode_message(BODY_BYTES)
     latencies = []
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -118,8 +123,9 @@ def first_delivery(target: Target) -> None:
 
 
 def open_idle(target: Target, count: int, with_receiver: bool) -> list[socket.socket]:
-    """Open count connections, each `with_receiver` granting credit on the (empty) queue if asked, and leave
-    them to themselves."""
+    """Open count connections and leave them idle; `with_receiver`, each grants credit on the (empty)
+    queue.
+    """
     sockets = []
     for _ in range(count):
         connection = target.connect()

@@ -1,8 +1,8 @@
-"""A socket with proton's engine on it: bytes read go in, bytes it has go out, deliveries go to the links they
-belong to.
+"""A socket driven by proton's engine: bytes read go in, bytes produced go out, and deliveries go to their
+links.
 
-Answers for both sides of a benchmark, the load client and the bare peer. Knows nothing of windows, counts or
-figures. A peek takes no more than one output buffer of proton's, since it would leave what is behind it.
+Serves both sides of a benchmark, the load client and the bare peer. Knows nothing of windows, counts or
+figures. A peek takes at most one of proton's output buffers, since it would not take what follows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ READ_BYTES = 256 * 1024
 WRITE_BYTES = 1024 * 1024
 MAX_FRAME_BYTES = 64 * 1024
 
-# Bound once: looking a function up in `lib` costs as much as the call.
+# Bound once: looking up a function in `lib` costs as much as calling it.
 _event_peek, _event_pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
 _event_delivery, _link_of = lib.pn_event_delivery, lib.pn_delivery_link
 _PN_DELIVERY = lib.PN_DELIVERY
@@ -31,15 +31,16 @@ _UINT_BYTES = {0x70: 5, 0x52: 2, 0x43: 1}
 
 
 class Link(Protocol):
-    """What the engine asks of the links on it."""
+    """The methods of a link that the engine calls."""
 
     def on_delivery(self, delivery: Any) -> None: ...
     def replenish(self) -> None: ...
 
 
 class EngineSocket(ABC):
-    """One connection, past SASL. Subclasses open it, add the links, and take the events that are not
-    deliveries."""
+    """One connection after SASL. Subclasses open it, add the links, and handle events other than
+    deliveries.
+    """
 
     def __init__(
         self, sock: socket.socket, is_server: bool = False, spells_out_unsettled: bool = False
@@ -65,7 +66,7 @@ class EngineSocket(ABC):
 
     @abstractmethod
     def on_event(self, event: Any, kind: int) -> None:
-        """Take an event that is no delivery."""
+        """Handle an event that is not a delivery."""
 
     def add_link(self, link: Any, owner: Link) -> None:
         """Route the link's events to its owner."""
@@ -75,8 +76,9 @@ class EngineSocket(ABC):
         return self.socket.fileno()
 
     def read(self) -> None:
-        """Take what one read of the socket brings, and let each link act on it. Raises LoadError at its
-        end."""
+        """Process what one read of the socket returns, and let each link act on it. Raises LoadError at the
+        end of the stream.
+        """
         count = self.socket.recv_into(self._read_buffer)
         if count == 0:
             raise LoadError("the other side closed the socket")
@@ -89,12 +91,12 @@ class EngineSocket(ABC):
         self._dispatch()
 
     def replenish(self) -> None:
-        """Let each link send or grant what its window allows."""
+        """Let each link send or grant what its window permits."""
         for owner in self._links.values():
             owner.replenish()
 
     def flush(self) -> bool:
-        """Write what proton has for the socket; false if the socket took only a part."""
+        """Write what proton has for the socket; false if the socket took only part of it."""
         while True:
             if not self.gather():
                 return True
@@ -104,11 +106,11 @@ class EngineSocket(ABC):
                 return False
 
     def tick(self) -> None:
-        """Let proton write an empty frame when the other side's idle time-out asks for one (§2.4.5)."""
+        """Let proton write an empty frame when the other side's idle time-out requires one (§2.4.5)."""
         lib.pn_transport_tick(self._transport, time.monotonic_ns() // 1_000_000)
 
     def release(self) -> socket.socket:
-        """Free what proton holds and hand over the socket, with the connection on it as it stands."""
+        """Free proton's memory and hand over the socket, with its connection still open."""
         self._links.clear()
         lib.pn_collector_free(self._collector)
         lib.pn_decref(self.connection)
@@ -116,8 +118,9 @@ class EngineSocket(ABC):
         return self.socket
 
     def gather(self) -> bool:
-        """Fill the write buffer from proton's output buffers, unless it holds something; false if there is
-        nothing."""
+        """Fill the write buffer from proton's output buffers unless it already holds something; false if
+        there is nothing to write.
+        """
         if self._write_from < self._write_until:
             return True
         end = 0
@@ -148,11 +151,12 @@ class EngineSocket(ABC):
 
 
 def spell_out_unsettled(buffer: bytearray, end: int) -> None:
-    """Turn the null `settled` of each disposition in buffer[:end] into false, which it means (§2.7.6) and
-    which is just as long."""
+    """Replace the null `settled` of each disposition in buffer[:end] with false: same meaning (§2.7.6), same
+    length.
+    """
     at = buffer.find(_DISPOSITION, 0, end)
     while at >= 0:
-        settled = at + len(_DISPOSITION) + 2 + 1  # behind the list's size and count, and the role
+        settled = at + len(_DISPOSITION) + 2 + 1  # after the list's size and count, and the role
         for _ in ("first", "last"):
             settled += _UINT_BYTES.get(buffer[settled], 1)
         if settled < end and buffer[settled] == _NULL:

@@ -1,4 +1,4 @@
-"""What one message costs on its way in (`store`) and out (`deliverables`), 1 KiB bodies, one JSON line per
+"""Cost of one message on its way in (`store`) and out (`deliverables`), with 1 KiB bodies; one JSON line per
 figure.
 
 Expected on the 2-core test machine: at most 3 µs in and 1.5 µs out for a message with an id and no keys.
@@ -41,7 +41,7 @@ WITHOUT_ID = message(header=[], annotations={}, properties=[], body=[BODY])
 
 
 def microseconds(work: Callable[[], object], messages: int) -> float:
-    """Per message, the best of some rounds."""
+    """Microseconds per message, the best of several rounds."""
     best = float("inf")
     for _ in range(ROUNDS):
         calls, begin = 0, time.perf_counter()

@@ -35,7 +35,7 @@ ROUNDS = 5
 
 
 async def throughput() -> dict[str, float]:
-    """Microseconds a message: 30 messages an operation, 8 operations a commit."""
+    """Microseconds per message, with 30 messages per operation and 8 operations per commit."""
     message = bytes(1024)
     harness = Harness(payload_bytes=1 << 30)
     task = harness.task
@@ -82,7 +82,7 @@ async def throughput() -> dict[str, float]:
 
 
 def memory(count: int = 1_000_000, per_record: int = 30, default_ttl: bool = False) -> float:
-    """Bytes a waiting message whose body is on disk."""
+    """Bytes per waiting message whose body is on disk."""
     gc.collect()
     tracemalloc.start()
     messages = Messages(3, PayloadBudget(0, 0), 20)
@@ -122,7 +122,7 @@ def checkpoints(count: int = 62_500) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Run all, one line of JSON for each figure."""
+    """Run all benchmarks and print one line of JSON for each figure."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     for figure, microseconds in asyncio.run(throughput()).items():
         print(

@@ -1,4 +1,4 @@
-"""What a commit costs: one JSON line per figure. Run by hand: `python -m tests.bench.micro.bench_storage
+"""Cost of a commit; one JSON line per figure. Run by hand: `python -m tests.bench.micro.bench_storage
 [folder]`.
 
 Expected on the 2-core test machine (ext4): 16 logs × 32 KiB a round in under 1.6 ms of wall and 1.5 ms of
@@ -49,7 +49,7 @@ async def commit(log: FileLog, body: bytes) -> None:
 
 
 async def rounds(store: FileLogStore, logs: int, size: int, label: str) -> None:
-    """Rounds in which each log gets one commit, all awaited before the next round begins."""
+    """Rounds in which each log makes one commit; each round waits for all of them."""
     opened = [store.log("rounds", partition) for partition in range(logs)]
     await asyncio.gather(*(log.claim() for log in opened))
     body = os.urandom(size)
@@ -74,7 +74,7 @@ async def rounds(store: FileLogStore, logs: int, size: int, label: str) -> None:
 
 
 async def independent(store: FileLogStore, logs: int, size: int) -> None:
-    """Each log commits on its own as fast as it can."""
+    """Each log commits independently, as fast as it can."""
     opened = [store.log("independent", partition) for partition in range(logs)]
     await asyncio.gather(*(log.claim() for log in opened))
     body = os.urandom(size)
@@ -100,7 +100,7 @@ async def independent(store: FileLogStore, logs: int, size: int) -> None:
 
 
 async def single(store: FileLogStore, raw_us: float) -> None:
-    """The latency of one small commit after the other."""
+    """Latency of small commits, one at a time."""
     log = store.log("single", 0)
     await log.claim()
     body = os.urandom(1024)
@@ -122,7 +122,7 @@ async def single(store: FileLogStore, raw_us: float) -> None:
 
 
 def raw(folder: Path) -> float:
-    """The median of the disk's own append and fdatasync, in microseconds."""
+    """Median of the disk's own append and fdatasync, in microseconds."""
     fd = os.open(folder / "raw", os.O_RDWR | os.O_CREAT)
     body, walls = os.urandom(1024), []
     for number in range(SINGLE_COMMITS):
@@ -135,7 +135,7 @@ def raw(folder: Path) -> float:
 
 
 async def reading(store: FileLogStore) -> None:
-    """Replay of, and fetches from, a log of 64 MiB."""
+    """Replay a log of 64 MiB, and fetch from it."""
     log = store.log("reading", 0)
     await log.claim()
     positions = []
