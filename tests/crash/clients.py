@@ -194,7 +194,7 @@ class Receiver(Client):
             elif found.code == raw.DISPOSITION:
                 self._confirm(found, life)
             elif found.code == raw.CLOSE and raw.condition_of(found) == "amqp:connection:forced":
-                raise ConnectionEnded  # the broker shuts down in order
+                raise ConnectionEnded  # the broker shuts down cleanly
             else:
                 assert found.code in (None, raw.FLOW), f"{self.name} met {found}"
         return answers

@@ -239,7 +239,7 @@ DAMAGES: dict[str, Callable[[Written], None]] = {
 }
 
 
-# --- what is there afterwards -------------------------------------------------------------------------------
+# --- reading the result -------------------------------------------------------------------------------------
 
 
 async def read_back(written: Written, second: Path | None = None) -> dict[int, Known]:
@@ -371,7 +371,7 @@ async def test_a_repair_that_is_cut_short_loses_nothing_and_is_finished_by_the_n
         def rename(self, source: Path, target: Path) -> None:
             if (
                 "rebuilt" in source.parts[:-1] or target.parent.parent.name == "damaged"
-            ):  # the exchange, and what is written before it
+            ):  # the swap, and the writes before it
                 if not self.left:
                     raise Cut
                 self.left -= 1

@@ -36,7 +36,7 @@ def rejected_with(found: Frame) -> str:
     return str(error[0])
 
 
-# --- who may not --------------------------------------------------------------------------------------------
+# --- missing rights -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_links_and_sessions_over_the_bound_are_refused(broker: BrokerProcess) ->
         assert part_politely(connection) is not None
 
 
-# --- messages that may not be -------------------------------------------------------------------------------
+# --- invalid messages ---------------------------------------------------------------------------------------
 
 
 def send_in_frames(

@@ -123,7 +123,7 @@ def test_a_performative_without_its_mandatory_fields_is_no_danger(broker: Broker
         attack(broker.addresses.amqp_port, code, fields)
 
 
-# --- frames where they do not belong ------------------------------------------------------------------------
+# --- misplaced frames ---------------------------------------------------------------------------------------
 
 BEFORE_OPEN = [raw.BEGIN, raw.ATTACH, raw.FLOW, raw.TRANSFER, raw.DISPOSITION, raw.DETACH, raw.END]
 

@@ -162,7 +162,7 @@ def test_a_websocket_that_breaks_off_in_a_frame_leaves_nothing_behind(broker: Br
             ended_within(connection.socket, WITHIN_S)
 
 
-# --- much in little -----------------------------------------------------------------------------------------
+# --- small requests that cost much --------------------------------------------------------------------------
 
 
 CHUNK = b"1\r\nx\r\n"

@@ -57,7 +57,7 @@ class Running(Protocol):
         """Kill the container."""
 
     def stop(self) -> int:
-        """Stop the container in order; gives the exit status."""
+        """Stop the container gracefully; gives the exit status."""
 
     def log(self) -> str:
         """Output of the container."""

@@ -239,7 +239,7 @@ async def renew_lock(bench: Bench) -> None:
     await assert_empty(receiver)
 
 
-# --- where the broker steps in ------------------------------------------------------------------------------
+# --- where the broker intervenes ----------------------------------------------------------------------------
 
 
 @scenario
@@ -419,7 +419,7 @@ async def wrong_key(bench: Bench) -> None:
                 await intruder.sender(bench.queue)
 
 
-# --- what comes out is what went in -------------------------------------------------------------------------
+# --- messages come out unchanged ----------------------------------------------------------------------------
 
 
 FIELDS = ["message_id", "correlation_id", "content_type", "subject", "to", "reply_to"]

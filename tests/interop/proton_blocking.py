@@ -96,7 +96,7 @@ class Receiver:
         self._connection.wait(condition, timeout=WAIT_S, msg=f"waiting for {what}")
 
 
-# --- the shape that the scenarios ask for: coroutines that never wait for anything but a call ---------------
+# --- the interface that the scenarios need: coroutines that wait only for blocking calls --------------------
 
 
 class ScenarioClient:

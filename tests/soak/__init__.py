@@ -1,3 +1,3 @@
-"""Mixed clients over a long time, and what the broker uses meanwhile: memory, descriptors, disk; and how long
-it makes others wait.
+"""Mixed clients over a long time: how much memory, disk and how many descriptors the broker uses, and how
+long it makes others wait.
 """

@@ -2,7 +2,7 @@
 links.
 
 Serves both sides of a benchmark, the load client and the bare peer. Knows nothing of windows, counts or
-figures. A peek takes at most one of proton's output buffers, since it would not take what follows.
+figures. Each peek stays within one of proton's output buffers, since it would miss the bytes beyond.
 """
 
 from __future__ import annotations
