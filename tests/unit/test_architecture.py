@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -117,6 +118,14 @@ def part_of(name: str) -> tuple[int, str] | None:
             if below(name, part):
                 return level, part
     return None
+
+
+def test_every_package_is_part_of_the_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = {
+        ".".join(path.parent.relative_to(ROOT).parts) for path in SOURCES if path.name == "__init__.py"
+    }
+    assert set(project["tool"]["setuptools"]["packages"]) == packages
 
 
 def test_every_module_has_its_layer() -> None:
