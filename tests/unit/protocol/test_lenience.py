@@ -3,9 +3,7 @@ after an end."""
 
 from __future__ import annotations
 
-import subprocess
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +28,6 @@ from tests.support import raw_amqp as raw
 from tests.support.engine_frames import detach, payloads, transfer
 from tests.support.engine_peer import EnginePeer, frames_of, message, of, only
 
-NATIVE = Path(__file__).parents[3] / "protocol" / "native"
 TOP = 2**32 - 1
 SEQUENCES = [
     [0, 1, 2, 3],
@@ -553,20 +550,3 @@ def test_all_deliveries_of_whole_frames_come_and_are_answered(described: list[tu
     assert answered(peer) == [number for _, number, settled in described if not settled]
     assert not peer.engine._lenience.watches
     peer.engine.free()
-
-
-def test_the_compiler_has_nothing_to_say() -> None:
-    flags = [
-        "-std=c99",
-        "-fsyntax-only",
-        "-Wall",
-        "-Wextra",
-        "-Wconversion",
-        "-Wshadow",
-        "-Wstrict-prototypes",
-        "-Werror",
-    ]
-    checked = subprocess.run(
-        ["gcc", *flags, str(NATIVE / "delivery_ids.c")], capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stderr

@@ -3,9 +3,7 @@ they leave to the engine."""
 
 from __future__ import annotations
 
-import subprocess
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +13,6 @@ from tests.support import raw_amqp as raw
 from tests.support.engine_frames import detach, disposition, payloads, tags, transfer
 from tests.support.engine_peer import EnginePeer, message, of, only
 from tests.support.memory_use import resident_kib
-
-NATIVE = Path(__file__).parents[3] / "protocol" / "native"
 
 
 def whole(number: int, size: int) -> bytes:
@@ -248,23 +244,3 @@ def test_what_does_not_belong_together_is_not_sent(
     with pytest.raises(ValueError, match="every message"):
         peer.engine.send(link, given, fronts, True, rests, 4)
     assert peer.hear() == []
-
-
-# --- the C source -------------------------------------------------------------------------------------------
-
-
-def test_the_compiler_has_nothing_to_say() -> None:
-    flags = [
-        "-std=c99",
-        "-fsyntax-only",
-        "-Wall",
-        "-Wextra",
-        "-Wconversion",
-        "-Wshadow",
-        "-Wstrict-prototypes",
-        "-Werror",
-    ]
-    checked = subprocess.run(
-        ["gcc", *flags, str(NATIVE / "runs.c")], capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stderr
