@@ -70,9 +70,11 @@ class Shares(NamedTuple):
         http = max(1, min(settings.http_connections_max, room // 4))
         amqp = max(1, min(settings.connections_max, room - http))
         if (amqp, http) != (settings.connections_max, settings.http_connections_max):
-            log.info(
+            log.warning(
                 "descriptors.few",
                 limit=limit,
+                advice="Fewer clients can connect than the settings permit. Raise the limit of open files "
+                "(ulimit -n), or lower PARTIBUS_CONNECTIONS_MAX and PARTIBUS_HTTP_CONNECTIONS_MAX.",
                 amqp_connections_max=amqp,
                 http_connections_max=http,
                 log_files_max=files,

@@ -16,6 +16,8 @@ INTERVAL_MS = 2_000
 """How often the task looks for logs whose extent is out of date."""
 PACE_S = 0.05
 """The pause between two extents. Each costs a write and a sync, and commits must not queue behind them."""
+LATE_S = 0.25
+"""How long one extent may take before the next log has its turn."""
 
 
 class Recorded(Protocol):
@@ -36,6 +38,8 @@ class EndRecord:
         """`in_use` iterates over the logs that are being written to at that moment."""
         self._in_use, self._interval_s = in_use, interval_ms / 1_000
         self._put_away: set[Recorded] = set()
+        self._under_way: dict[Recorded, asyncio.Task[None]] = {}
+        """Logs whose ends are being recorded."""
 
     def put_away(self, log: Recorded) -> None:
         """Note that the log is not in use for now."""
@@ -43,11 +47,16 @@ class EndRecord:
             self._put_away.add(log)
 
     async def keep(self) -> None:
-        """Record ends until no log is in use."""
+        """Record ends until no log is in use. A log whose disk hangs does not delay the others."""
         while logs := {*self._in_use, *self._put_away}:
             await asyncio.sleep(self._interval_s)
             self._put_away.clear()
             for log in logs.union(self._in_use):
-                if not log.is_end_recorded:
-                    await log.record_end()
+                if not log.is_end_recorded and log not in self._under_way:
+                    await asyncio.wait([self._begin(log)], timeout=LATE_S)
                     await asyncio.sleep(PACE_S)
+
+    def _begin(self, log: Recorded) -> asyncio.Task[None]:
+        task = self._under_way[log] = asyncio.create_task(log.record_end(), name="storage-end")
+        task.add_done_callback(lambda _: self._under_way.pop(log))
+        return task

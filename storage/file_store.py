@@ -18,9 +18,9 @@ import contextlib
 import enum
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote
 
 import structlog
@@ -28,7 +28,7 @@ import structlog
 from storage.committer import Committer
 from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories, make_root
 from storage.end_record import INTERVAL_MS, EndRecord
-from storage.errors import DiskFailed
+from storage.errors import DiskFailed, DiskHangs
 from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
 from storage.folders import LOCK_NAME, check_identity
@@ -39,7 +39,9 @@ from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.sizing import RESERVE_BYTES_MAX, reserve_bytes_of
-from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background
+from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background, within
+
+T = TypeVar("T")
 
 LOGS_DIRECTORY = "logs"
 EXTENTS_DIRECTORIES = ("catalogue", "logs")
@@ -52,6 +54,10 @@ TIDY_DELAY_MS = 1_000
 files can be removed …"""
 TIDY_DELAY_MS_MAX = 600_000
 """… up to this maximum."""
+LATE_S = 0.25
+"""How long a round of syncs waits for a log that does not answer before the other logs have the next one."""
+LISTED_AT_ONCE = 64
+"""How many entities' folders are listed before the disk has to have answered."""
 CLOSE_WITHIN_S = 5.0
 """How long closing the store waits for work under way."""
 TOLD_AT_ONCE = 256
@@ -114,7 +120,6 @@ class FileLogStore:
     folder is never created.
 
     failed: called when a background task has died. Commits may then remain unsynced, so the broker must stop.
-    stop.
     """
 
     def __init__(
@@ -178,6 +183,7 @@ class FileLogStore:
         self._lock_fd = -1
         self._unsynced: set[FileLog] = set()
         self._syncing: asyncio.Task[None] | None = None
+        self._being_synced: dict[FileLog, asyncio.Task[None]] = {}
         self._holding: asyncio.Task[None] | None = None
         self._told_of_full_until = self._full_until = 0.0
         self._telling: asyncio.Task[None] | None = None
@@ -261,19 +267,42 @@ class FileLogStore:
         """See `LogStore.is_without_logs`."""
         return not await self.partitions(entity)
 
-    async def missing(self) -> dict[str, list[int]]:
-        """See `LogStore.missing`. Lists two folders for each entity and opens no file."""
-        await self._prepare()
-        found = await run_to_end(self._executor, self._missing, self._under_way)
-        return {unquote(name): sorted(partitions) for name, partitions in found.items() if partitions}
+    async def missing(self, within_s: float | None = None) -> dict[str, list[int]]:
+        """See `LogStore.missing`. Lists two folders for each entity and opens no file.
 
-    def _missing(self) -> dict[str, set[int]]:
-        """Runs in a thread. Raises DiskFailed."""
-        logs, extents = self._roots()
-        deleted = {
-            name.removesuffix(DELETED_SUFFIX) for name in self._names(logs) if name.endswith(DELETED_SUFFIX)
-        }
-        return {name: self._missing_of(name) for name in self._names(extents) if name not in deleted}
+        `within_s`: how long the disk may take for the folders of LISTED_AT_ONCE entities; None for no limit.
+        Raises DiskFailed, DiskHangs.
+        """
+        found: dict[str, list[int]] = {}
+        names = await self._in_time(within_s, self._with_extents())
+        for start in range(0, len(names), LISTED_AT_ONCE):
+            some = names[start : start + LISTED_AT_ONCE]
+            for name, numbers in await self._in_time(within_s, self._missing_of_some(some)):
+                if numbers:
+                    found[unquote(name)] = sorted(numbers)
+        return found
+
+    async def _in_time(self, within_s: float | None, work: Coroutine[Any, Any, T]) -> T:
+        if within_s is None:
+            return await work
+        try:
+            return await within(within_s, work)
+        except TimeoutError as error:
+            raise DiskHangs(f"{self.root}: {error}") from None
+
+    async def _with_extents(self) -> list[str]:
+        """The folder names of entities with extents that are not being deleted. Raises DiskFailed."""
+        await self._prepare()
+        logs, extents = await run_to_end(
+            self._executor, lambda: tuple(map(self._names, self._roots())), self._under_way
+        )
+        deleted = {name.removesuffix(DELETED_SUFFIX) for name in logs if name.endswith(DELETED_SUFFIX)}
+        return [name for name in extents if name not in deleted]
+
+    async def _missing_of_some(self, names: list[str]) -> list[tuple[str, set[int]]]:
+        return await run_to_end(
+            self._executor, lambda: [(name, self._missing_of(name)) for name in names], self._under_way
+        )
 
     def _missing_of(self, name: str) -> set[int]:
         """The missing logs of one entity. If a folder cannot be listed, only this entity goes unchecked."""
@@ -339,6 +368,7 @@ class FileLogStore:
             self._tidying,
             self._closing_idle,
             self._recording,
+            *self._being_synced.values(),
         ):
             if task is not None:
                 task.cancel()
@@ -403,9 +433,16 @@ class FileLogStore:
     async def _sync_unsynced(self) -> None:
         while self._unsynced:
             await asyncio.sleep(self._fsync_interval_ms / 1_000)
-            logs, self._unsynced = self._unsynced, set()
-            await asyncio.gather(*(log.sync() for log in logs))
+            logs = self._unsynced - self._being_synced.keys()
+            self._unsynced -= logs
+            if begun := [self._begin_sync(log) for log in logs]:
+                await asyncio.wait(begun, timeout=LATE_S)
         self._syncing = None
+
+    def _begin_sync(self, log: FileLog) -> asyncio.Task[None]:
+        task = self._being_synced[log] = start_background(log.sync(), "storage-sync", self._failed)
+        task.add_done_callback(lambda _: self._being_synced.pop(log))
+        return task
 
     def _hold_reserve_later(self) -> None:
         """Keep trying to take the reserve again, until there is space."""

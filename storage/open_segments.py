@@ -83,11 +83,16 @@ class OpenSegments:
         if log is None and (is_late or not self._leaving):
             log = next((each for each in self._logs if each not in self._leaving), None)
         if log is not None:
-            self._leaving[log] = asyncio.create_task(self._have_put_away(log), name="storage-place")
+            self._have_leave(log)
         done, _ = await asyncio.wait(
             self._leaving.values(), timeout=LATE_S, return_when=asyncio.FIRST_COMPLETED
         )
         return not done
+
+    def _have_leave(self, log: Holder) -> asyncio.Task[None]:
+        """Begin to close a log's file; the task ends when it is closed."""
+        task = self._leaving[log] = asyncio.create_task(self._have_put_away(log), name="storage-place")
+        return task
 
     async def _have_put_away(self, log: Holder) -> None:
         try:
@@ -96,13 +101,20 @@ class OpenSegments:
             del self._leaving[log]
 
     async def close_idle(self) -> None:
-        """Close files that were unused for the idle time; returns when no file is open."""
+        """Close files that were unused for the idle time; returns when no file is open.
+
+        A log whose disk hangs does not delay the others.
+        """
         while self._logs:
-            log, used_at = next(iter(self._logs.items()))
+            found = next((each for each in self._logs.items() if each[0] not in self._leaving), None)
+            if found is None:
+                await asyncio.wait(self._leaving.values(), return_when=asyncio.FIRST_COMPLETED)
+                continue
+            log, used_at = found
             idle_s = asyncio.get_running_loop().time() - used_at
             if idle_s < self._idle_s:
                 await asyncio.sleep(self._idle_s - idle_s)
             elif log.is_busy:
                 self.used(log)
             else:
-                await log.put_away()
+                await asyncio.wait([self._have_leave(log)], timeout=LATE_S)

@@ -27,7 +27,7 @@ from storage.threads import within
 T = TypeVar("T")
 
 TIMEOUT_MS = 5_000
-"""How long a folder may take to list its partitions of an entity."""
+"""How long a folder may take to list its partitions of an entity, or of a few entities."""
 
 _log = structlog.get_logger("folders")
 
@@ -86,8 +86,10 @@ class SpreadStore:
             raise DiskHangs(f"{store.root}: {error}") from None
 
     async def missing(self) -> dict[str, list[int]]:
+        """See `LogStore.missing`. If a folder does not answer in time, its missing logs are not
+        found."""
         missing: dict[str, set[int]] = {}
-        for found in await self._of_all(lambda store: store.missing()):
+        for found in await self._of_all(lambda store: store.missing(self._timeout_s)):
             for entity, numbers in found.items():
                 missing.setdefault(entity, set()).update(numbers)
         return {entity: sorted(numbers) for entity, numbers in missing.items()}

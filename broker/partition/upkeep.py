@@ -292,7 +292,7 @@ class Upkeep:
             if not await self._save_another(now_ms):
                 return
         await log.trim(place)
-        self._output.info("log.trimmed", start=log.start, end=log.end, live_bytes=self._messages.live_bytes)
+        self._output.debug("log.trimmed", start=log.start, end=log.end, live_bytes=self._messages.live_bytes)
 
     async def _make_room(self, now_ms: int) -> bool:
         """On a full disk, trim, or else compact the oldest segment if there is room for it. True if something

@@ -214,7 +214,10 @@ class Settings(BaseSettings):
         ),
     )
     fsync_interval_ms: int = Field(
-        100, ge=1, le=60_000, description="Time between two syncs when fsync is `interval`."
+        100,
+        ge=1,
+        le=60_000,
+        description="Time between two syncs when fsync is `interval`; refused with any other fsync.",
     )
     segment_bytes: int = Field(
         64 * MIB,
@@ -416,6 +419,21 @@ class Settings(BaseSettings):
         folders = [path.resolve() for path in self.data_dirs]
         if twice := [str(path) for path in folders if folders.count(path) > 1]:
             raise ValueError(f"a data folder is named twice: {twice[0]}")
+        for path in folders:
+            if inside := next((each for each in folders if path in each.parents), None):
+                raise ValueError(
+                    f"a data folder lies inside another one: {inside} in {path}. Each needs a place of "
+                    "its own, such as /disk1/partibus and /disk2/partibus"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _interval_has_an_effect(self) -> Self:
+        if "fsync_interval_ms" in self.model_fields_set and self.fsync != "interval":
+            raise ValueError(
+                f"{variable_of('fsync_interval_ms')} has no effect while {variable_of('fsync')} is "
+                f"`{self.fsync}`: set {variable_of('fsync')} to `interval`, or leave the interval out"
+            )
         return self
 
     @property

@@ -43,3 +43,13 @@ def test_log_files_leave_half_of_the_limit_to_clients_whatever_was_asked_for() -
 
 def test_even_under_a_limit_that_is_too_small_there_is_something_of_everything() -> None:
     assert min(Shares.of(Settings(), 64)) >= 1
+
+
+def test_fewer_connections_than_set_are_warned_of_with_advice() -> None:
+    with capture_logs() as lines:
+        Shares.of(Settings(), 1_024)
+    [line] = [line for line in lines if line["event"] == "descriptors.few"]
+    assert line["log_level"] == "warning" and "ulimit -n" in line["advice"]
+    with capture_logs() as lines:
+        Shares.of(Settings(), 65_536)
+    assert not lines

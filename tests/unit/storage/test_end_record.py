@@ -102,3 +102,28 @@ async def test_what_is_not_synced_is_not_recorded(tmp_path: Path) -> None:
     assert log.is_end_recorded, "the extent must not call durable what is not"
     await log.close()
     await store.close()
+
+
+async def test_a_log_that_hangs_does_not_delay_the_ends_of_the_others(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    store = small_store(tmp_path, disk, end_record_ms=20)
+    logs = [store.log("orders", partition) for partition in range(4)]
+    for log in logs:
+        await log.claim()
+    disk.hang("open_write", "0000.extent")
+    for log in logs:
+        await append(log, b"one")
+    async with asyncio.timeout(WAIT_S):
+        while not all(log.is_end_recorded for log in logs[1:]):  # noqa: ASYNC110 - nothing is told when it is
+            await asyncio.sleep(0.001)
+    for _ in range(2):  # and once more, while the first one is still under way
+        await append(logs[1], b"two")
+        async with asyncio.timeout(WAIT_S):
+            await recorded(logs[1])
+    assert not logs[0].is_end_recorded
+    disk.release()
+    async with asyncio.timeout(WAIT_S):
+        await recorded(logs[0])
+    for log in logs:
+        await log.close()
+    await store.close()

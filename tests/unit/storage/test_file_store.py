@@ -6,11 +6,13 @@ import asyncio
 import errno
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import structlog
 
+from storage.disk import LocalDisk
 from storage.errors import DiskFailed, DiskFull
 from storage.file_store import FileLogStore, FolderState
 from tests.support.faulty_disk import FaultyDisk
@@ -264,6 +266,25 @@ async def test_the_death_of_the_task_that_syncs_is_told_to_the_owner() -> None:
     assert deaths == [("storage-sync", "unforeseen")]
     del log.sync
     await log.close()
+    await store.close()
+
+
+async def test_a_log_that_hangs_does_not_delay_the_syncs_of_the_others(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    store = small_store(tmp_path, disk, fsync="interval", fsync_interval_ms=1)
+    hanging, other = logs = [store.log("orders", partition) for partition in range(2)]
+    for log in logs:
+        await log.claim()
+    disk.hang("sync", "/0000/")
+    await append(hanging, b"one")
+    await until(lambda: disk.held == 1)
+    before = disk.calls["sync"]
+    for round_number in range(1, 4):
+        await append(other, b"one")
+        await until(partial(lambda syncs: disk.calls["sync"] >= syncs, before + round_number))
+    disk.release()
+    for log in logs:
+        await log.close()
     await store.close()
 
 

@@ -157,10 +157,12 @@ class Holder:
     def __init__(self, places: OpenSegments) -> None:
         self._places = places
         self.rest = asyncio.Event()
+        self.is_idle = False
+        """Not at work, but its disk hangs until it is told to rest."""
 
     @property
     def is_busy(self) -> bool:
-        return not self.rest.is_set()
+        return not (self.is_idle or self.rest.is_set())
 
     async def put_away(self) -> None:
         await self.rest.wait()
@@ -240,3 +242,21 @@ async def test_who_gives_up_waiting_for_a_place_leaves_at_once() -> None:
     assert has_left
     assert [flat(await contents(log)) for log in logs] == [[b"kept"], [b"kept"]]
     await close_all(store, logs)
+
+
+async def test_an_idle_log_that_hangs_does_not_keep_the_others_open() -> None:
+    places = OpenSegments(10, 0, lambda: None)
+    hanging, *others = holders = [Holder(places) for _ in range(4)]
+    hanging.is_idle = True
+    for holder in holders:
+        await places.take(holder)
+    for holder in others:
+        holder.rest.set()
+    closing = asyncio.create_task(places.close_idle())
+    async with asyncio.timeout(30):
+        while list(places) != [hanging]:  # noqa: ASYNC110 - nothing tells when a place is given back
+            await asyncio.sleep(0.001)
+    assert not closing.done()
+    hanging.rest.set()
+    await asyncio.wait_for(closing, 30)
+    assert not list(places)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from storage.errors import StorageError
+from storage.disk import LocalDisk
+from storage.errors import DiskHangs, StorageError
 from storage.spread_store import SpreadStore
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import append, small_store
@@ -43,3 +46,31 @@ async def test_an_entity_is_without_logs_only_if_every_folder_says_so(
     second.heal()
     for store in (*stores, unknown):
         await store.close()
+
+
+async def test_missing_logs_are_found_beside_a_folder_that_hangs(tmp_path: Path) -> None:
+    first, second = FaultyDisk(LocalDisk()), FaultyDisk(LocalDisk())
+    roots = tmp_path / "first", tmp_path / "second"
+    for root, disk in zip(roots, (first, second), strict=True):
+        store = small_store(root, disk)
+        for entity in (HELD, EMPTY):
+            log = store.log(entity, 0)
+            await log.claim()
+            await append(log, b"body")
+            await log.close()
+        await store.close()
+        shutil.rmtree(root / "logs" / HELD)
+    stores = [small_store(roots[0], first), small_store(roots[1], second)]
+    spread = SpreadStore(stores, small_store(tmp_path / "none"), timeout_ms=500)
+    assert await spread.missing() == {HELD: [0]}
+    second.hang("names", str(Path("second") / "catalogue"))
+    # Symptom: the broker never opened the partitions whose logs another folder had lost.
+    async with asyncio.timeout(30):
+        assert await spread.missing() == {HELD: [0]}
+    first.hang("names")
+    async with asyncio.timeout(30):
+        with pytest.raises(DiskHangs):
+            await spread.missing()
+    first.release()
+    second.release()
+    await spread.close()

@@ -122,3 +122,26 @@ def test_several_data_folders_are_separated_by_colons_or_follow_the_first_one(
     monkeypatch.setenv("PARTIBUS_MORE_DATA_DIRS", "/disk3")
     with pytest.raises(WrongSettings, match=r"^PARTIBUS_MORE_DATA_DIRS: a JSON value is expected$"):
         load_settings()
+
+
+@pytest.mark.parametrize("inner", ["data/second", "data/a/b/c"])
+def test_a_data_folder_inside_another_one_is_refused(inner: str) -> None:
+    for folders in (["data", inner], [inner, "data"], ["elsewhere", "data", inner]):
+        with pytest.raises(WrongSettings, match=r"inside another one: .*/data/.* in .*/data. Each needs"):
+            load_settings(data_dir=folders)
+    beside = load_settings(data_dir=["data", "data2", "disk/data"]).data_dirs
+    assert len(beside) == 3, "a name that only begins like the other one's is no folder inside it"
+
+
+def test_an_interval_is_refused_where_it_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(fsync="interval", fsync_interval_ms=20).fsync_interval_ms == 20
+    for policy in ("always", "never"):
+        with pytest.raises(
+            WrongSettings, match=r"no effect while PARTIBUS_FSYNC is .* leave the interval out"
+        ):
+            load_settings(fsync=policy, fsync_interval_ms=20)
+    monkeypatch.setenv("PARTIBUS_FSYNC_INTERVAL_MS", "20")
+    with pytest.raises(WrongSettings, match="PARTIBUS_FSYNC_INTERVAL_MS has no effect"):
+        load_settings()
+    monkeypatch.setenv("PARTIBUS_FSYNC", "interval")
+    assert load_settings().fsync_interval_ms == 20
