@@ -22,6 +22,7 @@ from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
 from broker.frontend.host import Host
 from broker.frontend.links.outgoing import OutgoingLink
+from broker.frontend.nodes.bodies import NO_CONTENT, integer, integers, lock_tokens, ok, refusal
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
 from broker.message.annotations import deliverables, joined
@@ -42,18 +43,15 @@ from broker.operations import (
     RenewLocks,
     partition_of,
 )
-from broker.wording import status_of
-from protocol.codec import Array, Int, Symbol, Timestamp, TypeCode
+from protocol.codec import Array, Int, Timestamp, TypeCode
 from protocol.values import VALUES_MAX
 
 log = structlog.get_logger("management")
 
 PEEK_MESSAGES_MAX = 250
-TOKENS_MAX = 4_000
 DELETED_MESSAGES_MAX = 4_000
 """Per request, as in the service's largest tier (AMQP contract 7.3.11)."""
 RECEIVE_AND_DELETE, PEEK_LOCK = 0, 1
-NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"})
 PAGES = frozenset(
     (
         "com.microsoft:peek-message",
@@ -104,10 +102,10 @@ class ManagementNode:
             return await operation({str(key): value for key, value in request.body.items()})
         except Refused as why:
             self._queue.meter.refused(why.reason, 1)
-            return _refusal(why)
+            return refusal(why)
         except Exception:
             log.exception("management.failed", operation=name, entity=self._queue.name)
-            return _refusal(
+            return refusal(
                 Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged.")
             )
 
@@ -127,8 +125,8 @@ class ManagementNode:
         shown on a later page. If nothing else is left to show, the client is told to try again.
         """
         _check_no_session(body)
-        start = _integer(body, "from-sequence-number")
-        count = min(_integer(body, "message-count"), PEEK_MESSAGES_MAX)
+        start = integer(body, "from-sequence-number")
+        count = min(integer(body, "message-count"), PEEK_MESSAGES_MAX)
         if count <= 0:
             raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be positive.")
         async with self._connection.services.browse_pages:
@@ -146,11 +144,11 @@ class ManagementNode:
                 "Please try again.",
             )
         return (
-            _ok({"messages": [{"message": each} for each in page.messages]}) if page.messages else NO_CONTENT
+            ok({"messages": [{"message": each} for each in page.messages]}) if page.messages else NO_CONTENT
         )
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
-        tokens = _tokens(body)
+        tokens = lock_tokens(body)
         until_ms = [0] * len(tokens)
         refusals: list[Refused] = []
         for places, answer in await ask_about(self._queue, tokens, RenewLocks):
@@ -165,7 +163,7 @@ class ManagementNode:
                 until_ms[place] = answer.locked_until_ms + ahead_ms
         if refusals:
             raise refusals[0]
-        return _ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
+        return ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
 
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
         """Receive deferred messages; in a partitioned entity, all must be in one partition (AMQP contract
@@ -176,8 +174,8 @@ class ManagementNode:
         """
         self._queue.check_can_receive(self._subqueue)
         _check_no_session(body)
-        numbers = _integers(body, "sequence-numbers")
-        mode = _integer(body, "receiver-settle-mode", PEEK_LOCK)
+        numbers = integers(body, "sequence-numbers")
+        mode = integer(body, "receiver-settle-mode", PEEK_LOCK)
         if not numbers:
             raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
         if mode not in (RECEIVE_AND_DELETE, PEEK_LOCK):
@@ -201,7 +199,7 @@ class ManagementNode:
                 locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=partitioned, wall_ahead_ms=ahead_ms
             )
         )
-        response = _ok(
+        response = ok(
             {
                 "messages": [
                     {"message": payload, "lock-token": uuid.UUID(bytes_le=token)}
@@ -215,11 +213,11 @@ class ManagementNode:
         return response
 
     async def _update_disposition(self, body: dict[str, Any]) -> Response:
-        settled, refusals = await settle(self._queue, _tokens(body), _settlement(body))
+        settled, refusals = await settle(self._queue, lock_tokens(body), _settlement(body))
         self._forget(frozenset(settled))
         if refusals:
             raise refusals[0]
-        return _ok({})
+        return ok({})
 
     async def _batch_delete(self, body: dict[str, Any]) -> Response:
         """Remove the oldest messages of each partition, in equal numbers as long as every partition has
@@ -230,12 +228,12 @@ class ManagementNode:
         """
         self._queue.check_can_receive(self._subqueue)
         _check_no_session(body)
-        count = _integer(body, "message-count")
+        count = integer(body, "message-count")
         if not 0 < count <= DELETED_MESSAGES_MAX:
             raise Refused(
                 Reason.ARGUMENT, f"message-count is {count}; it must be from 1 to {DELETED_MESSAGES_MAX}."
             )
-        before_ms = _integer(
+        before_ms = integer(
             body, "enqueued-time-utc"
         )  # no default: a misspelt field must not delete messages that it was meant to keep
         deleted, refusals = 0, []
@@ -256,7 +254,7 @@ class ManagementNode:
                     starts[number] = answer.next_sequence_number
         if refusals and not deleted:
             raise refusals[0]
-        return _ok({"message-count": Int(deleted)}) if deleted else NO_CONTENT
+        return ok({"message-count": Int(deleted)}) if deleted else NO_CONTENT
 
     async def _delete_shares(
         self, starts: dict[int, int], count: int, before_ms: int
@@ -307,56 +305,8 @@ def _ignore(answer: Answer) -> None:
     """Ignore the answer: nobody waits for it."""
 
 
-def _ok(body: dict[str, Any]) -> Response:
-    return Response({"statusCode": Int(200), "statusDescription": "OK"}, body)
-
-
-def _refusal(why: Refused) -> Response:
-    status, condition = status_of(why.reason)
-    return Response(
-        {
-            "statusCode": Int(status),
-            "statusDescription": why.description,
-            "errorCondition": Symbol(condition),
-        },
-    )
-
-
 def _check_no_session(body: dict[str, Any]) -> None:
     """Refuse a request for the messages of one session, which would otherwise be carried out for all
     messages."""
     if body.get("session-id") is not None:
         raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
-
-
-def _integer(body: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = body.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise Refused(Reason.ARGUMENT, f"'{key}' must be an integer, not {value!r:.80}.")
-    return int(value)
-
-
-def _elements(body: dict[str, Any], key: str) -> list[Any]:
-    value = body.get(key)
-    elements = value.values if isinstance(value, Array) else value
-    if not isinstance(elements, list | tuple):
-        raise Refused(Reason.ARGUMENT, f"'{key}' must be an array.")
-    if len(elements) > TOKENS_MAX:
-        raise Refused(Reason.ARGUMENT, f"'{key}' has {len(elements)} elements; {TOKENS_MAX} are the maximum.")
-    return list(elements)
-
-
-def _integers(body: dict[str, Any], key: str) -> list[int]:
-    values = _elements(body, key)
-    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-        raise Refused(Reason.ARGUMENT, f"'{key}' must hold integers.")
-    return [int(value) for value in values]
-
-
-def _tokens(body: dict[str, Any]) -> list[LockToken]:
-    """Read lock tokens: uuids in RFC order on this node, but in GUID order as delivery tags (AMQP contract
-    5.3)."""
-    values = _elements(body, "lock-tokens")
-    if not values or not all(isinstance(value, uuid.UUID) for value in values):
-        raise Refused(Reason.ARGUMENT, "'lock-tokens' must hold at least one uuid, and nothing else.")
-    return [value.bytes_le for value in values]

@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, EntityStatus
-from broker.frontend.nodes.management import PEEK_MESSAGES_MAX, TOKENS_MAX
+from broker.frontend.nodes.bodies import ELEMENTS_MAX
+from broker.frontend.nodes.management import PEEK_MESSAGES_MAX
 from broker.frontend.nodes.request_node import Request, Response
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 from broker.operations import (
@@ -732,7 +733,7 @@ async def test_messages_of_one_session_are_refused_where_those_of_all_would_be_g
 
 @pytest.mark.parametrize("operation", ["renew-lock", "update-disposition", "receive-by-sequence-number"])
 async def test_a_request_names_at_most_4000_messages(operation: str) -> None:
-    assert TOKENS_MAX == 4_000
+    assert ELEMENTS_MAX == 4_000
     work = await bench(1)
 
     def body(count: int) -> dict[str, Any]:
@@ -748,9 +749,9 @@ async def test_a_request_names_at_most_4000_messages(operation: str) -> None:
         **settling()[1],
         ReceiveDeferred: lambda _, each: locked(0, len(each.sequence_numbers)),
     }
-    refused = await work.ask(operation, body(TOKENS_MAX + 1), answers)
+    refused = await work.ask(operation, body(ELEMENTS_MAX + 1), answers)
     assert status(refused)[0] == 400 and "4001" in refused.properties["statusDescription"]
-    assert status(await work.ask(operation, body(TOKENS_MAX), answers)) == (200, None)
+    assert status(await work.ask(operation, body(ELEMENTS_MAX), answers)) == (200, None)
 
 
 async def test_a_sequence_number_that_nobody_gave_is_not_found() -> None:

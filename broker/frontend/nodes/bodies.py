@@ -1,0 +1,72 @@
+"""Reads the bodies of `$management` requests, and makes responses (AMQP contract 7.2). Pure.
+
+Every function that reads a field raises Refused(ARGUMENT) if the field is missing or has the wrong type.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from broker.base.errors import Reason, Refused
+from broker.frontend.nodes.request_node import Response
+from broker.operations import LockToken
+from broker.wording import status_of
+from protocol.codec import Array, Int, Symbol
+
+ELEMENTS_MAX = 4_000
+"""Elements of one array: sequence numbers, lock tokens."""
+NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"})
+
+
+def ok(body: dict[str, Any]) -> Response:
+    """The response to a request that was carried out."""
+    return Response({"statusCode": Int(200), "statusDescription": "OK"}, body)
+
+
+def refusal(why: Refused) -> Response:
+    """The response to a request that was refused."""
+    status, condition = status_of(why.reason)
+    return Response(
+        {
+            "statusCode": Int(status),
+            "statusDescription": why.description,
+            "errorCondition": Symbol(condition),
+        },
+    )
+
+
+def integer(body: dict[str, Any], key: str, default: int | None = None) -> int:
+    """An integer of any AMQP type."""
+    value = body.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Refused(Reason.ARGUMENT, f"'{key}' must be an integer, not {value!r:.80}.")
+    return int(value)
+
+
+def elements(body: dict[str, Any], key: str) -> list[Any]:
+    """The elements of an array or list, at most ELEMENTS_MAX."""
+    value = body.get(key)
+    found = value.values if isinstance(value, Array) else value
+    if not isinstance(found, list | tuple):
+        raise Refused(Reason.ARGUMENT, f"'{key}' must be an array.")
+    if len(found) > ELEMENTS_MAX:
+        raise Refused(Reason.ARGUMENT, f"'{key}' has {len(found)} elements; {ELEMENTS_MAX} are the maximum.")
+    return list(found)
+
+
+def integers(body: dict[str, Any], key: str) -> list[int]:
+    """The integers of an array or list."""
+    values = elements(body, key)
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        raise Refused(Reason.ARGUMENT, f"'{key}' must hold integers.")
+    return [int(value) for value in values]
+
+
+def lock_tokens(body: dict[str, Any]) -> list[LockToken]:
+    """Lock tokens: uuids in RFC order on this node, but in GUID order as delivery tags (AMQP contract
+    5.3)."""
+    values = elements(body, "lock-tokens")
+    if not values or not all(isinstance(value, uuid.UUID) for value in values):
+        raise Refused(Reason.ARGUMENT, "'lock-tokens' must hold at least one uuid, and nothing else.")
+    return [value.bytes_le for value in values]
