@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
 from broker.base.clock import ManualClock
-from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
-from broker.operations import Answer, ClientId, Demand, Locked, Operation, Peek, Peeked, Send, Sent
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription, QueueSettings
+from broker.operations import (
+    Abandon,
+    Answer,
+    ClientId,
+    DeadLetter,
+    Demand,
+    Locked,
+    Operation,
+    Peek,
+    Peeked,
+    Send,
+    Sent,
+)
+from broker.partition import records
 from broker.partition.payloads import PayloadBudget
+from broker.partition.records import Mark
 from broker.partition.subqueue import Subqueue
 from broker.partition.task import Health, PartitionTask, TaskLimits
+from protocol.codec import decode
 from tests.support.memory_log import Disk, MemoryLog
+from tests.support.waiting import WAIT_S
 
 T = TypeVar("T")
+
+LOCK_MS = QueueSettings().lock_duration_ms
+"""How long a lock lasts by default, in ms."""
 
 NUMBER = 3
 """The partition's number. It is not 0, so that sequence numbers have high bits set."""
@@ -137,3 +159,51 @@ def one(answers: list[Answer], kind: type[T]) -> T:
     answer = answers[0]
     assert isinstance(answer, kind), answer
     return answer
+
+
+@asynccontextmanager
+async def running(harness: Harness) -> AsyncIterator[None]:
+    """Run the task in the background, as in the broker."""
+    task = asyncio.create_task(harness.task.run())
+    try:
+        yield
+    finally:
+        await asyncio.wait_for(harness.task.stop(), WAIT_S)
+        await asyncio.wait_for(task, WAIT_S)
+
+
+class Lapses:
+    """A meter that keeps what expired in each batch."""
+
+    def __init__(self) -> None:
+        self.locks: list[int] = []
+        self.messages: list[int] = []
+
+    def committed(self, records: int, size: int, seconds: float) -> None: ...
+
+    def commit_failed(self) -> None: ...
+
+    def restarted(self) -> None: ...
+
+    def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
+        self.locks.append(expired_locks)
+        self.messages.append(expired_messages)
+
+
+def properties(changed: bytes | None) -> dict[str, object]:
+    """Changed application properties as a dictionary; empty if there are none."""
+    return dict(decode(changed)[0]) if changed is not None else {}
+
+
+async def in_dead_letters(harness: Harness, subqueue: str) -> int:
+    """Put one message into a dead-letter subqueue, abandoned once on its way; gives its sequence number."""
+    number = await harness.send(b"a")
+    await harness.do(1, Abandon((await harness.receive(1)).tokens))
+    if subqueue == DEAD_LETTER:
+        await harness.do(1, DeadLetter((await harness.receive(1)).tokens))
+    else:  # no operation moves messages to the transfer dead-letter subqueue yet
+        commit = harness.log.begin()
+        commit.add(records.MOVED, [records.encode_mark(Mark(records.MOVED, 0, [number], None, 2))], 1)
+        await harness.log.append(commit)
+        await harness.restart(clean=False)
+    return number

@@ -9,8 +9,6 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.operations import Complete, Demand, Failed, Locked, Renewed, RenewLocks, Send, Settled
 from broker.partition.batch_bounds import Bounds
-from broker.partition.clock_settings import SETTINGS_MAX, ClockSettings
-from broker.partition.enqueued_times import EnqueuedTimes
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one
 
@@ -100,28 +98,6 @@ async def test_what_is_stored_and_shown_of_a_message_is_wall_time_and_says_its_t
         await harness.restart()
 
 
-async def test_enqueued_times_go_on_at_half_speed_until_a_clock_that_was_set_back_has_caught_up() -> None:
-    harness = Harness()
-    start_ms = harness.clock.now_ms()
-    await harness.send(b"0")
-    harness.clock.step(-10_000)
-    for _ in range(5):
-        await harness.send(b"x")
-        await harness.advance(5_000)
-    stamps = [each - start_ms for each in (await harness.peek()).enqueued_at_ms]
-    assert stamps == [0, 0, 2_500, 5_000, 5_000, 10_000]
-    await harness.send(b"y")
-    assert (await harness.peek()).enqueued_at_ms[-1] == harness.clock.now_ms() == start_ms + 15_000
-
-
-def test_enqueued_times_do_not_stand_still_when_batches_come_faster_than_they_are_counted() -> None:
-    stamps, latest = EnqueuedTimes(), 100_000
-    for passed in range(1, 1_001):
-        latest = stamps.stamp(latest, passed, 50_000 + passed)
-    assert latest == 100_000 + 999 // 2
-    assert stamps.stamp(latest, 1_001, 200_000) == 200_000, "forward it follows at once"
-
-
 @steps
 @pytest.mark.parametrize("full", [False, True], ids=["failed commit", "full disk"])
 async def test_a_recovery_within_the_process_keeps_the_deadlines_that_counted_before(
@@ -171,17 +147,3 @@ async def recover(harness: Harness, full: bool) -> None:
         answers = await harness.do(7, Send([b"refused"], [1_000], "full"))
         reason = Reason.PARTITION_UNAVAILABLE
     assert [(each.reason, each.cookie) for each in answers if isinstance(each, Failed)] == [(reason, "full")]
-
-
-def test_clock_settings_follow_numbers_that_come_again_and_stay_bounded() -> None:
-    settings = ClockSettings()
-    settings.read_back(1_000_000)
-    settings.note(10, 5_000_000)
-    settings.note(20, 5_000_999)
-    settings.note(10, 1_000_500)
-    settings.read_back(7)
-    assert list(settings.spans([1, 10, 20])) == [(1_000_000, 0, 3)]
-    for step in range(3 * SETTINGS_MAX):
-        settings.note(30 + step, 2_000 * step)
-    spans = list(settings.spans(range(3 * SETTINGS_MAX)))
-    assert len(spans) <= SETTINGS_MAX and spans[-1][2] == 3 * SETTINGS_MAX

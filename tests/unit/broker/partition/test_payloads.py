@@ -130,3 +130,31 @@ async def test_a_batch_that_is_being_sent_gives_up_nothing_that_it_has_not_count
     assert idle.task._partition is not None
     assert in_memory(idle) == idle.task._partition.messages.payloads.used
     assert idle.budget.used == in_memory(idle) + in_memory(busy)
+
+
+async def test_bodies_beyond_the_budget_are_read_back_and_what_stands_beside_them_is_kept() -> None:
+    harness = Harness(payload_bytes=4000)
+    bodies = [b"%03d" % index + b"." * 97 for index in range(100)]
+    for index in range(0, 100, 10):
+        await harness.send(*bodies[index : index + 10])
+    assert harness.budget.used <= 4000
+    got: list[bytes] = []
+    for _ in range(50):
+        locked = await harness.receive(1, 2)
+        got += locked.messages
+        await harness.do(1, Complete(locked.tokens))
+    assert got == bodies
+    assert harness.log.fetches <= 10, "each frame is read once"
+    assert harness.budget.used == 0
+
+
+def test_a_full_budget_still_leaves_each_partition_its_reserve() -> None:
+    budget = PayloadBudget(1000, reserve_bytes=100)
+    hog, other = budget.share(), budget.share()
+    assert hog.take(1000) and not hog.take(1)
+    assert other.take(60) and other.take(40) and not other.take(1)
+    other.give(40)
+    assert other.take(30)
+    hog.close()
+    other.close()
+    assert budget.used == 0

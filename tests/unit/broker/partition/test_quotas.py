@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.entities.descriptions import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, QueueSettings
 from broker.message.changes import encode_changes
 from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, RenewLocks, Settled
 from tests.support.partition_harness import Harness, one
@@ -82,3 +82,22 @@ async def test_while_memory_is_scarce_bodies_are_kept_within_the_reserves_only()
     await harness.send(*[b"x" * 60] * 4)
     assert harness.budget.used <= 100
     assert (await harness.receive(1, 4)).messages == [b"x" * 60] * 4
+
+
+async def test_changed_properties_count_until_their_message_is_gone() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1))
+    await harness.send(b"x")
+    changed = encode_changes({"note": "n" * 1_000})
+    assert changed is not None
+    lease = await harness.receive(2)
+    await harness.do(2, Abandon(lease.tokens, changed))
+    assert harness.budget.state_bytes == MESSAGE_OVERHEAD_BYTES + len(changed)
+    await harness.restart()
+    lease = await harness.receive(2)
+    assert (
+        harness.task.counts()[MAIN].bytes
+        == 1 + harness.budget.state_bytes
+        == 1 + MESSAGE_OVERHEAD_BYTES + len(changed)
+    )
+    await harness.do(2, Complete(lease.tokens))
+    assert harness.budget.state_bytes == 0

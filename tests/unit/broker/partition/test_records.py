@@ -7,25 +7,14 @@ from typing import Any
 import pytest
 
 from broker.partition import records
-from broker.partition.messages import Messages
-from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Counters, Mark, Relocated, UnreadableRecord
-from storage.log import FRAME_HEADER_BYTES, Commit, Frame, Position, Record
-
-
-def frame_of(commit: Commit) -> Frame:
-    return Frame(commit.start, bytes(FRAME_HEADER_BYTES) + b"".join(commit.parts))
+from storage.log import Commit, Position, Record
+from tests.support.partition_messages import frame_of
 
 
 def only_record(commit: Commit) -> Record:
     (record,) = frame_of(commit).records()
     return record
-
-
-def new_messages() -> Messages:
-    messages = Messages(3, PayloadBudget(0, 0), 20)
-    messages.finish_replay(0)
-    return messages
 
 
 @pytest.mark.parametrize("expiries", [None, [5, 0, 1 << 41]])
@@ -89,44 +78,3 @@ def test_a_record_whose_tables_do_not_fit_is_not_read(kind: int, read: Any, body
         read(Record(kind, records.VERSION, 72, memoryview(body)))
     with pytest.raises(UnreadableRecord, match="version 9"):
         read(Record(kind, 9, 72, memoryview(body + bytes(100))))
-
-
-def test_a_record_kind_of_a_later_release_ends_the_replay() -> None:
-    commit = Commit(Position(0))
-    commit.add(200, [b"?"])
-    with pytest.raises(UnreadableRecord, match="kind 200"):
-        Messages(3, PayloadBudget(0, 0), 20).replay(frame_of(commit))
-
-
-def test_a_record_about_a_message_that_cannot_be_unknown_ends_the_replay() -> None:
-    commit = Commit(Position(0))
-    records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
-    commit.add(records.REMOVED, [records.encode_mark(Mark(records.REMOVED, 0, [3 << 48 | 11]))])
-    with pytest.raises(UnreadableRecord, match="not there"):
-        Messages(3, PayloadBudget(0, 0), 20).replay(frame_of(commit))
-
-
-def test_a_record_about_a_message_of_a_trimmed_part_is_passed_over() -> None:
-    messages = Messages(3, PayloadBudget(0, 0), 20)
-    commit = Commit(Position(0))
-    commit.add(records.REMOVED, [records.encode_mark(Mark(records.REMOVED, 0, [3 << 48 | 2]))])
-    records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
-    commit.add(
-        records.RETURNED, [records.encode_mark(Mark(records.RETURNED, 0, [3 << 48 | 4, 3 << 48 | 10]))]
-    )
-    messages.replay(frame_of(commit))
-    messages.finish_replay(0)
-    messages.check()
-    assert [each.delivery_count for each in messages.main.browse(0)] == [1]
-
-
-def test_a_full_budget_still_leaves_each_partition_its_reserve() -> None:
-    budget = PayloadBudget(1000, reserve_bytes=100)
-    hog, other = budget.share(), budget.share()
-    assert hog.take(1000) and not hog.take(1)
-    assert other.take(60) and other.take(40) and not other.take(1)
-    other.give(40)
-    assert other.take(30)
-    hog.close()
-    other.close()
-    assert budget.used == 0

@@ -3,95 +3,30 @@ releases."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from broker.partition import gradual_sort, records
-from broker.partition.blocks import BLOCK_MESSAGES, Blocks
+from broker.partition import records
+from broker.partition.blocks import BLOCK_MESSAGES
 from broker.partition.gradual_sort import AT_ONCE
 from broker.partition.messages import Messages
-from broker.partition.payloads import PayloadBudget
-from broker.partition.records import Enqueued, Mark, Relocated, UnreadableRecord
+from broker.partition.records import Mark, Relocated, UnreadableRecord
 from broker.partition.snapshot import Snapshot
 from storage.log import Checkpoint, Position, Section
 from tests.support.old_checkpoint import state_of_version_1
-
-NUMBER = 3
-
-
-def fresh() -> Messages:
-    return Messages(NUMBER, PayloadBudget(0, 0), 20)
-
-
-def new_messages() -> Messages:
-    messages = fresh()
-    messages.finish_replay(0)
-    return messages
-
-
-def mark(messages: Messages, position: int, each: Mark) -> None:
-    messages.position = Position(position)
-    messages.apply_mark(each)
-
-
-def send(messages: Messages, position: int, count: int) -> int:
-    """Enqueue this many messages of 10 bytes in one frame; returns the first sequence number."""
-    first = messages.next_number
-    messages.apply_enqueued(
-        Position(position), Enqueued(first, 1000 + position, [10] * count, None, 64), now_ms=1000
-    )
-    return first
-
-
-def loaded(checkpoint: Checkpoint) -> Messages:
-    again = fresh()
-    for _ in Snapshot(again).load_steps(checkpoint):
-        pass
-    again.finish_replay(0)
-    again.check()
-    return again
-
-
-def taken(snapshot: Snapshot, position: Position, base: Position | None) -> Checkpoint:
-    taking = snapshot.take(base)
-    for _ in taking.steps():
-        pass
-    return taking.checkpoint(position)
-
-
-def describe(reference: Any) -> list[Any]:
-    values = [getattr(reference, name) for name in reference.__slots__ if name not in ("frame", "lease")]
-    return [*values, reference.frame.position]
-
-
-def contents(messages: Messages) -> list[Any]:
-    found = [[describe(each) for each in subqueue.browse(0)] for subqueue in messages.subqueues]
-    sums = [(each.available, each.deferred, each.bytes, each.changed_bytes) for each in messages.subqueues]
-    return [found, sums, messages.next_number, messages.latest_enqueued_ms, messages.first_live()]
-
-
-def changed_blocks(checkpoint: Checkpoint) -> dict[int, bytes]:
-    return dict(checkpoint.sections[1].blocks)
-
-
-def varied() -> Messages:
-    """Messages of each kind."""
-    messages = new_messages()
-    first = messages.next_number
-    messages.apply_enqueued(
-        Position(100), Enqueued(first, 1000, [10, 20, 30, 40], [5000, 0, 6000, 0], 64), now_ms=1000
-    )
-    messages.apply_enqueued(Position(900), Enqueued(first + 4, 2000, [7], None, 80), now_ms=2000)
-    mark(messages, 1000, Mark(records.RETURNED, 0, [first], b"\xc1\x01\x00"))
-    mark(messages, 1100, Mark(records.DEFERRED, 0, [first + 1]))
-    mark(messages, 1200, Mark(records.MOVED, 0, [first + 2], None, 1, True))
-    mark(messages, 1300, Mark(records.REMOVED, 0, [first + 3]))
-    return messages
+from tests.support.partition_messages import (
+    NUMBER,
+    changed_blocks,
+    contents,
+    fresh,
+    loaded,
+    mark,
+    new_messages,
+    send,
+    taken,
+    varied,
+)
 
 
 def test_a_checkpoint_brings_back_every_reference() -> None:
@@ -162,19 +97,6 @@ def test_a_block_without_a_message_is_said_to_be_gone_and_then_forgotten() -> No
     messages.check()
 
 
-def test_what_comes_from_a_checkpoint_counts_as_changed_just_below_the_one_for_which_it_was_written() -> None:
-    blocks = Blocks()
-    deque(blocks.adopt({1: Position(500), 2: Position(300), 3: Position(500)}), maxlen=0)
-    assert sorted(blocks.changed_since(Position(500))) == []
-    assert sorted(blocks.changed_since(Position(400))) == [1, 3]
-    assert sorted(blocks.changed_since(Position(300))) == [1, 3], (
-        "the block of 300 was changed by a frame below 300"
-    )
-    assert sorted(blocks.changed_since(Position(299))) == [1, 2, 3]
-    blocks.touch_run(0, 2 * BLOCK_MESSAGES, 1, Position(700))
-    assert blocks.changed_since(Position(600)) == [2]
-
-
 def with_many_frames() -> Messages:
     """Thousands of messages, each in a frame of its own; some were relocated to later frames."""
     messages = new_messages()
@@ -220,28 +142,6 @@ def test_no_step_of_bringing_back_a_checkpoint_touches_more_than_a_block_of_mess
     assert [frame.position for frame in again.live_frames()] == sorted(
         frame.position for frame in messages.live_frames()
     )
-
-
-@given(st.lists(st.integers(0, 20)), st.integers(1, 5))
-def test_what_is_sorted_in_steps_is_sorted(items: list[int], at_once: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradual_sort, "AT_ONCE", at_once)
-        parts = list(gradual_sort.sort_gradually(items, lambda each: each))
-    assert [each for part in parts for each in part] == sorted(items)
-    assert all(len(part) <= at_once for part in parts)
-
-
-def test_the_state_of_an_earlier_release_is_read_and_taken_as_a_whole() -> None:
-    messages = varied()
-    again = loaded(Checkpoint(Position(1400), (Section("", 1, {0: state_of_version_1(messages)}),)))
-    assert contents(again) == contents(messages)
-    assert taken(Snapshot(again), Position(1400), None) == taken(Snapshot(messages), Position(1400), None)
-
-
-@pytest.mark.parametrize("state", [b"", b"PbS1", b"PbS9" + bytes(100), state_of_version_1(varied())[:-1]])
-def test_a_state_of_an_earlier_release_that_is_none_is_not_read(state: bytes) -> None:
-    with pytest.raises(UnreadableRecord):
-        loaded(Checkpoint(Position(0), (Section("", 1, {0: state}),)))
 
 
 @pytest.mark.parametrize(

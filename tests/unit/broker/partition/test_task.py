@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
+from contextlib import suppress
 
 import pytest
-from structlog.testing import capture_logs
 
 from broker.base.clock import SystemClock
 from broker.base.errors import Reason
-from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.entities.descriptions import MAIN, QueueSettings
 from broker.operations import (
     Abandon,
     ClientId,
@@ -24,7 +21,6 @@ from broker.operations import (
     Locked,
     Operation,
     Peek,
-    Peeked,
     Recalled,
     ReceiveDeferred,
     Release,
@@ -40,29 +36,10 @@ from broker.operations import (
 )
 from broker.partition import records
 from broker.partition.task import Health, TaskLimits
-from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
-from storage.log import Checkpoint, Commit
-from tests.support.partition_harness import NUMBER, Harness, one
-
-WAIT_S = 10
-
-
-@asynccontextmanager
-async def running(harness: Harness) -> AsyncIterator[None]:
-    """Run the task in the background, as in the broker."""
-    task = asyncio.create_task(harness.task.run())
-    try:
-        yield
-    finally:
-        await asyncio.wait_for(harness.task.stop(), WAIT_S)
-        await asyncio.wait_for(task, WAIT_S)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 (what is waited for is a plain value)
-            await asyncio.sleep(0.001)
-
+from storage.errors import CommitFailed, CorruptRecord, Fenced, StorageError
+from storage.log import Commit
+from tests.support.partition_harness import NUMBER, Harness, one, running
+from tests.support.waiting import WAIT_S, until
 
 # --- commits ------------------------------------------------------------------------------------------------
 
@@ -216,53 +193,6 @@ async def test_a_partition_that_is_down_takes_note_of_new_settings_and_works_wit
     assert (await harness.receive(1)).locked_until_ms == harness.clock.monotonic_ms() + 7_000
 
 
-async def test_while_a_log_cannot_be_reopened_operations_are_refused_and_attempts_get_rarer() -> None:
-    harness = Harness(limits=TaskLimits(recovery_delay_ms=100, recovery_delay_ms_max=400))
-    await harness.do(1, Demand(MAIN, 1))
-    attempts: list[int] = []
-    harness.log.fail_append(CommitFailed("no"))
-    harness.log.on_claim = lambda: attempts.append(harness.clock.monotonic_ms()) or StorageError("still no")  # type: ignore[func-returns-value]
-    assert isinstance(one(await harness.do(2, Send([b"b"], None)), Failed), Failed)
-    assert harness.task.health is Health.RECOVERING and not harness.task.available
-    for _ in range(58):
-        await harness.advance(20)
-    assert [later - earlier for earlier, later in pairwise(attempts)] == [100, 200, 400, 400]
-    assert isinstance(one(await harness.do(2, Send([b"c"], None)), Failed), Failed)
-    assert await harness.do(3, Demand(MAIN, 1), Withdraw(DEAD_LETTER)) == [Withdrawn(NUMBER, DEAD_LETTER)]
-    assert harness.take(1) == []
-    harness.log.on_claim = lambda: None
-    await harness.advance(400)
-    assert harness.take(1) == harness.take(3) == [Unavailable(NUMBER)]
-    assert harness.task.available
-    await harness.send(b"d")
-    assert (await harness.peek()).messages == [b"d"]
-
-
-async def test_a_log_that_cannot_be_opened_at_first_comes_up_later() -> None:
-    harness = Harness()
-    errors = [StorageError("no"), StorageError("no")]
-    harness.log.on_claim = lambda: errors.pop() if errors else None
-    assert one(await harness.do(1, Send([b"a"], None)), Failed).reason is Reason.PARTITION_UNAVAILABLE
-    await harness.advance(100)
-    await harness.advance(200)
-    assert harness.task.health is Health.HEALTHY
-    await harness.send(b"b")
-
-
-async def test_recovery_comes_by_itself_in_the_running_task() -> None:
-    harness = Harness(limits=TaskLimits(recovery_delay_ms=5))
-    harness.clock = SystemClock()  # type: ignore[assignment]
-    await harness.restart()
-    errors = [StorageError("no")] * 3
-    async with running(harness):
-        await harness.task.opened()
-        harness.log.fail_append(CommitFailed("no"))
-        harness.log.on_claim = lambda: errors.pop() if errors else None
-        harness.post(1, Send([b"a"], None))
-        await until(lambda: harness.received[1])
-        await until(lambda: harness.task.health is Health.HEALTHY and not errors)
-
-
 async def test_a_message_that_cannot_be_read_refuses_the_looker_and_not_the_durable_rest() -> None:
     harness = Harness(payload_bytes=0)
     await harness.send(b"a")
@@ -277,80 +207,6 @@ async def test_a_message_that_cannot_be_read_refuses_the_looker_and_not_the_dura
     harness.log.on_fetch = lambda: None
     assert harness.task.health is Health.HEALTHY
     assert (await harness.peek()).messages == [b"a", b"b"]
-
-
-# --- a full disk (durability rule 6) ------------------------------------------------------------------------
-
-
-async def test_a_full_disk_refuses_sends_and_lets_receivers_settle_and_drain() -> None:
-    harness = Harness()
-    await harness.send(b"a", b"b", b"c")
-    locked = await harness.receive(1, 2)
-    harness.log.fill_disk()
-    answers = await harness.do(
-        1, Send([b"x"], None, "send"), Complete([locked.tokens[0]], "done"), Demand(MAIN, 5)
-    )
-    assert [type(answer) for answer in answers] == [Failed, Settled, Locked]
-    failed, settled, more = answers
-    assert isinstance(failed, Failed) and failed.reason is Reason.DISK_FULL and failed.cookie == "send"
-    assert settled == Settled("done", {})
-    assert isinstance(more, Locked) and more.messages == [b"c"]
-    assert await harness.do(1, Complete([locked.tokens[1], *more.tokens])) == [Settled(None, {})], (
-        "no lock was lost"
-    )
-    assert harness.task.health is Health.HEALTHY and harness.task.live_bytes == 0
-    harness.log.empty_disk()
-    assert await harness.send(b"y") == NUMBER << 48 | 4, "the refused number was never shown"
-    assert one(harness.take(1), Locked).messages == [b"y"]
-    await harness.restart()
-    assert (await harness.peek()).messages == [b"y"]
-
-
-async def test_the_log_says_when_a_disk_is_full_and_not_for_each_send() -> None:
-    harness = Harness()
-    with capture_logs() as lines:
-        await harness.send(b"a")
-        harness.log.fill_disk()
-        for _ in range(100):
-            assert one(await harness.do(1, Send([b"x"], None)), Failed).reason is Reason.DISK_FULL
-        await harness.advance(60_000)
-        await harness.do(1, Send([b"x"], None))
-        harness.log.empty_disk()
-        await harness.send(b"b")
-        await harness.send(b"c")
-    told = [(line["event"], line["refused_sends"]) for line in lines if line["event"].startswith("disk.")]
-    assert told == [("disk.full", 1), ("disk.full", 100), ("disk.has_room", 101)]
-    assert all(line["error"] for line in lines if line["event"] == "disk.full")
-
-
-async def test_demand_that_a_refused_send_would_have_met_waits_on() -> None:
-    harness = Harness()
-    await harness.do(1, Demand(MAIN, 2))
-    harness.log.fill_disk()
-    for _ in range(3):
-        assert one(await harness.do(2, Send([b"x", b"y"], [1000, None])), Failed).reason is Reason.DISK_FULL
-    assert harness.take(1) == []
-    harness.log.empty_disk()
-    await harness.send(b"a", b"b", b"c")
-    assert one(harness.take(1), Locked).messages == [b"a", b"b"]
-
-
-async def test_when_not_even_settlements_find_room_the_state_is_that_of_the_log() -> None:
-    harness = Harness()
-    await harness.send(b"a")
-    locked = await harness.receive(1)
-    harness.log.fill_disk(reserve=False)
-    answers = await harness.do(1, Complete(locked.tokens, "mine"))
-    assert isinstance(answers[0], Failed) and answers[0].reason is Reason.DISK_FULL
-    assert answers[1:] == [Unavailable(NUMBER)]
-    assert harness.task.health is Health.HEALTHY
-    harness.log.empty_disk()
-    again = await harness.receive(1)
-    assert again.messages == [b"a"] and again.tokens != locked.tokens
-    assert await harness.do(1, Complete(again.tokens)) == [Settled(None, {})]
-
-
-# --- faults without recovery --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [CorruptRecord("log", 77, "flipped"), Fenced("another owner")])
@@ -473,143 +329,13 @@ async def test_clients_of_single_requests_are_not_remembered() -> None:
     assert not harness.task._mailbox.attached
 
 
-async def test_a_failed_write_of_one_disk_full_batch_recovers() -> None:
-    """The disk is full, and the commit of the rest fails: that is a failed commit like any other."""
-    harness = Harness()
-    await harness.send(b"a")
-    locked = await harness.receive(1)
-    harness.log.on_append = lambda commit, urgent: CommitFailed("no") if urgent else DiskFull("no room")
-    answers = await harness.do(2, Send([b"b"], None, 1), Complete(locked.tokens, 2))
-    assert [(type(answer), getattr(answer, "cookie", None)) for answer in answers] == [
-        (Failed, 1),
-        (Failed, 2),
-    ]
-    harness.log.empty_disk()
-    peeked = one(await harness.do(3, Peek(MAIN, 0, 9)), Peeked)
-    assert peeked.messages == [b"a"]
-
-
-# --- a disk that hangs --------------------------------------------------------------------------------------
-
-
-async def hanging(harness: Harness, *operations: Operation) -> None:
-    """Post operations as client 1; their commit hangs."""
-    await harness.task.opened()
-    harness.log.gate = asyncio.Event()
-    for operation in operations:
-        harness.post(1, operation)
-    await until(lambda: harness.log._appending)
-
-
-async def test_a_commit_that_hangs_is_refused_and_never_read() -> None:
-    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
-    async with running(harness):
-        await hanging(harness, Send([b"undecided"], None, 7))
-        harness.post(2, Send([b"waits"], None, 8))
-        await until(lambda: harness.received[1] and harness.received[2])
-        assert (
-            one(harness.take(1), Failed).reason
-            is one(harness.take(2), Failed).reason
-            is Reason.PARTITION_UNAVAILABLE
-        )
-        assert harness.task.health is Health.RECOVERING and not harness.task.available
-        assert harness.log.gate is not None
-        harness.log.gate.set()
-        await until(lambda: harness.task.health is Health.HEALTHY)
-        assert harness.task.available
-        harness.post(1, Peek(MAIN, 0, 10))
-        await until(lambda: harness.received[1])
-        assert one(harness.take(1), Peeked).messages == []
-
-
-async def test_while_the_disk_hangs_whoever_asks_is_answered_at_once() -> None:
-    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
-    async with running(harness):
-        await hanging(harness, Send([b"a"], None))
-        await until(lambda: harness.task.health is Health.RECOVERING)
-        harness.take(1)
-        harness.post(2, Peek(MAIN, 0, 1))
-        harness.post(3, Demand(MAIN, 1))
-        harness.post(3, Withdraw(MAIN))
-        harness.post(4, Complete([b"x" * 16]))
-        await until(lambda: harness.received[2] and harness.received[3] and harness.received[4])
-        assert isinstance(harness.take(2)[0], Failed) and isinstance(harness.take(4)[0], Failed)
-        assert harness.take(3) == [Withdrawn(NUMBER, MAIN)]
-        assert harness.log.gate is not None
-        harness.log.gate.set()
-        await until(lambda: harness.received[3])
-        assert harness.take(3) == [Unavailable(NUMBER)], "it may ask again"
-
-
-async def test_clients_that_wait_for_messages_hear_that_the_partition_hangs_and_that_it_is_back() -> None:
-    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
-    async with running(harness):
-        await harness.task.opened()
-        harness.post(2, Demand(MAIN, 1))
-        await hanging(harness, Send([b"a"], None))
-        await until(lambda: harness.received[2])
-        assert harness.take(2) == [Unavailable(NUMBER)]
-        assert harness.log.gate is not None
-        harness.log.gate.set()
-        await until(lambda: harness.received[2])
-        assert harness.take(2) == [Unavailable(NUMBER)]
-
-
-async def test_a_commit_that_takes_long_but_not_too_long_is_waited_for() -> None:
-    harness = Harness(limits=TaskLimits(disk_timeout_ms=60_000))
-    async with running(harness):
-        await hanging(harness, Send([b"a"], None))
-        await asyncio.sleep(0.05)
-        assert harness.log.gate is not None
-        harness.log.gate.set()
-        await until(lambda: harness.received[1])
-        one(harness.take(1), Sent)
-    assert Health.RECOVERING not in harness.healths
-
-
-async def test_a_partition_that_hangs_can_be_stopped() -> None:
-    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
-    async with running(harness):
-        await hanging(harness, Send([b"a"], None))
-        await until(lambda: harness.task.health is Health.RECOVERING)
-    assert harness.task.health is Health.STOPPED
-
-
-async def test_a_partition_that_is_stopped_while_its_disk_begins_to_hang_stops() -> None:
-    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
-    async with running(harness):
-        await hanging(harness, Send([b"a"], None))
-    assert harness.task.health is Health.STOPPED
-    one(harness.take(1), Failed)
-
-
-async def test_a_log_that_opens_late_is_waited_for_but_not_by_the_clients() -> None:
-    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
-    harness.log._abandoned, harness.log.gate = True, asyncio.Event()  # opening the log hangs
-    async with running(harness):
-        harness.post(1, Send([b"a"], None))
-        harness.post(2, Demand(MAIN, 1))
-        await until(lambda: harness.received[1])
-        one(harness.take(1), Failed)
-        await asyncio.wait_for(harness.task.opened(), WAIT_S)
-        assert harness.task.health is Health.RECOVERING
-        harness.log.gate.set()
-        await until(lambda: harness.received[2])
-        assert harness.take(2) == [Unavailable(NUMBER)]
-    assert harness.healths[-2:] == [Health.HEALTHY, Health.STOPPED]
-
-
-async def test_a_checkpoint_that_hangs_is_given_up() -> None:
-    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
-    hangs = True
-
-    async def save(checkpoint: Checkpoint) -> None:
-        while hangs:  # noqa: ASYNC110 (what is waited for is a plain value)
-            await asyncio.sleep(0.001)
-
-    harness.log.save_checkpoint = save  # type: ignore[method-assign]
-    async with running(harness):
-        await harness.task.opened()
-        harness.post(1, Send([b"a"], None))
-        await until(lambda: harness.received[1])
-    assert harness.task.health is Health.STOPPED
+async def test_a_partition_that_is_deleted_writes_no_checkpoint_and_forgets_expiries_in_steps() -> None:
+    for is_deleted in (False, True):
+        harness = Harness()
+        for number in range(10):
+            await harness.send(b"x", b"y", ttl=[60_000 + 50 * number, None])
+        assert harness.task._partition is not None
+        wheel = harness.task._partition.messages.main.expiry
+        await harness.task.stop(is_deleted=is_deleted)
+        assert wheel is not None and wheel.next_due_ms() is None and not harness.task._coming_back.dropped
+        assert len(harness.log.checkpoints) == (0 if is_deleted else 1)

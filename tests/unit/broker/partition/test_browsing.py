@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.operations import (
     Arrived,
     ClientId,
     Complete,
     DeadLetter,
+    Defer,
     Detach,
     Peek,
     Peeked,
@@ -19,6 +22,7 @@ from broker.operations import (
     Watch,
 )
 from broker.partition.batch_bounds import Bounds
+from broker.partition.task import TaskLimits
 from storage.errors import CommitFailed
 from tests.support.partition_harness import NUMBER, Harness, one
 
@@ -149,3 +153,53 @@ async def test_pages_behind_many_removed_messages_are_found_in_order() -> None:
     while page := (await harness.peek(start=seen[-1] + 1 if seen else 0, count=7)).sequence_numbers:
         seen += page
     assert seen == numbers
+
+
+async def test_peeking_pages_through_everything_once_in_any_state() -> None:
+    harness = Harness()
+    await harness.send(*[b"%d" % index for index in range(9)])
+    tokens = (await harness.receive(1, 4)).tokens
+    await harness.do(1, Defer([tokens[1]]))
+    seen: list[bytes] = []
+    start = 0
+    while (page := await harness.peek(start=start, count=4)).messages:
+        seen += page.messages
+        start = page.sequence_numbers[-1] + 1
+    assert seen == [b"%d" % index for index in range(9)]
+
+
+async def test_a_peek_shows_no_more_bytes_than_its_bound_but_at_least_one_message() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(peeked_bytes_max=100)))
+    await harness.send(b"x" * 500, b"y" * 60, b"z" * 60)
+    first, rest = await harness.peek(), await harness.peek(start=NUMBER << 48 | 2)
+    assert (len(first.messages), first.more, len(rest.messages), rest.more) == (1, True, 2, False)
+
+
+async def test_a_message_is_not_shown_before_it_is_durable() -> None:
+    harness = Harness()
+    answers = await harness.do(1, Send([b"a"], None), Peek(MAIN, 0, 10))
+    assert answers[1].messages == []  # type: ignore[union-attr]
+    assert (await harness.peek()).messages == [b"a"]
+
+
+@pytest.mark.parametrize("looks_max", [7, 4096])
+async def test_a_peek_past_many_expired_messages_goes_on_in_the_next_batch(looks_max: int) -> None:
+    bounds = Bounds(looks_max=looks_max, expired_max=1)
+    harness = Harness(limits=TaskLimits(bounds=bounds))
+    await harness.send(*[b"old"] * 300, ttl=[1_000] * 300)
+    number = await harness.send(b"new")
+    harness.clock.advance(2_000)
+    assert (await harness.peek()).sequence_numbers == [number]
+    assert await harness.do(1, Watch(MAIN, number + 1)) == []
+
+
+async def test_a_peek_that_has_found_something_says_that_there_is_more_where_it_had_to_stop() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(looks_max=5, expired_max=1)))
+    first = await harness.send(b"first")
+    await harness.send(*[b"old"] * 50, ttl=[1_000] * 50)
+    last = await harness.send(b"last")
+    harness.clock.advance(2_000)
+    page = await harness.peek()
+    assert isinstance(page, Peeked) and page.sequence_numbers == [first] and page.more
+    page = await harness.peek(start=first + 1)
+    assert page.sequence_numbers == [last] and not page.more

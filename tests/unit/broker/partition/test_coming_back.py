@@ -1,0 +1,72 @@
+"""Opening and recovering a partition: attempts, pauses, and freeing the state before."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from broker.base.clock import SystemClock
+from broker.base.errors import Reason
+from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.operations import Demand, Failed, Locked, Release, Send, Unavailable, Withdraw, Withdrawn
+from broker.partition.task import Health, TaskLimits
+from storage.errors import CommitFailed, StorageError
+from tests.support.partition_harness import NUMBER, Harness, one, running
+from tests.support.waiting import until
+
+
+async def test_what_a_stopped_partition_held_is_forgotten() -> None:
+    harness = Harness()
+    await harness.send(*[b"x"] * 5_000)
+    locked = one(await harness.do(1, Demand(MAIN, 10)), Locked)
+    await harness.do(1, Release(locked.tokens[:5]))
+    assert harness.task._partition is not None
+    messages = harness.task._partition.messages
+    await harness.task.stop()
+    assert messages.count == 0 and not harness.task._coming_back.dropped and harness.budget.used == 0
+
+
+async def test_while_a_log_cannot_be_reopened_operations_are_refused_and_attempts_get_rarer() -> None:
+    harness = Harness(limits=TaskLimits(recovery_delay_ms=100, recovery_delay_ms_max=400))
+    await harness.do(1, Demand(MAIN, 1))
+    attempts: list[int] = []
+    harness.log.fail_append(CommitFailed("no"))
+    harness.log.on_claim = lambda: attempts.append(harness.clock.monotonic_ms()) or StorageError("still no")  # type: ignore[func-returns-value]
+    assert isinstance(one(await harness.do(2, Send([b"b"], None)), Failed), Failed)
+    assert harness.task.health is Health.RECOVERING and not harness.task.available
+    for _ in range(58):
+        await harness.advance(20)
+    assert [later - earlier for earlier, later in pairwise(attempts)] == [100, 200, 400, 400]
+    assert isinstance(one(await harness.do(2, Send([b"c"], None)), Failed), Failed)
+    assert await harness.do(3, Demand(MAIN, 1), Withdraw(DEAD_LETTER)) == [Withdrawn(NUMBER, DEAD_LETTER)]
+    assert harness.take(1) == []
+    harness.log.on_claim = lambda: None
+    await harness.advance(400)
+    assert harness.take(1) == harness.take(3) == [Unavailable(NUMBER)]
+    assert harness.task.available
+    await harness.send(b"d")
+    assert (await harness.peek()).messages == [b"d"]
+
+
+async def test_a_log_that_cannot_be_opened_at_first_comes_up_later() -> None:
+    harness = Harness()
+    errors = [StorageError("no"), StorageError("no")]
+    harness.log.on_claim = lambda: errors.pop() if errors else None
+    assert one(await harness.do(1, Send([b"a"], None)), Failed).reason is Reason.PARTITION_UNAVAILABLE
+    await harness.advance(100)
+    await harness.advance(200)
+    assert harness.task.health is Health.HEALTHY
+    await harness.send(b"b")
+
+
+async def test_recovery_comes_by_itself_in_the_running_task() -> None:
+    harness = Harness(limits=TaskLimits(recovery_delay_ms=5))
+    harness.clock = SystemClock()  # type: ignore[assignment]
+    await harness.restart()
+    errors = [StorageError("no")] * 3
+    async with running(harness):
+        await harness.task.opened()
+        harness.log.fail_append(CommitFailed("no"))
+        harness.log.on_claim = lambda: errors.pop() if errors else None
+        harness.post(1, Send([b"a"], None))
+        await until(lambda: harness.received[1])
+        await until(lambda: harness.task.health is Health.HEALTHY and not errors)

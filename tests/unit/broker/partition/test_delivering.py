@@ -1,0 +1,172 @@
+"""Handing out messages: demand, grants, withdrawal, and deferred messages by number."""
+
+from __future__ import annotations
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import MAIN
+from broker.message.changes import encode_changes
+from broker.operations import (
+    Complete,
+    Defer,
+    Demand,
+    Detach,
+    Failed,
+    Locked,
+    MessageState,
+    ReceiveDeferred,
+    Release,
+    Unmet,
+    Withdraw,
+    Withdrawn,
+    partition_of_token,
+    sequence_of_token,
+)
+from broker.partition.batch_bounds import Bounds
+from broker.partition.task import TaskLimits
+from tests.support.partition_harness import LOCK_MS, NUMBER, Harness, one, properties
+
+SOME = 3_000
+"""For tests in which each step checks the whole state."""
+
+
+async def test_a_lock_names_the_message_its_partition_and_its_end() -> None:
+    harness = Harness()
+    number = await harness.send(b"body")
+    locked = await harness.receive(1)
+    assert (
+        locked.messages == [b"body"] and locked.sequence_numbers == [number] and locked.delivery_counts == [0]
+    )
+    assert locked.partition == NUMBER and locked.subqueue == MAIN
+    assert locked.locked_until_ms == harness.clock.monotonic_ms() + LOCK_MS
+    (token,) = locked.tokens
+    assert len(token) == 16 and sequence_of_token(token) == number and partition_of_token(token) == NUMBER
+
+
+async def test_messages_go_out_in_the_order_in_which_they_came() -> None:
+    harness = Harness()
+    await harness.send(*[b"%d" % index for index in range(10)])
+    first, second = await harness.receive(1, 4), await harness.receive(2, 4)
+    assert first.messages + second.messages == [b"%d" % index for index in range(8)]
+
+
+async def test_a_message_given_back_goes_out_again_before_later_ones() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b", b"c")
+    locked = await harness.receive(1, 2)
+    await harness.do(1, Release([locked.tokens[0]]))
+    assert (await harness.receive(2, 2)).messages == [b"a", b"c"]
+
+
+async def test_demand_waits_and_is_met_by_what_comes_in_the_commit_that_brings_it() -> None:
+    harness = Harness()
+    assert await harness.do(1, Demand(MAIN, 3)) == []
+    await harness.send(b"a")
+    assert one(harness.take(1), Locked).messages == [b"a"]
+    await harness.send(b"b", b"c", b"d")
+    assert one(harness.take(1), Locked).messages == [b"b", b"c"]
+
+
+async def test_clients_that_wait_are_served_in_turns() -> None:
+    harness = Harness()
+    for client in (1, 2, 3):
+        await harness.do(client, Demand(MAIN, 2))
+    order = []
+    for _ in range(6):
+        await harness.send(b"x")
+        order += [
+            client
+            for client in (1, 2, 3)
+            if any(isinstance(answer, Locked) for answer in harness.take(client))
+        ]
+    assert order == [1, 2, 3, 1, 2, 3]
+
+
+async def test_a_demand_that_cannot_be_met_says_so_if_asked_to() -> None:
+    harness = Harness()
+    assert await harness.do(1, Demand(MAIN, 1, tell_unmet=True)) == [Unmet(NUMBER, MAIN)]
+    await harness.do(1, Withdraw(MAIN))
+    await harness.send(b"a")
+    assert isinstance(one(await harness.do(1, Demand(MAIN, 1, tell_unmet=True)), Locked), Locked)
+
+
+async def test_a_batch_hands_out_no_more_bytes_than_its_bound_and_the_next_one_goes_on() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_bytes_max=1000)))
+    await harness.send(*[b"x" * 400] * 10)
+    answers = await harness.do(1, Demand(MAIN, 10))
+    assert [len(answer.tokens) for answer in answers if isinstance(answer, Locked)] == [3, 3, 3, 1]
+
+
+async def test_withdrawn_comes_after_the_last_message() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    answers = await harness.do(1, Demand(MAIN, 5), Withdraw(MAIN))
+    assert isinstance(answers[0], Locked) and answers[1:] == [Withdrawn(NUMBER, MAIN)]
+    await harness.send(b"b")
+    assert harness.take(1) == []
+
+
+async def test_a_deferred_message_is_found_by_its_number_only() -> None:
+    harness = Harness()
+    number = await harness.send(b"a", b"b")
+    await harness.do(1, Defer([(await harness.receive(1)).tokens[0]], encode_changes({"later": True})))
+    assert (await harness.receive(2, 5)).messages == [b"b"]
+    peeked = await harness.peek()
+    assert peeked.states == [MessageState.DEFERRED, MessageState.ACTIVE]
+    await harness.restart()
+    locked = one(await harness.do(1, ReceiveDeferred(MAIN, [number], "mine")), Locked)
+    assert (
+        locked.deferred
+        and locked.cookie == "mine"
+        and locked.messages == [b"a"]
+        and properties(locked.changed[0]) == {"later": True}
+    )
+    await harness.do(1, Complete(locked.tokens))
+    assert (await harness.peek()).messages == [b"b"]
+
+
+async def test_deferred_messages_are_fetched_all_or_none() -> None:
+    harness = Harness()
+    first = await harness.send(b"a", b"b", b"c")
+    await harness.do(1, Defer((await harness.receive(1, 2)).tokens))
+    for missing in (first + 2, first + 99):
+        assert (
+            one(await harness.do(1, ReceiveDeferred(MAIN, [first, missing])), Failed).reason
+            is Reason.MESSAGE_NOT_FOUND
+        )
+    locked = one(await harness.do(1, ReceiveDeferred(MAIN, [first + 1, first])), Locked)
+    assert locked.messages == [b"b", b"a"]
+    assert one(await harness.do(2, ReceiveDeferred(MAIN, [first])), Failed).reason is Reason.MESSAGE_NOT_FOUND
+
+
+async def test_a_client_that_leaves_gives_back_what_it_never_saw_and_keeps_the_rest_locked() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    locked = await harness.receive(1, 2)
+    await harness.do(1, Demand(MAIN, 5))
+    await harness.do(1, Detach([locked.tokens[1]]))
+    assert (await harness.receive(2, 2)).messages == [b"b"]
+    counts = harness.task.counts()[MAIN]
+    assert (counts.active, counts.locked) == (2, 2)
+    await harness.advance(LOCK_MS + 100)
+    locked = one(harness.take(2), Locked)
+    assert locked.messages == [b"a"] and locked.delivery_counts == [1]
+    await harness.send(b"c")
+    assert harness.take(1) == []
+
+
+async def test_messages_are_handed_out_in_batches_of_bounded_size() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=400)))
+    await harness.send(*[b"x"] * SOME)
+    answers = await harness.do(1, Demand(MAIN, SOME))
+    counts = [len(answer.tokens) for answer in answers if isinstance(answer, Locked)]
+    assert sum(counts) == SOME and max(counts) == 400
+
+
+async def test_who_asks_and_withdraws_past_many_expired_messages_gets_what_is_behind_them() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=10, expired_max=10)))
+    await harness.send(*[b"old"] * 500, ttl=[1_000] * 500)
+    await harness.send(b"new")
+    harness.clock.advance(2_000)
+    answers = await harness.do(1, Demand(MAIN, 5), Withdraw(MAIN))
+    assert [answer.messages for answer in answers if isinstance(answer, Locked)] == [[b"new"]]
+    assert isinstance(answers[-1], Withdrawn)

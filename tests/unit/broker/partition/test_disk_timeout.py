@@ -1,0 +1,148 @@
+"""A disk that hangs: its partition refuses, recovers by itself, and can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import MAIN
+from broker.operations import (
+    Complete,
+    Demand,
+    Failed,
+    Operation,
+    Peek,
+    Peeked,
+    Send,
+    Sent,
+    Unavailable,
+    Withdraw,
+    Withdrawn,
+)
+from broker.partition.task import Health, TaskLimits
+from storage.log import Checkpoint
+from tests.support.partition_harness import NUMBER, Harness, one, running
+from tests.support.waiting import WAIT_S, until
+
+
+async def hanging(harness: Harness, *operations: Operation) -> None:
+    """Post operations as client 1; their commit hangs."""
+    await harness.task.opened()
+    harness.log.gate = asyncio.Event()
+    for operation in operations:
+        harness.post(1, operation)
+    await until(lambda: harness.log._appending)
+
+
+async def test_a_commit_that_hangs_is_refused_and_never_read() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with running(harness):
+        await hanging(harness, Send([b"undecided"], None, 7))
+        harness.post(2, Send([b"waits"], None, 8))
+        await until(lambda: harness.received[1] and harness.received[2])
+        assert (
+            one(harness.take(1), Failed).reason
+            is one(harness.take(2), Failed).reason
+            is Reason.PARTITION_UNAVAILABLE
+        )
+        assert harness.task.health is Health.RECOVERING and not harness.task.available
+        assert harness.log.gate is not None
+        harness.log.gate.set()
+        await until(lambda: harness.task.health is Health.HEALTHY)
+        assert harness.task.available
+        harness.post(1, Peek(MAIN, 0, 10))
+        await until(lambda: harness.received[1])
+        assert one(harness.take(1), Peeked).messages == []
+
+
+async def test_while_the_disk_hangs_whoever_asks_is_answered_at_once() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with running(harness):
+        await hanging(harness, Send([b"a"], None))
+        await until(lambda: harness.task.health is Health.RECOVERING)
+        harness.take(1)
+        harness.post(2, Peek(MAIN, 0, 1))
+        harness.post(3, Demand(MAIN, 1))
+        harness.post(3, Withdraw(MAIN))
+        harness.post(4, Complete([b"x" * 16]))
+        await until(lambda: harness.received[2] and harness.received[3] and harness.received[4])
+        assert isinstance(harness.take(2)[0], Failed) and isinstance(harness.take(4)[0], Failed)
+        assert harness.take(3) == [Withdrawn(NUMBER, MAIN)]
+        assert harness.log.gate is not None
+        harness.log.gate.set()
+        await until(lambda: harness.received[3])
+        assert harness.take(3) == [Unavailable(NUMBER)], "it may ask again"
+
+
+async def test_clients_that_wait_for_messages_hear_that_the_partition_hangs_and_that_it_is_back() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with running(harness):
+        await harness.task.opened()
+        harness.post(2, Demand(MAIN, 1))
+        await hanging(harness, Send([b"a"], None))
+        await until(lambda: harness.received[2])
+        assert harness.take(2) == [Unavailable(NUMBER)]
+        assert harness.log.gate is not None
+        harness.log.gate.set()
+        await until(lambda: harness.received[2])
+        assert harness.take(2) == [Unavailable(NUMBER)]
+
+
+async def test_a_commit_that_takes_long_but_not_too_long_is_waited_for() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=60_000))
+    async with running(harness):
+        await hanging(harness, Send([b"a"], None))
+        await asyncio.sleep(0.05)
+        assert harness.log.gate is not None
+        harness.log.gate.set()
+        await until(lambda: harness.received[1])
+        one(harness.take(1), Sent)
+    assert Health.RECOVERING not in harness.healths
+
+
+async def test_a_partition_that_hangs_can_be_stopped() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with running(harness):
+        await hanging(harness, Send([b"a"], None))
+        await until(lambda: harness.task.health is Health.RECOVERING)
+    assert harness.task.health is Health.STOPPED
+
+
+async def test_a_partition_that_is_stopped_while_its_disk_begins_to_hang_stops() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with running(harness):
+        await hanging(harness, Send([b"a"], None))
+    assert harness.task.health is Health.STOPPED
+    one(harness.take(1), Failed)
+
+
+async def test_a_log_that_opens_late_is_waited_for_but_not_by_the_clients() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    harness.log._abandoned, harness.log.gate = True, asyncio.Event()  # opening the log hangs
+    async with running(harness):
+        harness.post(1, Send([b"a"], None))
+        harness.post(2, Demand(MAIN, 1))
+        await until(lambda: harness.received[1])
+        one(harness.take(1), Failed)
+        await asyncio.wait_for(harness.task.opened(), WAIT_S)
+        assert harness.task.health is Health.RECOVERING
+        harness.log.gate.set()
+        await until(lambda: harness.received[2])
+        assert harness.take(2) == [Unavailable(NUMBER)]
+    assert harness.healths[-2:] == [Health.HEALTHY, Health.STOPPED]
+
+
+async def test_a_checkpoint_that_hangs_is_given_up() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    hangs = True
+
+    async def save(checkpoint: Checkpoint) -> None:
+        while hangs:  # noqa: ASYNC110 (what is waited for is a plain value)
+            await asyncio.sleep(0.001)
+
+    harness.log.save_checkpoint = save  # type: ignore[method-assign]
+    async with running(harness):
+        await harness.task.opened()
+        harness.post(1, Send([b"a"], None))
+        await until(lambda: harness.received[1])
+    assert harness.task.health is Health.STOPPED

@@ -1,0 +1,96 @@
+"""A full disk refuses sends and lets receivers settle (durability rule 6)."""
+
+from __future__ import annotations
+
+from structlog.testing import capture_logs
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import MAIN
+from broker.operations import Complete, Demand, Failed, Locked, Peek, Peeked, Send, Settled, Unavailable
+from broker.partition.task import Health
+from storage.errors import CommitFailed, DiskFull
+from tests.support.partition_harness import NUMBER, Harness, one
+
+
+async def test_a_full_disk_refuses_sends_and_lets_receivers_settle_and_drain() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b", b"c")
+    locked = await harness.receive(1, 2)
+    harness.log.fill_disk()
+    answers = await harness.do(
+        1, Send([b"x"], None, "send"), Complete([locked.tokens[0]], "done"), Demand(MAIN, 5)
+    )
+    assert [type(answer) for answer in answers] == [Failed, Settled, Locked]
+    failed, settled, more = answers
+    assert isinstance(failed, Failed) and failed.reason is Reason.DISK_FULL and failed.cookie == "send"
+    assert settled == Settled("done", {})
+    assert isinstance(more, Locked) and more.messages == [b"c"]
+    assert await harness.do(1, Complete([locked.tokens[1], *more.tokens])) == [Settled(None, {})], (
+        "no lock was lost"
+    )
+    assert harness.task.health is Health.HEALTHY and harness.task.live_bytes == 0
+    harness.log.empty_disk()
+    assert await harness.send(b"y") == NUMBER << 48 | 4, "the refused number was never shown"
+    assert one(harness.take(1), Locked).messages == [b"y"]
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"y"]
+
+
+async def test_the_log_says_when_a_disk_is_full_and_not_for_each_send() -> None:
+    harness = Harness()
+    with capture_logs() as lines:
+        await harness.send(b"a")
+        harness.log.fill_disk()
+        for _ in range(100):
+            assert one(await harness.do(1, Send([b"x"], None)), Failed).reason is Reason.DISK_FULL
+        await harness.advance(60_000)
+        await harness.do(1, Send([b"x"], None))
+        harness.log.empty_disk()
+        await harness.send(b"b")
+        await harness.send(b"c")
+    told = [(line["event"], line["refused_sends"]) for line in lines if line["event"].startswith("disk.")]
+    assert told == [("disk.full", 1), ("disk.full", 100), ("disk.has_room", 101)]
+    assert all(line["error"] for line in lines if line["event"] == "disk.full")
+
+
+async def test_demand_that_a_refused_send_would_have_met_waits_on() -> None:
+    harness = Harness()
+    await harness.do(1, Demand(MAIN, 2))
+    harness.log.fill_disk()
+    for _ in range(3):
+        assert one(await harness.do(2, Send([b"x", b"y"], [1000, None])), Failed).reason is Reason.DISK_FULL
+    assert harness.take(1) == []
+    harness.log.empty_disk()
+    await harness.send(b"a", b"b", b"c")
+    assert one(harness.take(1), Locked).messages == [b"a", b"b"]
+
+
+async def test_when_not_even_settlements_find_room_the_state_is_that_of_the_log() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    locked = await harness.receive(1)
+    harness.log.fill_disk(reserve=False)
+    answers = await harness.do(1, Complete(locked.tokens, "mine"))
+    assert isinstance(answers[0], Failed) and answers[0].reason is Reason.DISK_FULL
+    assert answers[1:] == [Unavailable(NUMBER)]
+    assert harness.task.health is Health.HEALTHY
+    harness.log.empty_disk()
+    again = await harness.receive(1)
+    assert again.messages == [b"a"] and again.tokens != locked.tokens
+    assert await harness.do(1, Complete(again.tokens)) == [Settled(None, {})]
+
+
+async def test_a_failed_write_of_one_disk_full_batch_recovers() -> None:
+    """The disk is full, and the commit of the rest fails: that is a failed commit like any other."""
+    harness = Harness()
+    await harness.send(b"a")
+    locked = await harness.receive(1)
+    harness.log.on_append = lambda commit, urgent: CommitFailed("no") if urgent else DiskFull("no room")
+    answers = await harness.do(2, Send([b"b"], None, 1), Complete(locked.tokens, 2))
+    assert [(type(answer), getattr(answer, "cookie", None)) for answer in answers] == [
+        (Failed, 1),
+        (Failed, 2),
+    ]
+    harness.log.empty_disk()
+    peeked = one(await harness.do(3, Peek(MAIN, 0, 9)), Peeked)
+    assert peeked.messages == [b"a"]

@@ -1,0 +1,72 @@
+"""A partition's mailbox: which operations make a batch, and whose answers are delivered."""
+
+from __future__ import annotations
+
+from broker.operations import (
+    Answer,
+    Arrived,
+    ClientId,
+    Demand,
+    Detach,
+    Operation,
+    Peek,
+    Send,
+    Unavailable,
+    Watch,
+)
+from broker.partition.mailbox import Mailbox, Waiting
+
+ONE, TWO = ClientId(1), ClientId(2)
+
+
+def waiting(*operations: Operation, client: ClientId = ONE) -> list[Waiting]:
+    return [(client, operation, lambda _: None, place) for place, operation in enumerate(operations)]
+
+
+def gathered(mailbox: Mailbox, operations_max: int, bytes_max: int) -> list[Operation]:
+    return [operation for _, operation, _, _ in mailbox.gather(operations_max, bytes_max)]
+
+
+def test_a_batch_ends_with_the_send_that_reaches_its_bytes_or_with_its_last_operation() -> None:
+    sends = [Send([b"x" * 60], None, place) for place in range(4)]
+    mailbox = Mailbox()
+    mailbox.waiting += waiting(*sends)
+    assert gathered(mailbox, 10, 100) == sends[:2], "the second one reaches the bound and belongs to it"
+    assert gathered(mailbox, 1, 100) == sends[2:3]
+    assert gathered(mailbox, 10, 100) == sends[3:] and not mailbox and mailbox.since_ms is None
+
+
+def test_operations_that_are_put_back_come_first_and_in_order() -> None:
+    peeks = [Peek("", 0, 1, place) for place in range(4)]
+    mailbox = Mailbox()
+    mailbox.waiting += waiting(*peeks)
+    batch = mailbox.gather(3, 1)
+    mailbox.put_back(batch, 1)
+    assert [entry[1] for entry in mailbox.undecided] == peeks[:1]
+    assert mailbox.since_ms == 1
+    assert gathered(mailbox, 10, 1) == peeks[1:]
+
+
+def test_only_clients_of_the_batch_and_those_that_may_be_answered_later_are_told() -> None:
+    mailbox = Mailbox()
+    told: dict[ClientId, list[Answer]] = {ONE: [], TWO: []}
+    answers = [(client, Arrived(3, "")) for client in (ONE, TWO)]
+    mailbox.note(ONE, Peek("", 0, 1), told[ONE].append)
+    for lasting in (Demand("", 1), Watch("", 0)):
+        mailbox.note(TWO, lasting, told[TWO].append)
+        mailbox.deliver(answers, [])
+        mailbox.note(TWO, Detach(), told[TWO].append)
+        mailbox.deliver(answers, [])
+    assert told == {ONE: [], TWO: [Arrived(3, "")] * 2}
+    mailbox.deliver(answers, [(ONE, Peek("", 0, 1), told[ONE].append, 0)])
+    assert told[ONE] == [Arrived(3, "")]
+
+
+def test_what_is_undecided_is_refused_before_what_waits() -> None:
+    sends = [Send([b"x"], None, place) for place in range(3)]
+    mailbox = Mailbox()
+    mailbox.waiting += waiting(*sends)
+    mailbox.gather(1, 1)
+    assert [entry[1] for entry in mailbox.take_all()] == sends
+    assert not mailbox and not mailbox.undecided and mailbox.take_all() == []
+    mailbox.deliver([(ONE, Unavailable(3))], [])  # a client that nobody remembers

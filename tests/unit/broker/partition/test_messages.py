@@ -1,0 +1,138 @@
+"""What a partition knows durably: replayed, relocated and dropped in steps of bounded size."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from broker.operations import Complete, Defer, Send
+from broker.partition import messages as messages_module
+from broker.partition import records
+from broker.partition.batch_bounds import Bounds
+from broker.partition.messages import DROPPED_AT_ONCE, RELOCATED_AT_ONCE, REPLAYED_AT_ONCE, Messages
+from broker.partition.payloads import PayloadBudget
+from broker.partition.records import Mark, UnreadableRecord
+from broker.partition.subqueue import REBUILT_AT_ONCE
+from broker.partition.task import TaskLimits
+from storage.log import Commit, Position
+from tests.support.partition_harness import NUMBER, Harness
+from tests.support.partition_messages import frame_of
+
+MANY = 20_000
+
+
+SOME = 3_000
+"""For tests in which each step checks the whole state."""
+
+
+async def test_a_log_is_replayed_in_steps_of_bounded_size_and_to_the_same_state() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(work_max=1 << 40, granted_max=1 << 40)))
+    await harness.send(*[b"x%d" % index for index in range(MANY)])
+    locked = await harness.receive(1, 5_000)
+    await harness.do(1, Complete(locked.tokens[:3_000]), Defer(locked.tokens[3_000:]))
+    messages = Messages(NUMBER, PayloadBudget(0, 0), 20)
+    steps = list(messages.replay_steps([frame async for frame in harness.log.replay(harness.log.start)]))
+    assert max(steps) <= REPLAYED_AT_ONCE and len(steps) > MANY // REPLAYED_AT_ONCE
+    assert max(messages.finish_steps(0)) <= REBUILT_AT_ONCE
+    messages.check()
+    assert messages.count == MANY - 3_000 and messages.main.deferred == 2_000
+    assert max(messages.drop()) <= DROPPED_AT_ONCE
+    assert messages.count == 0 and not messages.live_frames()
+    await harness.restart()
+    assert (await harness.receive(1, 1)).messages == [b"x5000"]
+
+
+async def test_a_relocated_frame_is_replayed_in_steps_of_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    monkeypatch.setattr(messages_module, "RELOCATED_AT_ONCE", SOME)
+    await harness.send(*[b"%d" % index for index in range(SOME)])
+    (position,) = [position for position, data in harness.log.disk.frames.items() if len(data) > SOME]
+    (frame,) = await harness.log.fetch([Position(position)])
+    messages = Messages(NUMBER, PayloadBudget(0, 0), 20)
+    messages.replay(frame)
+    commit = harness.log.begin()
+    assert messages.relocate(deque(messages.living_in(frame)), commit, 1 << 30) is not None
+    await harness.log.append(commit)
+    (moved,) = await harness.log.fetch([commit.start])
+    again = Messages(NUMBER, PayloadBudget(0, 0), 20)
+    again.next_number = messages.next_number
+    assert max(again.replay_steps([moved])) <= REPLAYED_AT_ONCE
+    again.finish_replay(0)
+    again.check()
+    for index in (0, 1, REPLAYED_AT_ONCE - 1, REPLAYED_AT_ONCE, SOME - 1):
+        reference = again.main.references[NUMBER << 48 | index + 1]
+        assert moved.data[reference.offset : reference.offset + reference.size] == b"%d" % index
+
+
+async def test_dead_frames_behind_a_live_one_are_looked_at_once() -> None:
+    harness = Harness()
+    for _ in range(300):
+        harness.post(1000, Send([b"x"], None))
+        await harness.task.step()
+    kept = await harness.receive(1, 1)
+    gone = await harness.receive(1, 250)
+    await harness.do(1, Complete(gone.tokens))
+    assert harness.task._partition is not None
+    messages = harness.task._partition.messages
+    before = len(messages._frames)
+    oldest = messages.oldest_frames(2, 1 << 30, harness.log.end)
+    assert len(oldest) == 2 and oldest == sorted(oldest)
+    assert len(messages._frames) <= before - 250
+    assert messages.oldest_frames(2, 1 << 30, harness.log.end) == oldest
+    assert messages.first_live() == oldest[0]
+    harness.task.check()
+    await harness.do(1, Complete(kept.tokens))
+    assert messages.oldest_frames(1, 1 << 30, harness.log.end) == oldest[1:]
+
+
+async def test_a_compaction_moves_a_bounded_number_of_messages_with_each_commit() -> None:
+    harness = Harness()
+    await harness.send(*[b"x"] * SOME)
+    assert harness.task._partition is not None
+    messages = harness.task._partition.messages
+    frames = [frame async for frame in harness.log.replay(harness.log.start)]
+    steps = list(messages.living_steps(frames))
+    assert max(map(len, steps)) <= REPLAYED_AT_ONCE
+    candidates = deque(each for step in steps for each in step)
+    moved = []
+    while candidates:
+        commit = harness.log.begin()
+        relocated = messages.relocate(candidates, commit, 1 << 30)
+        assert relocated is not None
+        await harness.log.append(commit)
+        messages.apply_relocated(commit.start, relocated)
+        moved.append(len(relocated.sizes))
+    assert moved == [RELOCATED_AT_ONCE, SOME - RELOCATED_AT_ONCE]
+    harness.task.check()
+
+
+def test_a_record_kind_of_a_later_release_ends_the_replay() -> None:
+    commit = Commit(Position(0))
+    commit.add(200, [b"?"])
+    with pytest.raises(UnreadableRecord, match="kind 200"):
+        Messages(3, PayloadBudget(0, 0), 20).replay(frame_of(commit))
+
+
+def test_a_record_about_a_message_that_cannot_be_unknown_ends_the_replay() -> None:
+    commit = Commit(Position(0))
+    records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
+    commit.add(records.REMOVED, [records.encode_mark(Mark(records.REMOVED, 0, [3 << 48 | 11]))])
+    with pytest.raises(UnreadableRecord, match="not there"):
+        Messages(3, PayloadBudget(0, 0), 20).replay(frame_of(commit))
+
+
+def test_a_record_about_a_message_of_a_trimmed_part_is_passed_over() -> None:
+    messages = Messages(3, PayloadBudget(0, 0), 20)
+    commit = Commit(Position(0))
+    commit.add(records.REMOVED, [records.encode_mark(Mark(records.REMOVED, 0, [3 << 48 | 2]))])
+    records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
+    commit.add(
+        records.RETURNED, [records.encode_mark(Mark(records.RETURNED, 0, [3 << 48 | 4, 3 << 48 | 10]))]
+    )
+    messages.replay(frame_of(commit))
+    messages.finish_replay(0)
+    messages.check()
+    assert [each.delivery_count for each in messages.main.browse(0)] == [1]

@@ -1,0 +1,114 @@
+"""Salvage: what is left of a damaged log, and which messages are lost.
+
+`tests/crash/test_repair.py` does this with files."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from broker.entities.descriptions import DEAD_LETTER
+from broker.operations import PARTITION_SHIFT
+from broker.partition import records
+from broker.partition.records import Mark, UnreadableRecord
+from broker.partition.salvage import UNSEEN_NUMBERS, Range, Salvage
+from storage.log import Commit, Frame, Position
+from storage.survey import Gap
+from tests.support.partition_messages import NUMBER, frame_of, new_messages
+
+FIRST = NUMBER << PARTITION_SHIFT | 1
+
+
+def enqueued(position: int, number: int, count: int) -> Frame:
+    commit = Commit(Position(position))
+    records.add_enqueued(commit, FIRST - 1 + number, 1_000, [1] * count, None, [b"x"] * count)
+    return frame_of(commit)
+
+
+def marked(position: int, *marks: Mark) -> Frame:
+    commit = Commit(Position(position))
+    for mark in marks:
+        commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
+    return frame_of(commit)
+
+
+def gap(position: int, end: int | None) -> Gap:
+    return Gap(Path("log"), 0, Position(position), None if end is None else Position(end), "flipped")
+
+
+def salvaged(*parts: Frame | Gap) -> Salvage:
+    salvage = Salvage(NUMBER)
+    salvage.begin([], Position(0), is_start_known=True)
+    for part in parts:
+        if isinstance(part, Gap):
+            salvage.gap(part)
+        else:
+            salvage.frame(part)
+    salvage.finish()
+    salvage.messages.finish_replay(0)
+    salvage.messages.check()
+    return salvage
+
+
+def numbers(salvage: Salvage, subqueue: int = 0) -> list[int]:
+    return [each - FIRST + 1 for each in salvage.messages.subqueues[subqueue].references]
+
+
+def gone(salvage: Salvage) -> list[tuple[int | None, int | None]]:
+    return [(first and first - FIRST + 1, last and last - FIRST + 1) for first, last in salvage.gone]
+
+
+def test_the_numbers_between_those_before_a_gap_and_those_behind_it_are_lost() -> None:
+    salvage = salvaged(enqueued(0, 1, 2), gap(500, 900), enqueued(900, 5, 2))
+    assert numbers(salvage) == [1, 2, 5, 6] and gone(salvage) == [(3, 4)]
+    assert salvage.messages.next_number == FIRST + 6
+
+
+def test_a_number_that_a_later_record_removes_was_settled_and_is_not_lost() -> None:
+    settled = marked(950, Mark(records.REMOVED, 0, [FIRST + 2]))
+    salvage = salvaged(enqueued(0, 1, 2), gap(500, 900), enqueued(900, 6, 1), settled)
+    assert gone(salvage) == [(4, 5)]
+
+
+def test_a_number_that_a_later_record_relocates_is_not_lost() -> None:
+    source = new_messages()
+    source.next_number = FIRST + 2
+    source.replay(enqueued(500, 3, 1))
+    source.finish_replay(0)
+    commit = Commit(Position(950))
+    relocated = source.relocate(deque(source.living_in(enqueued(500, 3, 1))), commit, 1 << 20)
+    assert relocated is not None
+    salvage = salvaged(enqueued(0, 1, 2), gap(500, 900), enqueued(900, 5, 1), frame_of(commit))
+    assert numbers(salvage) == [1, 2, 5, 3] and gone(salvage) == [(4, 4)]
+
+
+def test_when_nothing_follows_a_gap_all_further_numbers_are_lost_and_none_is_given_again() -> None:
+    salvage = salvaged(enqueued(0, 1, 2), gap(500, None))
+    assert gone(salvage) == [(3, None)]
+    assert salvage.messages.next_number >= FIRST + 2 + UNSEEN_NUMBERS
+
+
+def test_a_message_that_a_later_record_finds_elsewhere_was_moved_there_in_the_gap() -> None:
+    dead = [place.name for place in new_messages().subqueues].index(DEAD_LETTER)
+    found = marked(900, Mark(records.CHANGED, dead, [FIRST + 1], b"\xc1\x01\x00"))
+    salvage = salvaged(enqueued(0, 1, 2), gap(500, 900), found, enqueued(950, 3, 1))
+    assert (numbers(salvage), numbers(salvage, dead)) == ([1, 3], [2])
+    assert salvage.gone == []
+
+
+def test_a_message_whose_bytes_were_in_the_gap_is_lost() -> None:
+    salvage = Salvage(NUMBER)
+    salvage.begin([], Position(0), is_start_known=True)
+    salvage.frame(enqueued(0, 1, 2))
+    salvage.frame(enqueued(500, 3, 1))
+    salvage.gap(gap(500, 900))  # as if the checkpoint had known of message 3
+    salvage.frame(enqueued(900, 4, 1))
+    salvage.finish()
+    assert numbers(salvage) == [1, 2, 4] and salvage.gone == [Range(FIRST + 2, FIRST + 2)]
+
+
+def test_a_record_of_a_later_release_ends_the_salvage() -> None:
+    with pytest.raises(UnreadableRecord, match="subqueue 9"):
+        salvaged(enqueued(0, 1, 1), marked(500, Mark(records.REMOVED, 9, [FIRST])))

@@ -1,0 +1,98 @@
+"""Settlements: complete, abandon, defer and release, and the tokens that they name."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.message.changes import encode_changes
+from broker.operations import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Demand,
+    Locked,
+    ReceiveDeferred,
+    Release,
+    Settled,
+)
+from tests.support.partition_harness import Harness, one, properties
+
+
+async def test_a_completed_message_is_gone_also_after_a_restart() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    locked = await harness.receive(1, 2)
+    assert await harness.do(1, Complete([locked.tokens[0]], "mine")) == [Settled("mine", {})]
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"b"]
+
+
+async def test_a_settlement_reaches_the_good_tokens_and_names_the_others_by_place() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    good = (await harness.receive(1, 2)).tokens
+    tokens = [bytes(16), good[0], b"short", good[0], good[1][:8] + bytes(8), good[1]]
+    failures = dict.fromkeys((0, 2, 3, 4), Reason.LOCK_LOST)
+    assert await harness.do(1, Complete(tokens)) == [Settled(None, failures)]
+    assert (await harness.peek()).messages == []
+
+
+async def test_changes_of_an_abandon_and_of_a_dead_lettering_are_both_there() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    await harness.do(
+        1, Abandon((await harness.receive(1)).tokens, encode_changes({"colour": "red", "size": 1}))
+    )
+    await harness.do(
+        1,
+        DeadLetter((await harness.receive(1)).tokens, encode_changes({"size": 2, "DeadLetterReason": "bad"})),
+    )
+    for _ in range(2):
+        dead = await harness.peek(DEAD_LETTER)
+        assert properties(dead.changed[0]) == {"colour": "red", "size": 2, "DeadLetterReason": "bad"}
+        await harness.restart()
+
+
+@pytest.mark.parametrize(("give_back", "count"), [(Abandon, 2), (Release, 1), (Defer, 2)])
+async def test_a_deferred_message_that_is_given_back_stays_deferred(
+    give_back: type[Abandon | Release | Defer], count: int
+) -> None:
+    harness = Harness()
+    number = await harness.send(b"a")
+    await harness.do(1, Defer((await harness.receive(1)).tokens))
+    await harness.do(1, give_back(one(await harness.do(1, ReceiveDeferred(MAIN, [number])), Locked).tokens))
+    assert await harness.do(1, Demand(MAIN, 1)) == []
+    assert one(await harness.do(1, ReceiveDeferred(MAIN, [number])), Locked).delivery_counts == [count]
+
+
+GONE: list[bytes] = []
+
+
+class Body(bytes):
+    """A message that reports when the last reference to it is gone. (Weak references to bytes are
+    impossible.)"""
+
+    def __del__(self) -> None:
+        GONE.append(bytes(self[:1]))
+
+
+async def test_the_body_of_a_settled_message_goes_at_once_while_others_of_its_lease_are_still_locked() -> (
+    None
+):
+    GONE.clear()
+    harness = Harness()
+    await harness.send(*(Body(b"%d" % index * 1000) for index in range(3)))
+    tokens = (await harness.receive(1, 3)).tokens
+    await harness.do(1, Complete(tokens[:1]), DeadLetter(tokens[1:2]))
+    await harness.do(2)
+    gc.collect()
+    assert GONE == [b"0"], "1 is in the dead-letter queue, 2 is locked"
+    await harness.do(1, Complete(tokens[2:]))
+    await harness.do(2)
+    gc.collect()
+    assert GONE == [b"0", b"2"]

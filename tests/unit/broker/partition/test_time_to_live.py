@@ -1,0 +1,102 @@
+"""Time to live: when messages expire, and what becomes of them."""
+
+from __future__ import annotations
+
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.operations import Abandon, Complete, Defer, Release, Settled
+from broker.partition.batch_bounds import Bounds
+from broker.partition.task import TaskLimits
+from tests.support.partition_harness import LOCK_MS, Harness, Lapses, properties
+
+SOME = 3_000
+"""For tests in which each step checks the whole state."""
+
+
+async def test_a_deferred_message_does_not_expire() -> None:
+    harness = Harness()
+    await harness.send(b"a", ttl=[1000])
+    await harness.do(1, Defer((await harness.receive(1)).tokens))
+    await harness.advance(LOCK_MS * 2)
+    assert (await harness.peek()).messages == [b"a"]
+
+
+async def test_an_expired_message_is_dropped_or_dead_lettered_as_the_queue_says() -> None:
+    for dead_lettering in (False, True):
+        harness = Harness(QueueSettings(dead_lettering_on_expiration=dead_lettering))
+        await harness.send(b"a", b"b", b"c", ttl=[1000, None, 3000])
+        await harness.advance(1000 + Bounds().tick_ms)
+        assert (await harness.peek()).messages == [b"b", b"c"]
+        dead = await harness.peek(DEAD_LETTER)
+        assert dead.messages == ([b"a"] if dead_lettering else [])
+        if dead_lettering:
+            assert properties(dead.changed[0])["DeadLetterReason"] == "TTLExpiredException"
+        await harness.restart()
+        assert (await harness.peek()).messages == [b"b", b"c"]
+        await harness.advance(2000 + Bounds().tick_ms)
+        assert (await harness.peek()).messages == [b"b"]
+
+
+async def test_the_queues_time_to_live_caps_the_messages_own() -> None:
+    harness = Harness(QueueSettings(default_time_to_live_ms=5000))
+    await harness.send(b"a", b"b", b"c", ttl=[1000, 9000, None])
+    now_ms = harness.clock.now_ms()
+    assert (await harness.peek()).expires_at_ms == [now_ms + 1000, now_ms + 5000, now_ms + 5000]
+
+
+async def test_an_expired_message_is_never_handed_out_although_no_timer_has_fired() -> None:
+    harness = Harness()
+    harness.clock.advance(3)
+    await harness.send(b"a", b"b", ttl=[10, None])
+    harness.clock.advance(10)
+    assert (await harness.receive(1, 2)).messages == [b"b"]
+    assert (await harness.peek()).messages == [b"b"]
+
+
+async def test_a_locked_message_expires_when_its_lock_ends() -> None:
+    for end in ("complete", "release", "abandon", "time"):
+        harness = Harness(QueueSettings(dead_lettering_on_expiration=True))
+        await harness.send(b"a", ttl=[1000])
+        locked = await harness.receive(1)
+        await harness.advance(2000)
+        assert (await harness.peek()).messages == [b"a"]
+        if end == "complete":
+            assert await harness.do(1, Complete(locked.tokens)) == [Settled(None, {})]
+        elif end == "time":
+            await harness.advance(LOCK_MS)
+        else:
+            await harness.do(1, Release(locked.tokens) if end == "release" else Abandon(locked.tokens))
+        assert harness.task.counts()[MAIN].active == 0
+        assert harness.task.counts()[DEAD_LETTER].active == (0 if end == "complete" else 1)
+
+
+async def test_many_messages_that_expire_at_once_go_in_bounded_batches() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(expired_max=10)))
+    await harness.send(*[b"x"] * 35, ttl=[1000] * 35)
+    before = harness.log.appends
+    await harness.advance(2000)
+    assert harness.task.counts()[MAIN].active == 0 and harness.log.appends == before + 4
+
+
+async def test_messages_that_expire_at_once_leave_in_batches_of_bounded_size() -> None:
+    harness, lapses = Harness(limits=TaskLimits(bounds=Bounds(expired_max=1_000))), Lapses()
+    harness.task._meter = lapses
+    await harness.send(*[b"x"] * SOME, ttl=[1_000] * SOME)
+    harness.clock.advance(1_020)
+    await harness.settle()
+    assert sum(lapses.messages) == SOME and max(lapses.messages) == 1_000
+
+
+async def test_messages_that_expired_in_a_long_pause_leave_in_batches_of_bounded_size() -> None:
+    harness, lapses = Harness(limits=TaskLimits(bounds=Bounds(expired_max=100))), Lapses()
+    harness.task._meter = lapses
+    await harness.send(*[b"x"] * 1_000, ttl=list(range(20, 20_020, 20)))
+    harness.clock.advance(1_000_000)
+    partition = harness.task._partition
+    assert partition is not None
+    await harness.task.step()
+    ticks = partition.messages.main.expiry._ticks  # type: ignore[union-attr]
+    assert len(ticks) == 900, "one batch goes through all the ticks of the pause"
+    while (due_ms := partition.next_due_ms()) is not None:
+        assert due_ms <= harness.clock.monotonic_ms(), "the timer fires at once"
+        await harness.settle()
+    assert sum(lapses.messages) == 1_000 and max(lapses.messages) == 100
