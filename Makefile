@@ -10,7 +10,7 @@ LIVE := $(VENV)/.stamp-live
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo format lint types test check crash simulate split-test soak interop fuzz bench image image-test clean
+.PHONY: help setup run demo format lint types test check crash simulate split-test soak interop fuzz bench bench-shapes image image-test clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -80,6 +80,9 @@ fuzz: $(DEV) ## hostile bytes, for as long as you like: ARGS="--seconds 600"
 
 bench: $(DEV) ## the figures of docs/benchmarks.md, one line of JSON each
 	$(BIN)/python -m tests.bench.run $(ARGS)
+
+bench-shapes: $(DEV) ## messages of all shapes, beside other brokers: ARGS="--peer name=amqp://… --peer-pid name=…"
+	$(BIN)/python -m tests.bench.shapes $(ARGS)
 
 image: ## the container image
 	docker build --tag partibus:latest .

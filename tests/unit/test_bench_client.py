@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -10,25 +9,18 @@ import pytest
 from tests.bench.load import traffic
 from tests.bench.load.bare_peer import BarePeer
 from tests.bench.load.client import LoadConnection, Receiver, Sender, drive, encode_message
-from tests.bench.load.endpoint import Endpoint, LoadError
+from tests.bench.load.endpoint import LoadError
 from tests.bench.load.traffic import Target
 from tests.bench.load.wire import spell_out_unsettled
+from tests.support.bare_peers import endpoint_of, running_bare_peer
 
 WITHIN_S = 10.0
 
 
 @pytest.fixture
 def peer() -> Iterator[BarePeer]:
-    started = BarePeer()
-    thread = threading.Thread(target=started.serve, name="bare-peer")
-    thread.start()
-    yield started
-    started.stop()
-    thread.join(WITHIN_S)
-
-
-def endpoint_of(peer: BarePeer) -> Endpoint:
-    return Endpoint("127.0.0.1", peer.port, "user", "password", "queue")
+    with running_bare_peer() as started:
+        yield started
 
 
 def test_a_sender_keeps_to_its_window_and_counts_what_was_accepted(peer: BarePeer) -> None:

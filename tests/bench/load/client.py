@@ -17,6 +17,7 @@ import selectors
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -40,6 +41,10 @@ _readable, _partial = lib.pn_delivery_readable, lib.pn_delivery_partial
 _send, _advance = lib.pn_link_send, lib.pn_link_advance
 _PN_ACCEPTED = lib.PN_ACCEPTED
 _pack_tag = struct.Struct(">Q").pack_into
+
+
+def _address(delivery: Any) -> int:
+    return int(ffi.cast("uintptr_t", delivery))
 
 
 def encode_message(body_bytes: int, partition_key: bytes = b"") -> bytes:
@@ -143,15 +148,17 @@ class LoadConnection(EngineSocket):
 
 
 class Sender:
-    """Sends `remaining` copies of one encoded message, at most `window` of them unacknowledged."""
+    """Sends `remaining` messages, the encoded ones of `messages` in turn, at most `window` of them
+    unacknowledged.
+    """
 
-    def __init__(self, connection: LoadConnection, message: bytes, window: int) -> None:
+    def __init__(self, connection: LoadConnection, messages: bytes | Sequence[bytes], window: int) -> None:
         self.window = window
         self.remaining = 0
         self.unacknowledged = 0
         self.accepted = 0
-        self._message = message
-        self._message_pointer = ffi.from_buffer(message)
+        each = (messages,) if isinstance(messages, bytes) else messages
+        self._messages = [(ffi.from_buffer(message), len(message)) for message in each]
         self._tag_number = 0
         self._tag_buffer = bytearray(8)
         self._tag = ffi.new("pn_bytes_t *", {"size": 8, "start": ffi.from_buffer(self._tag_buffer)})[0]
@@ -182,10 +189,11 @@ class Sender:
         if count <= 0:
             return
         count = min(count, lib.pn_link_credit(self._link))
-        link, message, size = self._link, self._message_pointer, len(self._message)
+        link, messages, different = self._link, self._messages, len(self._messages)
         for number in range(self._tag_number, self._tag_number + count):
             _pack_tag(self._tag_buffer, 0, number)
             _delivery(link, self._tag)
+            message, size = messages[number % different]
             _send(link, message, size)
             _advance(link)
         self._tag_number += count
@@ -207,13 +215,64 @@ class Sender:
         raise LoadError(f"a message was not accepted: {outcome}")
 
 
-class Receiver:
-    """Receives `count` messages and completes each: accepts it unsettled and waits until the broker has
-    settled.
+class PacedSender(Sender):
+    """Sends messages at the times when they are due, and notes how long each took from then to its
+    acknowledgement.
+
+    The time counts from when a message was due, even if the window or the client delayed it, so a broker that
+    pauses pays for all messages of its pause.
     """
 
-    def __init__(self, connection: LoadConnection, window: int, body_bytes: int) -> None:
+    def __init__(
+        self, connection: LoadConnection, messages: Sequence[bytes], window: int, per_s: float
+    ) -> None:
+        super().__init__(connection, messages, window)
+        self.latencies_s: list[float] = []
+        self._per_s = per_s
+        self._began = 0.0
+        self._due_at: deque[float] = deque()
+        self._under_way: dict[int, float] = {}
+        """When each message was due, by its delivery."""
+
+    def begin(self, count: int) -> None:
+        """Send `count` messages from now on."""
+        self.send(count)
+        self._began = time.perf_counter()
+        self._due_at = deque(self._began + number / self._per_s for number in range(count))
+
+    def replenish(self) -> None:
+        now = time.perf_counter()
+        room = min(self.window - self.unacknowledged, lib.pn_link_credit(self._link))
+        while self._due_at and self._due_at[0] <= now and room > 0:
+            due = self._due_at.popleft()
+            _pack_tag(self._tag_buffer, 0, self._tag_number)
+            delivery = _delivery(self._link, self._tag)
+            self._under_way[_address(delivery)] = due
+            message, size = self._messages[self._tag_number % len(self._messages)]
+            _send(self._link, message, size)
+            _advance(self._link)
+            self._tag_number += 1
+            self.remaining -= 1
+            self.unacknowledged += 1
+            room -= 1
+
+    def on_delivery(self, delivery: Any) -> None:
+        due = self._under_way.pop(_address(delivery))
+        super().on_delivery(delivery)
+        self.latencies_s.append(time.perf_counter() - due)
+
+
+class Receiver:
+    """Receives `count` messages and completes each: accepts it unsettled and waits until the broker has
+    settled. Unless it `confirms`, it settles each at once and waits for nothing, because Artemis answers no
+    disposition.
+    """
+
+    def __init__(
+        self, connection: LoadConnection, window: int, body_bytes: int, confirms: bool = True
+    ) -> None:
         self.window = window
+        self.confirms = confirms
         self.received = 0
         self.completed = 0
         self._body_bytes = body_bytes
@@ -267,11 +326,21 @@ class Receiver:
             _advance(self._link)
             _update(delivery, _PN_ACCEPTED)
             self.received += 1
+            if not self.confirms:
+                _settle(delivery)
+                self.completed += 1
 
 
-def drive(connections: Sequence[LoadConnection], until: Callable[[], bool], timeout_s: float) -> None:
+def drive(
+    connections: Sequence[LoadConnection],
+    until: Callable[[], bool],
+    timeout_s: float,
+    write_every_s: float | None = None,
+) -> None:
     """Serve the connections until `until()` is true; it is called after each round of reads. Raises LoadError
     after timeout_s seconds.
+
+    With `write_every_s`, links may also send when nothing was read: as often as this.
     """
     deadline = time.monotonic() + timeout_s
     next_tick = 0.0
@@ -292,7 +361,11 @@ def drive(connections: Sequence[LoadConnection], until: Callable[[], bool], time
             selector.register(connection, selectors.EVENT_READ)
             write(connection)
         while not until():
-            for key, events in selector.select(0.5):
+            ready = selector.select(0.5 if write_every_s is None else write_every_s)
+            if write_every_s is not None:
+                for connection in connections:
+                    write(connection)
+            for key, events in ready:
                 served: LoadConnection = key.fileobj  # type: ignore[assignment]
                 if events & selectors.EVENT_READ:
                     served.read()

@@ -34,14 +34,14 @@ def markdown(results: Sequence[Result], run: Mapping[str, object], command: str)
     return "\n".join([*lines, "", f"`{command}`, {run['at']}, commit {run['commit']}; {about}.", ""])
 
 
-def write_between_markers(path: Path, text: str) -> None:
-    """Put text between the markers of a file. Raises ValueError if they are missing."""
+def write_between_markers(path: Path, text: str, begins: str = BEGIN, ends: str = END) -> None:
+    """Put text between two markers of a file. Raises ValueError if they are missing."""
     content = path.read_text(encoding="utf-8")
-    before, begin, rest = content.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = content.partition(begins)
+    _, end, after = rest.partition(ends)
     if not begin or not end:
-        raise ValueError(f"{path} has no lines {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+        raise ValueError(f"{path} has no lines {begins} and {ends}")
+    path.write_text(f"{before}{begins}\n{text}{ends}{after}", encoding="utf-8")
 
 
 def _row(result: Result) -> tuple[str, ...]:

@@ -10,34 +10,53 @@ import os
 import socket
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.load.client import LoadConnection, Receiver, Sender, drive, encode_message
+from tests.bench.load.client import LoadConnection, PacedSender, Receiver, Sender, drive, encode_message
 from tests.bench.load.endpoint import Endpoint
 
 BODY_BYTES = 1024
 WINDOW = 500
+PACED_WINDOW = 5_000
+PACED_EVERY_S = 0.0005
+"""How often a paced sender looks for messages that are due."""
 READY_WITHIN_S = 30.0
 DONE_WITHIN_S = 900.0
 
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """A broker to load. `settles_first`: see LoadConnection."""
+    """A broker to load. `settles_first`: see LoadConnection; `confirms`: see Receiver."""
 
     name: str
     endpoint: Endpoint
     settles_first: bool
+    confirms: bool = True
 
     def connect(self) -> LoadConnection:
         return LoadConnection(self.endpoint, self.settles_first)
 
 
-def send(target: Target, count: int, window: int = WINDOW) -> float:
-    """Send count messages on one connection; gives how many a second were acknowledged."""
+@dataclass(slots=True, frozen=True)
+class Load:
+    """What to send: encoded messages, in turn."""
+
+    messages: Sequence[bytes] = field(default_factory=lambda: (encode_message(BODY_BYTES),))
+    body_bytes: int = BODY_BYTES
+    """The size of each message's body."""
+    window: int = WINDOW
+
+
+PLAIN = Load()
+
+
+def send(target: Target, count: int, window: int | None = None, load: Load = PLAIN) -> float:
+    """Send count messages on one connection; gives how many a second were acknowledged. `window` overrides
+    that of the load."""
     with target.connect() as connection:
-        sender = Sender(connection, encode_message(BODY_BYTES), window)
+        sender = Sender(connection, load.messages, window or load.window)
         drive([connection], lambda: sender.is_ready, READY_WITHIN_S)
         sender.send(count)
         began = time.perf_counter()
@@ -45,12 +64,12 @@ def send(target: Target, count: int, window: int = WINDOW) -> float:
         return count / (time.perf_counter() - began)
 
 
-def receive(target: Target, count: int, window: int = WINDOW) -> float:
+def receive(target: Target, count: int, window: int | None = None, load: Load = PLAIN) -> float:
     """Receive and complete count waiting messages on one connection; gives how many a second the broker
-    settled.
+    settled, or delivered if the target does not confirm.
     """
     with target.connect() as connection:
-        receiver = Receiver(connection, window, BODY_BYTES)
+        receiver = Receiver(connection, window or load.window, load.body_bytes, target.confirms)
         drive([connection], lambda: receiver.is_ready, READY_WITHIN_S)
         receiver.receive(count)
         began = time.perf_counter()
@@ -66,7 +85,7 @@ def send_and_receive(target: Target, count: int, connection_count: int, window: 
     connections = [target.connect() for _ in range(connection_count)]
     message = encode_message(BODY_BYTES)
     try:
-        receivers = [Receiver(connection, window, BODY_BYTES) for connection in connections]
+        receivers = [Receiver(connection, window, BODY_BYTES, target.confirms) for connection in connections]
         senders = [Sender(connection, message, window) for connection in connections]
         drive(
             connections,
@@ -100,6 +119,37 @@ def send_latencies_us(target: Target, count: int) -> list[float]:
                 connection.exchange()
             latencies.append((time.perf_counter() - began) * 1e6)
     return latencies
+
+
+def paced_latencies_s(target: Target, load: Load, count: int, per_s: float, *, receive: bool) -> list[float]:
+    """Send count messages on one connection, `per_s` a second; gives the seconds from when each was due to
+    its acknowledgement. With `receive`, another connection receives and completes them meanwhile.
+    """
+    connections = [target.connect()]
+    try:
+        sender = PacedSender(connections[0], load.messages, PACED_WINDOW, per_s)
+        receiver = None
+        if receive:
+            connections.append(target.connect())
+            receiver = Receiver(connections[1], load.window, load.body_bytes, target.confirms)
+        drive(
+            connections,
+            lambda: sender.is_ready and (receiver is None or receiver.is_ready),
+            READY_WITHIN_S,
+        )
+        if receiver is not None:
+            receiver.receive(count)
+        sender.begin(count)
+        drive(
+            connections,
+            lambda: sender.is_done and (receiver is None or receiver.is_done),
+            DONE_WITHIN_S,
+            write_every_s=PACED_EVERY_S,
+        )
+        return sender.latencies_s
+    finally:
+        for connection in connections:
+            connection.close()
 
 
 def disk_latencies_us(folder: Path, count: int) -> list[float]:

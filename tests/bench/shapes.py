@@ -1,0 +1,240 @@
+"""`python -m tests.bench.shapes`: how fast each shape of message goes through, beside other brokers.
+
+Responsible for the order of a run: in each round, every broker takes the same load with each shape, and the
+order of brokers changes from round to round. Standard output carries one line of JSON for each value and
+nothing else. Exits with status 1 if a value is below its floor.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.load import footprint, report, traffic
+from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
+from tests.bench.load.endpoint import Endpoint
+from tests.bench.load.machine import StolenTime, commit, cpu_s, describe_machine
+from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
+from tests.bench.load.traffic import Target
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
+CHART = REPOSITORY / "docs" / "benchmarks.svg"
+BEGIN, END = "<!-- shapes: begin -->", "<!-- shapes: end -->"
+CONNECTIONS = 8
+BATCH = 100
+EIGHT, ONE, BATCHES = "8 connections", "one at a time", "batches of 100, official Python client"
+RULES = {
+    ("*", Measure.IN): Rule("peers", 1.0, 1.5),
+    ("*", Measure.OUT): Rule("peers", 1.0, 1.5),
+    ("*", Measure.IN_AND_OUT): Rule("peers", 1.0, 1.5),
+    **{
+        (shape.name, measure): Rule("plain", 1.5, 1.2)
+        for shape in SHAPES
+        if shape.body_bytes == PLAIN.body_bytes and shape is not PLAIN
+        for measure in (Measure.CPU_IN, Measure.CPU_OUT)
+    },
+    (PLAIN.name, Measure.CPU_IN): Rule("1", 8, 5),
+    (PLAIN.name, Measure.CPU_OUT): Rule("1", 8, 5),
+    (PLAIN.name, Measure.P99): Rule("1", 10, 5),
+    (PLAIN.name, Measure.P99_RECEIVING): Rule("1", 10, 5),
+    (ONE, Measure.P50): Rule("peers", 1.2, 0.9),
+}
+progress = Console(stderr=True, highlight=False)
+
+
+@dataclass(slots=True, frozen=True)
+class Scale:
+    """Amount of work."""
+
+    rounds: int
+    messages: int
+    warm_up: int
+    one_at_a_time: int
+    paced_s: float
+    batches: int
+
+
+FULL = Scale(5, 50_000, 400_000, 1_000, 3.0, 100)
+QUICK = Scale(1, 2_000, 1_000, 50, 0.5, 5)
+
+
+@dataclass(slots=True, frozen=True)
+class Broker:
+    """A broker to load, and its process."""
+
+    target: Target
+    pid: int | None
+    """None if unknown: then CPU time is not measured."""
+
+    def cpu_s(self) -> float:
+        return 0.0 if self.pid is None else cpu_s(self.pid)
+
+
+def main(
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="Another broker: NAME=amqp://user:password@host:port/address. Repeatable."),
+    ] = None,
+    peer_pid: Annotated[
+        list[str] | None, typer.Option(help="Its process, for CPU time: NAME=PID. Repeatable.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A row to measure. Repeatable.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Medians are taken over the rounds.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only shows that everything works.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where the broker keeps its data: the disk under test.")] = (
+        REPOSITORY / "build" / "bench"
+    ),
+    write_docs: Annotated[
+        bool, typer.Option("--write-docs", help="Put table and chart into the documentation.")
+    ] = False,
+) -> None:
+    """Compare brokers with the messages that applications send."""
+    rows = [*(shape.name for shape in SHAPES), EIGHT, ONE, BATCHES]
+    if unknown := set(only or ()) - set(rows):
+        raise typer.BadParameter(f"no row {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
+    scale = QUICK if quick else FULL
+    if rounds is not None:
+        scale = replace(scale, rounds=rounds)
+    folder.mkdir(parents=True, exist_ok=True)
+    pids = {name: int(pid) for name, _, pid in (each.partition("=") for each in peer_pid or ())}
+    peers = [
+        Broker(Target(name, Endpoint.parse(url), settles_first=True, confirms=False), pids.get(name))
+        for name, _, url in (each.partition("=") for each in peer or ())
+    ]
+    gc.freeze()  # what is loaded by now is never garbage, so the collector need not walk it under load
+    found = Comparison(RULES, PLAIN.name)
+    with footprint.fresh_broker(folder) as started:
+        subject = Broker(replace(footprint.target_of(started.addresses), confirms=False), started.pid)
+        brokers = [subject, *peers]
+        for broker in brokers:
+            warm_up(broker, scale.warm_up)
+        stolen = StolenTime()
+        for number in range(scale.rounds):
+            for row in only or rows:
+                order = brokers if number % 2 == 0 else brokers[::-1]
+                for broker in order:
+                    measure(found, scale, row, broker, started.addresses.connection_string())
+            progress.print(f"round {number + 1} of {scale.rounds} done, {stolen.percent():.0f} % CPU stolen")
+    publish(found, folder, write_docs)
+    if found.missed() and not quick:
+        raise typer.Exit(1)
+
+
+def warm_up(broker: Broker, count: int) -> None:
+    """Send and receive plain messages: a virtual machine compiles what is used often."""
+    progress.print(f"warming up {broker.target.name}")
+    for _ in range(max(1, count // 50_000)):
+        traffic.send(broker.target, min(count, 50_000))
+        traffic.receive(broker.target, min(count, 50_000))
+
+
+def measure(found: Comparison, scale: Scale, row: str, broker: Broker, connection_string: str) -> None:
+    """One round of one row at one broker."""
+    name = broker.target.name
+    if row == EIGHT:
+        rate = traffic.send_and_receive(broker.target, scale.messages, CONNECTIONS)
+        found.note(row, Measure.IN_AND_OUT, name, rate)
+    elif row == ONE:
+        took_ms = [us / 1000 for us in traffic.send_latencies_us(broker.target, scale.one_at_a_time)]
+        traffic.receive(broker.target, scale.one_at_a_time)
+        _note_percentiles(found, row, name, took_ms)
+    elif row == BATCHES:
+        if name == OURS:
+            _measure_batches(found, scale, broker, connection_string)
+    else:
+        _measure_shape(found, scale, next(shape for shape in SHAPES if shape.name == row), broker)
+    progress.print(f"  {row:24} {name}")
+
+
+def _measure_shape(found: Comparison, scale: Scale, shape: Shape, broker: Broker) -> None:
+    target, name, count = broker.target, broker.target.name, max(100, int(scale.messages * shape.share))
+    load = traffic.Load(shape.messages(), shape.body_bytes, window_of(shape, traffic.WINDOW))
+    begun_s = broker.cpu_s()
+    rate = traffic.send(target, count, load=load)
+    sent_s = broker.cpu_s()
+    found.note(shape.name, Measure.IN, name, rate)
+    found.note(shape.name, Measure.OUT, name, traffic.receive(target, count, load=load))
+    received_s = broker.cpu_s()
+    if broker.pid is not None:
+        found.note(shape.name, Measure.CPU_IN, name, (sent_s - begun_s) / count * 1e6)
+        found.note(shape.name, Measure.CPU_OUT, name, (received_s - sent_s) / count * 1e6)
+    paced = max(20, int(rate / 2 * scale.paced_s))
+    took_ms = [
+        each * 1000 for each in traffic.paced_latencies_s(target, load, paced, rate / 2, receive=False)
+    ]
+    traffic.receive(target, paced, load=load)
+    _note_percentiles(found, shape.name, name, took_ms)
+    took_s = traffic.paced_latencies_s(target, load, paced, rate / 2, receive=True)
+    found.note(shape.name, Measure.P99_RECEIVING, name, percentile(took_s, 0.99) * 1000)
+    if name == OURS:
+        traffic.send(target, count, load=load)
+        confirmed = traffic.receive(replace(target, confirms=True), count, load=load)
+        found.note(shape.name, Measure.OUT_CONFIRMED, name, confirmed)
+
+
+def _note_percentiles(found: Comparison, row: str, broker: str, took_ms: Sequence[float]) -> None:
+    for measure_of, share in ((Measure.P50, 0.5), (Measure.P99, 0.99), (Measure.P999, 0.999)):
+        found.note(row, measure_of, broker, percentile(took_ms, share))
+
+
+def _measure_batches(found: Comparison, scale: Scale, broker: Broker, connection_string: str) -> None:
+    """Batches of 100 messages of 1 KiB. Only ours: the client speaks to nothing but Service Bus."""
+    body = bytes(PLAIN.body_bytes)
+    with (
+        ServiceBusClient.from_connection_string(connection_string) as client,
+        client.get_queue_sender(footprint.QUEUE) as sender,
+    ):
+        sender.send_messages(ServiceBusMessage(body))
+        batches = []
+        for _ in range(scale.batches):
+            batch = sender.create_message_batch()
+            for _ in range(BATCH):
+                batch.add_message(ServiceBusMessage(body))
+            batches.append(batch)
+        begun_cpu_s, began = broker.cpu_s(), time.perf_counter()
+        for batch in batches:
+            sender.send_messages(batch)
+        took_s = time.perf_counter() - began
+        count = scale.batches * BATCH
+        found.note(BATCHES, Measure.IN, OURS, count / took_s)
+        found.note(BATCHES, Measure.CPU_IN, OURS, (broker.cpu_s() - begun_cpu_s) / count * 1e6)
+    traffic.receive(broker.target, count + 1)
+
+
+def publish(found: Comparison, folder: Path, write_docs: bool) -> None:
+    """Write JSON lines to standard output, the table to standard error and, if requested, table and chart
+    into the documentation."""
+    about: dict[str, object] = {
+        "commit": commit(REPOSITORY),
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(folder),
+    }
+    for line in found.as_json(about):
+        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+    head, *rows = found.rows()
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
+    progress.print(table)
+    found.write_chart(CHART if write_docs else folder / CHART.name)
+    if write_docs:
+        text = found.markdown(about, "make bench-shapes")
+        report.write_between_markers(DOCUMENT, text, BEGIN, END)
+
+
+if __name__ == "__main__":
+    typer.run(main)

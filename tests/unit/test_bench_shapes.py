@@ -1,0 +1,104 @@
+"""The benchmark of all shapes: its messages, its paced sender, and how it judges and draws values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.message.stored import store
+from tests.bench.load import traffic
+from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
+from tests.bench.load.figures import Verdict
+from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
+from tests.bench.load.traffic import Load, Target
+from tests.support.bare_peers import endpoint_of, running_bare_peer
+
+RULES = {
+    ("*", Measure.IN): Rule("peers", 1.0, 1.5),
+    ("keyed", Measure.CPU_IN): Rule("plain", 1.5, 1.2),
+    ("plain", Measure.P99): Rule("1", 10, 5),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_messages_of_a_shape_hold_what_it_promises(shape: Shape) -> None:
+    pool = shape.messages()
+    assert pool == shape.messages(), "each broker gets the same messages"
+    stored = [store(message, lambda: "none") for message in pool]
+    assert all(len(message) >= shape.body_bytes for message in pool)
+    assert len({message.message_id() for message in stored}) == len(pool)
+    assert all((message.partition_key is not None) == shape.keyed for message in stored)
+    assert all((b"tenant" in message) == shape.application for message in pool)
+    assert window_of(shape, 500) * shape.body_bytes <= 16 << 20
+
+
+def test_a_paced_sender_keeps_its_rate_and_times_each_message() -> None:
+    with running_bare_peer() as peer:
+        target = Target("peer", endpoint_of(peer), settles_first=False, confirms=False)
+        load = Load(PLAIN.messages(), PLAIN.body_bytes)
+        took_s = traffic.paced_latencies_s(target, load, 100, 1_000.0, receive=True)
+    assert len(took_s) == 100
+    assert all(0 < each < 10 for each in took_s)
+
+
+def comparison(**values: float) -> Comparison:
+    """A comparison of the plain and the keyed shape with two peers."""
+    found = Comparison(RULES, "plain")
+    for broker, value in (("rabbitmq", 50.0), ("artemis", 100.0)):
+        found.note("keyed", Measure.IN, broker, value)
+    found.note("plain", Measure.CPU_IN, OURS, 10.0)
+    for name, value in values.items():
+        found.note("keyed" if name != "P99" else "plain", Measure[name], OURS, value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("measure", "value", "ratio", "verdict"),
+    [
+        (Measure.IN, 99.0, 0.99, Verdict.MISSED),
+        (Measure.IN, 100.0, 1.0, Verdict.FLOOR),
+        (Measure.IN, 150.0, 1.5, Verdict.GOAL),
+        (Measure.CPU_IN, 15.1, 1.51, Verdict.MISSED),
+        (Measure.CPU_IN, 15.0, 1.5, Verdict.FLOOR),
+        (Measure.CPU_IN, 12.0, 1.2, Verdict.GOAL),
+        (Measure.P99, 10.1, 10.1, Verdict.MISSED),
+        (Measure.P99, 5.0, 5.0, Verdict.GOAL),
+        (Measure.P999, 5.0, None, Verdict.UNRATED),
+    ],
+)
+def test_a_value_is_judged_by_its_rule(
+    measure: Measure, value: float, ratio: float | None, verdict: Verdict
+) -> None:
+    found = comparison(**{measure.name: value})
+    shape = "plain" if measure is Measure.P99 else "keyed"
+    assert found.ratio(shape, measure) == (None if ratio is None else pytest.approx(ratio))
+    assert found.verdict(shape, measure) is verdict
+    assert found.missed() is (verdict is Verdict.MISSED)
+
+
+def test_the_median_of_the_rounds_counts() -> None:
+    found = Comparison(RULES, "plain")
+    for value in (1.0, 100.0, 2.0):
+        found.note("keyed", Measure.IN, OURS, value)
+    assert found.value("keyed", Measure.IN) == 2.0
+    assert found.verdict("keyed", Measure.IN) is Verdict.NOT_COMPARED
+
+
+def test_table_and_chart_show_every_broker(tmp_path: Path) -> None:
+    found = comparison(IN=120.0, CPU_IN=13.0)
+    head, *rows = found.rows()
+    assert head[2:5] == ("rabbitmq", "artemis", OURS)
+    assert ("keyed", Measure.IN.value, "50.00", "100", "120", "1.20", "1 ×", "1.5 ×", "floor") in rows
+    assert "| keyed | CPU in, µs |  |  | 13.00 | 1.30 |" in found.markdown(
+        {"at": "now", "commit": "abc", "machine": {"cores": 2}}, "make bench-shapes"
+    )
+    found.write_chart(tmp_path / "chart.svg")
+    drawn = (tmp_path / "chart.svg").read_text(encoding="utf-8")
+    assert drawn.startswith("<?xml")
+    assert all(broker in drawn for broker in found.brokers)
+
+
+def test_a_percentile_is_a_value_that_was_measured() -> None:
+    values = list(map(float, range(1, 101)))
+    assert (percentile(values, 0.5), percentile(values, 0.99), percentile([7.0], 0.999)) == (51.0, 100.0, 7.0)
