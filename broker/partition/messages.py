@@ -28,11 +28,11 @@ from broker.partition import columns, records
 from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks
 from broker.partition.clock_settings import ClockSettings
-from broker.partition.durable_state import DurableStates
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Counters, Enqueued, Mark, Relocated, UnreadableRecord
 from broker.partition.references import ACTIVE, STATES, Reference, StoredFrame
 from broker.partition.roles import QUEUE
+from broker.partition.state_kinds import DurableStates
 from broker.partition.subqueue import Subqueue, Work
 from broker.partition.timers import TimerWheel
 from storage.log import Commit, Frame, Position

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from broker.operations import ClientId, Updated
-from broker.partition import durable_state
+from broker.partition import state_kinds
 from broker.partition.blocks import ChangedBlocks
 from broker.partition.durable_state import NewRecord
 from broker.partition.records import UnreadableRecord
@@ -163,4 +163,4 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
         return None
 
     monkeypatch.setattr(Partition, "_carry_out", also)
-    monkeypatch.setattr(durable_state, "KINDS", (KeyedState,))
+    monkeypatch.setattr(state_kinds, "KINDS", (KeyedState,))

@@ -16,7 +16,7 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import QueueDescription, QueueSettings
 from broker.maintenance.repair import Repair
 from broker.operations import Complete, Defer, Demand, Failed, Locked, Send, Sent, Updated
-from broker.partition import durable_state
+from broker.partition import durable_state, state_kinds
 from broker.partition.payloads import PayloadBudget
 from broker.partition.state import Partition
 from broker.partition.task import Health, PartitionTask, TaskLimits
@@ -193,7 +193,7 @@ async def test_a_release_that_does_not_know_the_state_refuses_the_log_and_leaves
         harness = Harness()
         register(monkeypatch)
         await change(harness, put(b"a", b"1"))
-        monkeypatch.setattr(durable_state, "KINDS", ())
+        monkeypatch.setattr(state_kinds, "KINDS", ())
         before = dict(harness.log.disk.frames)
         await harness.restart(clean=clean)
         harness.task._open_wanted = True

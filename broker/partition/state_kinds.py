@@ -1,0 +1,85 @@
+"""All kinds of durable state, and the states of one partition together. Pure.
+
+`durable_state.py` says what a kind of state is. Adding one to `KINDS` is enough: records, checkpoints,
+repair, quotas and timers reach every state through `DurableStates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from broker.partition.durable_state import FIRST_KIND, DurableState, NewRecord
+from broker.partition.records import UnreadableRecord
+from storage.log import Position, Record
+
+KINDS: tuple[Callable[[], DurableState], ...] = ()
+"""All kinds of durable state. Each `Messages` starts with an empty instance of each."""
+
+T = TypeVar("T")
+
+
+class DurableStates:
+    """All durable states of one partition. Owned by its state machine."""
+
+    __slots__ = ("_by_kind", "all")
+
+    def __init__(self) -> None:
+        self.all: tuple[DurableState, ...] = tuple(make() for make in KINDS)
+        self._by_kind: dict[int, DurableState] = {}
+        for state in self.all:
+            assert not self._by_kind.keys() & set(state.record_kinds), "each record kind has one owner"
+            assert min(state.record_kinds) >= FIRST_KIND
+            self._by_kind |= dict.fromkeys(state.record_kinds, state)
+
+    def of(self, kind: type[T]) -> T:
+        """The state of this kind."""
+        return next(state for state in self.all if isinstance(state, kind))
+
+    def apply(self, record: Record, position: Position) -> None:
+        """Have the state that owns a record apply it. Raises UnreadableRecord."""
+        self._owner(record).apply(record, position)
+
+    def undo(self, record: Record, position: Position) -> None:
+        """Have the state that owns a record undo it."""
+        self._owner(record).undo(record, position)
+
+    def _owner(self, record: Record) -> DurableState:
+        owner = self._by_kind.get(record.kind)
+        if owner is None:
+            raise UnreadableRecord(f"record kind {record.kind} is unknown to this release")
+        return owner
+
+    def as_records(self) -> Iterator[NewRecord]:
+        """All states, as records."""
+        for state in self.all:
+            yield from state.as_records()
+
+    @property
+    def bytes(self) -> int:
+        """Memory used by all states, in bytes."""
+        total = 0
+        for state in self.all:
+            total += state.state_bytes
+        return total
+
+    def next_expiry_ms(self) -> int | None:
+        """When `expire` next has something to do, in wall time; None if never."""
+        return min(
+            (due_ms for state in self.all if (due_ms := state.next_expiry_ms()) is not None), default=None
+        )
+
+    def expire(self, wall_ms: int, position: Position) -> None:
+        """Forget what has ended, in all states."""
+        for state in self.all:
+            state.expire(wall_ms, position)
+
+    def drop(self) -> Iterator[None]:
+        """Free the memory, in steps."""
+        for state in self.all:
+            yield from state.drop()
+
+    def check(self) -> None:
+        """Assert that all invariants hold."""
+        for state in self.all:
+            state.check()
