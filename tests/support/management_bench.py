@@ -13,6 +13,7 @@ from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import Request, Response
 from broker.operations import Answer, Failed
 from protocol.codec import Symbol
+from tests.support.amqp_messages import ANNOTATIONS, sections
 from tests.support.link_stack import Client, LinkStack
 
 Answers = Mapping[type[Any], Callable[[int, Any], Answer]]
@@ -59,3 +60,14 @@ def status(response: Response) -> tuple[int, str | None]:
 
 def down(number: int, operation: Any) -> Failed:
     return Failed(Reason.PARTITION_UNAVAILABLE, f"Partition {number} is down.", operation.cookie)
+
+
+def shown(response: Response) -> list[int]:
+    """Sequence numbers of a page; a page is never empty."""
+    if response.properties["statusCode"] == 204:
+        assert response.body is None
+        return []
+    assert response.properties["statusCode"] == 200, response
+    messages = [sections(each["message"]) for each in response.body["messages"]]
+    assert messages
+    return [int(each[ANNOTATIONS]["x-opt-sequence-number"]) for each in messages]

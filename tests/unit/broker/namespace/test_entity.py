@@ -1,0 +1,110 @@
+"""A running entity: its partitions start when they are used, and watchers hear of changes and the end."""
+
+from __future__ import annotations
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import QueueSettings
+from broker.operations import ClientId, Demand, Detach, Recalled, Release, SubqueueCounts, Update
+from tests.support.namespace_world import Watcher, World, again
+
+
+async def test_a_new_queue_costs_no_partition_until_it_is_used(world: World) -> None:
+    await world.namespace.create_entity("orders", QueueSettings())
+    queue = world.queue("orders")
+    assert world.parts == {} and queue.health() == ["closed"] * 4 and queue.available
+    for operation in (Detach(), Release([]), Recalled("", [])):
+        queue.router.handles[1].post(operation, ClientId(1), lambda answer: None)
+    assert world.parts == {}, "what ends something starts nothing"
+    queue.router.handles[2].post(Demand("", 1), ClientId(1), lambda answer: None)
+    assert list(world.parts) == [("orders", 2)] and queue.health() == [
+        "closed",
+        "closed",
+        "healthy",
+        "closed",
+    ]
+
+
+async def test_an_update_is_durable_reaches_every_partition_that_lives_and_is_told_to_watchers(
+    world: World,
+) -> None:
+    created = await world.namespace.create_entity("orders", QueueSettings())
+    queue, watcher = world.queue("orders"), Watcher()
+    queue.watchers.add(watcher)
+    queue.partition(0)
+    queue.partition(3)
+    world.clock.advance(1_000)
+    updated = await world.namespace.update_entity("Orders", QueueSettings(max_delivery_count=3))
+    assert (updated.generation, updated.created_at_ms, updated.updated_at_ms) == (
+        created.generation,
+        created.created_at_ms,
+        created.created_at_ms + 1_000,
+    )
+    assert queue.description is updated and watcher.changes == 1
+    assert (
+        all(any(isinstance(each, Update) for each in part.posted) for part in world.parts.values())
+        and len(world.parts) == 2
+    )
+    restarted = await again(world)
+    assert restarted.namespace.describe("orders") == updated
+    await restarted.store.close()
+
+
+async def test_an_update_while_a_partition_is_down_is_carried_out(world: World) -> None:
+    await world.namespace.create_entity("orders", QueueSettings())
+    queue, watcher = world.queue("orders"), Watcher()
+    queue.watchers.add(watcher)
+    queue.partition(0)
+    world.parts["orders", 0].available = False
+    updated = await world.namespace.update_entity("orders", QueueSettings(max_delivery_count=3))
+    assert world.namespace.describe("orders") == updated and watcher.changes == 1
+
+
+async def test_a_deleted_queue_is_gone_with_its_partitions_and_who_is_attached_hears_of_it(
+    world: World,
+) -> None:
+    await world.namespace.create_entity("orders", QueueSettings())
+    queue, watcher = world.queue("orders"), Watcher()
+    queue.watchers.add(watcher)
+    queue.partition(1)
+    await world.namespace.delete_entity("ORDERS")
+    assert world.namespace.find("orders") is None and world.parts["orders", 1].stopped
+    (why,) = watcher.ended
+    assert why.reason is Reason.ENTITY_NOT_FOUND and "could not be found" in why.description
+    restarted = await again(world)
+    assert list(restarted.namespace.descriptions()) == []
+    await restarted.store.close()
+
+
+async def test_counts_are_those_of_all_partitions_and_availability_is_limited_while_one_is_down(
+    world: World,
+) -> None:
+    await world.namespace.create_entity("orders", QueueSettings())
+    queue = world.queue("orders")
+    for number in range(4):
+        queue.partition(number)
+        world.parts["orders", number].held = {
+            "": SubqueueCounts(active=2, locked=1, deferred=1, scheduled=3, bytes=10),
+            "$deadletterqueue": SubqueueCounts(active=1, deferred=1, bytes=5),
+        }
+    runtime = await world.namespace.runtime("orders")
+    assert (runtime.active, runtime.dead_letter, runtime.scheduled, runtime.transfer_dead_letter) == (
+        8,
+        8,
+        12,
+        0,
+    )
+    assert (runtime.message_count, runtime.size_bytes, runtime.availability) == (
+        4 * (2 + 1 + 3 + 1 + 1),
+        60,
+        "Available",
+    )
+    world.parts["orders", 2].available = False
+    assert (await world.namespace.runtime("orders")).availability == "Limited"
+
+
+async def test_closing_stops_every_partition_that_lives(world: World) -> None:
+    for name in ("a", "b"):
+        await world.namespace.create_entity(name, QueueSettings())
+        world.queue(name).partition(1)
+    await world.namespace.close()
+    assert len(world.parts) == 2 and all(part.stopped for part in world.parts.values())

@@ -1,0 +1,94 @@
+"""Counting what queues hold: which partitions are opened for it, and how long it waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import QueueSettings
+from broker.namespace.entity import ask
+from broker.namespace.namespace import OPENING_MAX
+from broker.operations import Send
+from storage.errors import DiskFailed
+from tests.support.namespace_world import Part, World
+
+
+async def test_only_partitions_that_have_a_log_are_opened_to_be_counted_and_so_many_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = await world.namespace.create_entity("orders", QueueSettings(), 200)
+    await world.namespace.runtime("orders")
+    assert world.parts == {} and await world.store.entities() == []
+    for number in (7, *range(100, 160)):
+        log = world.store.log(description.generation, number)
+        await log.claim()
+        await log.close()
+    opening, most = 0, 0
+
+    async def opened(part: Part) -> None:
+        nonlocal opening, most
+        opening += 1
+        most = max(most, opening)
+        await asyncio.sleep(0)
+        opening -= 1
+
+    monkeypatch.setattr(Part, "opened", opened)
+    world.queue("orders").partition(3)  # in use, though its log does not exist yet
+    await asyncio.gather(*(world.namespace.runtime("orders") for _ in range(3)))
+    assert {number for _, number in world.parts} == {3, 7, *range(100, 160)}
+    assert most == OPENING_MAX
+
+
+async def test_where_the_disk_does_not_say_which_logs_there_are_all_partitions_are_opened(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.namespace.create_entity("orders", QueueSettings(), 3)
+
+    async def fails(entity: str) -> list[int]:
+        raise DiskFailed("broken")
+
+    monkeypatch.setattr(world.store, "partitions", fails)
+    await world.namespace.runtime("orders")
+    assert {number for _, number in world.parts} == {0, 1, 2}
+
+
+async def test_who_counts_all_queues_waits_once_for_the_check_and_for_what_is_unknown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = list[float]()
+
+    async def all_known(within_s: float) -> bool:
+        waited.append(within_s)
+        return False
+
+    monkeypatch.setattr(world.resting, "all_known", all_known)
+    world.namespace._checking = asyncio.create_task(asyncio.sleep(3_600))  # a disk that hangs
+    await world.namespace.counted(0.02)
+    assert waited == [0.0], "Prometheus gives up after 10 s, and this took twice the 8 s that it may"
+
+
+async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = await world.namespace.create_entity("orders", QueueSettings(), 2)
+    queue, listing, go_on = world.queue("orders"), asyncio.Event(), asyncio.Event()
+
+    async def partitions(entity: str) -> list[int]:
+        listing.set()
+        await go_on.wait()
+        return [0, 1]
+
+    monkeypatch.setattr(world.store, "partitions", partitions)
+    counting = asyncio.create_task(world.namespace.runtime("orders"))
+    await listing.wait()
+    await world.namespace.delete_entity("orders")
+    go_on.set()
+    with pytest.raises(Refused) as refused:
+        await counting
+    assert refused.value.reason is Reason.ENTITY_NOT_FOUND and world.parts == {}
+    with pytest.raises(Refused) as refused:  # a link that has not heard of the deletion yet
+        await ask(queue.router.keyed("a"), Send([b""], None))
+    assert refused.value.reason is Reason.ENTITY_NOT_FOUND and world.parts == {}
+    assert description.generation not in await world.store.entities()
