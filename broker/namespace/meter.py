@@ -34,7 +34,7 @@ class EntityMeter(EntityCounters):
             self.user_errors += count
 
     def add(self, counter: str, count: int) -> None:
-        """Add to a counter by its name (`entity_counters.COUNTERS`)."""
+        """Add to a counter by its name (`broker.base.counters.COUNTERS`)."""
         setattr(self, counter, getattr(self, counter) + count)
 
     # --- what a partition reports (`partition.task.PartitionMeter`) -----------------------------------------

@@ -38,9 +38,6 @@ LAYERS = (
 )
 """The parts of the product, from the ground up. A part imports only what lies below it."""
 
-HAVE_CIRCLES = ("broker.frontend",)
-"""Parts in which modules still import each other in a circle."""
-
 FORBIDDEN = {
     "protocol": ("asyncio", "socket"),
     "broker.partition": ("protocol", "aiohttp"),
@@ -150,8 +147,22 @@ def test_imports_run_down_the_layers() -> None:
     assert wrong == []
 
 
-def circles_of(imported: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of two or more modules that reach each other through imports."""
+@pytest.mark.parametrize("part", FORBIDDEN)
+def test_no_part_imports_what_is_forbidden_to_it(part: str) -> None:
+    wrong = [
+        f"{module_of(path)} imports {name}"
+        for path in SOURCES
+        if below(module_of(path), part)
+        for name in sorted(imports_of(path))
+        if any(below(name, forbidden) for forbidden in FORBIDDEN[part])
+    ]
+    assert wrong == []
+
+
+def import_circles() -> list[list[str]]:
+    """Groups of modules that reach one another through imports. Imports for type checking count as well."""
+    modules = {module_of(path): path for path in SOURCES}
+    imported = {module: imports_of(path) & modules.keys() - {module} for module, path in modules.items()}
 
     def reached_from(start: str) -> set[str]:
         found: set[str] = set()
@@ -169,58 +180,8 @@ def circles_of(imported: dict[str, set[str]]) -> list[list[str]]:
     return [list(group) for group in sorted(groups) if group]
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports for type checking alone count as well."""
-    modules = {module_of(path): imports_of(path) for path in SOURCES}
-    circles = circles_of({module: names & modules.keys() - {module} for module, names in modules.items()})
-    assert [each for each in circles if not any(below(each[0], part) for part in HAVE_CIRCLES)] == []
-
-
-@pytest.mark.parametrize("part", FORBIDDEN)
-def test_no_part_imports_what_is_forbidden_to_it(part: str) -> None:
-    wrong = [
-        f"{module_of(path)} imports {name}"
-        for path in SOURCES
-        if below(module_of(path), part)
-        for name in sorted(imports_of(path))
-        if any(below(name, forbidden) for forbidden in FORBIDDEN[part])
-    ]
-    assert wrong == []
-
-
-def import_circles() -> list[set[str]]:
-    """Groups of modules that import one another, directly or through others (strongly connected
-    components)."""
-    modules = {module_of(path): path for path in SOURCES}
-    imported = {module: imports_of(path) & modules.keys() - {module} for module, path in modules.items()}
-    order: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    path: list[str] = []
-    circles = []
-
-    def visit(module: str) -> None:
-        order[module] = lowest[module] = len(order)
-        path.append(module)
-        for other in sorted(imported[module]):
-            if other not in order:
-                visit(other)
-            if other in path:
-                lowest[module] = min(lowest[module], lowest[other])
-        if lowest[module] == order[module]:
-            group = set(path[path.index(module) :])
-            del path[path.index(module) :]
-            if len(group) > 1:
-                circles.append(group)
-
-    for module in sorted(modules):
-        if module not in order:
-            visit(module)
-    return circles
-
-
-def test_no_module_imports_itself_over_others() -> None:
-    """Imports for the type checker alone count, too."""
-    assert [sorted(circle) for circle in import_circles()] == []
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    assert import_circles() == []
 
 
 def homes(of: object) -> list[str]:
