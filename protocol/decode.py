@@ -120,7 +120,7 @@ def _uuid(data: Buffer) -> uuid.UUID:
 
 def _char(code_point: int) -> Char:
     if code_point > 0x10FFFF or 0xD800 <= code_point <= 0xDFFF:
-        raise DecodeError(f"0x{code_point:x} is no character")
+        raise DecodeError(f"0x{code_point:x} is not a character")
     return Char(chr(code_point))
 
 

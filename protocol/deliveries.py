@@ -156,8 +156,8 @@ class Deliveries:
         if self.partial_bytes > self._partial_bytes_max and self.partial_bytes > size:
             self._refuse(
                 "amqp:resource-limit-exceeded",
-                f"Unfinished messages take {self.partial_bytes} bytes on this connection; "
-                f"{self._partial_bytes_max} are the maximum, unless it is a single one.",
+                f"Unfinished messages take {self.partial_bytes} bytes on this connection; the limit is "
+                f"{self._partial_bytes_max}, unless there is only one such message.",
             )
 
     def forget_partial(self, link: Link) -> None:

@@ -51,13 +51,13 @@ class TransactionalState:
     outcome: int = Outcome.NONE
     """Takes effect when the transaction is committed. Usually NONE on a transfer."""
     error: ErrorCondition | None = None
-    """For REJECTED."""
+    """The error of a REJECTED outcome."""
     failed: bool = False
-    """For MODIFIED: delivery-failed."""
+    """The delivery-failed field of a MODIFIED outcome."""
     undeliverable_here: bool = False
-    """For MODIFIED."""
+    """The undeliverable-here field of a MODIFIED outcome."""
     annotations: bytes = b""
-    """For MODIFIED: message-annotations, an encoded AMQP map, or empty."""
+    """The message-annotations of a MODIFIED outcome, as an encoded AMQP map; empty if there are none."""
 
     @property
     def bytes(self) -> int:
@@ -145,13 +145,13 @@ class DeliveriesUpdated:
     settled: bool
     """Whether the peer has already settled them, and expects no answer."""
     error: ErrorCondition | None = None
-    """For REJECTED."""
+    """The error of a REJECTED outcome."""
     failed: bool = False
     """For MODIFIED: delivery-failed. Also False if the peer left it out, which proton does not tell."""
     undeliverable_here: bool = False
-    """For MODIFIED."""
+    """The undeliverable-here field of a MODIFIED outcome."""
     annotations: bytes = b""
-    """For MODIFIED: message-annotations, an encoded AMQP map, or empty."""
+    """The message-annotations of a MODIFIED outcome, as an encoded AMQP map; empty if there are none."""
     transaction: TransactionalState | None = None
     """For TRANSACTIONAL: the transaction, and the outcome that takes effect with it (§4.4.3)."""
 

@@ -223,8 +223,8 @@ class Lenience:
             self.refusal = ErrorCondition(
                 RESOURCE_LIMIT,
                 (
-                    f"A connection may have {self._channel_max + 1} sessions, counting those whose end was "
-                    "not answered yet."
+                    f"A connection may have {self._channel_max + 1} sessions, counting those whose end has "
+                    "not been answered yet."
                 ),
             )
             return

@@ -167,7 +167,7 @@ def map_of(data: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise codec.DecodeError("it is no map")
+        raise codec.DecodeError("it is not a map")
     return {str(key): item for key, item in value.items()}
 
 

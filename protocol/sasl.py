@@ -108,7 +108,7 @@ class SaslServer:
         fields = init.value if isinstance(init.value, list) else []
         mechanism, response = [*fields, None, None][:2]
         if not isinstance(mechanism, str) or not isinstance(response, bytes | None):
-            raise DecodeError("sasl-init without a mechanism, or its initial-response is no binary")
+            raise DecodeError("sasl-init without a mechanism, or its initial-response is not binary")
         self.mechanism = str(mechanism)
         refusal = self._judge(self.mechanism, response or b"")
         step.outputs.append(_frame(_SASL_OUTCOME, [UByte(_AUTH if refusal else _OK)]))

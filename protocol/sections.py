@@ -154,7 +154,7 @@ def fields(buffer: bytes, value: int, end: int, count_max: int) -> list[int]:
     try:
         count, offset = elements(buffer, value)
         if count > count_max:
-            raise DecodeError(f"{count} elements at byte {value}, at most {count_max} are allowed")
+            raise DecodeError(f"{count} elements at byte {value}; the limit is {count_max}")
         offsets = [offset]
         for _ in range(count):
             span = SPANS[buffer[offset]]

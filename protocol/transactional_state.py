@@ -77,7 +77,7 @@ def _of_types(value: Any, *kinds: type) -> list[Any]:
     """The fields of a list; None for a field that is left out. Raises DecodeError if a field has another
     type."""
     if not isinstance(value, list):
-        raise DecodeError("the fields are no list")
+        raise DecodeError("the fields are not a list")
     fields = [*value[: len(kinds)], *[None] * (len(kinds) - len(value))]
     for field, kind in zip(fields, kinds, strict=True):
         if field is not None and not isinstance(field, kind):

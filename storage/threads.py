@@ -106,7 +106,7 @@ def _note_end(future: asyncio.Future[T], under_way: UnderWay) -> None:
 
 
 def start_background(work: Coroutine[Any, Any, None], name: str, failed: OwnerFailed) -> asyncio.Task[None]:
-    """Start a task that nobody awaits. If it raises, `failed` is called; cancelling it is no failure."""
+    """Start a task that nobody awaits. If it raises, `failed` is called; cancelling it is not a failure."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -35,7 +35,7 @@ class Address:
     entity: str
     """As the client spelled it, except that `/Subscriptions/` is normalised; empty for `$cbs`."""
     subqueue: str = MAIN
-    """One of `entities.MAIN`, `DEAD_LETTER`, `TRANSFER_DEAD_LETTER`."""
+    """One of `descriptions.MAIN`, `DEAD_LETTER`, `TRANSFER_DEAD_LETTER`."""
     node: str = ""
     """`NODE_CBS` or `NODE_MANAGEMENT` if the address leads to that node and not to messages."""
 
@@ -99,12 +99,12 @@ def _checked_entity(segments: list[str], text: str) -> str:
         raise BadAddress(f"The address '{text:.300}' names no entity.")
     if len(entity) > ENTITY_CHARACTERS_MAX:
         raise BadAddress(
-            f"The entity path has {len(entity)} characters, at most {ENTITY_CHARACTERS_MAX} are allowed."
+            f"The entity path has {len(entity)} characters; the limit is {ENTITY_CHARACTERS_MAX}."
         )
     if not all(segments) or any(segment.startswith("$") for segment in segments):
-        raise BadAddress(f"'{entity}' is no entity path: a part of it is empty or begins with '$'.")
+        raise BadAddress(f"'{entity}' is not an entity path: a part of it is empty or begins with '$'.")
     if not {".", ".."}.isdisjoint(segments):
-        raise BadAddress(f"'{entity}' is no entity path: '.' and '..' are no names.")
+        raise BadAddress(f"'{entity}' is not an entity path: '.' and '..' are not names.")
     if not entity.isprintable() or not _ILLEGAL.isdisjoint(entity):
-        raise BadAddress(f"'{entity}' is no entity path: it holds a character that is not allowed.")
+        raise BadAddress(f"'{entity}' is not an entity path: it contains a character that is not allowed.")
     return entity

@@ -196,7 +196,7 @@ def _token_parts(text: str) -> tuple[str, str, str, str]:
         raise _refused(f"MalformedToken: The token lacks {', '.join(missing)}.")
     expiry = parts["se"]
     if not (expiry.isascii() and expiry.isdigit()):
-        raise _refused("MalformedToken: The token's expiry (se) is no number of seconds.")
+        raise _refused("MalformedToken: The token's expiry (se) is not a number of seconds.")
     if unquote_plus(parts["sr"]).count("/") > _SEGMENTS_MAX:
         raise _refused(f"MalformedToken: The token's resource (sr) has more than {_SEGMENTS_MAX} segments.")
     return parts["sr"], parts["sig"], expiry, unquote(parts["skn"])

@@ -100,7 +100,7 @@ def fail(error: Exception) -> NoReturn:
 
 @contextmanager
 def shown(progress: Progress, *, hidden: bool) -> Iterator[Progress]:
-    """Show on the terminal how far a check is; nothing is shown where standard error is no terminal."""
+    """Show on the terminal how far a check is; nothing is shown if standard error is not a terminal."""
     console = Console(stderr=True)
     bar = ProgressBar(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),

@@ -194,7 +194,7 @@ def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:
     if len(rules) > AUTHORIZATION_RULES_MAX:
         _refuse(
             "AuthorizationRules",
-            f"There are {len(rules)} authorization rules; at most {AUTHORIZATION_RULES_MAX} are allowed.",
+            f"There are {len(rules)} authorization rules; the limit is {AUTHORIZATION_RULES_MAX}.",
         )
     names = [rule.key_name.casefold() for rule in rules]
     if len(set(names)) != len(names):

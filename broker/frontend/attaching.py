@@ -49,7 +49,7 @@ class Attaching:
                     )
                 )
             if self._engine.link_count > links_max:
-                raise Refused(Reason.QUOTA_EXCEEDED, f"{links_max} links are the maximum for a connection.")
+                raise Refused(Reason.QUOTA_EXCEEDED, f"A connection may have at most {links_max} links.")
             self._attach(link)
         except Refused as why:
             self._engine.refuse_link(link, error_of(why))

@@ -46,7 +46,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
         self._inbox: Inbox | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses of asyncio's
+        stream = cast(asyncio.Transport, transport)  # uvloop's transports are not subclasses of asyncio's
         self._services.handshakes.pop(self, None)
         if not has_room(self._services):
             stream.abort()  # each further connection would take a descriptor that a partition may need

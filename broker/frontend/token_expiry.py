@@ -56,7 +56,7 @@ class Tokens:
         """Store the claim of a token put for an audience; it replaces the previous one (AMQP contract
         2.7)."""
         if audience not in self.claims and len(self.claims) >= TOKENS_MAX:
-            raise Refused(Reason.QUOTA_EXCEEDED, f"{TOKENS_MAX} tokens are the maximum for a connection.")
+            raise Refused(Reason.QUOTA_EXCEEDED, f"A connection may hold at most {TOKENS_MAX} tokens.")
         self.claims[audience] = claim
         self._host.engine.lift_restriction()
         if self._unclaimed_timer is not None:

@@ -228,9 +228,9 @@ class Done:
     found: dict[str, list[int]] = field(default_factory=dict)
     """The result, by entity."""
     error: str | None = None
-    """The name of the error if the request failed …"""
+    """The name of the error; None unless the request failed."""
     message: str = ""
-    """… and its text."""
+    """The text of the error."""
 
 
 ToPartitions = (

@@ -134,8 +134,8 @@ class Administration:
         return await self._entry_response(request, queue, 200)
 
     async def _discover(self, request: web.Request, claim: Claim, path: str) -> web.StreamResponse:
-        """List the direct children of a path that is no entity, as far as the caller may manage them (HTTP
-        contract 2.8).
+        """List the direct children of a path that is not an entity, as far as the caller may manage them
+        (HTTP contract 2.8).
 
         Any valid token will do: a caller without rights below the path gets an empty feed.
         """

@@ -167,7 +167,7 @@ def write_feed(
 def write_discovery(
     url: str, next_url: str | None, now_ms: int, children: Iterable[Child]
 ) -> Iterator[bytes]:
-    """Write the answer to GET of a path that is no entity: its direct children, in pieces.
+    """Write the answer to GET of a path that is not an entity: its direct children, in pieces.
 
     Go recognises "not found" by this exact title. The other clients recognise it because no entry has a
     `content` (HTTP contract 2.8).

@@ -39,10 +39,8 @@ def split(payload: bytes) -> tuple[list[bytes], RoutingHint]:
     if len(payload) > BATCH_BYTES_MAX:
         raise Refused(
             Reason.MESSAGE_TOO_LARGE,
-            (
-                f"The batch has {len(payload)} bytes; {BATCH_BYTES_MAX} are the maximum, whatever a single "
-                "message may have."
-            ),
+            f"The batch has {len(payload)} bytes; the limit for a batch is {BATCH_BYTES_MAX}, even where a "
+            "single message may be larger.",
         )
     try:
         sections = find_sections(payload)

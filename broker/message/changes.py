@@ -34,7 +34,7 @@ def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -
     changes: list[bytes] = []
     for key, value in properties.items():
         if not isinstance(key, str):
-            raise Refused(Reason.ARGUMENT, f"The property name {key!r:.80} is no text.")
+            raise Refused(Reason.ARGUMENT, f"The property name {key!r:.80} is not a string.")
         if value is None and drop_nulls:
             continue
         if key in (DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION) and value is not None:
@@ -47,11 +47,11 @@ def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -
         if len(encoded) > PROPERTY_BYTES_MAX:
             raise Refused(
                 Reason.ARGUMENT,
-                f"The property '{key:.80}' takes {len(encoded)} bytes, {PROPERTY_BYTES_MAX} are the maximum.",
+                f"The property '{key:.80}' takes {len(encoded)} bytes; the limit is {PROPERTY_BYTES_MAX}.",
             )
     if (size := sum(map(len, changes))) > METADATA_BYTES_MAX:
         raise Refused(
-            Reason.ARGUMENT, f"The properties to set take {size} bytes, {METADATA_BYTES_MAX} are the maximum."
+            Reason.ARGUMENT, f"The properties to set take {size} bytes; the limit is {METADATA_BYTES_MAX}."
         )
     return encode_map(changes) if changes else None
 

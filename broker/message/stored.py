@@ -313,7 +313,7 @@ def _header(payload: bytes, value: int, end: int) -> tuple[int, int, int]:
     flags = priority = ttl_ms = 0
     if known > 1 and payload[places[1]] != _NULL:
         if payload[places[1]] != 0x50:
-            raise DecodeError("header.priority is no ubyte")
+            raise DecodeError("header.priority is not a ubyte")
         flags, priority = HAS_PRIORITY, payload[places[1] + 1]
     if known > 2 and payload[places[2]] != _NULL:
         ttl_ms = _uint(payload, places[2])
@@ -330,7 +330,7 @@ def _uint(payload: bytes, place: int) -> int:
             return payload[place + 1]
         case 0x43:
             return 0
-    raise DecodeError("header.ttl is no uint")
+    raise DecodeError("header.ttl is not a uint")
 
 
 _Annotations = tuple[bytes, int, str | None, int | None]
@@ -361,7 +361,9 @@ def _annotations(payload: bytes, value: int, end: int) -> _Annotations:
             _key(payload, at_value, "via-partition-key")
         elif key == b"x-opt-scheduled-enqueue-time":
             if payload[at_value] != 0x83:
-                raise Refused(Reason.ARGUMENT, "The annotation x-opt-scheduled-enqueue-time is no timestamp.")
+                raise Refused(
+                    Reason.ARGUMENT, "The annotation x-opt-scheduled-enqueue-time is not a timestamp."
+                )
             scheduled_ms = _I64.unpack_from(payload, at_value + 1)[0]
     return kept + payload[kept_from:end], count, partition_key, scheduled_ms
 
@@ -382,12 +384,12 @@ def _delivery_annotations(payload: bytes, value: int, end: int) -> bytes:
 def _key(payload: bytes, place: int, name: str) -> str:
     encoded = text_bytes(payload, place)
     if encoded is None or payload[place] == 0xA3 or payload[place] == 0xB3:
-        raise Refused(Reason.ARGUMENT, f"The {name} is no string.")
+        raise Refused(Reason.ARGUMENT, f"The {name} is not a string.")
     text = encoded.decode()
     if len(text) > KEY_CHARACTERS_MAX:
         raise Refused(
             Reason.ARGUMENT,
-            f"The {name} has {len(text)} characters, at most {KEY_CHARACTERS_MAX} are allowed.",
+            f"The {name} has {len(text)} characters; the limit is {KEY_CHARACTERS_MAX}.",
         )
     return text
 
@@ -403,14 +405,14 @@ def _check_message_id(payload: bytes, place: int, end: int) -> None:
         if length > KEY_CHARACTERS_MAX:
             raise Refused(
                 Reason.ARGUMENT,
-                f"The message-id has {length} characters, at most {KEY_CHARACTERS_MAX} are allowed.",
+                f"The message-id has {length} characters; the limit is {KEY_CHARACTERS_MAX}.",
             )
 
 
 def _check_application_properties(payload: bytes, value: int, end: int) -> None:
     for at_key in pairs(payload, value, end)[:-1:2]:
         if payload[at_key] != 0xA1 and payload[at_key] != 0xB1:
-            raise DecodeError("the key of an application property is no string")
+            raise DecodeError("the key of an application property is not a string")
 
 
 def _check_property_sizes(payload: bytes, sections: Sections) -> None:
@@ -429,7 +431,7 @@ def _check_property_size(name: str, size: int) -> None:
     if size > PROPERTY_BYTES_MAX:
         raise Refused(
             Reason.MESSAGE_TOO_LARGE,
-            f"The property {name} takes {size} bytes, at most {PROPERTY_BYTES_MAX} are allowed.",
+            f"The property {name} takes {size} bytes; the limit is {PROPERTY_BYTES_MAX}.",
         )
 
 

@@ -434,7 +434,7 @@ class Namespace:
             if len(self._queues) >= self._entities_max:
                 raise Refused(
                     Reason.QUOTA_EXCEEDED,
-                    f"The namespace holds {len(self._queues)} entities; {self._entities_max} is the maximum.",
+                    f"The namespace holds {len(self._queues)} entities; the limit is {self._entities_max}.",
                 )
             now_ms = self._clock.now_ms()
             count = (partitions or self._partitions_default) if settings.enable_partitioning else 1

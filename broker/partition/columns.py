@@ -140,9 +140,7 @@ def _decode_values(column: Column, view: memoryview, count: int) -> Sequence[int
             values[place] = None if size == _NO_VALUE else bytes(view[end : end + size])
             end += 0 if size == _NO_VALUE else size
     if len(numbers) != count or end != len(view):
-        raise UnreadableColumns(
-            f"column {column.number} has {len(view)} bytes, {count} messages speak of {end}"
-        )
+        raise UnreadableColumns(f"column {column.number} has {len(view)} bytes; {count} messages need {end}")
     return values
 
 

@@ -123,7 +123,7 @@ class Memory:
                 raise Refused(
                     Reason.SERVER_BUSY,
                     f"The broker has reached its memory mark of {self.mark // MIB} MiB, and accepts no "
-                    "messages until some were received or deleted. Please wait 2 seconds and try again.",
+                    "messages until some have been received or deleted. Please wait 2 seconds and try again.",
                 )
 
     def expect(self, size: int) -> None:

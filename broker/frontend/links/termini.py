@@ -81,7 +81,7 @@ def _filters(engine: Engine, link: Link) -> dict[str, Any]:
     try:
         return engine.source_filter(link)
     except DecodeError as error:
-        raise Refused(Reason.DECODE, f"The source's filter is no filter set: {error}.") from error
+        raise Refused(Reason.DECODE, f"The source's filter is not a filter set: {error}.") from error
 
 
 def _not_applied(name: str, value: Any) -> Refused:

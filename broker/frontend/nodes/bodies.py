@@ -51,7 +51,7 @@ def elements(body: dict[str, Any], key: str) -> list[Any]:
     if not isinstance(found, list | tuple):
         raise Refused(Reason.ARGUMENT, f"'{key}' must be an array.")
     if len(found) > ELEMENTS_MAX:
-        raise Refused(Reason.ARGUMENT, f"'{key}' has {len(found)} elements; {ELEMENTS_MAX} are the maximum.")
+        raise Refused(Reason.ARGUMENT, f"'{key}' has {len(found)} elements; the limit is {ELEMENTS_MAX}.")
     return list(found)
 
 

@@ -297,7 +297,7 @@ def _settlement(body: dict[str, Any]) -> Settlement:
         case _:
             raise Refused(
                 Reason.ARGUMENT,
-                f"'{status}' is no disposition-status: completed, abandoned, defered and suspended are.",
+                f"'{status}' is not a disposition-status; use completed, abandoned, defered or suspended.",
             )
 
 

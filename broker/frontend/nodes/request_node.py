@@ -219,7 +219,7 @@ class RequestLink:
     def refused(self, event: MessageTooLarge | MessagesReceived) -> None:
         """Refuse a request that is too large, or requests sent in a transaction."""
         if isinstance(event, MessageTooLarge):
-            text = f"The request has {event.size} bytes; {self._node.request_bytes_max} are the maximum."
+            text = f"The request has {event.size} bytes; the limit is {self._node.request_bytes_max}."
             self._refuse(event.deliveries, Refused(Reason.MESSAGE_TOO_LARGE, text))
         else:
             self._refuse(event.deliveries, no_transactions(), len(event.payloads))
