@@ -516,7 +516,7 @@ class Engine:
             event = _collector_peek(collector)
             if not event:
                 return
-            if delivery := _event_delivery(event):  # null for all events but PN_DELIVERY, by far the most
+            if delivery := _event_delivery(event):  # null for all events but PN_DELIVERY, the most frequent
                 self._on_delivery(links.get(_delivery_link(delivery)), delivery, is_batch)
             elif handler := handlers.get(_event_type(event)):
                 handler(event)

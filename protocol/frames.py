@@ -30,7 +30,7 @@ from protocol.sections import elements
 from protocol.values import skip
 
 BATCH_MESSAGE_FORMAT = b"\x80\x01\x37\x00"
-"""0x80013700 (AMQP contract B)."""
+"""The message-format of a batch, 0x80013700, as a transfer carries it (AMQP contract B)."""
 
 _LOOK_BYTES = 128
 """How far from the beginning of a frame the format may be: behind 8 bytes of header, the descriptor, the head

@@ -413,7 +413,7 @@ def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
     if head[body + 1] == 0x80:
         head[body + 10]  # raises IndexError until the whole descriptor has arrived
         return int.from_bytes(head[body + 2 : body + 10], "big"), body + 10
-    return None, body  # proton knows no other encoding
+    return None, body  # proton does not know any other encoding
 
 
 def _read_transfer(head: bytes, value: int) -> _Transfer:

@@ -112,7 +112,7 @@ def find_sections(message: bytes) -> Sections:
             if not ends[section]:
                 begins[section], values[section] = offset, value
             elif ends[section] != offset or section not in (DATA, SEQUENCE):
-                raise DecodeError(f"section {_NAMES[section]} stands at byte {offset} once more")
+                raise DecodeError(f"section {_NAMES[section]} occurs a second time at byte {offset}")
             else:
                 repeated += 1
                 if repeated >= SECTIONS_MAX:

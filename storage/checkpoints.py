@@ -50,9 +50,9 @@ DEAD_BYTES_SLACK = 256 << 10
 COPIED_BYTES_MIN = 1 << 20
 """How much a checkpoint may copy even if it writes less."""
 FILES_MIN = 16
-"""How many files are always allowed …"""
+"""How many files a checkpoint may always have."""
 BYTES_PER_FILE = 1 << 20
-"""… plus one for each of this many live bytes."""
+"""A checkpoint may have one more file for each of this many live bytes."""
 
 _log = structlog.get_logger()
 
@@ -101,7 +101,7 @@ class Checkpoints:
                     raise CorruptRecord(
                         str(path),
                         0,
-                        f"checkpoint file {min(missing):08x} is missing, in which some of its blocks stand",
+                        f"checkpoint file {min(missing):08x}, which holds some of its blocks, is missing",
                     )
             except CorruptRecord as error:
                 _report(error)

@@ -37,9 +37,9 @@ FILES_PER_BATCH_MAX = 4
 SLOW_S = 0.25
 """If a sync takes longer, only threads write to the disk."""
 STUCK_S = 1.0
-"""If a batch takes longer, its thread is replaced …"""
+"""If a batch takes longer, its thread counts as stuck and is replaced."""
 STUCK_MAX = 64
-"""… but at most this many replaced threads may be stuck at once."""
+"""How many replaced threads may be stuck at once."""
 
 NEEDS_THREAD = -1
 ENDED = -2

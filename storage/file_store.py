@@ -51,9 +51,9 @@ DELETED_SUFFIX = "#deleted"
 _PARTITION = re.compile(rf"([0-9a-f]{{4}})(?:{re.escape(EXTENT_SUFFIX)})?")
 TIDY_DELAY_MS = 1_000
 """How soon to try again after the disk refused to remove a trimmed file. The delay doubles while no log's
-files can be removed …"""
+files can be removed."""
 TIDY_DELAY_MS_MAX = 600_000
-"""… up to this maximum."""
+"""The longest delay before trying again to remove trimmed files."""
 LATE_S = 0.25
 """How long a round of syncs waits for a log that does not answer before the other logs have the next one."""
 LISTED_AT_ONCE = 64

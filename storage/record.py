@@ -1,4 +1,4 @@
-"""One frame, byte by byte: a commit as it stands in a segment. Pure; knows no files.
+"""One frame, byte by byte: a commit as stored in a segment. Pure; knows nothing about files.
 
 A frame is a header of 64 bytes and the records of one commit. All numbers are little endian.
 

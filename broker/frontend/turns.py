@@ -33,11 +33,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 TURN_S = 0.000_25
-"""How long to serve bytes before the sockets are polled again and the partitions run, while there are light
-clients …"""
+"""While there are light clients: how long to serve bytes before the sockets are polled again and the
+partitions run."""
 TURN_AMONG_HEAVY_S = 0.005
-"""… and while there are none: messages that arrive together are committed together, and a commit costs as
-much as dozens of messages."""
+"""The same while there are no light clients. It is longer because messages that arrive together are committed
+together, and a commit costs as much as dozens of messages."""
 LIGHT_S, HEAVY_S = 0.1, 0.05
 """How long, in time worked, a client that was served at once is remembered as light, and a client that was
 served a larger slice counts as heavy."""

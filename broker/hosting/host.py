@@ -81,9 +81,9 @@ class PartitionHost(EntityLogs, Protocol):
     """Runs partitions and owns their logs."""
 
     catalogue_lane: Executor
-    """A thread for the catalogue, which the broker's own process writes …"""
+    """A thread for the catalogue, which the broker's own process writes."""
     index_lanes: Sequence[Executor]
-    """… and one for the index in each folder."""
+    """A thread for the index of partitions in each folder, by the folder's number."""
 
     async def open(self) -> None:
         """Start the host. Call this before anything else. Raises OSError if another process cannot be

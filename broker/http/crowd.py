@@ -7,8 +7,8 @@ until another client needs it, and a client that sends its whole request at once
 clients there are.
 
 When every connection is being served, a new one gets one of a few *spare* places, in which only `/health` is
-answered: an orchestrator must be able to tell a busy broker from a dead one. This module knows no sockets:
-each connection brings the function that ends it.
+answered: an orchestrator must be able to tell a busy broker from a dead one. This module does not
+know about sockets: each connection brings the function that ends it.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path])
     """
     named = {path.absolute() for path in absent}
     why = (
-        "this data folder of the broker was not named, so nothing in it was checked: give it as "
-        "--data-dir, too"
+        "this data folder of the broker was not named, so nothing in it was checked: name "
+        "it with --data-dir as well"
     )
     try:
         return [
@@ -124,8 +124,8 @@ def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path])
         ]
     except DamagedIdentity as error:
         why = (
-            "it does not say which data folder this is; the broker's log has the line that belongs here "
-            "(folder.damaged)"
+            "the file that identifies this data folder is damaged; the broker logs its proper content "
+            "when it starts (folder.damaged)"
         )
         return [Finding(Severity.UNUSABLE, None, None, str(error.path), 0, 0, why)]
     except WrongFolders as error:

@@ -58,9 +58,9 @@ _LOCKED_UNTIL, _PARTITION_ID = _key("x-opt-locked-until"), _key("x-opt-partition
 _STATE, _DEAD_LETTER_SOURCE = _key("x-opt-message-state"), _key("x-opt-deadletter-source")
 _TOKEN_KEY = _key("x-opt-lock-token") + b"\x98"
 _LOCK_TOKEN = b"\x00\x53\x71\xc1" + bytes((1 + len(_TOKEN_KEY) + 16, 2)) + _TOKEN_KEY
-"""The delivery-annotations section of a message with a lock, up to the token …"""
+"""The delivery-annotations section of a message with a lock, up to the lock token."""
 _NO_TOKEN = b"\x00\x53\x71\xc1\x01\x00"
-"""… and the empty section of a message without a lock."""
+"""The empty delivery-annotations section of a message without a lock."""
 _SIZE_AND_COUNT = struct.Struct(">II")
 
 Deliverables = tuple[list[bytes], list[bytes]]

@@ -49,9 +49,9 @@ LOOKED_AT_ONCE = 256
 LOOK_S = 1.0
 """How often to check the clock while something is going to fall due."""
 ASKED_WITHIN_S = 5.0
-"""How long startup waits for a folder that does not answer …"""
+"""How long startup waits for a folder that does not answer."""
 ASKED_AGAIN_S = 10.0
-"""… and how long to wait before asking such a folder again."""
+"""How long to wait before asking a folder again that did not answer at startup."""
 LISTING_MAX = 32
 """How many entities' logs are listed at a time when the index is rebuilt."""
 _SLACK = 64

@@ -1,5 +1,5 @@
 """Tracks which clients wait for the messages of a subqueue, which hold some, and when to recall them. Pure;
-knows no messages.
+knows nothing about messages.
 
 *Order.* Clients with demand wait in a queue. The first one is granted up to its demand; if it wants more, it
 moves to the end.

@@ -430,7 +430,7 @@ class Messages:
         """The numbers whose messages exist, of those that a mark names. Raises UnreadableRecord."""
         if max(mark.subqueue, mark.target) >= len(self.subqueues):
             raise UnreadableRecord(
-                f"a record speaks of subqueue {max(mark.subqueue, mark.target)}, which is unknown to "
+                f"a record refers to subqueue {max(mark.subqueue, mark.target)}, which is unknown to "
                 "this release"
             )
         references = self.subqueues[mark.subqueue].references
@@ -438,7 +438,7 @@ class Messages:
         if len(known) < len(numbers) and self._first_replayed is not None:
             unknown = max(number for number in numbers if number not in references)
             if unknown >= self._first_replayed:
-                raise UnreadableRecord(f"a record speaks of message {unknown}, which is not there")
+                raise UnreadableRecord(f"a record refers to message {unknown}, which is not there")
         return known
 
     def drop(self) -> Iterator[int]:

@@ -311,5 +311,5 @@ def _head(layout: struct.Struct, record: Record) -> tuple[int, ...]:
 def _fits(record: Record, size: int) -> None:
     if size != len(record.body):
         raise UnreadableRecord(
-            f"record kind {record.kind} has {len(record.body)} bytes, its tables speak of {size}"
+            f"record kind {record.kind} has {len(record.body)} bytes, but its tables need {size}"
         )

@@ -145,7 +145,7 @@ class Salvage:
         subqueues = self.messages.subqueues
         if max(mark.subqueue, mark.target) >= len(subqueues):
             raise UnreadableRecord(
-                f"a record speaks of subqueue {max(mark.subqueue, mark.target)}, which is unknown to "
+                f"a record refers to subqueue {max(mark.subqueue, mark.target)}, which is unknown to "
                 "this release"
             )
         known = [number for number in mark.sequence_numbers if self._bring(number, subqueues[mark.subqueue])]
@@ -171,7 +171,7 @@ class Salvage:
         for number, _, _, _, deliveries, subqueue, state, changed in relocated.rows():
             if subqueue >= len(self.messages.subqueues):
                 raise UnreadableRecord(
-                    f"a record speaks of subqueue {subqueue}, which is unknown to this release"
+                    f"a record refers to subqueue {subqueue}, which is unknown to this release"
                 )
             reference = self._bring(number, self.messages.subqueues[subqueue])
             if reference is not None:

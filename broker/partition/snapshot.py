@@ -266,7 +266,7 @@ class _MessagesSection:
             column_lists, whole = read_columns(view, whole, count)
         if whole != len(view):
             raise UnreadableRecord(
-                f"a block of a checkpoint has {len(view)} bytes, its tables speak of {whole}"
+                f"a block of a checkpoint has {len(view)} bytes, but its tables need {whole}"
             )
         frames = [self._frame(position) for position in positions]
         # Let equal times and sizes share one object each; reading a table creates one per message.

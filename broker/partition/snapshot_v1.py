@@ -69,7 +69,7 @@ def load(messages: Messages, state: bytes) -> Iterator[None]:
     for subqueue in messages.subqueues[:subqueue_count]:
         end = yield from _load_subqueue(subqueue, frames, view, end)
     if end != len(view):
-        raise UnreadableRecord(f"a checkpoint has {len(view)} bytes, its tables speak of {end}")
+        raise UnreadableRecord(f"a checkpoint has {len(view)} bytes, but its tables need {end}")
     for start in range(0, frame_count, AT_ONCE):
         messages.adopt_frames(frames[start : start + AT_ONCE])
         yield

@@ -1,5 +1,5 @@
-"""A subqueue: references to stored messages, in order, and their locks. Pure; knows no records, no clients
-and no clock.
+"""A subqueue: references to stored messages, in order, and their locks. Pure; knows nothing of records,
+clients and the clock.
 
 Dead-lettering moves a reference (`references.py`) from one subqueue to another. (With topics, several
 subqueues will refer to one stored message: `StoredFrame.live` already counts references, and a frame is

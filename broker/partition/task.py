@@ -105,9 +105,9 @@ class TaskLimits:
     batch_bytes_max: int = 4 * MIB
     """Bytes of messages sent in one commit; a single operation may exceed it."""
     recovery_delay_ms: int = 100
-    """Pause after the first failure to reopen the log; doubled with each failure …"""
+    """Pause after the first failure to reopen the log. It doubles with each further failure."""
     recovery_delay_ms_max: int = 10_000
-    """… up to this."""
+    """The longest pause between two attempts to reopen the log."""
     disk_timeout_ms: int = 5_000
     """A disk that has not answered for this long counts as failed."""
     rest_ms: int | None = 60_000

@@ -80,11 +80,11 @@ class UpkeepLimits:
     checkpoint_bytes: int = 64 * MIB
     """Bytes of log written since the last checkpoint."""
     garbage_bytes_min: int = 64 * MIB
-    """Bytes of garbage in the log that make trimming or compaction worthwhile under any load …"""
+    """Bytes of garbage in the log that make trimming or compaction worthwhile under any load."""
     garbage_bytes_at_rest: int = 3 * MIB // 4
-    """… and when nothing is being written …"""
+    """Bytes of garbage that make it worthwhile when nothing is being written."""
     garbage_per_live: int = 2
-    """… and, for compaction, as a multiple of the live bytes."""
+    """The multiple of the live bytes that garbage must also reach before a compaction."""
     look_ms: int = 2_500
     """Time between two checks of the log for garbage while it is being written."""
     relocation_bytes: int = MIB
@@ -94,13 +94,13 @@ class UpkeepLimits:
     relocated_frame_bytes_max: int = MIB
     """The most that a relocation writes in one commit; a single message may exceed it."""
     garbage_bytes_on_full_disk: int = 4 * 1024
-    """Garbage tolerated on a full disk: this much …"""
+    """Bytes of garbage always tolerated on a full disk."""
     live_per_garbage_on_full_disk: int = 4
-    """… or this fraction of the live bytes (a divisor), if that is more."""
+    """On a full disk, garbage up to the live bytes divided by this is tolerated as well."""
     confined_segments: int = 2
-    """On a disk with little room, a checkpoint is due after this many segments …"""
+    """On a disk with little room, a checkpoint is due after this many segments."""
     confined_look_bytes: int = 16 * 1024
-    """… and the log is checked this often."""
+    """On a disk with little room, the log is checked each time this many bytes were written."""
     pressed_ms: int = 5_000
     """How long a disk counts as full after it was found full, if the log does not report it."""
     pause_ms: int = 1000

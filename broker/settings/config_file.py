@@ -2,7 +2,7 @@
 
 The emulator's files are accepted unchanged: with `//` comments, trailing commas and a byte-order mark, and
 with its field names and its defaults (which differ from the service's: ten deliveries there, three here).
-Ranges are those of `entities/validation.py`, which are wider than the emulator's. Our additions stand beside
+Ranges are those of `entities/validation.py`, which are wider than the emulator's. Our additions go beside
 its fields, spelled as in the administration API.
 
 The result is plain data (`ConfigFile`). Settings that this version does not carry out are kept and listed in
