@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -27,12 +26,6 @@ from tests.support.http_stack import HttpStack, http_stack
 from tests.support.sas import sas_token
 
 UPDATE = {"If-Match": "*"}
-
-
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[HttpStack]:
-    async with http_stack(tmp_path) as running:
-        yield running
 
 
 def queue_body(inner: str = "", kind: str = "QueueDescription") -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import urllib.parse
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,10 +13,8 @@ from lxml import etree
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.base.slices import Slices
-from broker.entities.descriptions import QueueSettings
 from broker.http.answer_portions import PORTION_BYTES
 from broker.http.metrics import ENTITY_GAUGES
-from broker.operations import SubqueueCounts
 from tests.support.http_stack import HttpStack, http_stack
 from tests.support.many_queues import write_queues
 from tests.support.sas import sas_token
@@ -141,52 +138,3 @@ async def test_a_scraper_of_http_1_0_gets_everything_and_then_the_end(stack: Htt
     writer.close()
     assert answer.startswith("HTTP/1.0 200") and "Transfer-Encoding" not in answer
     assert answer.count("partibus_messages{") == QUEUES
-
-
-async def test_a_list_shows_each_queue_as_it_is_shown_alone_and_opens_no_log(tmp_path: Path) -> None:
-    odd = QueueSettings(
-        user_metadata="100 % mark-of-the-name & 1970-01-01T00:00:00.001Z",
-        forward_dead_lettered_to="other queue",
-    )
-    async with http_stack(tmp_path) as stack:
-        for name, settings in (
-            ("plain", QueueSettings()),
-            ("Odd/sub.name_1-x", QueueSettings()),
-            ("marked", odd),
-            ("short", QueueSettings(lock_duration_ms=5_000)),
-        ):
-            await stack.namespace.create_entity(name, settings, file_settings=settings)
-        stack.partition.held = {
-            "": SubqueueCounts(active=3, deferred=1, scheduled=2, bytes=70),
-            "$deadletterqueue": SubqueueCounts(active=4, bytes=9),
-        }
-        stack.queue("plain").partition(0)
-        stack.queue("short").accessed_at_ms = 1_700_000_000_123
-        stack.queue("plain").partition(1)
-
-        async def same() -> dict[str, bytes]:
-            """The list's entries by name. Each must equal the entry at the queue's own address."""
-            _, text, _ = await stack.ask("GET", "/$Resources/queues")
-            entries = etree.fromstring(text.encode()).findall("{*}entry")
-            shown: dict[str, bytes] = {}
-            for entry in entries:
-                name = entry.findtext("{*}title")
-                assert name is not None
-                _, alone, _ = await stack.ask("GET", f"/{urllib.parse.quote(name)}")
-                shown[name] = etree.tostring(entry, method="c14n", exclusive=True)
-                assert shown[name] == etree.tostring(
-                    etree.fromstring(alone.encode()), method="c14n", exclusive=True
-                ), name
-            return shown
-
-        before = await same()
-        assert len(before) == 4 and b">10<" in before["plain"].replace(b"MessageCount", b""), (
-            "3 + 1 + 2 + 4 messages"
-        )
-        await stack.namespace.update_entity("plain", QueueSettings(max_delivery_count=77))
-        await stack.namespace.delete_entity("short")
-        after = await same()
-        assert b">77<" in after["plain"] and len(after) == 3
-        assert not any(queue._partitions.keys() - {0, 1} for queue in stack.namespace.live_entities()), (
-            "nobody was woken"
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import aiohttp
@@ -13,26 +13,12 @@ import pytest
 import uvloop
 
 from broker.entities.descriptions import QueueSettings
-from broker.operations import SubqueueCounts
 from tests.support.http_stack import HttpStack, http_stack
-
-WITHIN_S = 10
-
-
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[HttpStack]:
-    async with http_stack(tmp_path) as running:
-        yield running
+from tests.support.waiting import WAIT_S, until
 
 
 def trusting(stack: HttpStack) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(stack.files.authority))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.01)
 
 
 # --- one port -----------------------------------------------------------------------------------------------
@@ -77,7 +63,7 @@ async def test_a_first_byte_that_comes_late_is_waited_for(stack: HttpStack) -> N
 async def test_a_client_that_says_nothing_is_let_go_and_counted(tmp_path: Path) -> None:
     async with http_stack(tmp_path, http_header_timeout_ms=50) as stack:
         reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(WAIT_S):
             assert await reader.read() == b""
         writer.close()
         assert stack.ended("slow_header") == 1
@@ -88,7 +74,7 @@ async def test_a_tls_handshake_that_goes_wrong_ends_that_connection_only(tmp_pat
         for opening in (b"\x16\x03\x01\x00\x05wrong" + bytes(50), b"\x16"):
             reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
             writer.write(opening)
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(WAIT_S):
                 try:
                     while await reader.read(1000):
                         pass  # an alert may come first
@@ -115,7 +101,7 @@ async def test_garbage_is_refused_and_the_next_client_is_served(stack: HttpStack
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
         writer.write(garbage)
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(WAIT_S):
             assert b"HTTP/1.0 400" in await reader.read(100)
         writer.close()
     assert (await stack.ask("GET", "/health", token=None))[0] == 200
@@ -143,38 +129,6 @@ async def test_stopping_lets_an_open_request_finish_and_refuses_new_connections(
 # --- health and metrics -------------------------------------------------------------------------------------
 
 
-async def test_health_tells_when_messages_are_refused_for_lack_of_memory(stack: HttpStack) -> None:
-    for resident, state in ((1 << 20, "ok"), (1 << 31, "limited"), (1 << 20, "ok")):
-        stack.resident[0] = resident
-        stack.memory.look()
-        status, text, _ = await stack.ask("GET", "/health", token=None)
-        assert (status, json.loads(text)["memory"]) == (
-            200,
-            {"state": state, "used_bytes": resident, "mark_bytes": 1 << 30},
-        )
-
-
-async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: HttpStack) -> None:
-    await stack.namespace.create_entity("orders", QueueSettings(), 3)
-    for number in range(3):
-        stack.queue("orders").partition(number)
-    stack.partition.health, stack.partition.available = "recovering", False
-    status, text, _ = await stack.ask("GET", "/health", token=None)
-    assert status == 200
-    assert json.loads(text) == {
-        "status": "healthy",
-        "message": "Service is healthy.",
-        "namespace": "sbemulatorns",
-        "memory": {"state": "ok", "used_bytes": 0, "mark_bytes": 1 << 30},
-        "data_folders": ["ok"],
-        "partitions": {"closed": 0, "recovering": 1, "serving": 2},
-        "damaged_entities": [],
-        "entities": {
-            "orders": {"availability": "Limited", "partitions": ["recovering", "serving", "serving"]}
-        },
-    }
-
-
 async def test_damaged_and_closed_partitions_differ_from_healthy_ones_in_health_and_metrics(
     stack: HttpStack,
 ) -> None:
@@ -199,40 +153,6 @@ async def test_damaged_and_closed_partitions_differ_from_healthy_ones_in_health_
     )
     down = {name: value for name, value in series.items() if name.startswith("partibus_partition_down")}
     assert down == {'partibus_partition_down{entity="orders",partition="0",state="damaged"}': "1.0"}
-
-
-async def test_a_broker_that_does_not_serve_is_unhealthy_in_the_emulators_words(stack: HttpStack) -> None:
-    stack.serving[0] = False
-    status, text, _ = await stack.ask("GET", "/health", token=None)
-    assert status == 503
-    assert json.loads(text) == {
-        "status": "unhealthy",
-        "message": "Service not available. Please try after some time.",
-    }
-
-
-async def test_metrics_are_prometheus_text_with_gauges_gathered_at_the_scrape(stack: HttpStack) -> None:
-    await stack.namespace.create_entity("orders", QueueSettings(), 2)
-    stack.queue("orders").partition(0)
-    stack.partition.held = {
-        "": SubqueueCounts(active=5, bytes=700),
-        "$deadletterqueue": SubqueueCounts(active=2, bytes=50),
-    }
-    stack.metrics.entities["orders"].incoming_messages += 7
-    status, text, headers = await stack.ask("GET", "/metrics", token=None)
-    assert (status, headers["Content-Type"].split(";")[0]) == (200, "text/plain")
-    for line in (
-        'partibus_incoming_messages_total{entity="orders"} 7.0',
-        'partibus_active_messages{entity="orders"} 5.0',
-        'partibus_dead_letter_messages{entity="orders"} 2.0',
-        'partibus_size_bytes{entity="orders"} 750.0',
-        'partibus_entity_available{entity="orders"} 1.0',
-    ):
-        assert line in text.splitlines()
-    assert (
-        'partibus_http_requests_total{method="GET",status="200"} 1.0'
-        in (await stack.ask("GET", "/metrics", token=None))[1]
-    )
 
 
 async def test_a_queue_may_be_called_metrics_for_a_request_with_a_token_is_administration(

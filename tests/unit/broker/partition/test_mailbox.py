@@ -31,7 +31,7 @@ def test_a_batch_ends_with_the_send_that_reaches_its_bytes_or_with_its_last_oper
     sends = [Send([b"x" * 60], None, place) for place in range(4)]
     mailbox = Mailbox()
     mailbox.waiting += waiting(*sends)
-    assert gathered(mailbox, 10, 100) == sends[:2], "the second one reaches the bound and belongs to it"
+    assert gathered(mailbox, 10, 120) == sends[:2], "the second one reaches the bound and belongs to it"
     assert gathered(mailbox, 1, 100) == sends[2:3]
     assert gathered(mailbox, 10, 100) == sends[3:] and not mailbox and mailbox.since_ms is None
 

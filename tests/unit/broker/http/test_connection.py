@@ -1,5 +1,4 @@
-"""The HTTP port against clients that hold it up: incomplete headers, slow bodies, unread answers, garbage,
-too many connections."""
+"""One connection of the HTTP port: incomplete headers, slow bodies, unread answers, garbage, no room."""
 
 from __future__ import annotations
 
@@ -7,9 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
@@ -17,52 +14,14 @@ import aiohttp
 import pytest
 
 from broker.entities.descriptions import QueueSettings
-from broker.http.bodies import FREE_BYTES, Bodies
 from broker.http.connection import HttpConnection
-from broker.http.crowd import Crowd, Guest
-from broker.http.portions import PORTION_BYTES
+from tests.support.http_raw import HALF, WHOLE, client, rest, status_of
 from tests.support.http_stack import HttpStack, http_stack
-from tests.support.raw_websocket import BINARY, PING, handshake, message
 from tests.support.sas import sas_token
-from tests.support.ticker import Ticker
+from tests.support.waiting import WAIT_S, until
 
-WITHIN_S = 10
-HALF = b"GET /orders HTTP/1.1\r\nHost: localhost\r\nX-More: "
-WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 """The beginning of a TLS ClientHello."""
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def client(
-    stack: HttpStack, said: bytes = b"", *, tls: bool = False
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A client that has sent `said`."""
-    context = ssl.create_default_context(cafile=str(stack.files.authority)) if tls else None
-    reader, writer = await asyncio.open_connection(
-        "localhost" if tls else "127.0.0.1", stack.port, ssl=context
-    )
-    try:
-        writer.write(said)
-        yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-async def rest(reader: asyncio.StreamReader) -> bytes:
-    """All bytes until the broker hangs up. Raises TimeoutError if it does not."""
-    async with asyncio.timeout(WITHIN_S):
-        said = b""
-        with contextlib.suppress(ConnectionError):
-            while more := await reader.read(65_536):
-                said += more
-        return said
 
 
 async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
@@ -75,18 +34,6 @@ async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
             await writer.drain()
         await asyncio.sleep(0.02)
     return await ending
-
-
-async def status_of(reader: asyncio.StreamReader) -> int:
-    """Read one whole answer and return its status."""
-    async with asyncio.timeout(WITHIN_S):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
-        await reader.readexactly(length)
-        return int(head.split()[1])
-
-
-# --- time ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -149,39 +96,6 @@ async def test_a_body_has_its_time_however_it_trickles(tmp_path: Path) -> None:
         assert stack.ended("slow_body") == 1
 
 
-async def test_bodies_that_nobody_finishes_are_bounded_in_total(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A body gives its room back however it ends, and small bodies are always read."""
-    monkeypatch.setattr("broker.http.bodies.TOTAL_BYTES_MAX", 0)  # the total is then the largest body's size
-    bodies = Bodies(512 * 1024)
-    monkeypatch.setattr("broker.http.admin.Bodies", lambda _: bodies)
-    async with http_stack(tmp_path, http_transfer_timeout_ms=60_000, http_body_bytes_max=512 * 1024) as stack:
-        token = sas_token(f"https://127.0.0.1:{stack.port}")
-        head = (
-            f"PUT /orders HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: "
-            "500000\r\n\r\n"
-        ).encode()
-
-        async def answer(size: int) -> tuple[int, str | None]:
-            status, _, headers = await stack.ask("PUT", "/orders", bytes(size))
-            return status, headers.get("Retry-After")
-
-        for size, status in (
-            (500_000, 400),
-            (600_000, 413),
-            (500_000, 400),
-        ):  # not XML; too large for one body; not XML
-            assert await answer(size) == (status, None) and bodies.bytes == 0
-        async with client(stack, head + bytes(450_000)):
-            await until(lambda: bodies.bytes == 450_000 - FREE_BYTES)
-            assert await answer(500_000) == (503, "2")
-            assert await answer(FREE_BYTES) == (400, None)
-            assert bodies.bytes == 450_000 - FREE_BYTES
-        await until(lambda: bodies.bytes == 0)  # the client is gone
-        assert await answer(500_000) == (400, None)
-
-
 async def test_an_answer_that_nobody_reads_has_its_time(tmp_path: Path) -> None:
     async with http_stack(tmp_path, http_transfer_timeout_ms=500) as stack:
         for number in range(200):
@@ -198,45 +112,6 @@ async def test_an_answer_that_nobody_reads_has_its_time(tmp_path: Path) -> None:
                 while asked:
                     asked = asked[sock.send(asked) :]
             await until(lambda: stack.ended("slow_reader") == 1)
-
-
-# --- room ---------------------------------------------------------------------------------------------------
-
-
-def test_who_has_waited_longest_leaves_and_who_is_served_stays() -> None:
-    ended: list[str] = []
-    displaced: list[None] = []
-    crowd = Crowd(3, 1, lambda: displaced.append(None))
-
-    def enter(name: str) -> Guest:
-        guest = crowd.enter(lambda: ended.append(name))
-        assert guest is not None
-        return guest
-
-    first, second, third = enter("first"), enter("second"), enter("third")
-    first.is_served()
-    first.waits()  # again, and later than the others
-    third.waits()  # it still waits
-    assert not enter("fourth").spare
-    assert ended == ["second"]
-    second.leave()
-    second.waits()
-    third.is_served()
-    enter("fifth").is_served()
-    assert (ended, len(crowd), len(displaced)) == (["second", "first"], 3, 2)
-    enter("sixth").is_served()
-    assert ended == ["second", "first", "fourth"]
-    seventh = enter("seventh")
-    assert seventh.spare  # all others are being served
-    assert enter("eighth").spare
-    assert ended[-1] == "seventh"
-    third.leave()
-    third.leave()
-    assert not enter("ninth").spare
-    assert len(crowd) == 4
-    for name in ("tenth", "eleventh"):
-        enter(name).is_served()
-    assert crowd.enter(lambda: None) is None
 
 
 async def test_half_headers_fill_the_port_and_everybody_else_is_served(tmp_path: Path) -> None:
@@ -310,7 +185,7 @@ async def test_websockets_without_a_login_leave_for_a_newcomer(tmp_path: Path) -
             await one.send_bytes(b"hello")
             assert await one.receive_bytes() == b"hello"
             assert (await stack.ask("GET", "/$Resources/queues"))[0] == 200
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(WAIT_S):
                 assert (await one.receive()).type in (
                     aiohttp.WSMsgType.CLOSED,
                     aiohttp.WSMsgType.CLOSE,
@@ -324,43 +199,13 @@ async def test_a_websocket_without_a_login_may_not_send_more_than_a_login_needs(
     ) as websocket:
         with contextlib.suppress(ConnectionError):
             await websocket.send_bytes(bytes(200_000))
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(WAIT_S):
             assert (await websocket.receive()).type in (
                 aiohttp.WSMsgType.CLOSED,
                 aiohttp.WSMsgType.CLOSE,
                 aiohttp.WSMsgType.ERROR,
             )
     assert stack.ended("websocket_flood") == 1
-
-
-@pytest.mark.parametrize("kind", [BINARY, PING])
-async def test_many_small_messages_of_one_read_are_parsed_over_many_turns(
-    stack: HttpStack, kind: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("broker.http.portions.TURN_S", 0.0)
-    parsed: list[int] = []
-    parse = aiohttp.web.RequestHandler.data_received
-
-    def counting(self: aiohttp.web.RequestHandler, data: bytes) -> None:
-        parsed.append(len(data))
-        parse(self, data)
-
-    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port, limit=1 << 20)
-    writer.write(handshake({}))
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(message(b"login"))  # a logged-in client may send any amount
-    assert await reader.readexactly(7) == b"\x82\x05login"
-    monkeypatch.setattr(aiohttp.web.RequestHandler, "data_received", counting)
-    flood = message(b"", kind) * 30_000 + message(bytes(70_000)) + message(b"last")
-    writer.write(flood)
-    async with Ticker() as ticker, asyncio.timeout(WITHIN_S):
-        await reader.readuntil(b"\x82\x04last")
-    writer.transport.abort()
-    assert sum(parsed) == len(flood) and max(parsed) <= PORTION_BYTES
-    assert ticker.turns > len(flood) // (2 * PORTION_BYTES)
-
-
-# --- input that is not HTTP ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -479,9 +324,6 @@ async def test_what_is_not_http_gets_an_answer_or_the_end_and_no_line_in_the_log
         assert sign not in shown.out + shown.err
     assert (await stack.ask("GET", "/health", token=None))[0] == 200
     await until(lambda: len(stack.server._crowd) <= 1)  # the client's own connection is kept
-
-
-# --- tasks --------------------------------------------------------------------------------------------------
 
 
 async def test_an_error_of_ours_at_one_connections_beginning_is_loud_and_ends_that_connection_alone(

@@ -1,0 +1,70 @@
+"""The memory that all request bodies take together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.http.bodies import FREE_BYTES, Bodies
+from broker.http.refusals import HttpRefusal
+from tests.support.http_raw import client
+from tests.support.http_stack import http_stack
+from tests.support.sas import sas_token
+from tests.support.waiting import until
+
+
+async def test_bodies_that_nobody_finishes_are_bounded_in_total(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body gives its room back however it ends, and small bodies are always read."""
+    monkeypatch.setattr("broker.http.bodies.TOTAL_BYTES_MAX", 0)  # the total is then the largest body's size
+    bodies = Bodies(512 * 1024)
+    monkeypatch.setattr("broker.http.admin.Bodies", lambda _: bodies)
+    async with http_stack(tmp_path, http_transfer_timeout_ms=60_000, http_body_bytes_max=512 * 1024) as stack:
+        token = sas_token(f"https://127.0.0.1:{stack.port}")
+        head = (
+            f"PUT /orders HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: "
+            "500000\r\n\r\n"
+        ).encode()
+
+        async def answer(size: int) -> tuple[int, str | None]:
+            status, _, headers = await stack.ask("PUT", "/orders", bytes(size))
+            return status, headers.get("Retry-After")
+
+        for size, status in (
+            (500_000, 400),
+            (600_000, 413),
+            (500_000, 400),
+        ):  # not XML; too large for one body; not XML
+            assert await answer(size) == (status, None) and bodies.bytes == 0
+        async with client(stack, head + bytes(450_000)):
+            await until(lambda: bodies.bytes == 450_000 - FREE_BYTES)
+            assert await answer(500_000) == (503, "2")
+            assert await answer(FREE_BYTES) == (400, None)
+            assert bodies.bytes == 450_000 - FREE_BYTES
+        await until(lambda: bodies.bytes == 0)  # the client is gone
+        assert await answer(500_000) == (400, None)
+
+
+def test_a_body_counts_beyond_its_free_bytes_and_gives_them_back_however_it_ends() -> None:
+    bodies = Bodies(1 << 20)
+    with bodies.read() as small, pytest.raises(RuntimeError), bodies.read() as large:
+        small.grows(FREE_BYTES)
+        assert bodies.bytes == 0
+        large.grows(FREE_BYTES - 1)
+        large.grows(3)
+        assert bodies.bytes == 2
+        raise RuntimeError("the client is gone")
+    assert bodies.bytes == 0
+
+
+def test_a_body_that_does_not_fit_is_refused_for_a_retry_and_counts_no_further() -> None:
+    bodies = Bodies(1 << 20)
+    with bodies.read() as first, bodies.read() as second:
+        first.grows(FREE_BYTES + bodies.bytes_max - 1)
+        second.grows(FREE_BYTES + 1)
+        with pytest.raises(HttpRefusal) as refused:
+            second.grows(1)
+        assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "2"})
+        assert bodies.bytes == bodies.bytes_max

@@ -1,0 +1,31 @@
+"""`GET /metrics`: Prometheus text, with gauges gathered at the scrape."""
+
+from __future__ import annotations
+
+from broker.entities.descriptions import QueueSettings
+from broker.operations import SubqueueCounts
+from tests.support.http_stack import HttpStack
+
+
+async def test_metrics_are_prometheus_text_with_gauges_gathered_at_the_scrape(stack: HttpStack) -> None:
+    await stack.namespace.create_entity("orders", QueueSettings(), 2)
+    stack.queue("orders").partition(0)
+    stack.partition.held = {
+        "": SubqueueCounts(active=5, bytes=700),
+        "$deadletterqueue": SubqueueCounts(active=2, bytes=50),
+    }
+    stack.metrics.entities["orders"].incoming_messages += 7
+    status, text, headers = await stack.ask("GET", "/metrics", token=None)
+    assert (status, headers["Content-Type"].split(";")[0]) == (200, "text/plain")
+    for line in (
+        'partibus_incoming_messages_total{entity="orders"} 7.0',
+        'partibus_active_messages{entity="orders"} 5.0',
+        'partibus_dead_letter_messages{entity="orders"} 2.0',
+        'partibus_size_bytes{entity="orders"} 750.0',
+        'partibus_entity_available{entity="orders"} 1.0',
+    ):
+        assert line in text.splitlines()
+    assert (
+        'partibus_http_requests_total{method="GET",status="200"} 1.0'
+        in (await stack.ask("GET", "/metrics", token=None))[1]
+    )
