@@ -55,7 +55,7 @@ from broker.throttle.memory_mark import (
 )
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
-from storage.file_store import FolderState
+from storage.file_store import LOST, FolderState
 from storage.folders import CATALOGUE_DIRECTORY, Folder, arrange, check_identity, home_of
 from storage.index_witness import Witness
 from storage.partition_index import PartitionIndex
@@ -202,6 +202,7 @@ class Broker:
         settings = self.settings
         await self.host.open()
         await self.namespace.load()
+        self._look_at_folders()
         await apply_file(self.file.queues if self.file else (), self.namespace)
         files = tls_files(settings, self.clock.now_ms())
         tls = server_context(files)
@@ -283,10 +284,11 @@ class Broker:
 
     async def _watch_clock(self, services: Services) -> None:
         """Report steps of the wall clock and suspends, and have partitions and connections check their
-        deadlines again."""
+        deadlines again. Notice lost data folders."""
         watch = ClockWatch(self.clock)
         while True:
             await asyncio.sleep(CLOCK_LOOK_S)
+            self._look_at_folders()
             step_ms, suspended_ms = watch.look()
             if step_ms:
                 log.warning("clock.stepped", step_ms=step_ms)
@@ -296,6 +298,10 @@ class Broker:
             if step_ms or suspended_ms:
                 for connection in list(services.connections):
                     connection.clock_was_set()
+
+    def _look_at_folders(self) -> None:
+        states = self.host.folder_states()
+        self._resting.lost_folders = frozenset(number for number, state in enumerate(states) if state in LOST)
 
     def _count_folders(self, state: FolderState) -> int:
         return self.host.folder_states().count(state)

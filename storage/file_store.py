@@ -28,7 +28,7 @@ import structlog
 from storage.committer import Committer
 from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories, make_root
 from storage.end_record import INTERVAL_MS, EndRecord
-from storage.errors import DiskFailed, DiskHangs
+from storage.errors import DiskFailed, DiskHangs, StorageError
 from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
 from storage.folders import LOCK_NAME, check_identity
@@ -54,6 +54,8 @@ TIDY_DELAY_MS = 1_000
 files can be removed."""
 TIDY_DELAY_MS_MAX = 600_000
 """The longest delay before trying again to remove trimmed files."""
+LOOK_MS = 5_000
+"""How often to look whether the folder is still there, at least."""
 LATE_S = 0.25
 """How long a round of syncs waits for a log that does not answer before the other logs have the next one."""
 LISTED_AT_ONCE = 64
@@ -69,6 +71,11 @@ FULL_DISK_SHOWN_S = 60.0
 NAME_BYTES_MAX = 240
 """The longest percent-encoded name of an entity; file systems allow 255 bytes, and the suffix needs some."""
 
+_ADVICE = (
+    "Its partitions are unavailable. Mount its disk again where it was. If the folder stays lost then, "
+    "restart the broker."
+)
+
 _log = structlog.get_logger()
 
 
@@ -79,7 +86,14 @@ class FolderState(enum.StrEnum):
     FULL = "full"
     """Messages were refused for lack of space within the last minute, or the reserve is in use."""
     MISSING = "missing"
-    """It was missing or unusable when the broker started, and still is."""
+    """It cannot be used: it was missing or unreadable at the start or at the last look, or another folder is
+    in its place."""
+    HANGS = "hangs"
+    """It did not answer the last look in time."""
+
+
+LOST = frozenset({FolderState.MISSING, FolderState.HANGS})
+"""Partitions in such a folder cannot be opened."""
 
 
 class FolderInUse(DiskFailed):
@@ -191,12 +205,17 @@ class FileLogStore:
         self._tidying: asyncio.Task[None] | None = None
         self._closing_idle: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._lost: FolderState | None = None
+        """What the last look found wrong."""
 
     @property
     def state(self) -> FolderState:
         """The folder's state. Does not ask the disk."""
         if self._lock_fd < 0:
             return FolderState.MISSING
+        if self._lost is not None:
+            return self._lost
         is_full = not self._shared.reserve.held or asyncio.get_running_loop().time() < self._full_until
         return FolderState.FULL if is_full else FolderState.OK
 
@@ -368,6 +387,7 @@ class FileLogStore:
             self._tidying,
             self._closing_idle,
             self._recording,
+            self._looking,
             *self._being_synced.values(),
         ):
             if task is not None:
@@ -421,6 +441,74 @@ class FileLogStore:
         self._lock_fd = fd
 
     # --- in the background ---
+
+    def keep_looking(self, within_ms: int) -> None:
+        """Look every few seconds whether the folder is still there, for `state`. A folder that was missing is
+        taken into use once it is there.
+
+        `within_ms`: how long it may take to answer.
+        """
+        self._looking = start_background(self._keep_looking(within_ms), "storage-look", self._failed)
+
+    async def _keep_looking(self, within_ms: int) -> None:
+        while True:
+            await asyncio.sleep(min(within_ms, LOOK_MS) / 1_000)
+            look = asyncio.create_task(self._look(), name="storage-look")
+            try:
+                done, _ = await asyncio.wait([look], timeout=within_ms / 1_000)
+                if not done:
+                    self._found(DiskHangs(f"{self.root}: no answer within {within_ms / 1_000:g} s"))
+                self._found(await look)  # a folder that hangs is not asked twice
+            finally:
+                look.cancel()
+
+    async def _look(self) -> StorageError | None:
+        """What is wrong with the folder."""
+        try:
+            if self._lock_fd >= 0:
+                await run_to_end(self.lanes.look, self._check_place, self._under_way)
+            elif self._identity:  # a folder without an identity must not be made in the place of a lost one
+                await self._prepare()
+        except StorageError as error:
+            return error
+        return None
+
+    def _check_place(self) -> None:
+        """Raise DiskFailed unless the lock that this process holds is the one in the folder.
+
+        If the folder's disk was mounted again and so has become another one for the system, lock it anew.
+        """
+        disk, path = self._disk, self.root / LOCK_NAME
+        try:
+            fd = disk.open_read(path)
+            try:
+                if disk.identity(fd) == disk.identity(self._lock_fd):
+                    return
+            finally:
+                close_quietly(disk, fd)
+            if not self._identity:
+                raise DiskFailed(f"{self.root}: another folder is in its place")
+            check_identity(disk, self.root, self._identity)
+            before, self._lock_fd = self._lock_fd, disk.lock(path)
+        except BlockingIOError as error:
+            raise FolderInUse(f"{self.root}: another process uses this folder") from error
+        except OSError as error:
+            raise disk_error(error, path) from error
+        close_quietly(disk, before)
+
+    def _found(self, error: StorageError | None) -> None:
+        """Take note of what a look has found."""
+        before = self.state
+        if error is None:
+            self._lost = None
+        else:
+            self._lost = FolderState.HANGS if isinstance(error, DiskHangs) else FolderState.MISSING
+        if self.state is before:
+            return
+        if error is not None:
+            _log.error("folder.lost", path=str(self.root), state=self.state, error=str(error), advice=_ADVICE)
+        elif before in LOST:
+            _log.info("folder.back", path=str(self.root))
 
     def _sync_later(self, log: FileLog) -> None:
         """Sync the log within the interval (`fsync: interval`)."""

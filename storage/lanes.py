@@ -31,7 +31,17 @@ class Lanes:
         """Reading and writing the entities' documents, if they are in this folder."""
         self.index = Workers(1, "storage-index")
         """Reading and writing the index of partitions."""
-        self._all = (self.work, self.reads, self.upkeep, self.deletions, self.catalogue, self.index)
+        self.look = Workers(1, "storage-look")
+        """Looking whether the folder is there."""
+        self._all = (
+            self.work,
+            self.reads,
+            self.upkeep,
+            self.deletions,
+            self.catalogue,
+            self.index,
+            self.look,
+        )
 
     def shutdown(self, *, cancel_futures: bool) -> None:
         """Let the threads end when their work is done."""

@@ -48,15 +48,20 @@ class SpreadStore:
         self, stores: Sequence[FileLogStore], unknown: FileLogStore, *, timeout_ms: int = TIMEOUT_MS
     ) -> None:
         """One store for each folder, by number; `unknown` stands for folders that are no longer known."""
-        self._timeout_s = timeout_ms / 1_000
+        self._timeout_ms, self._timeout_s = timeout_ms, timeout_ms / 1_000
         self._stores = stores
         self._unknown = unknown
         self._reported: set[int] = set()
         """Folders whose failure was already logged."""
 
     def folder_states(self) -> list[FolderState]:
-        """The state of each folder, by number. Does not ask the disks."""
+        """The state of each folder, by number, as of the last look. Does not ask the disks."""
         return [store.state for store in self._stores]
+
+    def keep_looking(self) -> None:
+        """See `FileLogStore.keep_looking`."""
+        for store in self._stores:
+            store.keep_looking(self._timeout_ms)
 
     def log(self, entity: str, partition: int, folders: int = 1) -> FileLog:
         """See `LogStore.log`. If the folder is missing, the log raises DiskFailed when it is claimed."""

@@ -70,7 +70,8 @@ class LocalHost(SpreadStore):
         )
 
     async def open(self) -> None:
-        """Do nothing: stores open their folders on first use."""
+        """Begin to look whether the folders are there. Stores open their folders on first use."""
+        self.keep_looking()
 
     def start(
         self,

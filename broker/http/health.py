@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from aiohttp import web
 
 from broker.base.slices import Slices
+from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
 from broker.throttle.memory_mark import Memory
 
@@ -63,13 +64,17 @@ class HealthHandler:
         their state."""
         queues = list(self._namespace.live_entities())
         for start in range(0, len(queues), _QUEUES_PER_STEP):
-            some = {
-                queue.name: {
-                    "availability": "Available" if queue.available else "Limited",
-                    "partitions": queue.health(),
-                }
-                for queue in queues[start : start + _QUEUES_PER_STEP]
-            }
+            some = {queue.name: _entity(queue) for queue in queues[start : start + _QUEUES_PER_STEP]}
             for queue in queues[start : start + _QUEUES_PER_STEP]:
                 queue.count_health(states)
             yield json.dumps(some)[1:-1]
+
+
+def _entity(queue: Entity) -> dict[str, object]:
+    about: dict[str, object] = {
+        "availability": "Available" if queue.available else "Limited",
+        "partitions": queue.health(),
+    }
+    if uncounted := queue.uncounted():
+        about["uncounted_partitions"] = uncounted
+    return about

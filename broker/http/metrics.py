@@ -19,7 +19,7 @@ from broker.base.counters import exposition, heading, label_of
 from broker.base.metrics import Metrics
 from broker.base.slices import Slices
 from broker.http.answer_portions import send_portions
-from broker.namespace.entity import Entity
+from broker.namespace.entity import DOWN, MISSING, Entity
 from broker.namespace.namespace import Namespace
 
 ENTITY_GAUGES = {
@@ -28,21 +28,25 @@ ENTITY_GAUGES = {
     "partibus_scheduled_messages": "Messages not yet due.",
     "partibus_messages": "All messages, whatever their state.",
     "partibus_size_bytes": "Bytes stored.",
-    "partibus_entity_available": "1 when every partition works, 0 when one is down.",
+    "partibus_entity_available": "1 when every partition works, 0 when one is down or missing.",
 }
 """Gauges per entity, gathered at scrape time."""
 PARTITION_GAUGES = {
     "partibus_partitions": "Partitions by their state.",
     "partibus_partition_down": (
-        "1 for each partition that is damaged, has failed or is recovering; others have no such series."
+        "1 for each partition that is damaged, has failed, is recovering or is missing with its data folder; "
+        "others have no such series."
+    ),
+    "partibus_uncounted_partitions": (
+        "Partitions of the entity that are down: its gauges have their messages as they were when last "
+        "known, or not at all. An entity whose counts are complete has no such series."
     ),
     "partibus_damaged_entities": (
         "Entities that are out of service because their descriptions cannot be read."
     ),
 }
 """Gauges for the health of partitions, gathered at scrape time."""
-PARTITION_STATES = ("closed", "opening", "healthy", "recovering", "failed", "damaged", "stopped")
-_DOWN = frozenset({"recovering", "failed", "damaged"})
+PARTITION_STATES = ("closed", "opening", "healthy", "recovering", "failed", "damaged", MISSING, "stopped")
 _QUEUES_PER_STEP = 16
 
 
@@ -74,16 +78,21 @@ class MetricsHandler:
     def _partitions(self) -> Iterator[str]:
         """The number of partitions in each state, and a series for each partition that is down."""
         states = dict.fromkeys(PARTITION_STATES, 0)
-        counts, down, damaged = [heading(name, text, "gauge") for name, text in PARTITION_GAUGES.items()]
+        counts, down, uncounted, damaged = [
+            heading(name, text, "gauge") for name, text in PARTITION_GAUGES.items()
+        ]
         lines: list[str] = []
+        incomplete: list[str] = []
         queues = list(self._namespace.live_entities())
         for start in range(0, len(queues), _QUEUES_PER_STEP):
             for queue in queues[start : start + _QUEUES_PER_STEP]:
                 queue.count_health(states)
                 if not queue.available:
                     label = label_of(queue.name)
+                    if numbers := queue.uncounted():
+                        incomplete.append(f"partibus_uncounted_partitions{{{label}}} {len(numbers)}.0\n")
                     for number, state in enumerate(queue.health()):
-                        if state in _DOWN:
+                        if state in DOWN:
                             which = f'{label},partition="{number}",state="{state}"'
                             lines.append(f"partibus_partition_down{{{which}}} 1.0\n")
             yield ""
@@ -92,6 +101,8 @@ class MetricsHandler:
         )
         yield down
         yield from lines
+        yield uncounted
+        yield from incomplete
         yield f"{damaged}partibus_damaged_entities {len(self._namespace.damaged)}.0\n"
 
     def _gauges(self) -> Iterator[str]:

@@ -50,7 +50,7 @@ LOOK_S = 1.0
 """How often to check the clock while something is going to fall due."""
 ASKED_WITHIN_S = 5.0
 """How long startup waits for a folder that does not answer."""
-ASKED_AGAIN_S = 10.0
+ASKED_AGAIN_S = 2.0
 """How long to wait before asking a folder again that did not answer at startup."""
 LISTING_MAX = 32
 """How many entities' logs are listed at a time when the index is rebuilt."""
@@ -127,8 +127,11 @@ class Resting:
         folder."""
         self._opening: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
-        self._asking: list[asyncio.Task[None]] = []
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        """Data folders that did not answer at startup, by number."""
         self._is_started = False
+        self.lost_folders: Collection[int] = frozenset()
+        """The data folders whose partitions cannot be opened, by number. Kept up to date by the server."""
 
     # --- starting and stopping ------------------------------------------------------------------------------
 
@@ -159,11 +162,10 @@ class Resting:
                 await self._index.rebuild(partitions)
         elif wrong := [witness for witness in read if self._index.contradicts(witness)]:
             await self._doubt(wrong, generations, store)
-        for witness in witnesses:
+        for number, witness in enumerate(witnesses):
             if witness not in read:
-                self._asking.append(
-                    start_background(self._ask(witness, generations, store), "index-witness", self._failed)
-                )
+                asking = self._ask(witness, generations, store)
+                self._asking[number] = start_background(asking, "index-witness", self._failed)
         for generation in set(self._index.entities()) - set(generations):
             self._index.forget(generation)
 
@@ -211,6 +213,10 @@ class Resting:
                     self._all_known.clear()
             self._changed.set()
 
+    def unasked(self) -> Collection[int]:
+        """The numbers of data folders that have not answered since startup: nobody knows what is in them."""
+        return [number for number, task in self._asking.items() if not task.done()]
+
     def start(self) -> None:
         """Start opening unknown partitions, and waking those that fall due, of all served queues."""
         self._is_started = True
@@ -236,7 +242,7 @@ class Resting:
 
     async def stop(self) -> None:
         """Stop waking partitions."""
-        for task in self._asking:  # they may be waiting for a disk that hangs
+        for task in self._asking.values():  # they may be waiting for a disk that hangs
             task.cancel()
         for each in (self._keeping, *self._opening):
             if each is not None:

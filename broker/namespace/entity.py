@@ -34,6 +34,11 @@ from broker.operations import (
 )
 from storage.spread_store import place
 
+CLOSED, MISSING = "closed", "missing"
+"""States of a partition that is not open: it is missing if its data folder cannot be used."""
+DOWN = frozenset({"recovering", "failed", "damaged", MISSING})
+"""States of a partition that clients cannot use."""
+
 
 class Partition(PartitionHandle, Protocol):
     """What a queue needs from a partition's task besides its mailbox."""
@@ -179,28 +184,58 @@ class Entity(ABC):
     @property
     def available(self) -> bool:
         """Whether all partitions are available, as far as is known."""
-        return self.gone is None and (
-            not self._partitions or all(partition.available for partition in self._partitions.values())
-        )
+        if self.gone is not None or (self._resting.lost_folders and self._lost()):
+            return False
+        return not self._partitions or all(partition.available for partition in self._partitions.values())
+
+    def _lost(self) -> list[int]:
+        """Partitions that are not open, in data folders that cannot be used."""
+        lost = self._resting.lost_folders
+        return [
+            number
+            for number in range(self.description.partitions)
+            if self.folder_of(number) in lost and self._health_of(number) == CLOSED
+        ]
+
+    def _health_of(self, number: int) -> str:
+        partition = self._partitions.get(number)
+        return CLOSED if partition is None else partition.health
 
     def health(self) -> list[str]:
         """Each partition's state, by number."""
-        if not self._partitions:
-            return ["closed"] * self.description.partitions
-        return [
-            self._partitions[number].health if number in self._partitions else "closed"
-            for number in range(self.description.partitions)
-        ]
+        if self._partitions:
+            states = [self._health_of(number) for number in range(self.description.partitions)]
+        else:
+            states = [CLOSED] * self.description.partitions
+        for number in self._lost() if self._resting.lost_folders else ():
+            states[number] = MISSING
+        return states
 
     def count_health(self, into: dict[str, int]) -> None:
         """Add the number of partitions in each state. Costs little for an unused queue."""
-        into["closed"] = into.get("closed", 0) + self.description.partitions - len(self._partitions)
+        if self._resting.lost_folders:
+            for state in self.health():
+                into[state] = into.get(state, 0) + 1
+            return
+        into[CLOSED] = into.get(CLOSED, 0) + self.description.partitions - len(self._partitions)
         for partition in self._partitions.values():
             into[partition.health] = into.get(partition.health, 0) + 1
 
+    def uncounted(self) -> list[int]:
+        """Partitions that are down, so that `counts` has their messages as they were when last known, or not
+        at all."""
+        if self.available:
+            return []
+        generation = self.description.generation
+        return [
+            number
+            for number, state in enumerate(self.health())
+            if state in DOWN and not (state == MISSING and self._resting.summary(generation, number))
+        ]
+
     def counts(self) -> dict[str, SubqueueCounts]:
-        """Message counts of all partitions together, by subqueue. Exact except for those that are
-        `unknown`."""
+        """Message counts of all partitions together, by subqueue. Exact except for those that are `unknown`
+        or `uncounted`."""
         if self._at_rest is None:
             self._at_rest = self._resting.counts(self.description.generation, self._partitions)
         if not self._partitions:

@@ -64,7 +64,7 @@ from broker.partition.messages import SUBQUEUES
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
 from broker.partition.signals import Once, Signal
-from broker.partition.state import Partition
+from broker.partition.state import Partition, Totals
 from broker.partition.summary import summary_of
 from broker.partition.upkeep import Upkeep, UpkeepLimits
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
@@ -171,8 +171,9 @@ class PartitionTask:
         self._partition: Partition | None = None
         at_rest = register.summary() if register is not None else None
         self._last_counts = _NOTHING | dict(at_rest.counts if at_rest is not None else ())
-        """The counts before the state was last discarded. A partition that stays down counts nothing, because
-        its messages cannot be received."""
+        """The counts as last known to be durable, for as long as there is no state."""
+        self._totals: Totals | None = None
+        """What was durable before the batch whose commit is under way; None if all is durable."""
         self._upkeep: Upkeep | None = None
         self._wake = Signal()
         self._timer: asyncio.TimerHandle | None = None
@@ -228,7 +229,9 @@ class PartitionTask:
 
     def counts(self) -> dict[str, SubqueueCounts]:
         """What each subqueue holds, or last held as far as is known. Does not wait."""
-        return self._last_counts if self._partition is None else self._partition.counts()
+        if self._partition is None or self._health is not Health.HEALTHY:
+            return self._last_counts
+        return self._partition.counts()
 
     @property
     def live_bytes(self) -> int:
@@ -320,6 +323,7 @@ class PartitionTask:
         except StorageError as error:  # it was fenced just as the previous commit ended
             await self._recover(error)
             return False
+        self._totals = partition.totals()
         partition.begin(
             commit, self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None
         )
@@ -339,6 +343,7 @@ class PartitionTask:
         except StorageError as error:
             await self._recover(error)
             return False
+        self._totals = None
         self._mailbox.undecided = []
         try:
             await self._fill(partition, batch)
@@ -450,7 +455,7 @@ class PartitionTask:
         """Rebuild the state from the log."""
         self._discard()
         partition, replay = await self._coming_back.load(self._description, first_nonce)
-        self._partition = partition
+        self._partition, self._totals = partition, None
         watched = PatientLog(self._log, self._patience)
         self._upkeep = Upkeep(
             watched, partition.messages, replay.snapshot, self._slices, self._limits.upkeep, self._output
@@ -465,6 +470,7 @@ class PartitionTask:
 
     async def _recover(self, error: StorageError) -> None:
         """A commit or a read failed: reload the state from the log (durability rule 4)."""
+        self._note_counts()
         if isinstance(error, CorruptRecord | Fenced):
             self._fail(error)
             return
@@ -526,7 +532,6 @@ class PartitionTask:
         self._going_down.start_anew()
         self._mailbox.attached.clear()
         self._discard()
-        self._last_counts = _NOTHING
         self._settled.set()
 
     async def _shut_down(self) -> None:
@@ -560,10 +565,15 @@ class PartitionTask:
     def _discard(self) -> None:
         """Discard the state and release its message bodies from memory."""
         if self._partition is not None:
-            self._last_counts = self._partition.counts()
+            self._note_counts()
             self._partition.messages.payloads.close()
             self._coming_back.dropped.append(self._partition.messages)
         self._partition = self._upkeep = None
+
+    def _note_counts(self) -> None:
+        """Keep the counts of what is durable, without the batch whose commit failed."""
+        if self._partition is not None:
+            self._last_counts = self._partition.counts(self._totals)
 
     def _become(self, health: Health) -> None:
         if health is not self._health:

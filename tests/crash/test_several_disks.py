@@ -152,6 +152,79 @@ def test_a_folder_that_is_missing_at_the_start_takes_its_own_partitions_with_it_
         check_nothing_lost(broker.addresses, client.ledger)
 
 
+def shown_as_lost(broker: BrokerThread, state: str) -> set[int]:
+    """The queue's partitions that `/health` and the metrics call down and incompletely counted."""
+    shown = health(broker.addresses)
+    numbers = {number for number, each in enumerate(shown["partitions"]) if each == state}
+    assert shown["availability"] == ("Limited" if numbers else "Available")
+    assert set(shown.get("uncounted_partitions", ())) == numbers
+    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=BACK_WITHIN_S) as answer:
+        lines = answer.read().decode().splitlines()
+    assert f'partibus_entity_available{{entity="orders"}} {0.0 if numbers else 1.0}' in lines
+    assert (f'partibus_uncounted_partitions{{entity="orders"}} {float(len(numbers))}' in lines) == bool(
+        numbers
+    )
+    for number in numbers:
+        which = f'entity="orders",partition="{number}",state="{state}"'
+        assert f"partibus_partition_down{{{which}}} 1.0" in lines
+    return numbers
+
+
+def wait_for(broker: BrokerThread, state: str, availability: str) -> None:
+    """Wait until the second folder, or the missing one, is in this state and the queue is as available."""
+
+    def is_so() -> bool:
+        url = f"{broker.addresses.http_url}/health"
+        with urllib.request.urlopen(url, timeout=BACK_WITHIN_S) as answer:
+            shown = json.load(answer)
+        return (
+            shown["data_folders"] in (["ok", state], [state, "ok"])
+            and shown["entities"]["orders"]["availability"] == availability
+        )
+
+    wait_until(is_so, f"a folder is {state} and the queue is {availability}", BACK_WITHIN_S)
+    assert state in folder_states(broker)
+
+
+def test_while_the_folder_with_the_index_is_missing_nobody_takes_the_counts_for_complete(
+    tmp_path: Path,
+) -> None:
+    with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+        assert shown_as_lost(broker, "missing") == set()
+    away = tmp_path / "away"
+    (tmp_path / "first").rename(away)
+    with broker_on(tmp_path, disk_timeout_ms=500) as broker:
+        # Symptom: the queue was available and held half of its messages, as if the others had never been.
+        gone = numbers_in(broker, 0)
+        assert shown_as_lost(broker, "missing") == gone
+        shutil.rmtree(tmp_path / "first", ignore_errors=True)
+        away.rename(tmp_path / "first")
+        wait_for(broker, "ok", "Available")
+        check_nothing_lost(broker.addresses, client.ledger)
+
+
+def test_a_folder_that_is_unmounted_or_hangs_while_the_broker_runs_is_shown(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with broker_on(tmp_path, disk, disk_timeout_ms=500) as broker:
+        second, away = tmp_path / "second", tmp_path / "away"
+        assert folder_states(broker) == ["ok", "ok"]
+        second.rename(away)
+        second.mkdir()  # a mount point without its disk
+        # Symptom: the folder was `ok` until the next restart.
+        wait_for(broker, "missing", "Limited")
+        assert shown_as_lost(broker, "missing") == numbers_in(broker, 1)
+        second.rmdir()
+        away.rename(second)
+        wait_for(broker, "ok", "Available")
+        assert shown_as_lost(broker, "missing") == set()
+        disk.hang("open_read", "/second/lock")
+        wait_for(broker, "hangs", "Limited")
+        assert shown_as_lost(broker, "missing") == numbers_in(broker, 1)
+        disk.release()
+        wait_for(broker, "ok", "Available")
+
+
 def test_a_folder_that_comes_back_while_the_broker_runs_serves_again(tmp_path: Path) -> None:
     with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
         assert send_to_each(client) == [None] * PARTITIONS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ import structlog
 from storage.disk import LocalDisk
 from storage.errors import DiskFailed, DiskFull
 from storage.file_store import FileLogStore, FolderState
+from storage.folders import arrange
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import append, contents, flat, save_twice, small_store
 from tests.support.recording_disk import RecordingDisk
@@ -321,3 +323,22 @@ async def test_a_trimmed_file_that_cannot_be_removed_is_reported_once_and_remove
     await until(lambda: len([name for name in inner.names(folder) if name.endswith(".segment")]) <= 2)
     await log.close()
     await store.close()
+
+
+async def test_a_folder_mounted_again_as_another_one_for_the_system_is_locked_anew(tmp_path: Path) -> None:
+    folder, away = tmp_path / "data", tmp_path / "away"
+    disk = LocalDisk()
+    first, *_ = arrange(disk, [folder, tmp_path / "other"])
+    store = small_store(folder, identity=first.id)
+    await store.entities()
+    store.keep_looking(20)
+    assert store.state is FolderState.OK
+    shutil.copytree(folder, away)
+    shutil.rmtree(folder)
+    await until(lambda: store.state is FolderState.MISSING)
+    away.rename(folder)
+    await until(lambda: store.state is FolderState.OK)
+    with pytest.raises(BlockingIOError):
+        disk.lock(folder / "lock")
+    await store.close()
+    disk.close(disk.lock(folder / "lock"))

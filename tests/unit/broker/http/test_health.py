@@ -35,7 +35,11 @@ async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: H
         "partitions": {"closed": 0, "recovering": 1, "serving": 2},
         "damaged_entities": [],
         "entities": {
-            "orders": {"availability": "Limited", "partitions": ["recovering", "serving", "serving"]}
+            "orders": {
+                "availability": "Limited",
+                "partitions": ["recovering", "serving", "serving"],
+                "uncounted_partitions": [0],
+            }
         },
     }
 

@@ -140,6 +140,7 @@ async def test_damaged_and_closed_partitions_differ_from_healthy_ones_in_health_
     assert json.loads(text)["entities"]["orders"] == {
         "availability": "Limited",
         "partitions": ["damaged", *["closed"] * 3],
+        "uncounted_partitions": [0],
     }
     _, text, _ = await stack.ask("GET", "/metrics", token=None)
     series = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
@@ -153,6 +154,7 @@ async def test_damaged_and_closed_partitions_differ_from_healthy_ones_in_health_
     )
     down = {name: value for name, value in series.items() if name.startswith("partibus_partition_down")}
     assert down == {'partibus_partition_down{entity="orders",partition="0",state="damaged"}': "1.0"}
+    assert series['partibus_uncounted_partitions{entity="orders"}'] == "1.0"
 
 
 async def test_a_queue_may_be_called_metrics_for_a_request_with_a_token_is_administration(

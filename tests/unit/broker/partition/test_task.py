@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -146,6 +147,33 @@ async def test_a_failed_commit_is_refused_and_never_seen_and_the_partition_comes
     assert harness.take(1) == []
     await harness.restart()
     assert (await harness.peek()).messages == [b"before", b"after"]
+
+
+async def test_a_partition_that_is_down_counts_what_was_durable_and_not_what_failed() -> None:
+    harness = Harness()
+    await harness.send(b"kept", b"kept too", b"kept three")
+    tokens = (await harness.receive(1, 2)).tokens
+    durable = harness.task.counts()[MAIN]
+    harness.log.fail_append(CommitFailed("no"))
+    harness.log.on_claim = lambda: StorageError("still no")
+    # Symptom: its gauges had the refused message, and not those that it still held.
+    await harness.do(1, Send([b"refused"], None), Complete([tokens[0]]), Defer([tokens[1]]))
+    assert harness.task.health is Health.RECOVERING
+    assert harness.task.counts()[MAIN] == replace(durable, locked=0)
+    harness.log.on_claim = lambda: None
+    await harness.advance(10_000)
+    assert harness.healths[-1] is Health.HEALTHY
+    assert harness.task.counts()[MAIN] == replace(durable, locked=0)
+
+
+async def test_a_partition_found_damaged_goes_on_counting_what_it_held() -> None:
+    harness = Harness()
+    await harness.send(b"kept", b"kept too")
+    durable = harness.task.counts()
+    harness.log.fail_append(CorruptRecord("the log", 0, "no checksum fits"))
+    await harness.do(1, Send([b"refused"], None))
+    assert harness.task.health is Health.DAMAGED
+    assert harness.task.counts() == durable, "its messages may still be saved"
 
 
 async def test_every_operation_of_a_failed_batch_is_answered() -> None:
