@@ -103,6 +103,9 @@ class Send:
     cookie: object = None
     columns: ColumnLists = field(default_factory=dict)
     """Those of `COLUMNS` in which some message has a value of its own."""
+    scheduled_ms: Sequence[int | None] | None = None
+    """Per message, when it is to be enqueued, in wall time; None or a time that has passed for at once. None
+    if all are enqueued at once."""
 
 
 @dataclass(slots=True)
@@ -248,8 +251,20 @@ class ReceiveDeferred:
 
 
 @dataclass(slots=True)
+class CancelScheduled:
+    """Remove scheduled messages of the main subqueue before their time. Answered with `Settled`.
+
+    A message that is not there, or not scheduled any more, is one of its failures (MESSAGE_NOT_FOUND); the
+    others are removed all the same.
+    """
+
+    sequence_numbers: Sequence[int]
+    cookie: object = None
+
+
+@dataclass(slots=True)
 class Delete:
-    """Remove the oldest messages of a subqueue that are neither locked nor deferred. Answered with `Deleted`.
+    """Remove the oldest messages of a subqueue that are active and not locked. Answered with `Deleted`.
 
     One operation looks at a limited number of messages (`Bounds.deleted_max`); the answer says where to
     continue.
@@ -289,7 +304,7 @@ class Detach:
 Operation = (
     Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Release | Recalled | RenewLocks
     | Peek
-    | Watch | ReceiveDeferred | Delete | Update | Detach
+    | Watch | ReceiveDeferred | CancelScheduled | Delete | Update | Detach
 )  # fmt: skip
 
 
@@ -358,8 +373,8 @@ class Withdrawn:
 
 @dataclass(slots=True)
 class Settled:
-    """A settlement is durable. `failures` gives the tokens it did not reach (by position in the operation),
-    and why."""
+    """A settlement is durable. `failures` gives the tokens or sequence numbers that it did not reach (by
+    position in the operation), and why."""
 
     cookie: object
     failures: dict[int, Reason] = field(default_factory=dict)

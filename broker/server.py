@@ -294,8 +294,8 @@ class Broker:
                 log.warning("clock.stepped", step_ms=step_ms)
             if suspended_ms:
                 log.warning("clock.suspended", suspended_ms=suspended_ms)
-                self.host.wake()
             if step_ms or suspended_ms:
+                self.host.wake()  # after a suspend, timers are late; schedules are in wall time
                 for connection in list(services.connections):
                     connection.clock_was_set()
 

@@ -37,6 +37,7 @@ KINDS: Final[Mapping[int, type]] = {
     68: operations.Abandon, 69: operations.Defer, 70: operations.DeadLetter, 71: operations.Release,
     72: operations.Recalled, 73: operations.RenewLocks, 74: operations.Peek, 75: operations.Watch,
     76: operations.ReceiveDeferred, 77: operations.Delete, 78: operations.Update, 79: operations.Detach,
+    80: operations.CancelScheduled,
     96: operations.Sent, 97: operations.Failed, 98: operations.Locked, 99: operations.Unmet,
     100: operations.Withdrawn, 101: operations.Settled, 102: operations.Renewed, 103: operations.Peeked,
     104: operations.Arrived, 105: operations.Deleted, 106: operations.Recall, 107: operations.Updated,

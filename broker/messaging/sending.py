@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from itertools import repeat, zip_longest
 from typing import Generic, Protocol, TypeVar
 
-from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.message.batch_envelope import split
@@ -76,7 +75,6 @@ class Sending(Generic[R]):
 
     __slots__ = (
         "_client",
-        "_clock",
         "_loop",
         "_memory",
         "_message_id",
@@ -96,7 +94,6 @@ class Sending(Generic[R]):
         stored: Callable[[Sequence[R], int], None],
         refused: Callable[[Sequence[R], Refused, int], None],
         memory: Memory,
-        clock: Clock,
         message_id: Callable[[], str],
     ) -> None:
         """`stored` and `refused` report outcomes: they get the messages' receipts and the number of outcomes.
@@ -106,7 +103,7 @@ class Sending(Generic[R]):
         """
         self._queue, self._under_way = queue, under_way
         self._stored, self._refused = stored, refused
-        self._memory, self._clock, self._message_id = memory, clock, message_id
+        self._memory, self._message_id = memory, message_id
         self._client = next_client()
         self._loop = asyncio.get_running_loop()
         self._sends = 0
@@ -128,7 +125,7 @@ class Sending(Generic[R]):
             self._refused(receipts[index : index + 1], why, 1)
         keys = self._keys(run)
         if keys is None and not run.refused:
-            self._post_unkeyed(run.data, run.times_to_live_ms, receipts)
+            self._post_unkeyed(run.data, run.times_to_live_ms, run.scheduled_enqueue_times_ms, receipts)
             return
         unkeyed: list[int] = []
         pinned: dict[int, list[int]] = {}
@@ -141,13 +138,13 @@ class Sending(Generic[R]):
         if unkeyed:
             self._post_unkeyed(*_chosen(run, receipts, unkeyed))
         for number, indexes in pinned.items():
-            data, times_to_live_ms, own = _chosen(run, receipts, indexes)
+            data, times_to_live_ms, scheduled_ms, own = _chosen(run, receipts, indexes)
             try:
                 handle = router.pinned(number)
             except Refused as why:
                 self._refused(own, why, len(indexes))
                 continue
-            self._post(handle, data, times_to_live_ms, own, len(indexes))
+            self._post(handle, data, times_to_live_ms, scheduled_ms, own, len(indexes))
 
     def _keys(self, run: StoredRun) -> Sequence[str | None] | None:
         """The keys that pin the messages to partitions (AMQP contract 10.7): the session-id, else the
@@ -168,6 +165,7 @@ class Sending(Generic[R]):
         self,
         data: Sequence[bytes],
         times_to_live_ms: Sequence[int | None] | None,
+        scheduled_ms: Sequence[int | None] | None,
         receipts: Sequence[R],
     ) -> None:
         router = self._queue.router
@@ -182,6 +180,7 @@ class Sending(Generic[R]):
                 router.handles[number],
                 data[here],
                 times_to_live_ms and times_to_live_ms[here],
+                scheduled_ms and scheduled_ms[here],
                 receipts[here],
                 stop - start,
                 number,
@@ -201,6 +200,7 @@ class Sending(Generic[R]):
             raise Refused(Reason.ARGUMENT, "The batch holds no message.")
         data: list[bytes] = []
         times_to_live_ms: list[int | None] = []
+        scheduled_ms: list[int | None] = []
         keys: set[str] = set()
         for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
             yield
@@ -213,6 +213,7 @@ class Sending(Generic[R]):
                     keys.add(either)
             data += run.data
             times_to_live_ms += run.times_to_live_ms or [None] * len(run.data)
+            scheduled_ms += run.scheduled_enqueue_times_ms or [None] * len(run.data)
         if len(keys) > 1 and self._queue.description.partitions > 1:
             one, other, *_ = sorted(keys)
             raise Refused(
@@ -226,20 +227,13 @@ class Sending(Generic[R]):
             key = stored_message_id(data[0]).hex()  # the official clients put this id on the envelope
         router = self._queue.router
         if key:
-            self._post(router.keyed(key), data, times_to_live_ms, receipts, 1)
+            self._post(router.keyed(key), data, times_to_live_ms, scheduled_ms, receipts, 1)
         else:
             number = router.spread(1, self._loop.time())[0][0]
-            self._post(router.handles[number], data, times_to_live_ms, receipts, 1, number)
+            self._post(router.handles[number], data, times_to_live_ms, scheduled_ms, receipts, 1, number)
 
     def _check(self, run: StoredRun) -> None:
         """Refuse messages that this queue does not take."""
-        if run.scheduled_enqueue_times_ms is not None:
-            now_ms = self._clock.now_ms()
-            for index, scheduled_ms in enumerate(run.scheduled_enqueue_times_ms):
-                if scheduled_ms is not None and scheduled_ms > now_ms:
-                    run.refused[index] = Refused(
-                        Reason.NOT_IMPLEMENTED, "Scheduled messages are not supported by this version."
-                    )
         if self._queue.requires_session(MAIN):
             for index, session_id in enumerate(run.session_ids or repeat(None, len(run.data))):
                 if session_id is None:
@@ -250,6 +244,7 @@ class Sending(Generic[R]):
         partition: PartitionHandle,
         data: Sequence[bytes],
         times_to_live_ms: Sequence[int | None] | None,
+        scheduled_ms: Sequence[int | None] | None,
         receipts: Sequence[R],
         count: int,
         number: int | None = None,
@@ -260,7 +255,9 @@ class Sending(Generic[R]):
         self._sends += 1
         if times_to_live_ms is not None and not any(times_to_live_ms):
             times_to_live_ms = None
-        send = Send(data, times_to_live_ms, self._sends)
+        if scheduled_ms is not None and not any(scheduled_ms):
+            scheduled_ms = None
+        send = Send(data, times_to_live_ms, self._sends, scheduled_ms=scheduled_ms)
         self._waiting[self._sends] = _Underway(send, receipts, count, size, number, self._loop.time())
         self._under_way.took(size, len(data))
         partition.post(send, self._client, self._answered)
@@ -340,12 +337,13 @@ class Sending(Generic[R]):
 
 def _chosen(
     run: StoredRun, receipts: Sequence[R], indexes: Sequence[int]
-) -> tuple[list[bytes], list[int | None] | None, list[R]]:
-    """The data, times to live and receipts (if any) of some messages of a run."""
-    times_to_live_ms = run.times_to_live_ms
+) -> tuple[list[bytes], list[int | None] | None, list[int | None] | None, list[R]]:
+    """The data, times to live, schedule and receipts (if any) of some messages of a run."""
+    times_to_live_ms, scheduled_ms = run.times_to_live_ms, run.scheduled_enqueue_times_ms
     return (
         [run.data[index] for index in indexes],
         times_to_live_ms and [times_to_live_ms[index] for index in indexes],
+        scheduled_ms and [scheduled_ms[index] for index in indexes],
         [receipts[index] for index in indexes] if receipts else [],
     )
 

@@ -31,6 +31,8 @@ class Bounds:
     """Messages that one `Delete` looks at, which takes about a millisecond."""
     expired_max: int = 4096
     """Messages whose time to live is enforced."""
+    activated_max: int = 1024
+    """Scheduled messages that become active."""
     told_max: int = 64
     """Clients told of arrivals in one batch. Each of them then does work in the event loop."""
     tick_ms: int = 20

@@ -13,7 +13,7 @@ from broker.operations import Arrived, ClientId, Delete, Deleted, Peek, Watch
 from broker.partition import records
 from broker.partition.batch import peeked
 from broker.partition.records import Mark
-from broker.partition.references import DEFERRED, Reference
+from broker.partition.references import ACTIVE, SCHEDULED, Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
@@ -109,16 +109,16 @@ class Browsing:
         looked_at = 0
         for looked_at, reference in enumerate(subqueue.browse(max(delete.from_sequence_number, 0))):
             number = reference.sequence_number
-            if reference.enqueued_at_ms >= delete.enqueued_before_ms or (
-                batch.has_sent and number >= batch.first_sent
-            ):
+            if batch.has_sent and number >= batch.first_sent:
+                break
+            if reference.state is not SCHEDULED and reference.enqueued_at_ms >= delete.enqueued_before_ms:
                 break  # enqueued times never go back, so later messages are no older
             if len(numbers) >= delete.count or looked_at >= space.bounds.deleted_max:
                 next_number = number
                 break
             if (
                 reference.lease is None
-                and reference.state is not DEFERRED
+                and reference.state is ACTIVE
                 and not self._time_to_live.is_overdue(subqueue, reference)
             ):
                 numbers.append(number)

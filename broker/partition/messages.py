@@ -7,9 +7,9 @@ A replay needs no checkpoint and nothing from before `Log.start`. The log is tri
 frame that holds a live message, and below a COUNTERS record. So for each live message, a replay finds the
 ENQUEUED or RELOCATED record that holds its bytes, and every later record about it. A replay skips records
 about messages in trimmed frames: such a message was either removed later, or a later RELOCATED record carries
-its whole state. The numbers of these messages are lower than the first one replayed as ENQUEUED; an unknown
-number above that is a contradiction and ends the replay. A checkpoint only shortens the replay: it holds the
-result of the same fold up to its position (`snapshot.py`).
+its whole state. The numbers of these messages are lower than the first one replayed as ENQUEUED, unless they
+became active under a higher one; any other unknown number is a contradiction and ends the replay. A
+checkpoint only shortens the replay: it holds the result of the same fold up to its position (`snapshot.py`).
 
 Each live reference is counted in the frame that holds its bytes. `_frames` holds the frames in the order of
 the log; dead ones are dropped when they reach the front, so the front shows how far the log may be trimmed.
@@ -23,14 +23,17 @@ from itertools import accumulate, islice, repeat
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
-from broker.operations import PARTITION_SHIFT, MessageState
+from broker.operations import PARTITION_SHIFT
 from broker.partition import columns, records
 from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.payloads import PayloadBudget
-from broker.partition.records import Counters, Enqueued, Mark, Relocated, UnreadableRecord
+from broker.partition.postponing import activate, put_off
+from broker.partition.records import Activated, Counters, Enqueued, Mark, Relocated, UnreadableRecord
 from broker.partition.references import ACTIVE, STATES, Reference, StoredFrame
+from broker.partition.renumbered import Renumbered
+from broker.partition.replaying import REPLAYED_AT_ONCE, parts_of, relocated_parts, shared, state_of
 from broker.partition.roles import QUEUE
 from broker.partition.state_kinds import DurableStates
 from broker.partition.subqueue import Subqueue, Work
@@ -43,8 +46,6 @@ EVICTED_AT_ONCE = 1024
 """Messages that one eviction looks at: about 100 microseconds."""
 SUBQUEUES = tuple(place.name for place in QUEUE)
 """Names of the subqueues, indexed by their number in records."""
-REPLAYED_AT_ONCE = 1024
-"""Messages that one step of a replay handles: about a millisecond."""
 RELOCATED_AT_ONCE = 2048
 """Messages that one commit of a compaction moves: a few milliseconds."""
 FRAMES_LOOKED_AT = 8192
@@ -86,7 +87,11 @@ class Messages:
         self._clock_settings = clock_settings or ClockSettings()
         self._frames: deque[StoredFrame] = deque()
         untrack([self._frames])
+        self.renumbered = Renumbered()
+        """Messages that the log stores under an earlier number."""
         self._first_replayed: int | None = None
+        self._absent: set[int] = set()
+        """During a replay, the new numbers of messages that became active and are in trimmed frames."""
 
     def find(self, name: str) -> Subqueue:
         """Find a subqueue by name. Raises Refused(ENTITY_NOT_FOUND)."""
@@ -147,7 +152,7 @@ class Messages:
         again."""
         frames = self._frames
         while frames and not frames[0].live:
-            frames.popleft()
+            self._leave_behind(frames.popleft())
         return frames[0].position if frames else None
 
     def oldest_frames(self, count: int, reach: int, below: Position) -> list[Position]:
@@ -169,8 +174,14 @@ class Messages:
             looks += 1
             if frame.live:
                 kept.append(frame)
+            else:
+                self._leave_behind(frame)
         frames.extendleft(reversed(kept))
         return [frame.position for frame in kept]
+
+    def _leave_behind(self, frame: StoredFrame) -> None:
+        if self.renumbered:
+            self.renumbered.forget(frame.position)
 
     def live_frames(self) -> list[StoredFrame]:
         """All frames that hold live messages, in the order of the log."""
@@ -196,7 +207,7 @@ class Messages:
         `messages` and `now_ms` (monotonic time) are None in a replay: bodies are read when needed, and
         `finish_replay` sets the deadlines.
         """
-        first, enqueued_ms, sizes, expiries, offset, column_lists = enqueued
+        first, enqueued_ms, sizes, expiries, offset, column_lists, scheduled_ms = enqueued
         count = len(sizes)
         assert first >= self.next_number, "sequence numbers never come back"
         size = sum(sizes)
@@ -215,6 +226,12 @@ class Messages:
                 self._clock_settings.note(first, begun_ms)
                 lives = {each: each - begun_ms if each else None for each in set(expiries)}
                 life_column = list(map(lives.__getitem__, expiries))
+                if scheduled_ms is not None:  # their time to live has not begun
+                    life_column = [
+                        None if at_ms else until_ms
+                        for at_ms, until_ms in zip(scheduled_ms, life_column, strict=True)
+                    ]
+                    lives[0] = None
         references = list(
             map(
                 Reference,
@@ -232,11 +249,31 @@ class Messages:
         columns.give(references, column_lists)
         # The references' number objects also serve as the dictionary's keys, so each number exists only once.
         self.main.append(references, [reference.sequence_number for reference in references], size)
+        if scheduled_ms is not None:
+            self.main.postpone(put_off(references, scheduled_ms))
         if lives:
             self.main.watch_lives(first, lives, life_column)
         self.next_number = first + count
         self.latest_enqueued_ms = enqueued_ms
         return keep or messages is None
+
+    def apply_activated(self, activated: Activated, now_ms: int | None = None) -> None:
+        """Make scheduled messages of the main subqueue active. `now_ms` is monotonic time, None in a
+        replay."""
+        main, (first, enqueued_ms, old_numbers) = self.main, activated
+        assert first >= self.next_number, "sequence numbers never come back"
+        self.blocks.touch(main.number, old_numbers, self.position)
+        self.blocks.touch_run(main.number, first, len(old_numbers), self.position)
+        references = main.remove(old_numbers)
+        lives = activate(references, activated, now_ms)
+        for reference in references:
+            self.renumbered.add(reference)
+        size = sum(reference.size for reference in references)
+        main.append(references, [reference.sequence_number for reference in references], size)
+        if lives and now_ms is not None:
+            self._clock_settings.note(first, enqueued_ms - now_ms)
+            main.watch_lives(first, lives, [reference.lives_until_ms for reference in references])
+        self.next_number, self.latest_enqueued_ms = first + len(references), enqueued_ms
 
     def apply_mark(self, mark: Mark) -> None:
         """Apply a change to some messages of one subqueue; none of them is locked."""
@@ -376,8 +413,8 @@ class Messages:
                         enqueued = records.read_enqueued(record)
                         if self._first_replayed is None:
                             self._first_replayed = enqueued.first
-                        for part in _parts(enqueued):
-                            self.apply_enqueued(frame.position, _shared(part))
+                        for part in parts_of(enqueued):
+                            self.apply_enqueued(frame.position, shared(part))
                             yield len(part.sizes)
                     case (
                         records.REMOVED
@@ -392,10 +429,14 @@ class Messages:
                             if known:
                                 self.apply_mark(mark._replace(sequence_numbers=known))
                             yield len(known)
+                    case records.ACTIVATED:
+                        for some in self._present_ones(records.read_activated(record)):
+                            self.apply_activated(some)
+                            yield len(some.sequence_numbers)
                     case records.COUNTERS:
                         self.apply_counters(records.read_counters(record))
                     case records.RELOCATED:
-                        for moved in _relocated_parts(records.read_relocated(record)):
+                        for moved in relocated_parts(records.read_relocated(record)):
                             self.apply_relocated(frame.position, moved)
                             yield len(moved.sizes)
                     case _:
@@ -421,6 +462,7 @@ class Messages:
                 subqueue.expiry = TimerWheel(self._tick_ms, subqueue.references.__contains__)
         for subqueue in self.subqueues:
             yield from subqueue.rebuild(self._clock_settings)
+        self._absent.clear()
         frames = iter(self._frames)
         while part := list(islice(frames, REPLAYED_AT_ONCE)):
             untrack(part)
@@ -436,10 +478,35 @@ class Messages:
         references = self.subqueues[mark.subqueue].references
         known = [number for number in numbers if number in references]
         if len(known) < len(numbers) and self._first_replayed is not None:
-            unknown = max(number for number in numbers if number not in references)
-            if unknown >= self._first_replayed:
-                raise UnreadableRecord(f"a record refers to message {unknown}, which is not there")
+            self._check_absent(number for number in numbers if number not in references)
         return known
+
+    def _check_absent(self, numbers: Iterable[int]) -> None:
+        """Check that these messages can be in trimmed frames. Raises UnreadableRecord."""
+        unknown = max((number for number in numbers if number not in self._absent), default=0)
+        if self._first_replayed is not None and unknown >= self._first_replayed:
+            raise UnreadableRecord(f"a record refers to message {unknown}, which is not there")
+
+    def _present_ones(self, activated: Activated) -> Iterator[Activated]:
+        """The messages that exist, in parts of REPLAYED_AT_ONCE with consecutive new numbers. Raises
+        UnreadableRecord."""
+        first, enqueued_ms, old_numbers = activated
+        references = self.main.references
+        for start in range(0, len(old_numbers), REPLAYED_AT_ONCE):
+            part: list[int] = []
+            for number, old_number in enumerate(old_numbers[start : start + REPLAYED_AT_ONCE], first + start):
+                if old_number in references:
+                    part.append(old_number)
+                    continue
+                self._check_absent((old_number,))
+                self._absent.add(number)
+                if part:
+                    yield Activated(number - len(part), enqueued_ms, part)
+                    part = []
+                self.next_number = number + 1
+            if part:
+                yield Activated(number + 1 - len(part), enqueued_ms, part)
+        self.next_number, self.latest_enqueued_ms = first + len(old_numbers), enqueued_ms
 
     def drop(self) -> Iterator[int]:
         """Free everything, in steps, because freeing a million references at once would block the event loop.
@@ -454,6 +521,8 @@ class Messages:
             if subqueue.expiry is not None:
                 yield from subqueue.expiry.drop()
         for _ in self.states.drop():
+            yield 0
+        for _ in self.renumbered.drop():
             yield 0
         frames = self._frames
         while frames:
@@ -478,9 +547,13 @@ class Messages:
                     numbers = range(enqueued.first, enqueued.first + len(enqueued.sizes))
                 elif record.kind == records.RELOCATED:
                     numbers = records.read_relocated(record).sequence_numbers
-                for start in range(0, len(numbers), REPLAYED_AT_ONCE):
-                    part = numbers[start : start + REPLAYED_AT_ONCE]
-                    yield [(frame, number) for number in part if self._standing_in(frame, number) is not None]
+                yield from self._standing_parts(frame, numbers)
+            yield from self._standing_parts(frame, self.renumbered.of_frame(frame.position))
+
+    def _standing_parts(self, frame: Frame, numbers: Sequence[int]) -> Iterator[list[tuple[Frame, int]]]:
+        for start in range(0, len(numbers), REPLAYED_AT_ONCE):
+            part = numbers[start : start + REPLAYED_AT_ONCE]
+            yield [(frame, number) for number in part if self._standing_in(frame, number) is not None]
 
     def _standing_in(self, frame: Frame, number: int) -> tuple[Subqueue, Reference] | None:
         for subqueue in self.work.occupied.values():
@@ -547,50 +620,4 @@ class Messages:
         assert {id(frame): frame.live for frame in self._frames if frame.live} == live
         positions = [frame.position for frame in self._frames]
         assert positions == sorted(set(positions))
-
-
-def state_of(number: int) -> MessageState:
-    """The state with this number in records and checkpoints. Raises UnreadableRecord."""
-    if number >= len(STATES):
-        raise UnreadableRecord(f"a message has the state {number}, which is unknown to this release")
-    return STATES[number]
-
-
-def _parts(enqueued: Enqueued) -> Iterator[Enqueued]:
-    """Split the messages into parts of REPLAYED_AT_ONCE."""
-    first, enqueued_ms, sizes, expiries, offset, column_lists = enqueued
-    if len(sizes) <= REPLAYED_AT_ONCE:
-        yield enqueued
-        return
-    for start in range(0, len(sizes), REPLAYED_AT_ONCE):
-        stop = start + REPLAYED_AT_ONCE
-        part = sizes[start:stop]
-        yield Enqueued(
-            first + start,
-            enqueued_ms,
-            part,
-            None if expiries is None else expiries[start:stop],
-            offset,
-            columns.part_of(column_lists, slice(start, stop)),
-        )
-        offset += sum(part)
-
-
-def _relocated_parts(relocated: Relocated) -> Iterator[Relocated]:
-    """Split the messages into parts of REPLAYED_AT_ONCE."""
-    offset = relocated.messages_offset
-    for start in range(0, len(relocated.sizes), REPLAYED_AT_ONCE):
-        part = relocated.part(slice(start, start + REPLAYED_AT_ONCE), offset)
-        yield part
-        offset += sum(part.sizes)
-
-
-def _shared(enqueued: Enqueued) -> Enqueued:
-    """Let equal sizes and expiries share one number object; reading a table creates one for each entry."""
-    numbers: dict[int, int] = {}
-    sizes = [numbers.setdefault(each, each) for each in enqueued.sizes]
-    expiries = enqueued.expires_at_ms
-    return enqueued._replace(
-        sizes=sizes,
-        expires_at_ms=None if expiries is None else [numbers.setdefault(each, each) for each in expiries],
-    )
+        self.renumbered.check(positions)

@@ -14,6 +14,7 @@ drawn here (version 1 of each kind):
     6 COUNTERS    what must survive when everything before is trimmed
     7 RELOCATED   whole messages, stored here from now on
     8 CHANGED     properties were changed, and nothing else
+    9 ACTIVATED   scheduled messages became active, with new sequence numbers
     16 and above  other durable state (`durable_state.py`)
 
     ENQUEUED                                     REMOVED, RETURNED, DEFERRED, MOVED, CHANGED
@@ -22,11 +23,14 @@ drawn here (version 1 of each kind):
          8     8  enqueued at                         2     2  subqueue it moves to (MOVED; else 0)
         16     4  messages n                          4     2  flags: 1 = a delivery is counted
         20     2  flags: 1 = expiries,                           (MOVED, DEFERRED)
-                  2 = a column part follows           6     2  zero
-        22     2  zero                                8     4  messages n
-        24    4n  sizes                              12     4  size c of the changed properties, or 0
-      (then   8n  expiries)                          16    8n  sequence numbers
-      (then    …  column part, see `columns.py`)      …     c  changed properties, an encoded AMQP map
+                  2 = a column part,                  6     2  zero
+                  4 = schedule follow                 8     4  messages n
+        22     2  zero                               12     4  size c of the changed properties, or 0
+        24    4n  sizes                              16    8n  sequence numbers
+      (then   8n  expiries)                           …     c  changed properties, an encoded AMQP map
+      (then   8n  schedule: when each is enqueued,
+                  0 for messages that are active)
+      (then    …  column part, see `columns.py`)
          …     …  the stored messages
 
     RELOCATED                                    COUNTERS
@@ -45,6 +49,18 @@ drawn here (version 1 of each kind):
       (then    …  column part, see `columns.py`)
          …     …  the stored messages
 
+    ACTIVATED
+    offset  size  field
+         0     8  first new sequence number
+         8     8  enqueued at
+        16     4  messages n
+        20     4  zero
+        24    8n  sequence numbers until now
+
+A scheduled message is in the main subqueue, in the state SCHEDULED; its enqueued time is the time at which it
+will be enqueued, and its expiry counts from then. ACTIVATED gives it the next sequence number and its real
+enqueued time, and moves its expiry by the difference.
+
 A RETURNED record always counts a delivery. DEFERRED records without the flag were written by releases that
 did not count the delivery. A record that cannot be read (a kind or version of a later release, tables that do
 not fit) raises UnreadableRecord.
@@ -62,14 +78,14 @@ from broker.partition import columns as column_parts
 from broker.partition.columns import NO_COLUMNS, Columns, UnreadableColumns
 from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Commit, Record
 
-ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED = range(1, 9)
+ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED, ACTIVATED = range(1, 10)
 VERSION = 1
 
 RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2 + column_parts.MESSAGE_BYTES
 """Size of one message's row in the tables of a RELOCATED record. The message, its changed properties and the
 byte values of its columns come on top."""
 
-_HAS_EXPIRIES, _HAS_COLUMNS = 1, 2
+_HAS_EXPIRIES, _HAS_COLUMNS, _HAS_SCHEDULE = 1, 2, 4
 _RELOCATED_HAS_COLUMNS = 1
 _COUNTS_DELIVERY = 1
 
@@ -77,6 +93,7 @@ _ENQUEUED = struct.Struct("<QQIHH")
 _MARK = struct.Struct("<HHHHII")
 _COUNTERS = struct.Struct("<QQ")
 _RELOCATED = struct.Struct("<II")
+_ACTIVATED = struct.Struct("<QQII")
 
 assert array("Q").itemsize == 8 and array("I").itemsize == 4 and array("H").itemsize == 2
 
@@ -100,6 +117,18 @@ class Enqueued(NamedTuple):
     messages_offset: int
     """Offset of the first message's bytes from the start of the frame; the others follow."""
     columns: Columns = NO_COLUMNS
+    scheduled_ms: Sequence[int] | None = None
+    """When each message will be enqueued, 0 for active ones; None if all are active."""
+
+
+class Activated(NamedTuple):
+    """Scheduled messages that become active, in the order of their new sequence numbers."""
+
+    first: int
+    """The first new sequence number; the others follow."""
+    enqueued_at_ms: int
+    sequence_numbers: Sequence[int]
+    """Those that they have had so far."""
 
 
 class Mark(NamedTuple):
@@ -180,15 +209,20 @@ def add_enqueued(
     expiries: Sequence[int] | None,
     messages: Sequence[bytes],
     columns: Columns = NO_COLUMNS,
+    scheduled_ms: Sequence[int] | None = None,
 ) -> int:
     """Append an ENQUEUED record. Returns the offset of the first message from the start of the frame."""
     flags = 0 if expiries is None else _HAS_EXPIRIES
     column_part = column_parts.encode(columns) if columns else b""
     if column_part:
         flags |= _HAS_COLUMNS
+    if scheduled_ms is not None:
+        flags |= _HAS_SCHEDULE
     head = _ENQUEUED.pack(first, enqueued_at_ms, len(sizes), flags, 0) + table("I", sizes)
     if expiries is not None:
         head += table("Q", expiries)
+    if scheduled_ms is not None:
+        head += table("Q", scheduled_ms)
     head += column_part
     return commit.add(ENQUEUED, [head, *messages], VERSION) + len(head)
 
@@ -200,9 +234,26 @@ def read_enqueued(record: Record) -> Enqueued:
     expiries: array[int] | None = None
     if flags & _HAS_EXPIRIES:
         expiries, end = read_table("Q", record.body, end, count)
+    scheduled: array[int] | None = None
+    if flags & _HAS_SCHEDULE:
+        scheduled, end = read_table("Q", record.body, end, count)
     columns, end = read_columns(record.body, end, count) if flags & _HAS_COLUMNS else (NO_COLUMNS, end)
     _fits(record, end + sum(sizes))
-    return Enqueued(first, enqueued_at_ms, sizes, expiries, record.offset + end, columns)
+    return Enqueued(first, enqueued_at_ms, sizes, expiries, record.offset + end, columns, scheduled)
+
+
+def encode_activated(activated: Activated) -> bytes:
+    """Encode the body of an ACTIVATED record."""
+    first, enqueued_at_ms, numbers = activated
+    return _ACTIVATED.pack(first, enqueued_at_ms, len(numbers), 0) + table("Q", numbers)
+
+
+def read_activated(record: Record) -> Activated:
+    """Decode an ACTIVATED record."""
+    first, enqueued_at_ms, count, _ = _head(_ACTIVATED, record)
+    numbers, end = read_table("Q", record.body, _ACTIVATED.size, count)
+    _fits(record, end)
+    return Activated(first, enqueued_at_ms, numbers)
 
 
 def read_columns(view: memoryview, offset: int, count: int) -> tuple[Columns, int]:

@@ -18,8 +18,8 @@ from broker.operations import COLUMNS, ClientId, MessageState
 from broker.partition._untracked import keep_untracked
 from storage.log import Position
 
-ACTIVE, DEFERRED = MessageState.ACTIVE, MessageState.DEFERRED
-STATES = (ACTIVE, DEFERRED)
+ACTIVE, DEFERRED, SCHEDULED = MessageState.ACTIVE, MessageState.DEFERRED, MessageState.SCHEDULED
+STATES = (ACTIVE, DEFERRED, SCHEDULED)
 """The states of messages, by their number in records and checkpoints. A lock is volatile and not part of the
 state: see `Reference.lease`."""
 
@@ -72,11 +72,13 @@ class Reference:
         self.offset = offset
         self.size = size
         self.enqueued_at_ms = enqueued_at_ms
+        """In wall time. While the message is scheduled, the time at which it will be enqueued."""
         self.expires_at_ms = expires_at_ms
         """Enqueued time plus time to live, in wall time. Stored and shown to clients, but never used as a
         deadline."""
         self.lives_until_ms = lives_until_ms
-        """When its time to live ends, in monotonic time. None if it never ends, and during a replay."""
+        """When its time to live ends, in monotonic time. None if it never ends, while the message is
+        scheduled, and during a replay."""
         self.payload = payload
         """The stored message while it is in memory; otherwise empty."""
         self.delivery_count = 0

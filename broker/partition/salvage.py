@@ -26,10 +26,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker.partition import records
-from broker.partition.messages import Messages, state_of
+from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
-from broker.partition.records import Mark, Relocated, UnreadableRecord
-from broker.partition.references import Reference
+from broker.partition.records import Activated, Mark, Relocated, UnreadableRecord
+from broker.partition.references import SCHEDULED, Reference
+from broker.partition.replaying import state_of
 from broker.partition.snapshot import Snapshot
 from broker.partition.subqueue import Subqueue
 from storage.log import Checkpoint, Frame, Position, Record
@@ -73,6 +74,8 @@ class Salvage:
     _missing: list[Range] = field(default_factory=list)
     _settled: set[int] = field(default_factory=set)
     """Unknown messages that a record removed."""
+    _earlier: dict[int, int] = field(default_factory=dict)
+    """The earlier numbers of unknown messages that became active, by their new ones."""
 
     def __post_init__(self) -> None:
         self.messages = Messages(self.number, PayloadBudget(0, 0), tick_ms=20)
@@ -127,6 +130,8 @@ class Salvage:
                 self._expect(counters.next_sequence_number)
                 if counters.next_sequence_number >= self.messages.next_number:
                     self.messages.apply_counters(counters)
+            case records.ACTIVATED:
+                self._activate(records.read_activated(record))
             case records.RELOCATED:
                 self._relocated(position, records.read_relocated(record))
             case _:
@@ -150,9 +155,32 @@ class Salvage:
             )
         known = [number for number in mark.sequence_numbers if self._bring(number, subqueues[mark.subqueue])]
         if mark.kind == records.REMOVED and len(known) < len(mark.sequence_numbers):
-            self._settled.update(set(mark.sequence_numbers) - set(known))
+            self._note_settled(set(mark.sequence_numbers) - set(known))
         if known:
             self.messages.apply_mark(mark._replace(sequence_numbers=known))
+
+    def _note_settled(self, numbers: Iterable[int]) -> None:
+        """Note that unknown messages were removed, also under their earlier numbers."""
+        for number in numbers:
+            self._settled.add(number)
+            if number in self._earlier:
+                self._settled.add(self._earlier[number])
+
+    def _activate(self, activated: Activated) -> None:
+        """Make those of the messages active that are known. An unknown one is lost, unless a later record
+        relocates or removes it under its new number."""
+        self._expect(activated.first)
+        if activated.first < self.messages.next_number:
+            raise UnreadableRecord(f"sequence number {activated.first} comes a second time")
+        references = self.messages.main.references
+        for number, earlier in enumerate(activated.sequence_numbers, activated.first):
+            reference = references.get(earlier)
+            if reference is not None and reference.state is SCHEDULED:
+                self.messages.apply_activated(Activated(number, activated.enqueued_at_ms, (earlier,)))
+            else:
+                self._earlier[number] = earlier
+                self._settled.add(number)
+            self.messages.next_number = number + 1
 
     def _bring(self, number: int, subqueue: Subqueue) -> Reference | None:
         """Find a message, and move it to `subqueue` if it is in another one because the record that moved it
@@ -174,6 +202,8 @@ class Salvage:
                     f"a record refers to subqueue {subqueue}, which is unknown to this release"
                 )
             reference = self._bring(number, self.messages.subqueues[subqueue])
+            if number in self._earlier:
+                self._settled.add(self._earlier[number])
             if reference is not None:
                 reference.delivery_count, reference.state = deliveries, state_of(state)
                 reference.changed = changed

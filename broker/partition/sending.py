@@ -18,6 +18,7 @@ from broker.partition.enqueued_times import EnqueuedTimes, expiries
 from broker.partition.messages import Messages
 from broker.partition.quotas import check_size
 from broker.partition.records import Enqueued
+from broker.partition.schedule import later_expiries, times_of
 
 
 class Sending:
@@ -25,10 +26,9 @@ class Sending:
 
     __slots__ = ("_at_once", "_messages", "_number", "_rest", "_times")
 
-    def __init__(self, number: int, messages: Messages, at_once: int) -> None:
+    def __init__(self, number: int, messages: Messages, at_once: int, times: EnqueuedTimes) -> None:
         """`number` is the partition's; `at_once` is how many messages one step enqueues."""
-        self._number, self._messages, self._at_once = number, messages, at_once
-        self._times = EnqueuedTimes()
+        self._number, self._messages, self._at_once, self._times = number, messages, at_once, times
         self._rest: Iterator[None] | None = None
         """The remaining steps of a long `Send`."""
 
@@ -54,13 +54,18 @@ class Sending:
         expire = expiries(
             send.time_to_live_ms, description.settings.default_time_to_live_ms, len(sizes), enqueued_ms
         )
+        scheduled_ms = times_of(send.scheduled_ms, batch.wall_ms)
+        if scheduled_ms is not None:
+            expire = later_expiries(expire, scheduled_ms, enqueued_ms)
         batch.has_sent = True
         batch.arrived_in.add(self._messages.main.number)
         batch.work += len(sizes)
         if len(sizes) <= self._at_once:
-            self._enqueue(batch, enqueued_ms, sizes, expire, messages, send.columns)
+            self._enqueue(batch, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms)
         else:
-            self._rest = self._enqueue_many(batch, enqueued_ms, sizes, expire, messages, send.columns)
+            self._rest = self._enqueue_many(
+                batch, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms
+            )
             next(self._rest)
         return first
 
@@ -79,6 +84,7 @@ class Sending:
         expire: list[int] | None,
         messages: Sequence[bytes],
         columns: Columns,
+        scheduled_ms: list[int] | None,
     ) -> Iterator[None]:
         for start in range(0, len(sizes), self._at_once):
             here = slice(start, start + self._at_once)
@@ -89,6 +95,7 @@ class Sending:
                 None if expire is None else expire[here],
                 messages[here],
                 part_of(columns, here),
+                None if scheduled_ms is None else scheduled_ms[here],
             )
             yield
 
@@ -100,9 +107,12 @@ class Sending:
         expire: list[int] | None,
         messages: Sequence[bytes],
         columns: Columns,
+        scheduled_ms: list[int] | None,
     ) -> None:
         first = self._messages.next_number
-        offset = records.add_enqueued(batch.commit, first, enqueued_ms, sizes, expire, messages, columns)
-        enqueued = Enqueued(first, enqueued_ms, sizes, expire, offset, columns)
+        offset = records.add_enqueued(
+            batch.commit, first, enqueued_ms, sizes, expire, messages, columns, scheduled_ms
+        )
+        enqueued = Enqueued(first, enqueued_ms, sizes, expire, offset, columns, scheduled_ms)
         if not self._messages.apply_enqueued(batch.commit.start, enqueued, messages, batch.now_ms):
             batch.passing += map(self._messages.main.references.__getitem__, range(first, first + len(sizes)))

@@ -17,7 +17,8 @@ Tables are as in `records.py`, little endian.
     offset  size  field                          offset  size  field
          0     8  next sequence number                0     2  messages n
          8     8  latest enqueued time                2     2  flags: 1 = expiries, 2 = delivery counts,
-                                                               4 = states, 8 = a column part follow
+                                                               4 = states, 8 = a column part,
+                                                               16 = renumbered messages follow
                                                       4     2  frames f
                                                       6     2  messages with changed properties c
                                                       8    8f  positions of the frames that hold the messages
@@ -35,6 +36,8 @@ Tables are as in `records.py`, little endian.
                                                                properties
                                                       …     …  changed properties, concatenated
                                                       …     …  column part (`columns.py`)
+                                                      …     2  renumbered messages r (`renumbered.py`)
+                                                      …    2r  their indices
 """
 
 from __future__ import annotations
@@ -50,16 +53,18 @@ from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
 from broker.partition.columns import NO_COLUMNS
 from broker.partition.durable_state import Section
 from broker.partition.gradual_sort import sort_gradually
-from broker.partition.messages import Messages, state_of
+from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_columns, read_table, table
 from broker.partition.references import Reference, StoredFrame
+from broker.partition.replaying import state_of
 from storage.log import Checkpoint, Position
 from storage.log import Section as StoredSection
 
 _COUNTERS = struct.Struct("<QQ")
 _MESSAGES = struct.Struct("<HHHH")
-_HAS_EXPIRIES, _HAS_DELIVERY_COUNTS, _HAS_STATES, _HAS_COLUMNS = 1, 2, 4, 8
-_ROW_BYTES_MAX = 3 * 8 + 3 * 4 + 3 * 2 + columns.MESSAGE_BYTES
+_HAS_EXPIRIES, _HAS_DELIVERY_COUNTS, _HAS_STATES, _HAS_COLUMNS, _HAS_RENUMBERED = 1, 2, 4, 8, 16
+_RENUMBERED = struct.Struct("<H")
+_ROW_BYTES_MAX = 3 * 8 + 3 * 4 + 4 * 2 + columns.MESSAGE_BYTES
 """The most that a message takes: a row of each table, and a frame of its own."""
 _TABLE_ROW_BYTES = 40
 """What a block takes in the table of all blocks."""
@@ -217,11 +222,16 @@ class _MessagesSection:
         deliveries = [each.delivery_count for each in references]
         states = [each.state for each in references]
         column_part = columns.encode(columns.of_references(references))
+        renumbered = self._messages.renumbered
+        places_of_renumbered = (
+            [place for place, each in enumerate(references) if renumbered.has(each)] if renumbered else []
+        )
         flags = (
             (any(expiries) and _HAS_EXPIRIES)
             | (any(deliveries) and _HAS_DELIVERY_COUNTS)
             | (any(states) and _HAS_STATES)
             | (_HAS_COLUMNS if column_part else 0)
+            | (_HAS_RENUMBERED if places_of_renumbered else 0)
         )
         return b"".join(
             [
@@ -239,6 +249,8 @@ class _MessagesSection:
                 table("H", [place for place, _ in changed]),
                 *(each for _, each in changed),
                 column_part,
+                _RENUMBERED.pack(len(places_of_renumbered)) if places_of_renumbered else b"",
+                table("H", places_of_renumbered),
             ]
         )
 
@@ -264,6 +276,10 @@ class _MessagesSection:
         column_lists = NO_COLUMNS
         if flags & _HAS_COLUMNS:
             column_lists, whole = read_columns(view, whole, count)
+        renumbered: Sequence[int] = ()
+        if flags & _HAS_RENUMBERED:
+            (renumbered_count,), whole = _RENUMBERED.unpack(view[whole : whole + 2]), whole + 2
+            renumbered, whole = read_table("H", view, whole, renumbered_count)
         if whole != len(view):
             raise UnreadableRecord(
                 f"a block of a checkpoint has {len(view)} bytes, but its tables need {whole}"
@@ -295,6 +311,8 @@ class _MessagesSection:
         for place, size in zip(changed_places, changed_sizes, strict=True):
             references[place].changed = data[end : end + size]
             end += size
+        for place in renumbered:
+            self._messages.renumbered.add(references[place])
         self._messages.subqueues[number].bring_back(references)
 
     def _frame(self, position: int) -> StoredFrame:
@@ -318,7 +336,7 @@ class _MessagesSection:
 
     def cost(self, base: Position | None) -> int:
         blocks, changed = len(self._blocks), self._blocks.count_since(base)
-        heads = changed * (_MESSAGES.size + columns.PART_BYTES)
+        heads = changed * (_MESSAGES.size + columns.PART_BYTES + _RENUMBERED.size)
         rows = min(changed * BLOCK_MESSAGES, self._messages.count) * _ROW_BYTES_MAX + heads
         properties = 0
         if changed:

@@ -35,9 +35,10 @@ from collections.abc import Generator, Iterator
 from broker.partition._untracked import untrack
 from broker.partition.columns import NO_COLUMNS, give
 from broker.partition.gradual_sort import AT_ONCE
-from broker.partition.messages import Messages, state_of
+from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_table
 from broker.partition.references import Reference, StoredFrame
+from broker.partition.replaying import state_of
 from broker.partition.subqueue import Subqueue
 from storage.log import Position
 

@@ -1,7 +1,8 @@
 """The partition's state machine: checks, decides, applies. Pure: no I/O, no clock, no asyncio.
 
-Its parts have files of their own: `sending.py`, `delivering.py`, `settling.py`, `lock_expiry.py`,
-`delivery_count.py`, `dead_lettering.py`, `time_to_live.py` and `browsing.py`. They share a `Workspace`.
+Its parts have files of their own: `sending.py`, `schedule.py`, `delivering.py`, `settling.py`,
+`lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `time_to_live.py` and `browsing.py`. They share a
+`Workspace`.
 
 The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
 operation appends its changes to the commit as records and applies them at once, by the same methods that
@@ -15,7 +16,9 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
     operation                   record      effect
     Send                        ENQUEUED    messages at the end of the main subqueue, with the next sequence
                                             numbers
-    Complete, Delete            REMOVED     the reference is removed
+    the time of a schedule      ACTIVATED   a scheduled message goes to the end, with the next sequence number
+    Complete, Delete,           REMOVED     the reference is removed
+    CancelScheduled
     Abandon, lock expiry        RETURNED    delivery count + 1, available again; a deferred message stays
                                             deferred
                                 MOVED       … or, at the maximum delivery count, to the dead-letter subqueue
@@ -47,6 +50,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueDescription
 from broker.operations import (
     Abandon,
+    CancelScheduled,
     ClientId,
     Complete,
     DeadLetter,
@@ -78,14 +82,15 @@ from broker.partition.durable_state import read_back
 from broker.partition.lock_expiry import run_out_locks
 from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import NO_NUMBER, Messages
+from broker.partition.schedule import Schedule
 from broker.partition.sending import Sending
 from broker.partition.settling import Settling
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import NO_BATCH, Workspace
 from storage.log import Commit, Frame
 
-Totals = Sequence[tuple[int, int, int]]
-"""Of each subqueue: messages, how many of them are deferred, and bytes."""
+Totals = Sequence[tuple[int, int, int, int]]
+"""Of each subqueue: messages, how many of them are deferred and scheduled, and bytes."""
 
 
 class Partition:
@@ -107,7 +112,8 @@ class Partition:
         self.messages = messages
         self._space = Workspace(number, description, messages, bounds or Bounds(), epoch, first_nonce)
         self._time_to_live = TimeToLive(self._space)
-        self._sending = Sending(number, messages, self._space.bounds.work_max)
+        self._sending = Sending(number, messages, self._space.bounds.work_max, self._space.times)
+        self._schedule = Schedule(self._space)
         self._delivering = Delivering(self._space, self._time_to_live)
         self._settling = Settling(self._space, self._time_to_live)
         self._browsing = Browsing(self._space, self._time_to_live)
@@ -133,6 +139,7 @@ class Partition:
         self.messages.position = commit.start
         self._wall_ahead_ms = wall_ms - now_ms
         self.messages.states.expire(wall_ms, commit.start)
+        self._schedule.enqueue_due()
         self.messages.evicted_below = self.messages.next_number
         run_out_locks(self._space, self._time_to_live, now_ms if since_ms is None else since_ms)
         self._time_to_live.expire_overdue()
@@ -240,7 +247,7 @@ class Partition:
     def has_more(self) -> bool:
         """Whether work is left for the next batch, which should follow at once."""
         waits = self._time_to_live.has_more or self._browsing.has_more or self._space.locks.has_ended
-        return waits or self._delivering.has_more
+        return waits or self._schedule.has_more or self._delivering.has_more
 
     def next_due_ms(self) -> int | None:
         """When a batch is due even if no operation arrives."""
@@ -248,16 +255,20 @@ class Partition:
         due_ms = self._time_to_live.next_due_ms()
         if due_ms is None or (lock_ends_ms is not None and lock_ends_ms < due_ms):
             due_ms = lock_ends_ms
-        state_ends_ms = self.messages.states.next_expiry_ms()
-        if state_ends_ms is not None:
-            state_ends_ms -= self._wall_ahead_ms
-            due_ms = state_ends_ms if due_ms is None else min(due_ms, state_ends_ms)
+        for wall_ms in (self.messages.states.next_expiry_ms(), self._schedule.next_due_ms()):
+            if wall_ms is not None:
+                wall_ms -= self._wall_ahead_ms
+                due_ms = wall_ms if due_ms is None else min(due_ms, wall_ms)
         return due_ms
 
     def next_expiry_ms(self) -> int | None:
         """When the next message expires if the partition is closed; None if none does. Locks need no wake-up:
         they end when the partition closes."""
         return self._time_to_live.next_at_rest_ms()
+
+    def next_schedule_ms(self) -> int | None:
+        """When the next scheduled message is enqueued, in wall time; None if there is none."""
+        return self._schedule.next_due_ms()
 
     def _carry_out(self, client: ClientId, operation: Operation) -> bool | None:
         """Carry out an operation; False if it is not done yet."""
@@ -293,6 +304,8 @@ class Partition:
                 return self._browsing.watch(client, operation)
             case ReceiveDeferred():
                 self._delivering.receive_deferred(client, operation)
+            case CancelScheduled():
+                self._schedule.cancel(client, operation)
             case Delete():
                 self._browsing.delete(client, operation)
             case Update():
@@ -328,7 +341,7 @@ class Partition:
     def totals(self) -> Totals:
         """What `counts` needs to know of each subqueue, apart from locks. Cheap enough for every batch."""
         return [
-            (len(subqueue.references), subqueue.deferred, subqueue.size_bytes)
+            (len(subqueue.references), subqueue.deferred, subqueue.scheduled, subqueue.size_bytes)
             for subqueue in self.messages.subqueues
         ]
 
@@ -337,12 +350,13 @@ class Partition:
         now = totals is None
         return {
             subqueue.name: SubqueueCounts(
-                active=messages - deferred,
+                active=messages - deferred - scheduled,
                 locked=subqueue.locked if now else 0,
                 deferred=deferred,
+                scheduled=scheduled,
                 bytes=size,
             )
-            for subqueue, (messages, deferred, size) in zip(
+            for subqueue, (messages, deferred, scheduled, size) in zip(
                 self.messages.subqueues, self.totals() if totals is None else totals, strict=True
             )
         }

@@ -9,7 +9,8 @@ Order: `_order` holds ascending sequence numbers, 8 bytes each, including stale 
 `_next` is the place up to which messages have been handed out. A message that becomes available before that
 place (because it was given back or moved here) is added to the heap `_returned`. So an available message is
 always in `_order` from `_next` on, or in `_returned`. Either may hold stale or duplicate numbers, so each
-message is checked before it is used.
+message is checked before it is used. Scheduled and deferred messages are in the order too, for those who
+look.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from broker.partition._untracked import untrack
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.columns import value_bytes
 from broker.partition.order import Order
-from broker.partition.references import ACTIVE, DEFERRED, Lease, Reference
+from broker.partition.references import ACTIVE, DEFERRED, SCHEDULED, Lease, Reference
 from broker.partition.roles import Place
 from broker.partition.sifted_heap import SiftedHeap
 from broker.partition.timers import TimerWheel
@@ -33,6 +34,8 @@ _FEW = 4096
 """This many references can be copied to another table in less than a millisecond."""
 _TABLE_BYTES_MIN, _TABLE_BYTES_EACH = 64 * 1024, 512
 """A table up to this size is kept. A dictionary that has only grown takes up to 200 bytes per entry."""
+_SCHEDULE_TICK_MS = 20
+"""Resolution of schedules: a message becomes active at most this much after its time."""
 REBUILT_AT_ONCE = 1024
 """References that one step of `rebuild` handles: less than a millisecond."""
 UPCOMING_MAX = 4096
@@ -74,6 +77,8 @@ class Subqueue:
         "number",
         "references",
         "role",
+        "schedule",
+        "scheduled",
     )
 
     def __init__(self, number: int, place: Place, work: Work) -> None:
@@ -86,11 +91,16 @@ class Subqueue:
         self.references: dict[int, Reference] = {}
         self.expiry: TimerWheel | None = None
         """Sequence numbers by expiry, if the subqueue enforces the time to live."""
+        self.schedule: TimerWheel | None = None
+        """Sequence numbers of scheduled messages by the time at which they are enqueued, in wall time. None
+        until there is one, and during a replay."""
         self.available = 0
         """References that are ACTIVE and not locked."""
         self.locked = 0
         self.deferred = 0
         """References that are DEFERRED, locked or not."""
+        self.scheduled = 0
+        """References that are SCHEDULED."""
         self.bytes = 0
         """The size of all messages, as they were sent."""
         self.changed_bytes = 0
@@ -125,6 +135,20 @@ class Subqueue:
         self.bytes += size
         self.column_bytes += value_bytes(references)
 
+    def postpone(self, references: Iterable[Reference]) -> None:
+        """Make active messages scheduled ones; their times are set."""
+        for reference in references:
+            reference.state = SCHEDULED
+            self.available -= 1
+            self.scheduled += 1
+            if self._order is not None:
+                self._watch_time(reference)
+
+    def _watch_time(self, reference: Reference) -> None:
+        if self.schedule is None:
+            self.schedule = TimerWheel(_SCHEDULE_TICK_MS, self.references.__contains__)
+        self.schedule.add(reference.enqueued_at_ms, reference.sequence_number)
+
     def insert(self, reference: Reference) -> None:
         """Add a message at its place in the order; it is not locked."""
         number = reference.sequence_number
@@ -141,8 +165,10 @@ class Subqueue:
                 self._returned.push(number)
         if reference.state is ACTIVE:
             self.available += 1
-        else:
+        elif reference.state is DEFERRED:
             self.deferred += 1
+        else:
+            self.scheduled += 1
         if self.expiry is not None and reference.lives_until_ms is not None:
             self.expiry.add(reference.lives_until_ms, number)
             self._work.timed[self.number] = self
@@ -176,12 +202,17 @@ class Subqueue:
         """Remove messages that are not locked."""
         pop = self.references.pop
         removed = [pop(number) for number in sequence_numbers]
-        size = deferred = cancelled = 0
+        size = deferred = scheduled = cancelled = 0
         lives_until_ms: int | None = None
         for reference in removed:
             size += reference.size
-            if reference.state is DEFERRED:
-                deferred += 1
+            if reference.state is not ACTIVE:
+                if reference.state is DEFERRED:
+                    deferred += 1
+                else:
+                    scheduled += 1
+                    if self.schedule is not None:
+                        self.schedule.cancel(reference.enqueued_at_ms)
             if reference.lives_until_ms != lives_until_ms:  # messages that were sent together expire together
                 self._cancel_expiry(lives_until_ms, cancelled)
                 lives_until_ms, cancelled = reference.lives_until_ms, 0
@@ -194,7 +225,8 @@ class Subqueue:
                 len(reference.changed) for reference in removed if reference.changed is not None
             )
         self.deferred -= deferred
-        self.available -= len(removed) - deferred
+        self.scheduled -= scheduled
+        self.available -= len(removed) - deferred - scheduled
         if self._order is not None:
             self._order.left(sequence_numbers)
         if len(self.references) <= _FEW:
@@ -228,6 +260,9 @@ class Subqueue:
                 reference.lives_until_ms for reference in removed if reference.lives_until_ms is not None
             }:
                 self.expiry.sift(due_ms)
+        if self.schedule is not None:
+            for due_ms in {each.enqueued_at_ms for each in removed if each.state is SCHEDULED}:
+                self.schedule.sift(due_ms)
         return removed
 
     # --- handing out and taking back ------------------------------------------------------------------------
@@ -388,7 +423,8 @@ class Subqueue:
         """
         references = self.references
         order = Order(references)
-        self.locked = self.deferred = self.bytes = self.changed_bytes = self.column_bytes = 0
+        self.locked = self.deferred = self.scheduled = 0
+        self.bytes = self.changed_bytes = self.column_bytes = 0
         strays: list[int] = []
         latest = -1
         remaining = iter(references.items())
@@ -404,10 +440,14 @@ class Subqueue:
                 else:
                     strays.append(number)
                 self.bytes += reference.size
-                if reference.state is DEFERRED:
-                    self.deferred += 1
                 if reference.changed is not None:
                     self.changed_bytes += len(reference.changed)
+                if reference.state is SCHEDULED:
+                    self.scheduled += 1
+                    self._watch_time(reference)
+                    continue
+                if reference.state is DEFERRED:
+                    self.deferred += 1
                 if reference.expires_at_ms is not None:
                     expiring.append(number)
             if ascending:
@@ -419,7 +459,7 @@ class Subqueue:
             for number in strays[start : start + REBUILT_AT_ONCE]:
                 order.insert(number)
             yield 0
-        self.available = len(references) - self.deferred
+        self.available = len(references) - self.deferred - self.scheduled
         if references:
             self._work.occupied[self.number] = self
         self._order = order
@@ -449,6 +489,7 @@ class Subqueue:
         assert all(number == reference.sequence_number for number, reference in self.references.items())
         assert self.locked == sum(1 for each in references if each.lease is not None)
         assert self.deferred == sum(1 for each in references if each.state is DEFERRED)
+        assert self.scheduled == sum(1 for each in references if each.state is SCHEDULED)
         assert self.available == sum(1 for each in references if each.state is ACTIVE and each.lease is None)
         assert self.bytes == sum(each.size for each in references)
         assert self.changed_bytes == sum(len(each.changed) for each in references if each.changed is not None)
@@ -464,4 +505,11 @@ class Subqueue:
         )
         if self.expiry is not None:
             self.expiry.check(each.lives_until_ms for each in references if each.lives_until_ms is not None)
-        assert all((each.expires_at_ms is None) == (each.lives_until_ms is None) for each in references)
+        if self.schedule is not None:
+            self.schedule.check(each.enqueued_at_ms for each in references if each.state is SCHEDULED)
+        assert all(
+            each.lives_until_ms is None
+            if each.state is SCHEDULED
+            else (each.expires_at_ms is None) == (each.lives_until_ms is None)
+            for each in references
+        )

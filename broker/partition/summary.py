@@ -17,7 +17,7 @@ The index of partitions stores a summary as a note (`storage/partition_index.py`
          0     1  reason (`Wake`)
          1     8  wall time
 
-To add *something that must happen on time* (a schedule, the deletion of an idle entity, messages to forward),
+To add *something that must happen on time* (the deletion of an idle entity, messages to forward),
 add a member to `Wake` and give its earliest time in `summary_of`. Nothing else is needed:
 `broker/namespace/closed_partitions.py` opens the partition at that time, and the partition's own timer does
 the rest. A release that does not know a reason still opens the partition.
@@ -51,6 +51,8 @@ class Wake(enum.IntEnum):
     """The time to live of a message ends."""
     GARBAGE = 2
     """The log is larger than it needs to be."""
+    SCHEDULE = 3
+    """A scheduled message becomes active."""
 
 
 class Summary(NamedTuple):
@@ -195,6 +197,8 @@ def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) ->
     """Summarize a partition whose log is about to be closed. Nothing is under way in it."""
     due_ms = clock.monotonic_ms() if partition.has_more else partition.next_expiry_ms()
     wakes: dict[int, int] = {} if due_ms is None else {Wake.EXPIRY: due_ms + wall_ahead_ms(clock)}
+    if (schedule_ms := partition.next_schedule_ms()) is not None:
+        wakes[Wake.SCHEDULE] = schedule_ms
     if has_garbage:
         wakes[Wake.GARBAGE] = clock.now_ms()
     return Summary(partition.counts(), wakes)

@@ -14,6 +14,7 @@ from broker.partition.batch import Batch
 from broker.partition.batch_bounds import Bounds
 from broker.partition.demand import DemandBook
 from broker.partition.durable_state import NewRecord, read_back
+from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages
 from broker.partition.records import Mark
@@ -36,6 +37,7 @@ class Workspace:
         "messages",
         "number",
         "subqueues",
+        "times",
     )
 
     def __init__(
@@ -56,6 +58,7 @@ class Workspace:
         self.books = [DemandBook() for _ in self.subqueues]
         """The demand for messages, by subqueue number."""
         self.locks = Locks(self.subqueues, self.books, epoch, first_nonce, bounds.tick_ms)
+        self.times = EnqueuedTimes()
         self.batch = NO_BATCH
         self.arrived_ms = 0
         """When the current operation was put into the mailbox, in monotonic time. Time it has spent waiting

@@ -70,6 +70,8 @@ PYTHON_ONLY: dict[str, dict[str, object]] = {
     "full-partitions": {"PartitionCount": 3, "MaxSizeInMegabytes": 1},
     "one-partition-keeps-order": {"PartitionCount": 1},
     "key-keeps-order": {},
+    "scheduled-by-annotation": {},
+    "scheduled-messages-live-from-their-time": {"DeadLetteringOnMessageExpiration": True},
 }
 """In-depth checks of the wire behaviour, with one client on behalf of all."""
 

@@ -62,7 +62,6 @@ class IncomingLink:
             stored=self._accept,
             refused=self._refuse,
             memory=services.memory,
-            clock=services.clock,
             message_id=services.message_id,
         )
         self._batch: Iterator[None] | None = None

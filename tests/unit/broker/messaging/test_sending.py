@@ -27,7 +27,6 @@ class Caller:
             stored=lambda receipts, count: self.hear(receipts, None),
             refused=lambda receipts, why, count: self.hear(receipts, why.reason),
             memory=services.memory,
-            clock=services.clock,
             message_id=services.message_id,
         )
 

@@ -10,9 +10,10 @@ from broker.operations import Complete, Defer, Send
 from broker.partition import messages as messages_module
 from broker.partition import records
 from broker.partition.batch_bounds import Bounds
-from broker.partition.messages import DROPPED_AT_ONCE, RELOCATED_AT_ONCE, REPLAYED_AT_ONCE, Messages
+from broker.partition.messages import DROPPED_AT_ONCE, RELOCATED_AT_ONCE, Messages
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Mark, UnreadableRecord
+from broker.partition.replaying import REPLAYED_AT_ONCE
 from broker.partition.subqueue import REBUILT_AT_ONCE
 from broker.partition.task import TaskLimits
 from storage.log import Commit, Position

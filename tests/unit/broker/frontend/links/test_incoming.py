@@ -286,16 +286,18 @@ async def test_a_changed_limit_of_the_queue_holds_for_links_that_are_attached() 
     assert all_stored(stack) == {}
 
 
-async def test_a_message_for_later_is_refused_and_one_whose_time_has_come_is_not() -> None:
-    stack, client = await sending()
-    for number, later_ms in enumerate((1, -1)):
-        at = Timestamp(stack.clock.now_ms() + later_ms)
-        client.transfer(
-            0, number, message(annotations={"x-opt-scheduled-enqueue-time": at}, body=[b"%d" % number])
-        )
-    assert error_of((await outcomes(client))[0])[0] == "amqp:not-implemented" and list(
-        all_stored(stack).values()
-    ) == [[b"1"]]
+async def test_the_time_of_a_scheduled_message_goes_along_also_in_a_batch() -> None:
+    stack, client = await sending(1)
+    at = Timestamp(stack.clock.now_ms() + 1_000)
+    scheduled = {"x-opt-scheduled-enqueue-time": at}
+    client.transfer(0, 0, message(body=[b"0"], annotations=scheduled))
+    client.transfer(0, 1, message(body=[b"1"]))
+    client.transfer(
+        0, 2, batch(message(body=[b"2"]), message(body=[b"3"], annotations=scheduled)), batch=True
+    )
+    await outcomes(client)
+    sends = stack.parts[0].take_all(Send)
+    assert [operation.scheduled_ms for operation in sends] == [[at], None, [None, at]]
 
 
 async def test_a_message_without_a_session_is_refused_where_sessions_are_required() -> None:
