@@ -13,7 +13,7 @@ class StorageError(Exception):
 class CommitFailed(StorageError):
     """A write or a sync failed, and it is unknown how much of it reached the disk (durability rule 4).
 
-    A log is unusable until it is claimed again; after that, nothing of the failed commit is ever read. A
+    A log is unusable until it is acquired again; after that, nothing of the failed commit is ever read. A
     document of the catalogue may be the old or the new one until a later change of it has succeeded.
     """
 
@@ -36,7 +36,7 @@ class DiskFull(StorageError):
 
 
 class Fenced(StorageError):
-    """Another owner has claimed the log with a higher epoch, so this one must not write to it."""
+    """Another owner has acquired the log with a higher epoch, so this one must not write to it."""
 
 
 class CorruptRecord(StorageError):

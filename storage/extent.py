@@ -145,7 +145,7 @@ class ExtentFile:
                 )
             return extent
 
-    def claimed(self, bases: Sequence[Position], extent: Extent) -> None:
+    def acquired(self, bases: Sequence[Position], extent: Extent) -> None:
         """Record a new owner, with the bases of the log's segments. Raises DiskFull (nothing happened),
         CommitFailed."""
         with self._mutex:
@@ -155,14 +155,14 @@ class ExtentFile:
     def rolled(self, base: Position) -> None:
         """Record that the owner began a segment at `base`, and that everything before it is durable.
 
-        Raises what `claimed` raises.
+        Raises what `acquired` raises.
         """
         with self._mutex:
             self._bases.append(base)
             self._keep(self._known()._replace(base=base, durable=base))
 
     def checkpointed(self, position: Position, durable: Position) -> None:
-        """Record a saved checkpoint. Raises what `claimed` raises."""
+        """Record a saved checkpoint. Raises what `acquired` raises."""
         with self._mutex:
             extent = self._known()
             self._keep(extent._replace(checkpoint=position, durable=max(extent.durable, durable)))
@@ -173,19 +173,19 @@ class ExtentFile:
         return self._kept.durable if self._kept is not None else Position(0)
 
     def reached(self, durable: Position) -> None:
-        """Record that everything below `durable` is on stable storage. Raises what `claimed` raises."""
+        """Record that everything below `durable` is on stable storage. Raises what `acquired` raises."""
         with self._mutex:
             extent = self._known()
             self._keep(extent._replace(durable=max(extent.durable, durable)))
 
     def trimmed(self, start: Position) -> None:
-        """Record that the segments below `start` are about to be removed. If this raises, as `claimed` does,
+        """Record that the segments below `start` are about to be removed. If this raises, as `acquired` does,
         they must stay."""
         with self._mutex:
             self._keep(self._known()._replace(start=start))
 
     def _known(self) -> Extent:
-        assert self._extent is not None, "the log was claimed"
+        assert self._extent is not None, "the log was acquired"
         return self._extent
 
     def _keep(self, extent: Extent) -> None:

@@ -3,7 +3,7 @@
 Invariants:
 - `end` moves when a commit's job has succeeded, even if its caller was cancelled meanwhile. Only what lies
   below it is read (durability rules 1 to 3).
-- After CommitFailed, everything is refused until `claim`, which begins a new segment (durability rule 4).
+- After CommitFailed, everything is refused until `acquire`, which begins a new segment (durability rule 4).
 - After DiskFull, nothing has changed (durability rule 6).
 - All segments but the active one are entirely durable.
 - `fence` turns everything that the disk has not answered into a failure. A commit that succeeds afterwards
@@ -44,10 +44,10 @@ from storage.record import Chain
 from storage.recovery import (
     REWRITTEN_BYTES_MAX,
     OpenLog,
-    claim_log,
+    acquire_log,
     clear_up,
     extent_of,
-    reclaim_log,
+    reacquire_log,
     remove_strays,
 )
 from storage.scan import FrameScanner
@@ -99,7 +99,7 @@ class Shared:
 
 
 class _State(enum.Enum):
-    UNCLAIMED = "unclaimed"
+    NOT_ACQUIRED = "not acquired"
     OPEN = "open"
     FAILED = "failed"
 
@@ -115,7 +115,7 @@ class FileLog:
         self.disk, self.reserves = shared.disk, shared.reserve
         self.syncs_each_commit = shared.fsync == "always"
         self.extent = ExtentFile(shared.disk, shared.extents, directory.parent.name, entity, partition)
-        self._state = _State.UNCLAIMED
+        self._state = _State.NOT_ACQUIRED
         self._opened: OpenLog | None = None
         self._recent = RecentPlaces()
         self._turn = asyncio.Lock()
@@ -172,21 +172,21 @@ class FileLog:
         return space.free + shared.reserve.held_bytes
 
     def _known(self) -> OpenLog:
-        assert self._opened is not None, "the log was claimed"
+        assert self._opened is not None, "the log was acquired"
         return self._opened
 
     def _open(self) -> OpenLog:
-        """The log, if it may be used. Raises CommitFailed if it must be claimed first."""
+        """The log, if it may be used. Raises CommitFailed if it must be acquired first."""
         if self._state is _State.FAILED:
             raise CommitFailed(
-                f"{self._directory}: an earlier commit failed, and the log has not been claimed again"
+                f"{self._directory}: an earlier commit failed, and the log has not been acquired again"
             )
-        assert self._state is _State.OPEN, "the log was claimed"
+        assert self._state is _State.OPEN, "the log was acquired"
         return self._known()
 
-    # --- claim and close ---
+    # --- acquire and close ---
 
-    async def claim(self, epoch: int | None = None) -> int:
+    async def acquire(self, epoch: int | None = None) -> int:
         await self._shared.prepare()
         async with self._housekeeping, self._turn:
             await self.under_way.ended()
@@ -195,7 +195,7 @@ class FileLog:
                     # A log that wants this place waits for our turn, so we must not wait for the log.
                     await self._close_files(keeps_place=True)
                 await self._shared.open_segments.take(self)
-                await run_to_end(self._shared.executor, lambda: self._claim(epoch), self.under_way)
+                await run_to_end(self._shared.executor, lambda: self._acquire(epoch), self.under_way)
             finally:
                 self._mind_the_descriptor()
                 self._mind_the_reserve()
@@ -203,32 +203,32 @@ class FileLog:
             self._state = _State.OPEN
             self._recent.keep_only(opened.tail)
             _log.debug(
-                "log.claimed",
+                "log.acquired",
                 directory=str(self._directory),
                 epoch=opened.epoch,
                 position=opened.tail.position,
             )
             return opened.epoch
 
-    def _claim(self, epoch: int | None) -> None:
-        """Runs in a thread. Claiming writes a little, so it may use the reserve of a full disk (durability
+    def _acquire(self, epoch: int | None) -> None:
+        """Runs in a thread. Acquiring writes a little, so it may use the reserve of a full disk (durability
         rule 6)."""
         try:
-            self._claim_once(epoch, REWRITTEN_BYTES_MAX)
+            self._acquire_once(epoch, REWRITTEN_BYTES_MAX)
         except DiskFull:
             self._shared.reserve.release()
-            self._claim_once(epoch, 0)
+            self._acquire_once(epoch, 0)
 
-    def _claim_once(self, epoch: int | None, rewritten_bytes_max: int) -> None:
+    def _acquire_once(self, epoch: int | None, rewritten_bytes_max: int) -> None:
         shared = self._shared
         try:
             if self._state is _State.FAILED:
                 opened = self._known()
                 shared.files.forget(opened.active.segment.path)
-                reclaim_log(shared.disk, opened, epoch, rewritten_bytes_max)
+                reacquire_log(shared.disk, opened, epoch, rewritten_bytes_max)
                 self._keep_extent(opened)
             else:
-                opened = self._claim_files(epoch, rewritten_bytes_max)
+                opened = self._acquire_files(epoch, rewritten_bytes_max)
                 try:
                     self._keep_extent(opened)
                 except BaseException:
@@ -251,7 +251,7 @@ class FileLog:
         opened.segment_bytes_max = segment_bytes(log_bytes, free, shared.segment_bytes_max)
         opened.is_confined = is_confined(log_bytes, free, shared.segment_bytes_max)
 
-    def _claim_files(self, epoch: int | None, rewritten_bytes_max: int) -> OpenLog:
+    def _acquire_files(self, epoch: int | None, rewritten_bytes_max: int) -> OpenLog:
         shared, known = self._shared, None
         try:
             known = self.extent.read()
@@ -263,7 +263,7 @@ class FileLog:
             _log.error("extent.damaged", path=error.path, why=error.why, directory=str(self._directory))
         if known is None:
             make_directories(shared.disk, shared.root, [self._directory.parent.name, self._directory.name])
-        return claim_log(
+        return acquire_log(
             shared.disk, self._directory, self._entity, self._partition, epoch, shared.make_salt(),
             rewritten_bytes_max, known
         )  # fmt: skip
@@ -271,10 +271,10 @@ class FileLog:
     def _keep_extent(self, opened: OpenLog) -> None:
         bases, extent = [segment.base for segment in opened.segments], extent_of(opened)
         try:
-            self.extent.claimed(bases, extent)
+            self.extent.acquired(bases, extent)
         except DiskFull:
             self._shared.reserve.release()
-            self.extent.claimed(bases, extent)
+            self.extent.acquired(bases, extent)
 
     async def close(self) -> None:
         async with self._housekeeping, self._turn:
@@ -284,7 +284,7 @@ class FileLog:
                 await self._close_files()
 
     async def _close_files(self, *, keeps_place: bool = False) -> None:
-        """Sync what is not synced yet, and close. A failed log keeps its state for the next claim."""
+        """Sync what is not synced yet, and close. A failed log keeps its state for the next acquisition."""
         opened = self._known()
         try:
             if self._state is _State.OPEN and opened.durable < opened.tail.position:
@@ -292,7 +292,7 @@ class FileLog:
         finally:
             failed = self._state is _State.FAILED
             if not failed:
-                self._state, self._opened = _State.UNCLAIMED, None
+                self._state, self._opened = _State.NOT_ACQUIRED, None
             try:
                 await run_to_end(
                     self._shared.executor, lambda: self._release_files(opened, failed), self.under_way
@@ -585,7 +585,7 @@ class FileLog:
             opened = self._opened
             if self._state is not _State.OPEN or opened is None:
                 self._is_untidy = False
-                return True  # the next claim removes such files
+                return True  # the next acquisition removes such files
             try:
                 await run_to_end(self._shared.lanes.upkeep, lambda: self._give_back(opened), self.under_way)
             except (OSError, StorageError):

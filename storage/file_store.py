@@ -7,7 +7,7 @@
                                             what that log is known to hold (`extent.py`)
     <root>/logs/<entity>#deleted/           an unfinished deletion; removed at the next start
 
-The names of entities are percent-encoded. A log's files are not opened before the log is claimed, so ten
+The names of entities are percent-encoded. A log's files are not opened before the log is acquired, so ten
 thousand idle entities cost nothing but their names.
 """
 

@@ -5,9 +5,9 @@ settlement that finds the disk full releases the reserve for settlements and use
 sends are refused without being tried, so that this space, and whatever draining frees, is left to
 settlements. Once there is enough space to create the reserve again, sends are accepted again.
 
-The second, smaller reserve is for work that frees space: trimming, compaction, checkpoints and claims write a
-little before they free much. It is created again first. While it is released, settlements are refused too, so
-that they do not use up the space that this work needs.
+The second, smaller reserve is for work that frees space: trimming, compaction, checkpoints and acquiring a
+log write a little before they free much. It is created again first. While it is released, settlements are
+refused too, so that they do not use up the space that this work needs.
 """
 
 from __future__ import annotations

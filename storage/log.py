@@ -171,7 +171,7 @@ class Log(Protocol):
         format.
         """
 
-    async def claim(self, epoch: int | None = None) -> int:
+    async def acquire(self, epoch: int | None = None) -> int:
         """Open the log and become its owner; gives the new epoch, which is `epoch` if given.
 
         The epoch is higher than any before. A torn tail is cut off and logged (durability rule 5). Raises
@@ -195,7 +195,7 @@ class Log(Protocol):
 
     on_full: Callable[[], None]
     """Called in the event loop when the disk was found full, so that the log's owner can free space. Not
-    called before `claim`."""
+    called before `acquire`."""
 
     @property
     def is_full(self) -> bool:
@@ -220,7 +220,7 @@ class Log(Protocol):
         `urgent` commits (settlements, which free space in the end) may use the space kept in reserve for a
         full disk (durability rule 6). Commits that `frees` marks (trimming and compaction, which free space
         soon) may use the last of it. A commit that has begun runs to its end even if the caller is cancelled.
-        Raises CommitFailed (the log must then be claimed anew, which voids what the commit may have left on
+        Raises CommitFailed (the log must then be acquired anew, which voids what the commit may have left on
         the disk), DiskFull (nothing happened), Fenced.
         """
 
@@ -251,12 +251,12 @@ class Log(Protocol):
         """Count everything under way as failed, however it ends, because the disk does not answer. The
         caller then cancels whoever waits for it.
 
-        A commit under way is never read, unless it had already ended and moved `end`. `claim` waits until
+        A commit under way is never read, unless it had already ended and moved `end`. `acquire` waits until
         everything under way has ended. Does nothing if nothing is under way.
         """
 
     async def close(self) -> None:
-        """Finish what is under way and release the files. The log may be claimed again. Raises DiskFailed
+        """Finish what is under way and release the files. The log may be acquired again. Raises DiskFailed
         after `fence`."""
 
 
@@ -289,4 +289,4 @@ class LogStore(EntityLogs, Protocol):
 
     def log(self, entity: str, partition: int) -> Log:
         """The log of one partition. `entity` is the entity's generation identifier. No file is touched
-        before `claim`."""
+        before `acquire`."""

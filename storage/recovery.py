@@ -69,7 +69,7 @@ class OpenLog:
     """Files that no reader uses and that are not yet removed durably, in the order to remove them."""
 
 
-def claim_log(
+def acquire_log(
     disk: Disk,
     directory: Path,
     entity: str,
@@ -120,11 +120,11 @@ def claim_log(
     return log
 
 
-def reclaim_log(disk: Disk, log: OpenLog, epoch: int | None, rewritten_bytes_max: int) -> None:
+def reacquire_log(disk: Disk, log: OpenLog, epoch: int | None, rewritten_bytes_max: int) -> None:
     """Continue a log after a failed commit, in a new segment; nothing of that commit is ever read
     (durability rule 4).
 
-    Uses what the owner knows instead of reading the files again. Raises what `claim_log` raises.
+    Uses what the owner knows instead of reading the files again. Raises what `acquire_log` raises.
     """
     log.epoch = epoch = _next_epoch(log.directory, log.epoch, epoch)
     log.active.abandon()

@@ -64,7 +64,7 @@ class SpreadStore:
             store.keep_looking(self._timeout_ms)
 
     def log(self, entity: str, partition: int, folders: int = 1) -> FileLog:
-        """See `LogStore.log`. If the folder is missing, the log raises DiskFailed when it is claimed."""
+        """See `LogStore.log`. If the folder is missing, the log raises DiskFailed when it is acquired."""
         number = place(entity, partition, folders)
         store = self._stores[number] if number < len(self._stores) else self._unknown
         return store.log(entity, partition)

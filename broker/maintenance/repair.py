@@ -348,7 +348,7 @@ class Repair:
         store = FileLogStore(root, self._disk, fsync="never", reserve_bytes=0)
         try:
             log = store.log(folder.entity, folder.partition)
-            await log.claim(survey.epoch + 1)
+            await log.acquire(survey.epoch + 1)
             commit = log.begin()
             counters = Counters(messages.next_number, messages.latest_enqueued_ms)
             commit.add(records.COUNTERS, [records.encode_counters(counters)], records.VERSION)

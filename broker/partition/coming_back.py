@@ -119,7 +119,7 @@ class ComingBack:
 
     async def acquire(self) -> None:
         """Acquire the log. Raises StorageError."""
-        self.epoch = await self._log.claim()
+        self.epoch = await self._log.acquire()
         self._patience.again()
 
     async def load(self, description: QueueDescription, first_nonce: int = 0) -> tuple[Partition, Replay]:

@@ -138,9 +138,9 @@ class PatientLog:
     def checkpoint_base(self) -> Position | None:
         return self._log.checkpoint_base
 
-    async def claim(self, epoch: int | None = None) -> int:
+    async def acquire(self, epoch: int | None = None) -> int:
         with self._patience:
-            return await self._log.claim(epoch)
+            return await self._log.acquire(epoch)
 
     async def load_checkpoint(self) -> Checkpoint | None:
         with self._patience:

@@ -12,7 +12,7 @@ import structlog
 from storage.checkpoint import CHECKPOINT_SUFFIX
 from storage.errors import CorruptRecord
 from storage.log import Checkpoint, Log, Section
-from tests.support.logs import append, claimed, contents, flat
+from tests.support.logs import acquired, append, contents, flat
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -64,7 +64,7 @@ async def written() -> tuple[RecordingDisk, list[bytes]]:
     appended.
     """
     disk, owner = RecordingDisk(), Owner()
-    async with claimed(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
+    async with acquired(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
         for number in range(5 * COMMITS):
             await owner.append(log, b"body %02d" % number)
             if number % 9 == 4:
@@ -84,7 +84,7 @@ async def recovered(disk: RecordingDisk) -> list[bytes]:
     damaged.
     """
     owner = Owner()
-    async with claimed(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
+    async with acquired(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
         await owner.recover(log)
         found = list(owner.bodies)
         for _ in range(2):
@@ -93,7 +93,7 @@ async def recovered(disk: RecordingDisk) -> list[bytes]:
         assert len(log.checkpoints) == 2
         await log.trim(log.end)
     again = Owner()
-    async with claimed(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
+    async with acquired(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
         await again.recover(log)
     assert again.bodies == [*found, b"later", b"later"]
     return found
@@ -138,7 +138,7 @@ async def test_a_damaged_block_is_reported_with_its_offset_and_its_checkpoint_is
     path = files(disk)[0]
     offset = len(disk.contents(path)) - 1
     disk.contents(path)[offset] ^= 4
-    async with claimed(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
+    async with acquired(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
         owner = Owner()
         before = log.checkpoints
         with structlog.testing.capture_logs() as lines:
@@ -158,13 +158,13 @@ async def test_a_damaged_block_is_reported_with_its_offset_and_its_checkpoint_is
 
 async def test_a_log_that_was_not_trimmed_is_read_from_its_start_if_both_checkpoints_are_damaged() -> None:
     disk, owner = RecordingDisk(), Owner()
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         for number in range(3):
             await owner.append(log, b"%d" % number)
             await owner.save(log)
     for path in files(disk):
         disk.contents(path)[-1] ^= 1
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         assert await log.load_checkpoint() is None
         assert flat(await contents(log)) == owner.bodies
 

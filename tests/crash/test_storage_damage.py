@@ -13,7 +13,7 @@ import structlog
 from storage.errors import CorruptRecord
 from storage.log import FRAME_HEADER_BYTES, Position
 from storage.segment import SEGMENT_HEADER_BYTES
-from tests.support.logs import append, checkpoint_of, claimed, contents
+from tests.support.logs import acquired, append, checkpoint_of, contents
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -26,7 +26,7 @@ async def written(disk: RecordingDisk, **settings: Any) -> list[Position]:
     end.
     """
     positions = []
-    async with claimed(ROOT, disk, **settings) as log:
+    async with acquired(ROOT, disk, **settings) as log:
         positions = [await append(log, *bodies) for bodies in COMMITS] + [log.end]
         disk.before_sync = None
     return positions
@@ -43,7 +43,7 @@ def damaged(disk: RecordingDisk, path: Path, offset: int) -> RecordingDisk:
 
 
 async def read(disk: RecordingDisk, since: Position | None = None) -> list[list[bytes]]:
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         return await contents(log, since)
 
 
@@ -120,7 +120,7 @@ async def test_a_fetch_of_a_flipped_byte_is_refused_and_its_neighbours_are_read(
     [path] = segments(disk)
     for offset in range(positions[3], positions[4]):
         copy = disk.after_power_cut()
-        async with claimed(ROOT, copy) as log:
+        async with acquired(ROOT, copy) as log:
             [its_path] = segments(copy)
             copy.contents(its_path)[SEGMENT_HEADER_BYTES + offset] ^= 1
             with pytest.raises(CorruptRecord) as refused:
@@ -136,7 +136,7 @@ async def test_a_fetch_of_a_flipped_byte_is_refused_and_its_neighbours_are_read(
 
 async def test_a_tail_that_a_checkpoint_calls_durable_is_not_cut() -> None:
     disk = RecordingDisk()
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         for bodies in COMMITS:
             await append(log, *bodies)
         await log.save_checkpoint(checkpoint_of(log.end, b"state"))
@@ -155,7 +155,7 @@ async def test_a_message_that_holds_a_whole_frame_is_not_taken_for_one_in_a_torn
     positions = await written(disk)
     [path] = segments(disk)
     stolen = bytes(disk.contents(path)[SEGMENT_HEADER_BYTES + positions[4] :])[: positions[5] - positions[4]]
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         begin = await append(log, stolen * 3)
     [path] = segments(disk)
     disk.contents(path)[SEGMENT_HEADER_BYTES + begin + FRAME_HEADER_BYTES] ^= 1

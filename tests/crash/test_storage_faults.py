@@ -17,7 +17,16 @@ from storage.file_log import FileLog
 from storage.file_store import FileLogStore
 from storage.log import Position
 from tests.support.faulty_disk import OPERATIONS, FaultyDisk
-from tests.support.logs import ENTITY, append, checkpoint_of, claimed, contents, flat, save_twice, small_store
+from tests.support.logs import (
+    ENTITY,
+    acquired,
+    append,
+    checkpoint_of,
+    contents,
+    flat,
+    save_twice,
+    small_store,
+)
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -32,15 +41,15 @@ class Owner:
         self.ledger: dict[Position, bytes] = {}
         self.failures = 0
 
-    async def claim(self) -> None:
+    async def acquire(self) -> None:
         for _ in range(CLAIMS_MAX):
             try:
-                await self.log.claim()
+                await self.log.acquire()
             except StorageError:
                 self.failures += 1
                 continue
             return
-        raise AssertionError("the log cannot be claimed any more")
+        raise AssertionError("the log cannot be acquired any more")
 
     async def append(self, body: bytes) -> None:
         for _ in range(CLAIMS_MAX):
@@ -53,7 +62,7 @@ class Owner:
                 self.failures += 1
                 with pytest.raises(CommitFailed):
                     self.log.begin()
-                await self.claim()
+                await self.acquire()
                 await self.check()
                 continue
             assert position not in self.ledger
@@ -72,7 +81,7 @@ class Owner:
 
     async def work(self, closing: bool = False) -> None:
         """Run the workload; with `closing`, the log's file is closed in between."""
-        await self.claim()
+        await self.acquire()
         for number in range(12):
             if closing and number in (2, 3, 8):
                 await self.log.put_away()
@@ -115,7 +124,7 @@ async def run_with_a_fault(queued: bool, closing: bool, operation: str, nth: int
     crashed = inner.after_power_cut()
     await owner.log.close()
     await store.close()
-    async with claimed(ROOT, crashed) as log:
+    async with acquired(ROOT, crashed) as log:
         assert log.start <= trimmed
         assert flat(await contents(log)) == [
             body for position, body in sorted(owner.ledger.items()) if position >= log.start
@@ -140,7 +149,7 @@ async def test_a_failed_sync_makes_the_log_refuse_everything_and_is_not_repeated
     error: int,
 ) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         await append(log, b"kept")
         disk.fail("sync", error, path_part="-00000001.segment")
         with pytest.raises(CommitFailed):
@@ -154,7 +163,7 @@ async def test_a_failed_sync_makes_the_log_refuse_everything_and_is_not_repeated
         disk.fail(
             "sync", error, times=-1, path_part="-00000001.segment"
         )  # a sync of the old file would fail again
-        assert await log.claim() == 2
+        assert await log.acquire() == 2
         assert flat(await contents(log)) == [b"kept"]
         await append(log, b"later")
         assert flat(await contents(log)) == [b"kept", b"later"]
@@ -163,20 +172,20 @@ async def test_a_failed_sync_makes_the_log_refuse_everything_and_is_not_repeated
 async def test_what_a_failed_commit_left_in_its_file_is_never_read_even_if_it_cannot_be_cut_off() -> None:
     inner = RecordingDisk(queued=True)
     disk = FaultyDisk(inner)
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         await append(log, b"k" * 300_000)
         disk.fail("sync", path_part=".segment")
         with pytest.raises(CommitFailed):
             await append(log, b"refused, but whole in the file")
         disk.fail("truncate", times=-1)
         disk.fail("remove", times=-1)
-        await log.claim()
+        await log.acquire()
         disk.heal()
         await append(log, b"later")
         assert flat(await contents(log)) == [b"k" * 300_000, b"later"]
     for path in (path for path in inner.names(ROOT / "logs/orders%231/0000") if path.endswith("1.segment")):
         assert b"refused, but whole" in bytes(inner.contents(ROOT / "logs/orders%231/0000" / path))
-    async with claimed(ROOT, inner) as log:
+    async with acquired(ROOT, inner) as log:
         assert flat(await contents(log)) == [b"k" * 300_000, b"later"]
 
 
@@ -186,7 +195,7 @@ async def test_a_frame_that_is_only_in_memory_after_a_restart_is_made_durable_be
     disk = RecordingDisk(queued=True)
     store = small_store(ROOT, disk)
     log = store.log(ENTITY, 0)
-    await log.claim()
+    await log.acquire()
     await append(log, b"first")
     await append(log, b"second")
     [name] = disk.names(ROOT / "logs/orders%231/0000")
@@ -199,11 +208,11 @@ async def test_a_frame_that_is_only_in_memory_after_a_restart_is_made_durable_be
     fd = durable.open_write(ROOT / "logs/orders%231/0000" / name)
     durable.write(fd, [bytes(disk.contents(ROOT / "logs/orders%231/0000" / name))], 0)
     durable.close(fd)
-    async with claimed(ROOT, durable) as again:
+    async with acquired(ROOT, durable) as again:
         assert flat(await contents(again)) == [b"first", b"second"]
         await append(again, b"third")
         crashed = durable.after_power_cut()
-    async with claimed(ROOT, crashed) as again:
+    async with acquired(ROOT, crashed) as again:
         assert flat(await contents(again)) == [b"first", b"second", b"third"]
 
 
@@ -211,7 +220,7 @@ async def test_a_frame_that_is_only_in_memory_after_a_restart_is_made_durable_be
 async def test_a_short_write_is_carried_on_wherever_it_stops(queued: bool) -> None:
     for bytes_max in range(1, 120):
         disk = FaultyDisk(RecordingDisk(queued=queued))
-        async with claimed(ROOT, disk) as log:
+        async with acquired(ROOT, disk) as log:
             await append(log, b"first")
             disk.shorten(bytes_max)
             await append(log, b"second" * 5)
@@ -222,7 +231,7 @@ async def test_a_short_write_and_a_full_disk_behind_it_leave_nothing() -> None:
     for bytes_max in range(1, 106):
         inner = RecordingDisk()
         disk = FaultyDisk(inner)
-        async with claimed(ROOT, disk) as log:
+        async with acquired(ROOT, disk) as log:
             await append(log, b"first")
             disk.shorten(bytes_max)
             disk.fail("write", errno.ENOSPC, nth=1, times=-1)
@@ -232,13 +241,13 @@ async def test_a_short_write_and_a_full_disk_behind_it_leave_nothing() -> None:
             assert flat(await contents(log)) == [b"first"]
             await append(log, b"second")
             crashed = inner.after_power_cut()
-        async with claimed(ROOT, crashed) as log:
+        async with acquired(ROOT, crashed) as log:
             assert flat(await contents(log)) == [b"first", b"second"]
 
 
 async def test_a_write_that_takes_nothing_fails_the_commit() -> None:
     disk = FaultyDisk(RecordingDisk())
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         disk.shorten(3)
         disk.shorten(0)
         with pytest.raises(CommitFailed):
@@ -250,7 +259,7 @@ async def test_the_other_logs_of_the_store_never_notice_a_failure() -> None:
     store = small_store(ROOT, disk)
     logs = [store.log(ENTITY, partition) for partition in range(16)]
     for log in logs:
-        await log.claim()
+        await log.acquire()
     disk.fail("sync", times=-1, path_part="/0005/")
     for log in logs[:5] + logs[6:]:
         await append(log, b"goes on")
@@ -271,7 +280,7 @@ async def test_a_full_disk_refuses_sends_lets_settlements_use_the_reserve_and_co
     disk = RecordingDisk(queued=queued, capacity_bytes=300_000)
     store = small_store(ROOT, disk, reserve_bytes=64 << 10, reserve_retry_ms=10, segment_bytes_max=40_000)
     log = store.log(ENTITY, 0)
-    await log.claim()
+    await log.acquire()
     sent: list[bytes] = []
     with pytest.raises(DiskFull):
         while True:
@@ -298,11 +307,11 @@ async def test_a_full_disk_refuses_sends_lets_settlements_use_the_reserve_and_co
     await store.close()
 
 
-async def test_a_log_can_be_claimed_on_a_full_disk() -> None:
+async def test_a_log_can_be_acquired_on_a_full_disk() -> None:
     disk = RecordingDisk(capacity_bytes=200_000)
     store = small_store(ROOT, disk, reserve_bytes=64 << 10)
     log = store.log(ENTITY, 0)
-    await log.claim()
+    await log.acquire()
     await append(log, b"x" * 100_000)
     with pytest.raises(DiskFull):
         while True:
@@ -312,13 +321,13 @@ async def test_a_log_can_be_claimed_on_a_full_disk() -> None:
     disk.capacity_bytes = 0
     await store.close()
     disk.capacity_bytes = disk._used() + 100
-    async with claimed(ROOT, disk, reserve_bytes=64 << 10, segment_bytes_max=1_000) as again:
+    async with acquired(ROOT, disk, reserve_bytes=64 << 10, segment_bytes_max=1_000) as again:
         assert again.end == end
 
 
 async def test_the_disk_itself_that_is_really_full_is_survived(tmp_path: Path) -> None:
     disk = FaultyDisk(LocalDisk())
-    async with claimed(tmp_path, disk) as log:
+    async with acquired(tmp_path, disk) as log:
         await append(log, b"first")
         disk.fail("write", errno.ENOSPC, times=2)
         with pytest.raises(DiskFull):

@@ -14,7 +14,7 @@ import structlog
 from storage.errors import CorruptRecord, RecordsMissing
 from storage.log import Log, Position
 from storage.segment import SEGMENT_HEADER_BYTES
-from tests.support.logs import ENTITY, append, checkpoint_of, claimed, contents, flat, small_store
+from tests.support.logs import ENTITY, acquired, append, checkpoint_of, contents, flat, small_store
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -42,7 +42,7 @@ async def written(trim: bool = False, checkpoint_after: int = 9) -> RecordingDis
     store = small_store(ROOT, disk, segment_bytes_max=SMALL)
     for partition in range(2):
         log = store.log(ENTITY, partition)
-        await log.claim()
+        await log.acquire()
         await fill(log, checkpoint_after, trim)
     left = disk.after_power_cut()
     for partition in range(2):
@@ -96,14 +96,14 @@ async def test_what_is_missing_is_damage_of_that_partition_alone_and_nothing_is_
     store = small_store(ROOT, disk)
     for _ in range(2):
         with pytest.raises(CorruptRecord) as refused:
-            await store.log(ENTITY, 0).claim()
+            await store.log(ENTITY, 0).acquire()
         assert str(LOG) in refused.value.path
     assert sorted(disk.names(LOG)) == names and (
         names or "0000" not in disk.names(ENTITY_FOLDER) or loss.startswith("all files")
     )
     assert await store.partitions(ENTITY) == [0, 1]
     other = store.log(ENTITY, 1)
-    await other.claim()
+    await other.acquire()
     assert flat(await contents(other))[-1] == b"11" * 30
     await other.close()
     await store.close()
@@ -119,19 +119,19 @@ async def test_with_the_folder_of_all_logs_every_partition_is_missed(folder: Pat
         with pytest.raises(
             RecordsMissing, match="all segments of the log are missing: expected position"
         ) as refused:
-            await store.log(ENTITY, partition).claim()
+            await store.log(ENTITY, partition).acquire()
         assert refused.value.found == 0 and refused.value.expected > 1_000
         assert refused.value.path == str(ENTITY_FOLDER / f"{partition:04x}")
     await store.delete(ENTITY)
     log = store.log(ENTITY, 0)
-    assert await log.claim() == 1, "deleted and made again, it misses nothing"
+    assert await log.acquire() == 1, "deleted and made again, it misses nothing"
     await log.close()
     await store.close()
 
 
 async def test_a_log_that_ends_below_what_is_known_to_be_durable_is_not_a_torn_tail() -> None:
     disk = RecordingDisk()
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         positions = [await append(log, b"%d" % number * 30) for number in range(6)]
         await log.save_checkpoint(checkpoint_of(positions[4], b"state"))
         ends = [*positions[1:], log.end]
@@ -143,7 +143,7 @@ async def test_a_log_that_ends_below_what_is_known_to_be_durable_is_not_a_torn_t
         copy.remove(checkpoint)
         del copy.contents(path)[size:]
         with pytest.raises(RecordsMissing) as refused:
-            async with claimed(ROOT, copy):
+            async with acquired(ROOT, copy):
                 pass
         assert (refused.value.path, refused.value.expected) == (str(path), ends[-1])
         assert refused.value.found == max(
@@ -156,7 +156,7 @@ async def test_a_missing_checkpoint_that_nothing_needs_is_reported_and_the_log_r
     for path in checkpoints(disk):
         disk.remove(path)
     with structlog.testing.capture_logs() as lines:
-        async with claimed(ROOT, disk) as log:
+        async with acquired(ROOT, disk) as log:
             assert len(flat(await contents(log))) == 12
     assert "checkpoint.missing" in [line["event"] for line in lines if line["log_level"] == "error"]
 
@@ -169,25 +169,25 @@ async def test_an_extent_that_is_damaged_cut_off_or_gone_costs_nothing_but_a_rep
         copy = disk.after_power_cut()
         copy.contents(EXTENT)[offset] ^= 4
         with structlog.testing.capture_logs() as lines:
-            async with claimed(ROOT, copy) as log:
+            async with acquired(ROOT, copy) as log:
                 assert flat(await contents(log))[-1] == b"11" * 30
         assert "extent.slot_damaged" in [line["event"] for line in lines]
         with structlog.testing.capture_logs() as lines:
-            async with claimed(ROOT, copy):
+            async with acquired(ROOT, copy):
                 pass
         assert not [line for line in lines if line["log_level"] != "debug"], "it was repaired"
     for cut in range(0, size, 64):
         copy = disk.after_power_cut()
         del copy.contents(EXTENT)[cut:]
-        async with claimed(ROOT, copy) as log:
+        async with acquired(ROOT, copy) as log:
             assert flat(await contents(log))[-1] == b"11" * 30
     copy = disk.after_power_cut()
     copy.remove_tree(ROOT / "catalogue")
-    async with claimed(ROOT, copy) as log:
+    async with acquired(ROOT, copy) as log:
         assert flat(await contents(log))[-1] == b"11" * 30
     copy.remove_tree(LOG)
     with pytest.raises(RecordsMissing):
-        async with claimed(ROOT, copy):
+        async with acquired(ROOT, copy):
             pass
 
 
@@ -196,16 +196,16 @@ async def test_an_extent_that_cannot_be_read_still_says_that_there_was_a_log() -
     disk.contents(EXTENT)[:] = bytes(1_024)
     disk.remove_tree(LOG)
     with pytest.raises(CorruptRecord, match="both slots are damaged"):
-        async with claimed(ROOT, disk):
+        async with acquired(ROOT, disk):
             pass
 
 
 async def test_a_log_that_was_put_in_place_of_another_is_refused() -> None:
     disk, other = RecordingDisk(), RecordingDisk()
-    async with claimed(ROOT, other) as log:
+    async with acquired(ROOT, other) as log:
         await fill(log, 9, False)
-        await log.claim()
-    async with claimed(ROOT, disk) as log:
+        await log.acquire()
+    async with acquired(ROOT, disk) as log:
         await append(log, b"one")
     [mine], [theirs] = segments(disk), segments(other)
     disk.remove(mine)
@@ -213,7 +213,7 @@ async def test_a_log_that_was_put_in_place_of_another_is_refused() -> None:
     disk.write(fd, [bytes(other.contents(theirs))], 0)
     disk.close(fd)
     with pytest.raises(CorruptRecord, match="another log"):
-        async with claimed(ROOT, disk):
+        async with acquired(ROOT, disk):
             pass
 
 
@@ -234,7 +234,7 @@ async def test_at_every_sync_a_power_cut_and_the_loss_of_any_file_lose_nothing_a
     store = small_store(ROOT, disk, segment_bytes_max=SMALL)
     disk.before_sync = crash
     log: Log = store.log(ENTITY, 0)
-    await log.claim()
+    await log.acquire()
     for number in range(14):
         body = b"%02d" % number * rng.choice([5, 60, 400])
         acknowledged.append((await append(log, body), body))
@@ -243,7 +243,7 @@ async def test_at_every_sync_a_power_cut_and_the_loss_of_any_file_lose_nothing_a
             trimmed = acknowledged[number - 3][0]
             await log.trim(Position(trimmed))
         if number % 5 == 4:
-            await log.claim()
+            await log.acquire()
     disk.before_sync = None
     await log.close()
     await store.close()
@@ -255,7 +255,7 @@ async def test_at_every_sync_a_power_cut_and_the_loss_of_any_file_lose_nothing_a
             if name is not None:
                 left.remove(LOG / name)
             try:
-                async with claimed(ROOT, left) as log:
+                async with acquired(ROOT, left) as log:
                     found = flat(await contents(log))
             except CorruptRecord:
                 assert name is not None, "a power cut alone is no damage"

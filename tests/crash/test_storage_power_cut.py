@@ -62,7 +62,7 @@ async def work(log: FileLog, ledger: Ledger, rng: random.Random) -> None:
             await log.trim(Position(ledger.trimmed))
         if rng.random() < 0.1:
             await log.close()
-            await log.claim()
+            await log.acquire()
         if closing.random() < 0.2:
             await log.put_away()
 
@@ -71,7 +71,7 @@ async def check(disk: RecordingDisk, ledgers: list[Ledger]) -> None:
     store = small_store(ROOT, disk, segment_bytes_max=4_000)
     for partition, ledger in enumerate(ledgers):
         log = store.log(ENTITY, partition)
-        await log.claim()
+        await log.acquire()
         assert log.start <= ledger.trimmed
         written = [(position, body) for position, body in ledger.submitted if position >= log.start]
         found = flat(await contents(log))
@@ -108,7 +108,7 @@ async def test_at_every_sync_the_disk_holds_every_commit_acknowledged_before(see
     disk.before_sync = crash
     logs = [store.log(ENTITY, partition) for partition in range(LOGS)]
     for log in logs:
-        await log.claim()
+        await log.acquire()
     await asyncio.gather(
         *(
             work(log, ledger, random.Random(f"{seed} {n}"))
@@ -132,7 +132,7 @@ async def test_without_a_sync_per_commit_a_power_cut_leaves_a_whole_prefix(seed:
     disk = RecordingDisk(queued=True)
     store = small_store(ROOT, disk, fsync=fsync, fsync_interval_ms=1, segment_bytes_max=4_000)
     log, ledger = store.log(ENTITY, 0), Ledger()
-    await log.claim()
+    await log.acquire()
     for number in range(60):
         body = bytes([number]) * rng.choice([1, 20, 600, 3_000])
         ledger.submitted.append((log.end, body))

@@ -31,7 +31,7 @@ async def write(folder: Path) -> None:
         folder, reserve_bytes=0, segment_bytes_max=SEGMENT_BYTES_MAX, make_salt=lambda: bytes(range(16))
     )
     log = store.log(ENTITY, PARTITION)
-    await log.claim()
+    await log.acquire()
     for number, records in enumerate(COMMITS):
         if number <= CHECKPOINT_AFTER:
             await log.save_checkpoint(checkpoint(log.end, whole=log.checkpoint_base is None))

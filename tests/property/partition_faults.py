@@ -108,7 +108,7 @@ class PartitionFaults(PartitionDriver):
         self.harness.log.fail_append(CommitFailed("no"))
         if not first_retry:
             refusals = [CommitFailed("still no")]
-            self.harness.log.on_claim = lambda: refusals.pop() if refusals else None
+            self.harness.log.on_acquire = lambda: refusals.pop() if refusals else None
         waiting = {each for (each, _), wanted in self.model.demand.items() if wanted}
         self.harness.post(client, send)
         self.loop.run_until_complete(self.harness.settle())

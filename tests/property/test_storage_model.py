@@ -56,10 +56,10 @@ class Run:
         self.faults = FaultyDisk(self.disk)
         self.store: FileLogStore = small_store(ROOT, self.faults, segment_bytes_max=self.segment_bytes_max)
         self.log: FileLog = self.store.log(ENTITY, 3)
-        await self.claim()
+        await self.acquire()
 
-    async def claim(self) -> None:
-        epoch = await self.log.claim()
+    async def acquire(self) -> None:
+        epoch = await self.log.acquire()
         assert epoch > self.epoch
         self.epoch = epoch
 
@@ -79,7 +79,7 @@ class Run:
                 self.faults.fail("sync")
                 with pytest.raises(CommitFailed):
                     await append(self.log, *argument)
-                await self.claim()
+                await self.acquire()
             case "checkpoint", bytes():
                 checkpoint = checkpoint_of(self.log.end, argument)
                 await self.log.save_checkpoint(checkpoint)

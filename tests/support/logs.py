@@ -20,14 +20,14 @@ def small_store(root: Path, disk: object = None, **settings: Setting) -> FileLog
 
 
 @asynccontextmanager
-async def claimed(
+async def acquired(
     root: Path, disk: object = None, *, entity: str = ENTITY, partition: int = 0, **settings: Setting
 ) -> AsyncIterator[Log]:  # fmt: skip
     """An acquired log in its own store, closed at the end of the block."""
     store = small_store(root, disk, **settings)
     log = store.log(entity, partition)
     try:
-        await log.claim()
+        await log.acquire()
         yield log
     finally:
         await log.close()

@@ -51,7 +51,7 @@ class MemoryLog:
         """Called before each append with the commit and whether it is urgent; an exception it returns is
         raised.
         """
-        self.on_claim: Callable[[], Exception | None] = lambda: None
+        self.on_acquire: Callable[[], Exception | None] = lambda: None
         self.on_fetch: Callable[[], Exception | None] = lambda: None
         self.on_checkpoint: Callable[[], Exception | None] = lambda: None
         self.appends = 0
@@ -116,11 +116,11 @@ class MemoryLog:
     def checkpoint_base(self) -> Position | None:
         return self.disk.checkpoints[1].position if len(self.disk.checkpoints) == 2 else None
 
-    async def claim(self, epoch: int | None = None) -> int:
+    async def acquire(self, epoch: int | None = None) -> int:
         if self._abandoned and self.gate is not None:
             await self.gate.wait()
         self._abandoned = False
-        error = self.on_claim()
+        error = self.on_acquire()
         if error is not None:
             raise error
         self.disk.epoch = self.disk.epoch + 1 if epoch is None else epoch

@@ -122,7 +122,7 @@ async def again(world: World) -> World:
 async def make_logs(world: World, generation: str) -> None:
     """Make the log of an entity's partition 0."""
     log = world.store.log(generation, 0)
-    await log.claim()
+    await log.acquire()
     await log.close()
 
 

@@ -66,7 +66,7 @@ class PeekWalks:
         walk = self._walks.pop(start, None) or _Walk(start, queue.description.partitions)
         page, last = Page(), start - 1
         try:
-            last = await self._fill(page, walk, queue, subqueue, count, size_max, last)
+            last = await self._gather(page, walk, queue, subqueue, count, size_max, last)
         finally:
             if any(number < partition_of(last) for number in walk.due):
                 walk.is_straight = False
@@ -76,7 +76,7 @@ class PeekWalks:
                     self._walks.popitem(last=False)
         return page
 
-    async def _fill(
+    async def _gather(
         self, page: Page, walk: _Walk, queue: Entity, subqueue: str, count: int, size_max: int, last: int
     ) -> int:
         """Ask the partitions that are due; returns the last sequence number shown."""

@@ -51,7 +51,7 @@ async def commit(log: FileLog, body: bytes) -> None:
 async def rounds(store: FileLogStore, logs: int, size: int, label: str) -> None:
     """Rounds in which each log makes one commit; each round waits for all of them."""
     opened = [store.log("rounds", partition) for partition in range(logs)]
-    await asyncio.gather(*(log.claim() for log in opened))
+    await asyncio.gather(*(log.acquire() for log in opened))
     body = os.urandom(size)
     walls: list[float] = []
     cpu = cpu_seconds()
@@ -76,7 +76,7 @@ async def rounds(store: FileLogStore, logs: int, size: int, label: str) -> None:
 async def independent(store: FileLogStore, logs: int, size: int) -> None:
     """Each log commits independently, as fast as it can."""
     opened = [store.log("independent", partition) for partition in range(logs)]
-    await asyncio.gather(*(log.claim() for log in opened))
+    await asyncio.gather(*(log.acquire() for log in opened))
     body = os.urandom(size)
 
     async def run(log: FileLog) -> None:
@@ -102,7 +102,7 @@ async def independent(store: FileLogStore, logs: int, size: int) -> None:
 async def single(store: FileLogStore, raw_us: float) -> None:
     """Latency of small commits, one at a time."""
     log = store.log("single", 0)
-    await log.claim()
+    await log.acquire()
     body = os.urandom(1024)
     walls: list[float] = []
     for _ in range(SINGLE_COMMITS):
@@ -137,7 +137,7 @@ def raw(folder: Path) -> float:
 async def reading(store: FileLogStore) -> None:
     """Replay a log of 64 MiB, and fetch from it."""
     log = store.log("reading", 0)
-    await log.claim()
+    await log.acquire()
     positions = []
     for _ in range(2048):
         gathered = log.begin()
@@ -147,16 +147,16 @@ async def reading(store: FileLogStore) -> None:
         await log.append(gathered)
     await log.close()
     begin = time.perf_counter()
-    await log.claim()
-    claimed = time.perf_counter() - begin
+    await log.acquire()
+    acquired = time.perf_counter() - begin
     begin, records = time.perf_counter(), 0
     async for frame in log.replay(log.start):
         records += len(frame.records())
     replayed = time.perf_counter() - begin
     report(
-        "claim and replay",
+        "acquire and replay",
         megabytes=64,
-        claim_ms=round(1e3 * claimed, 1),
+        acquire_ms=round(1e3 * acquired, 1),
         replay_ms=round(1e3 * replayed, 1),
         records=records,
     )

@@ -17,7 +17,7 @@ from storage.document_file import file_name_of
 from storage.log import Frame, Position
 from storage.segment import SEGMENT_HEADER_BYTES
 from storage.survey import Finding, Gap, LogFolder, Severity, frames, survey_files
-from tests.support.logs import ENTITY, append, checkpoint_of, claimed, flip, small_store
+from tests.support.logs import ENTITY, acquired, append, checkpoint_of, flip, small_store
 
 DISK = LocalDisk()
 
@@ -26,7 +26,7 @@ async def written(root: Path, *, trim: bool = False) -> list[Position]:
     """Write twelve commits, three to a segment, with two checkpoints, the last one at the end; returns the
     commits' positions."""
     positions: list[Position] = []
-    async with claimed(root, segment_bytes_max=700) as log:
+    async with acquired(root, segment_bytes_max=700) as log:
         for number in range(12):
             positions.append(await append(log, b"%02d" % number * 30))
             if number in (7, 11):
@@ -123,7 +123,7 @@ async def test_the_folder_of_a_log_that_is_missing_is_found(tmp_path: Path) -> N
 
 
 async def test_an_unfinished_commit_is_no_damage(tmp_path: Path) -> None:
-    async with claimed(tmp_path) as log:
+    async with acquired(tmp_path) as log:
         for number in range(3):
             await append(log, b"%d" % number * 100)
         [path] = files(tmp_path, ".segment")
@@ -138,12 +138,12 @@ async def test_an_unfinished_commit_is_no_damage(tmp_path: Path) -> None:
     assert check(tmp_path) == [], "room that is not used yet"
 
 
-async def test_a_log_that_is_written_to_rolled_checkpointed_trimmed_and_claimed_meanwhile_is_sound(
+async def test_a_log_that_is_written_to_rolled_checkpointed_trimmed_and_acquired_meanwhile_is_sound(
     tmp_path: Path,
 ) -> None:
     store = small_store(tmp_path, segment_bytes_max=20_000)
     log = store.log(ENTITY, 0)
-    await log.claim()
+    await log.acquire()
     await append(log, b"first")
     checks: list[list[Finding]] = []
     ended = threading.Event()
@@ -163,7 +163,7 @@ async def test_a_log_that_is_written_to_rolled_checkpointed_trimmed_and_claimed_
                 await log.save_checkpoint(checkpoint_of(log.end, b"state"))
                 await log.trim(position)
             if number % 150 == 149:
-                await log.claim()
+                await log.acquire()
     finally:
         ended.set()
         await checking

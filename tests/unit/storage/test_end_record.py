@@ -38,7 +38,7 @@ async def test_the_end_of_the_last_segment_is_missed(tmp_path: Path, how: str, i
     root, copy = tmp_path / "data", tmp_path / "copy"
     store = small_store(root, end_record_ms=50, segment_idle_ms=idle_ms)
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
     first = await append(log, b"one")
     size = log.end - first
     for _ in range(20):
@@ -54,7 +54,7 @@ async def test_the_end_of_the_last_segment_is_missed(tmp_path: Path, how: str, i
     segment.write_bytes(content[:kept] + (bytes(len(content) - kept) if how.startswith("zeroed") else b""))
     store = small_store(copy)
     with pytest.raises(RecordsMissing) as missing:
-        await store.log("orders", 0).claim()
+        await store.log("orders", 0).acquire()
     assert missing.value.path == str(segment) and missing.value.expected == first + 21 * size
     await store.close()
 
@@ -63,7 +63,7 @@ async def test_without_traffic_nothing_is_recorded_and_with_much_little(tmp_path
     disk = FaultyDisk(LocalDisk())
     store = small_store(tmp_path, disk, end_record_ms=60_000)
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
     before = disk.calls["open_write"]
     for _ in range(100):
         await append(log, b"one")
@@ -84,7 +84,7 @@ async def test_a_disk_that_refuses_is_asked_again_and_costs_the_log_nothing(
     disk = FaultyDisk(LocalDisk())
     store = small_store(tmp_path, disk, end_record_ms=1)
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
     disk.fail("write", error, path_part=".extent", times=2)
     await append(log, b"one")
     await recorded(log)
@@ -97,7 +97,7 @@ async def test_a_disk_that_refuses_is_asked_again_and_costs_the_log_nothing(
 async def test_what_is_not_synced_is_not_recorded(tmp_path: Path) -> None:
     store = small_store(tmp_path, fsync="never", end_record_ms=1)
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
     await append(log, b"one")
     assert log.is_end_recorded, "the extent must not call durable what is not"
     await log.close()
@@ -109,7 +109,7 @@ async def test_a_log_that_hangs_does_not_delay_the_ends_of_the_others(tmp_path: 
     store = small_store(tmp_path, disk, end_record_ms=20)
     logs = [store.log("orders", partition) for partition in range(4)]
     for log in logs:
-        await log.claim()
+        await log.acquire()
     disk.hang("open_write", "0000.extent")
     for log in logs:
         await append(log, b"one")

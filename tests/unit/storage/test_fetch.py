@@ -10,7 +10,7 @@ from storage.errors import DiskFailed
 from storage.fetch import GAP_BYTES_MAX, READ_ON_LOOP_BYTES, RUN_BYTES_MAX
 from storage.log import Position
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.logs import append, claimed
+from tests.support.logs import acquired, append
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -18,7 +18,7 @@ ROOT = Path("/data")
 
 async def test_neighbours_are_read_at_once_and_what_lies_apart_is_not() -> None:
     disk = FaultyDisk(RecordingDisk())
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         positions = [await append(log, b"x" * 1_000) for _ in range(200)]
 
         async def reads(wanted: list[Position]) -> int:
@@ -37,7 +37,7 @@ async def test_neighbours_are_read_at_once_and_what_lies_apart_is_not() -> None:
 
 async def test_a_run_of_neighbours_has_a_bound() -> None:
     disk = FaultyDisk(RecordingDisk())
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         positions = [await append(log, b"x" * 50_000) for _ in range(50)]
         before = disk.calls["read"]
         assert len(await log.fetch(positions)) == 50
@@ -45,7 +45,7 @@ async def test_a_run_of_neighbours_has_a_bound() -> None:
 
 
 async def test_a_frame_longer_than_what_was_read_is_completed() -> None:
-    async with claimed(ROOT, RecordingDisk()) as log:
+    async with acquired(ROOT, RecordingDisk()) as log:
         small = await append(log, b"small")
         large = await append(log, b"L" * (3 * RUN_BYTES_MAX))
         frames = await log.fetch([large, small])
@@ -53,7 +53,7 @@ async def test_a_frame_longer_than_what_was_read_is_completed() -> None:
 
 
 async def test_frames_of_several_segments_are_read_from_each() -> None:
-    async with claimed(ROOT, RecordingDisk(), segment_bytes_max=1_000) as log:
+    async with acquired(ROOT, RecordingDisk(), segment_bytes_max=1_000) as log:
         positions = [await append(log, b"%03d" % number * 100) for number in range(20)]
         frames = await log.fetch(positions[::-1])
         assert [bytes(frame.records()[0].body) for frame in frames] == [
@@ -69,7 +69,7 @@ class _Cold(RecordingDisk):
 
 
 async def test_what_is_not_in_memory_is_read_by_a_thread() -> None:
-    async with claimed(ROOT, _Cold()) as log:
+    async with acquired(ROOT, _Cold()) as log:
         position = await append(log, b"cold")
         [frame] = await log.fetch([position])
         assert bytes(frame.records()[0].body) == b"cold"
@@ -78,7 +78,7 @@ async def test_what_is_not_in_memory_is_read_by_a_thread() -> None:
 @pytest.mark.parametrize("operation", ["read_cached", "open_read"])
 async def test_a_disk_that_cannot_read_has_failed_and_the_log_has_not(operation: str) -> None:
     disk = FaultyDisk(RecordingDisk())
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         position = await append(log, b"there")
         if operation == "read_cached":
             await log.fetch([position])  # opens the file
@@ -90,7 +90,7 @@ async def test_a_disk_that_cannot_read_has_failed_and_the_log_has_not(operation:
 
 
 async def test_positions_outside_the_log_are_the_callers_mistake() -> None:
-    async with claimed(ROOT, RecordingDisk()) as log:
+    async with acquired(ROOT, RecordingDisk()) as log:
         await append(log, b"one")
         assert await log.fetch([]) == []
         with pytest.raises(AssertionError):
@@ -99,7 +99,7 @@ async def test_positions_outside_the_log_are_the_callers_mistake() -> None:
 
 async def test_more_than_a_little_is_read_by_a_thread_although_it_is_in_memory() -> None:
     disk = FaultyDisk(RecordingDisk())
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         positions = [await append(log, b"x" * 200_000) for _ in range(READ_ON_LOOP_BYTES // 200_000 + 5)]
         await log.fetch(positions[:1])
         before = disk.calls["read"]

@@ -13,7 +13,16 @@ from storage.file_log import DEAD_BYTES_MIN
 from storage.log import FRAME_HEADER_BYTES, Position
 from storage.recent import RECENT_MAX
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.logs import ENTITY, append, checkpoint_of, claimed, contents, flat, save_twice, small_store
+from tests.support.logs import (
+    ENTITY,
+    acquired,
+    append,
+    checkpoint_of,
+    contents,
+    flat,
+    save_twice,
+    small_store,
+)
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -28,14 +37,14 @@ async def test_what_is_appended_is_replayed_and_fetched_also_after_a_restart(
         (tmp_path, None) if loop_disk == "local" else (ROOT, RecordingDisk(queued=loop_disk == "queue"))
     )
     bodies = [[b"a"], [b"b", b"", b"c" * 1_000], [b"d" * 300_000]]
-    async with claimed(root, disk) as log:
+    async with acquired(root, disk) as log:
         assert (log.start, log.end, list(log.trim_points)) == (0, 0, [])
         positions = [await append(log, *commit) for commit in bodies]
         assert await contents(log) == bodies
         assert await contents(log, positions[1]) == bodies[1:]
         assert await contents(log, log.end) == []
         end = log.end
-    async with claimed(root, disk) as log:
+    async with acquired(root, disk) as log:
         assert log.end == end == positions[-1] + FRAME_HEADER_BYTES + 8 + 300_000
         assert await contents(log) == bodies
         [frame] = await log.fetch([positions[1]])
@@ -43,7 +52,7 @@ async def test_what_is_appended_is_replayed_and_fetched_also_after_a_restart(
 
 
 async def test_a_body_is_where_the_commit_said_it_would_be() -> None:
-    async with claimed(ROOT, RecordingDisk()) as log:
+    async with acquired(ROOT, RecordingDisk()) as log:
         await append(log, b"first")
         commit = log.begin()
         offset = commit.add(7, [b"head", b"tail"], version=3)
@@ -57,7 +66,7 @@ async def test_a_body_is_where_the_commit_said_it_would_be() -> None:
 
 async def test_a_log_rolls_before_a_frame_too_many_and_takes_one_larger_than_a_segment() -> None:
     disk = RecordingDisk()
-    async with claimed(ROOT, disk, segment_bytes_max=1_000) as log:
+    async with acquired(ROOT, disk, segment_bytes_max=1_000) as log:
         starts = [await append(log, b"x" * size) for size in (600, 600, 5_000, 10, 10)]
         assert list(log.trim_points) == [starts[1], starts[2], starts[3]]
         assert len(flat(await contents(log))) == 5
@@ -66,7 +75,7 @@ async def test_a_log_rolls_before_a_frame_too_many_and_takes_one_larger_than_a_s
 
 async def test_trimming_gives_back_whole_segments_that_no_checkpoint_needs() -> None:
     disk = RecordingDisk()
-    async with claimed(ROOT, disk, segment_bytes_max=700) as log:
+    async with acquired(ROOT, disk, segment_bytes_max=700) as log:
         positions = [await append(log, b"x" * 100) for _ in range(10)]
         await log.trim(log.end)
         assert log.start == 0, "there is no checkpoint to replay from yet"
@@ -81,14 +90,14 @@ async def test_trimming_gives_back_whole_segments_that_no_checkpoint_needs() -> 
         assert await log.load_checkpoint() == checkpoint_of(log.end, b"a later state")
         assert len(await contents(log, positions[6])) == 4
         await log.trim(log.end)
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         assert log.start == positions[6]
         assert len(await contents(log)) == 4
 
 
 async def test_an_active_segment_that_is_dead_as_a_whole_is_given_back() -> None:
     disk = RecordingDisk(queued=True)
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         await append(log, b"x" * DEAD_BYTES_MIN)
         await save_twice(log)
         await log.trim(log.end)
@@ -102,7 +111,7 @@ async def test_an_active_segment_that_is_dead_as_a_whole_is_given_back() -> None
 @pytest.mark.parametrize("queued", [False, True])
 async def test_a_segment_begun_on_demand_is_a_place_to_trim_to(queued: bool) -> None:
     disk = RecordingDisk(queued=queued)
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         await log.roll()
         assert list(log.trim_points) == [], "nothing was appended"
         await append(log, b"before")
@@ -113,7 +122,7 @@ async def test_a_segment_begun_on_demand_is_a_place_to_trim_to(queued: bool) -> 
         await save_twice(log, position)
         await log.trim(position)
         assert log.start == position
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         assert flat(await contents(log)) == [b"behind"]
 
 
@@ -121,9 +130,14 @@ async def test_epochs_rise_and_one_that_does_not_is_fenced() -> None:
     disk = RecordingDisk()
     store = small_store(ROOT, disk)
     log = store.log(ENTITY, 0)
-    assert [await log.claim(), await log.claim(), await log.claim(7), await log.claim()] == [1, 2, 7, 8]
+    assert [await log.acquire(), await log.acquire(), await log.acquire(7), await log.acquire()] == [
+        1,
+        2,
+        7,
+        8,
+    ]
     with pytest.raises(Fenced):
-        await log.claim(8)
+        await log.acquire(8)
     await log.close()
     await store.close()
 
@@ -131,7 +145,7 @@ async def test_epochs_rise_and_one_that_does_not_is_fenced() -> None:
 @pytest.mark.parametrize("behind", [0, 5, RECENT_MAX + 5])
 async def test_recovery_reads_on_from_a_checkpoint_wherever_it_was_taken(behind: int) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with claimed(ROOT, disk, fsync="never") as log:
+    async with acquired(ROOT, disk, fsync="never") as log:
         await append(log, b"x" * 3_000_000)
         position = log.end
         for _ in range(behind):
@@ -139,7 +153,7 @@ async def test_recovery_reads_on_from_a_checkpoint_wherever_it_was_taken(behind:
         await log.save_checkpoint(checkpoint_of(position, b"state"))
         end = log.end
     reads = disk.calls["read"]
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         assert (log.end, await log.load_checkpoint()) == (end, checkpoint_of(position, b"state"))
         assert len(await contents(log, position)) == behind
         if behind < RECENT_MAX:
@@ -149,7 +163,7 @@ async def test_recovery_reads_on_from_a_checkpoint_wherever_it_was_taken(behind:
 async def test_a_commit_that_has_begun_is_carried_to_its_end_when_its_caller_is_cancelled() -> None:
     disk = RecordingDisk()
     gate, met = threading.Event(), threading.Event()
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         await append(log, b"first")
 
         def hold() -> None:
@@ -172,7 +186,7 @@ async def test_a_commit_that_has_begun_is_carried_to_its_end_when_its_caller_is_
 
 
 async def test_appends_fetches_a_checkpoint_and_a_trim_may_be_under_way_at_once() -> None:
-    async with claimed(ROOT, RecordingDisk(queued=True), segment_bytes_max=2_000) as log:
+    async with acquired(ROOT, RecordingDisk(queued=True), segment_bytes_max=2_000) as log:
         positions = [await append(log, b"%d" % number) for number in range(50)]
 
         async def write() -> None:
@@ -199,13 +213,13 @@ async def test_a_background_sync_that_fails_shows_at_the_next_commit_and_keeps_w
     disk = FaultyDisk(RecordingDisk(queued=True))
     store = small_store(ROOT, disk, fsync="never")
     log = store.log(ENTITY, 0)
-    await log.claim()
+    await log.acquire()
     await append(log, b"acknowledged")
     disk.fail("sync")
     await log.sync()
     with pytest.raises(CommitFailed):
         await append(log, b"refused")
-    await log.claim()
+    await log.acquire()
     assert flat(await contents(log)) == [b"acknowledged"]
     await log.sync()
     await log.close()
@@ -214,19 +228,19 @@ async def test_a_background_sync_that_fails_shows_at_the_next_commit_and_keeps_w
 
 async def test_a_checkpoint_waits_for_the_commits_it_stands_on() -> None:
     disk = RecordingDisk(queued=True)
-    async with claimed(ROOT, disk, fsync="never") as log:
+    async with acquired(ROOT, disk, fsync="never") as log:
         await append(log, b"x" * 20_000)
         await append(log, b"unsynced")
         await log.save_checkpoint(checkpoint_of(log.end, b"state"))
         crashed = disk.after_power_cut()
         end = log.end
-    async with claimed(ROOT, crashed) as log:
+    async with acquired(ROOT, crashed) as log:
         assert log.end == end
 
 
-async def test_replay_names_the_file_in_which_it_met_damage_that_came_after_the_claim() -> None:
+async def test_replay_names_the_file_in_which_it_met_damage_that_came_after_the_acquire() -> None:
     disk = RecordingDisk()
-    async with claimed(ROOT, disk, segment_bytes_max=400) as log:
+    async with acquired(ROOT, disk, segment_bytes_max=400) as log:
         positions = [await append(log, b"x" * 100) for _ in range(6)]
         path = sorted(disk.names(LOG))[1]
         disk.contents(LOG / path)[300] ^= 1
@@ -236,9 +250,9 @@ async def test_replay_names_the_file_in_which_it_met_damage_that_came_after_the_
         assert len(await contents(log, positions[4])) == 2
 
 
-async def test_a_disk_that_cannot_be_read_fails_claim_replay_and_checkpoint_without_harm() -> None:
+async def test_a_disk_that_cannot_be_read_fails_acquire_replay_and_checkpoint_without_harm() -> None:
     disk = FaultyDisk(RecordingDisk())
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         await append(log, b"there")
         await log.save_checkpoint(checkpoint_of(log.end, b"state"))
         disk.fail("read")
@@ -249,12 +263,12 @@ async def test_a_disk_that_cannot_be_read_fails_claim_replay_and_checkpoint_with
             await log.load_checkpoint()
         disk.fail("read")
         with pytest.raises(DiskFailed):
-            await log.claim()
-        await log.claim()
+            await log.acquire()
+        await log.acquire()
         assert flat(await contents(log)) == [b"there"]
 
 
-async def test_a_log_that_was_not_claimed_is_the_callers_mistake() -> None:
+async def test_a_log_that_was_not_acquired_is_the_callers_mistake() -> None:
     store = small_store(ROOT, RecordingDisk())
     log = store.log(ENTITY, 0)
     await log.close()
@@ -262,7 +276,7 @@ async def test_a_log_that_was_not_claimed_is_the_callers_mistake() -> None:
         log.begin()
     with pytest.raises(AssertionError):
         print(log.end)
-    await log.claim()
+    await log.acquire()
     with pytest.raises(AssertionError):
         await log.append(log.begin())
     commit = log.begin()
@@ -282,7 +296,7 @@ async def test_a_log_that_was_not_claimed_is_the_callers_mistake() -> None:
 @pytest.mark.parametrize("queued", [True, False])
 async def test_a_commit_that_hangs_and_was_fenced_is_never_read_though_it_ends_well(queued: bool) -> None:
     disk = FaultyDisk(RecordingDisk(queued=queued))
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         await append(log, b"kept")
         end = log.end
         disk.hang("sync", str(LOG))
@@ -298,19 +312,19 @@ async def test_a_commit_that_hangs_and_was_fenced_is_never_read_though_it_ends_w
             log.begin()
         with pytest.raises(DiskFailed):
             await log.close()
-        claiming = asyncio.create_task(log.claim())
+        acquiring = asyncio.create_task(log.acquire())
         await asyncio.sleep(0.02)
-        assert not claiming.done(), "the file is in use"
+        assert not acquiring.done(), "the file is in use"
         disk.release()
-        await asyncio.wait_for(claiming, 20)
+        await asyncio.wait_for(acquiring, 20)
         assert log.end == end and flat(await contents(log)) == [b"kept"]
         await append(log, b"new")
-    async with claimed(ROOT, disk) as log:
+    async with acquired(ROOT, disk) as log:
         assert flat(await contents(log)) == [b"kept", b"new"]
 
 
 async def test_a_fence_with_nothing_under_way_changes_nothing() -> None:
-    async with claimed(ROOT, RecordingDisk()) as log:
+    async with acquired(ROOT, RecordingDisk()) as log:
         await append(log, b"a")
         log.fence()
         await append(log, b"b")
@@ -321,8 +335,8 @@ async def test_other_logs_commit_while_one_hangs() -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
     store = small_store(ROOT, disk)
     hanging, other = store.log(ENTITY, 0), store.log(ENTITY, 1)
-    await hanging.claim()
-    await other.claim()
+    await hanging.acquire()
+    await other.acquire()
     disk.hang("sync", str(LOG))
     task = asyncio.create_task(append(hanging, b"a"))
     for _ in range(10):

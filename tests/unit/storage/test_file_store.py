@@ -24,7 +24,7 @@ from tests.support.recording_disk import RecordingDisk
 ROOT = Path("/data/below/that")
 
 
-async def test_a_log_that_is_not_claimed_touches_nothing(tmp_path: Path) -> None:
+async def test_a_log_that_is_not_acquired_touches_nothing(tmp_path: Path) -> None:
     disk = FaultyDisk(RecordingDisk())
     threads = threading.active_count()
     store = FileLogStore(ROOT, disk)
@@ -50,14 +50,14 @@ async def test_entities_of_any_name_have_logs_of_their_own(tmp_path: Path) -> No
     for name in names:
         for partition in (0, 65_535):
             log = store.log(name, partition)
-            await log.claim()
+            await log.acquire()
             await append(log, f"{name} {partition}".encode())
             await log.close()
     assert await store.entities() == sorted(names)
     for name in names:
         for partition in (0, 65_535):
             log = store.log(name, partition)
-            await log.claim()
+            await log.acquire()
             assert flat(await contents(log)) == [f"{name} {partition}".encode()]
             await log.close()
     await store.close()
@@ -71,7 +71,7 @@ async def test_which_partitions_have_a_log_is_known_without_opening_or_making_on
     store = small_store(tmp_path)
     for partition in (300, 0, 7):
         log = store.log("orders", partition)
-        await log.claim()
+        await log.acquire()
         await log.close()
     (tmp_path / "logs" / "orders" / "lost+found").mkdir()
     files = files_below(tmp_path)
@@ -105,7 +105,7 @@ async def test_a_deleted_entity_is_gone_and_can_be_made_again() -> None:
     store = small_store(ROOT, disk)
     for partition in range(3):
         log = store.log("orders", partition)
-        await log.claim()
+        await log.acquire()
         await append(log, b"old")
         await log.close()
     await store.delete("orders")
@@ -114,7 +114,7 @@ async def test_a_deleted_entity_is_gone_and_can_be_made_again() -> None:
     assert await store.entities() == []
     assert disk.after_power_cut().names(ROOT / "logs") in ([], ["orders#deleted"])
     log = store.log("orders", 0)
-    assert await log.claim() == 1
+    assert await log.acquire() == 1
     assert flat(await contents(log)) == []
     await log.close()
     await store.close()
@@ -124,7 +124,7 @@ async def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start() -> 
     disk = FaultyDisk(RecordingDisk())
     store = small_store(ROOT, disk)
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
     await log.close()
     disk.fail("remove_tree", nth=2)
     with pytest.raises(DiskFailed):
@@ -140,23 +140,23 @@ async def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start() -> 
 
 async def test_a_folder_is_used_by_one_store_at_a_time(tmp_path: Path) -> None:
     first, second = small_store(tmp_path), small_store(tmp_path)
-    await first.log("orders", 0).claim()
+    await first.log("orders", 0).acquire()
     with pytest.raises(DiskFailed, match="another process"):
-        await second.log("orders", 0).claim()
+        await second.log("orders", 0).acquire()
     await first.log("orders", 0).close()
     await first.close()
-    await second.log("orders", 0).claim()
+    await second.log("orders", 0).acquire()
     await second.log("orders", 0).close()
     await second.close()
 
 
-async def test_a_start_that_failed_is_tried_again_at_the_next_claim() -> None:
+async def test_a_start_that_failed_is_tried_again_at_the_next_acquire() -> None:
     disk = FaultyDisk(RecordingDisk())
     store = small_store(ROOT, disk)
     disk.fail("lock")
     with pytest.raises(DiskFailed):
-        await store.log("orders", 0).claim()
-    await store.log("orders", 0).claim()
+        await store.log("orders", 0).acquire()
+    await store.log("orders", 0).acquire()
     await store.log("orders", 0).close()
     await store.close()
 
@@ -167,7 +167,7 @@ async def test_with_an_interval_commits_are_synced_soon_after(queued: bool) -> N
     store = small_store(ROOT, disk, fsync="interval", fsync_interval_ms=20)
     logs = [store.log("orders", partition) for partition in range(3)]
     for log in logs:
-        await log.claim()
+        await log.acquire()
     all_synced, loop = asyncio.Event(), asyncio.get_running_loop()
     syncs = 0
 
@@ -188,7 +188,7 @@ async def test_with_an_interval_commits_are_synced_soon_after(queued: bool) -> N
     store = small_store(ROOT, crashed)
     for partition in range(3):
         log = store.log("orders", partition)
-        await log.claim()
+        await log.acquire()
         assert flat(await contents(log)) == [b"soon durable"]
         await log.close()
     await store.close()
@@ -198,7 +198,7 @@ async def test_never_means_that_commits_are_synced_only_when_the_log_is_closed()
     disk = FaultyDisk(RecordingDisk(queued=True))
     store = small_store(ROOT, disk, fsync="never")
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
     synced = disk.calls["sync"]
     for _ in range(20):
         await append(log, b"x" * 10_000)
@@ -213,7 +213,7 @@ async def test_a_store_that_starts_on_a_full_disk_refuses_sends_until_its_reserv
     store = small_store(ROOT, disk, reserve_bytes=10_000, reserve_retry_ms=1)
     states = [store.state]
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
     states.append(store.state)
     assert states == [FolderState.MISSING, FolderState.FULL]
     with pytest.raises(DiskFull):
@@ -237,7 +237,7 @@ async def test_closing_releases_threads_and_files() -> None:
     threads = threading.active_count()
     store = small_store(ROOT, disk, reserve_bytes=100)
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
     position = await append(log, b"x")
     await log.fetch([position])
     await log.close()
@@ -257,7 +257,7 @@ async def test_the_death_of_the_task_that_syncs_is_told_to_the_owner() -> None:
         ROOT, RecordingDisk(queued=True), fsync="interval", fsync_interval_ms=1, failed=failed
     )
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
 
     async def broken() -> None:
         raise RuntimeError("unforeseen")
@@ -276,7 +276,7 @@ async def test_a_log_that_hangs_does_not_delay_the_syncs_of_the_others(tmp_path:
     store = small_store(tmp_path, disk, fsync="interval", fsync_interval_ms=1)
     hanging, other = logs = [store.log("orders", partition) for partition in range(2)]
     for log in logs:
-        await log.claim()
+        await log.acquire()
     disk.hang("sync", "/0000/")
     await append(hanging, b"one")
     await until(lambda: disk.held == 1)
@@ -303,7 +303,7 @@ async def test_a_trimmed_file_that_cannot_be_removed_is_reported_once_and_remove
     disk = FaultyDisk(inner)
     store = small_store(ROOT, disk, segment_bytes_max=700, tidy_delay_ms=1)
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
     folder = ROOT / "logs" / "orders" / "0000"
     disk.fail("remove", errno.EIO, times=1_000_000, path_part=".segment")
     with structlog.testing.capture_logs() as lines:

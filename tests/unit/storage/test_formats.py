@@ -13,7 +13,7 @@ from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.log import Checkpoint, Section
 from tests.formats import storage_v1, storage_v2, storage_v3
-from tests.support.logs import claimed
+from tests.support.logs import acquired
 
 VERSIONS = [storage_v1.FOLDER, storage_v2.FOLDER, storage_v3.FOLDER]
 
@@ -31,7 +31,7 @@ async def test_a_log_of_each_version_is_read(tmp_path: Path, version: Path) -> N
     folder = tmp_path / "copy"
     shutil.copytree(version, folder)
     for appended in range(2):
-        async with claimed(folder, entity=storage_v1.ENTITY, partition=storage_v1.PARTITION) as log:
+        async with acquired(folder, entity=storage_v1.ENTITY, partition=storage_v1.PARTITION) as log:
             frames = [frame async for frame in log.replay(log.start)]
             found = [
                 [(record.kind, record.version, bytes(record.body)) for record in frame.records()]

@@ -31,10 +31,10 @@ async def test_while_logs_are_removed_and_checkpoints_written_others_open_commit
     store = small_store(ROOT, disk, worker_threads=1)
     busy, other, third = (store.log(name, 0) for name in ("busy", "other", "third"))
     for log in (busy, other):
-        await log.claim()
+        await log.acquire()
     position = await append(other, b"read me")
     for number in range(deleted):
-        await store.log(f"gone-{number}", 0).claim()
+        await store.log(f"gone-{number}", 0).acquire()
         await store.log(f"gone-{number}", 0).close()
     disk.hang("remove_tree", "gone")
     disk.hang("create", "/busy/")
@@ -46,7 +46,7 @@ async def test_while_logs_are_removed_and_checkpoints_written_others_open_commit
             assert [bytes(frame.records()[0].body) for frame in await other.fetch([position])] == [b"read me"]
             await append(other, b"more")
             await other.save_checkpoint(checkpoint_of(other.end, b"state"))
-            await third.claim()
+            await third.acquire()
             assert await contents(third) == []
     finally:
         disk.release()
@@ -56,13 +56,13 @@ async def test_while_logs_are_removed_and_checkpoints_written_others_open_commit
         await store.close()
 
 
-async def test_a_slow_read_holds_up_no_claim_and_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_read_holds_up_no_acquire_and_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "STUCK_MAX", 0)
     disk = FaultyDisk(RecordingDisk())
     store = small_store(ROOT, disk, worker_threads=1)
     cold, other = store.log("cold", 0), store.log("other", 0)
     for log in (cold, other):
-        await log.claim()
+        await log.acquire()
     positions = [await append(cold, b"cold") for _ in range(3)]
     disk.hang("read", "/cold/")
     reading = [asyncio.create_task(cold.fetch([position])) for position in positions]
@@ -71,7 +71,7 @@ async def test_a_slow_read_holds_up_no_claim_and_no_checkpoint(monkeypatch: pyte
         async with asyncio.timeout(WITHIN_S):
             await append(other, b"more")
             await other.save_checkpoint(checkpoint_of(other.end, b"state"))
-            await store.log("third", 0).claim()
+            await store.log("third", 0).acquire()
     finally:
         disk.release()
         await asyncio.wait_for(asyncio.gather(*reading), WITHIN_S)

@@ -34,14 +34,14 @@ async def made(root: Path) -> Path:
 async def fill(store: FileLogStore, entity: str) -> None:
     for partition in (0, 1):
         log = store.log(entity, partition)
-        await log.claim()
+        await log.acquire()
         await append(log, entity.encode())
         await log.close()
 
 
 async def serves(store: FileLogStore, entity: str) -> bool:
     log = store.log(entity, 1)
-    await log.claim()
+    await log.acquire()
     found = flat(await contents(log))
     await log.close()
     return found == [entity.encode()]
@@ -163,12 +163,12 @@ async def test_extents_that_are_removed_while_the_log_is_open_are_made_anew(
     await made(tmp_path)
     store = small_store(tmp_path)
     log = store.log("orders", 0)
-    await log.claim()
+    await log.acquire()
     await append(log, b"two")
     shutil.rmtree(extents(tmp_path, "orders" if level == "entity" else ""))
     with pytest.raises(CommitFailed):  # the extent's folder is gone
         await log.roll()
-    await log.claim()
+    await log.acquire()
     await append(log, b"three")
     assert flat(await contents(log)) == [b"orders", b"two", b"three"]
     assert extents(tmp_path, "orders/0000.extent").exists()

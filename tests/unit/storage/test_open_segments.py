@@ -21,9 +21,9 @@ OTHER_FILES = 1 + 2 + 2 + 2
 reading."""
 
 
-async def claimed_logs(store: FileLogStore, count: int) -> list[FileLog]:
+async def acquired_logs(store: FileLogStore, count: int) -> list[FileLog]:
     logs = [store.log(ENTITY, partition) for partition in range(count)]
-    await asyncio.gather(*(log.claim() for log in logs))
+    await asyncio.gather(*(log.acquire() for log in logs))
     return logs
 
 
@@ -51,7 +51,7 @@ class CountingDisk(FaultyDisk):
 async def test_many_logs_at_once_and_in_turn_need_few_descriptors(queued: bool, fsync: str) -> None:
     disk = CountingDisk(RecordingDisk(queued=queued))
     store = small_store(ROOT, disk, open_segments_max=3, open_files_max=2, fsync=fsync)
-    logs = await claimed_logs(store, 20)
+    logs = await acquired_logs(store, 20)
 
     async def work(log: FileLog) -> None:
         for number in range(5):
@@ -74,7 +74,7 @@ async def test_what_nobody_writes_to_is_closed_after_a_while_and_goes_on_with_th
     disk = RecordingDisk(queued=True)
     # on a busy machine, 20 ms may pass between a commit and the next look at the segment
     store = small_store(ROOT, disk, segment_idle_ms=300)
-    logs = await claimed_logs(store, 5)
+    logs = await acquired_logs(store, 5)
     for round_number in range(2):
         for log in logs:
             await append(log, b"%d" % round_number)
@@ -100,7 +100,7 @@ async def test_what_nobody_writes_to_is_closed_after_a_while_and_goes_on_with_th
 async def test_what_was_acknowledged_unsynced_is_synced_before_its_file_is_closed() -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
     store = small_store(ROOT, disk, fsync="never")
-    [log] = await claimed_logs(store, 1)
+    [log] = await acquired_logs(store, 1)
     await append(log, b"kept")
     synced = disk.calls["sync"]
     await log.put_away()
@@ -110,7 +110,7 @@ async def test_what_was_acknowledged_unsynced_is_synced_before_its_file_is_close
     await log.put_away()
     with pytest.raises(CommitFailed):
         log.begin()  # the error was noticed, and is not forgotten with the file
-    await log.claim()
+    await log.acquire()
     assert flat(await contents(log)) == [b"kept", b"acknowledged"]
     await close_all(store, [log])
 
@@ -118,7 +118,7 @@ async def test_what_was_acknowledged_unsynced_is_synced_before_its_file_is_close
 async def test_a_log_whose_file_was_changed_meanwhile_goes_on_in_a_new_one() -> None:
     disk = RecordingDisk(queued=True)
     store = small_store(ROOT, disk)
-    [log] = await claimed_logs(store, 1)
+    [log] = await acquired_logs(store, 1)
     await append(log, b"kept")
     await log.put_away()
     folder = ROOT / "logs" / "orders%231" / "0000"
@@ -126,16 +126,16 @@ async def test_a_log_whose_file_was_changed_meanwhile_goes_on_in_a_new_one() -> 
     disk.contents(folder / name).extend(b"?")
     with pytest.raises(CommitFailed, match="size"):
         await append(log, b"refused")
-    await log.claim()
+    await log.acquire()
     await append(log, b"later")
     assert flat(await contents(log)) == [b"kept", b"later"]
     await close_all(store, [log])
 
 
-async def test_a_log_put_away_can_be_rolled_claimed_and_closed() -> None:
+async def test_a_log_put_away_can_be_rolled_acquired_and_closed() -> None:
     disk = RecordingDisk(queued=True)
     store = small_store(ROOT, disk)
-    [log] = await claimed_logs(store, 1)
+    [log] = await acquired_logs(store, 1)
     await append(log, b"x" * (2 << 20))
     await log.put_away()
     await save_twice(log)
@@ -143,7 +143,7 @@ async def test_a_log_put_away_can_be_rolled_claimed_and_closed() -> None:
     assert log.start == log.end, "an active segment that is dead as a whole was given back"
     await append(log, b"kept")
     await log.put_away()
-    await log.claim()
+    await log.acquire()
     assert flat(await contents(log)) == [b"kept"]
     await log.put_away()
     await log.put_away()
@@ -191,15 +191,15 @@ async def test_the_longest_unused_one_goes_and_one_at_work_only_if_all_are() -> 
     assert list(places) == [second, fourth, fifth]
 
 
-async def test_a_log_that_is_claimed_anew_keeps_its_place() -> None:
+async def test_a_log_that_is_acquired_anew_keeps_its_place() -> None:
     disk = RecordingDisk(queued=True)
     store = small_store(ROOT, disk, open_segments_max=1)
     first, second = logs = [store.log(ENTITY, partition) for partition in range(2)]
-    await first.claim()
+    await first.acquire()
     await append(first, b"kept")
     # Symptom: the log gave its place back and waited for the other log, which waited for its turn.
     async with asyncio.timeout(20):
-        await asyncio.gather(first.claim(), second.claim())
+        await asyncio.gather(first.acquire(), second.acquire())
     await append(second, b"other")
     assert [flat(await contents(log)) for log in logs] == [[b"kept"], [b"other"]]
     await close_all(store, logs)
@@ -211,7 +211,7 @@ async def test_nobody_waits_for_the_one_log_whose_disk_does_not_answer() -> None
     store = small_store(ROOT, disk, open_segments_max=2)
     first, _, third = logs = [store.log(ENTITY, partition) for partition in range(3)]
     for log in logs:
-        await log.claim()
+        await log.acquire()
         await append(log, b"kept")
     disk.hang("read", "/0001/")
     async with asyncio.timeout(20):
@@ -227,7 +227,7 @@ async def test_who_gives_up_waiting_for_a_place_leaves_at_once() -> None:
     store = small_store(ROOT, disk, open_segments_max=1)
     first, _ = logs = [store.log(ENTITY, partition) for partition in range(2)]
     for log in logs:
-        await log.claim()
+        await log.acquire()
         await append(log, b"kept")
     disk.hang("read", "/0001/")
     waiting = asyncio.create_task(append(first, b"never written"))

@@ -1,4 +1,4 @@
-"""storage/recovery.py: which files make up a log, and how the log is claimed. tests/crash covers damage."""
+"""storage/recovery.py: which files make up a log, and how the log is acquired. tests/crash covers damage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from storage.errors import CorruptRecord, Fenced
 from storage.log import Position
 from storage.record import after
-from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, claim_log, clear_up, reclaim_log
+from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, acquire_log, clear_up, reacquire_log
 from storage.segment import ActiveSegment
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
@@ -17,10 +17,10 @@ from tests.support.recording_disk import RecordingDisk
 ROOT = Path("/")
 
 
-def claim(
+def acquire(
     disk: RecordingDisk | FaultyDisk, epoch: int | None = None, *, entity: str = "e", partition: int = 1
 ) -> OpenLog:
-    log = claim_log(disk, ROOT, entity, partition, epoch, b"s" * 16, REWRITTEN_BYTES_MAX)
+    log = acquire_log(disk, ROOT, entity, partition, epoch, b"s" * 16, REWRITTEN_BYTES_MAX)
     clear_up(disk, log)
     return log
 
@@ -44,44 +44,44 @@ def names(disk: RecordingDisk) -> list[str]:
     return sorted(disk.names(ROOT))
 
 
-def test_each_claim_has_a_higher_epoch_or_the_one_given() -> None:
+def test_each_acquisition_has_a_higher_epoch_or_the_one_given() -> None:
     disk = RecordingDisk()
-    assert claim(disk).epoch == 1
-    assert claim(disk).epoch == 2
-    assert claim(disk, 10).epoch == 10
+    assert acquire(disk).epoch == 1
+    assert acquire(disk).epoch == 2
+    assert acquire(disk, 10).epoch == 10
     for epoch in (-1, 0, 10):
         with pytest.raises(Fenced):
-            claim(disk, epoch)
-    assert claim(disk).epoch == 11
+            acquire(disk, epoch)
+    assert acquire(disk).epoch == 11
     with pytest.raises(Fenced):
-        claim(RecordingDisk(), 0)
+        acquire(RecordingDisk(), 0)
 
 
-def test_a_refused_claim_changes_nothing() -> None:
+def test_a_refused_acquisition_changes_nothing() -> None:
     disk = RecordingDisk()
-    write(claim(disk), b"one")
+    write(acquire(disk), b"one")
     before = names(disk)
     with pytest.raises(Fenced):
-        claim(disk, 1)
+        acquire(disk, 1)
     assert names(disk) == before
 
 
-def test_many_claims_of_a_small_log_leave_one_file() -> None:
+def test_many_acquisitions_of_a_small_log_leave_one_file() -> None:
     disk = RecordingDisk()
     for number in range(20):
-        log = claim(disk)
+        log = acquire(disk)
         write(log, b"commit %d" % number)
     assert names(disk) == ["0000000000000000-00000014.segment"]
-    assert claim(disk).tail.sequence == 20
+    assert acquire(disk).tail.sequence == 20
 
 
-def test_a_claim_of_a_large_segment_copies_only_what_may_not_be_durable() -> None:
+def test_an_acquisition_of_a_large_segment_copies_only_what_may_not_be_durable() -> None:
     disk = RecordingDisk()
-    log = claim(disk)
+    log = acquire(disk)
     write(log, b"x" * REWRITTEN_BYTES_MAX)
     last = log.tail.position
     write(log, b"the last")
-    again = claim(disk)
+    again = acquire(disk)
     assert [segment.base for segment in again.segments] == [0, last]
     assert again.tail == log.tail
     assert again.active.used == 256 + 64 + len(b"the last")
@@ -90,66 +90,66 @@ def test_a_claim_of_a_large_segment_copies_only_what_may_not_be_durable() -> Non
 
 def test_what_lower_epochs_hold_from_a_segments_base_on_is_void_and_removed() -> None:
     disk = RecordingDisk()
-    log = claim(disk)
+    log = acquire(disk)
     write(log, b"one")
     tail = log.tail
     roll(disk, log)
     write(log, b"to be void")
     log.segments.pop()
     log.tail, log.durable = tail, tail.position
-    reclaim_log(disk, log, None, REWRITTEN_BYTES_MAX)
+    reacquire_log(disk, log, None, REWRITTEN_BYTES_MAX)
     clear_up(disk, log)
     assert names(disk) == ["0000000000000000-00000002.segment"]
-    assert claim(disk).tail == tail
+    assert acquire(disk).tail == tail
 
 
 def test_void_segments_that_cannot_be_removed_stay_void() -> None:
     disk = RecordingDisk()
-    log = claim(disk)
+    log = acquire(disk)
     write(log, b"one")
     faulty = FaultyDisk(disk)
     faulty.fail("remove", times=-1)
-    again = claim(faulty)
+    again = acquire(faulty)
     assert [path.name for path in again.strays] == ["0000000000000000-00000001.segment"]
     write(again, b"two")
-    third = claim(disk)
+    third = acquire(disk)
     assert third.tail == again.tail
     assert len(names(disk)) == 1 and not third.strays
 
 
 def test_files_that_were_never_published_are_removed() -> None:
     disk = RecordingDisk()
-    claim(disk)
+    acquire(disk)
     disk.close(disk.create(ROOT / "0000000000000000-00000009.segment.tmp"))
     disk.close(disk.create(ROOT / "0000000000000000.checkpoint.tmp"))
-    claim(disk)
+    acquire(disk)
     assert names(disk) == ["0000000000000000-00000002.segment"]
 
 
 def test_a_segment_of_another_log_is_refused() -> None:
     disk = RecordingDisk()
-    claim(disk)
+    acquire(disk)
     with pytest.raises(CorruptRecord, match="partition 1"):
-        claim(disk, partition=2)
+        acquire(disk, partition=2)
     with pytest.raises(CorruptRecord, match="'e'"):
-        claim(disk, entity="f")
+        acquire(disk, entity="f")
     disk.rename(ROOT / "0000000000000000-00000001.segment", ROOT / "0000000000000001-00000001.segment")
     with pytest.raises(CorruptRecord, match="0000000000000000-00000001"):
-        claim(disk)
+        acquire(disk)
 
 
 def test_a_checkpoint_without_a_segment_is_refused() -> None:
     disk = RecordingDisk()
     disk.close(disk.create(ROOT / "0000000000000000.checkpoint"))
     with pytest.raises(CorruptRecord, match="no segment"):
-        claim(disk)
+        acquire(disk)
 
 
 def test_a_position_is_the_same_however_the_log_is_cut_into_files() -> None:
     disk = RecordingDisk()
-    log = claim(disk)
+    log = acquire(disk)
     for _ in range(3):
         write(log, b"x" * 100)
         roll(disk, log)
     assert [segment.base for segment in log.segments] == [0, 164, 328, 492]
-    assert claim(disk).tail.position == Position(492)
+    assert acquire(disk).tail.position == Position(492)

@@ -31,7 +31,7 @@ async def test_an_entity_is_without_logs_only_if_every_folder_says_so(
     second = FaultyDisk(RecordingDisk())
     stores = [small_store(FIRST, RecordingDisk()), small_store(SECOND, second)]
     log = stores[1].log(HELD, 0)
-    await log.claim()
+    await log.acquire()
     await append(log, b"body")
     await log.close()
     unknown = small_store(Path("/none"), RecordingDisk())
@@ -55,7 +55,7 @@ async def test_missing_logs_are_found_beside_a_folder_that_hangs(tmp_path: Path)
         store = small_store(root, disk)
         for entity in (HELD, EMPTY):
             log = store.log(entity, 0)
-            await log.claim()
+            await log.acquire()
             await append(log, b"body")
             await log.close()
         await store.close()

@@ -23,7 +23,7 @@ from storage.folders import arrange
 from storage.index_witness import Witness
 from storage.segment import SEGMENT_HEADER_BYTES
 from tests.support.logging_kept import logging_kept
-from tests.support.logs import append, claimed, flip
+from tests.support.logs import acquired, append, flip
 from tests.unit.broker.cli.test_main import partibus
 
 GENERATION = "0123456789abcdef" * 2
@@ -31,7 +31,7 @@ GENERATION = "0123456789abcdef" * 2
 
 async def data_folder(root: Path) -> Path:
     """A queue with two commits in partition 3; returns the path of the segment."""
-    async with claimed(root, entity=GENERATION, partition=3) as log:
+    async with acquired(root, entity=GENERATION, partition=3) as log:
         await append(log, b"one" * 20)
         await append(log, b"two" * 20)
     await Catalogue(root / "catalogue", LocalDisk()).put(

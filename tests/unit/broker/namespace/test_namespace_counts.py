@@ -23,7 +23,7 @@ async def test_only_partitions_that_have_a_log_are_opened_to_be_counted_and_so_m
     assert world.parts == {} and await world.store.entities() == []
     for number in (7, *range(100, 160)):
         log = world.store.log(description.generation, number)
-        await log.claim()
+        await log.acquire()
         await log.close()
     opening, most = 0, 0
 

@@ -77,7 +77,7 @@ async def test_whatever_is_stored_for_a_queue_carries_its_namespace(tmp_path: Pa
     assert re.fullmatch("sbemulatorns_[0-9a-f]{32}", generation)
     await folder.resting.register(generation, 0).opening()
     log = folder.store.log(generation, 0)
-    await log.claim()
+    await log.acquire()
     await log.close()
     await folder.close()
     documents = sorted((tmp_path / "catalogue").glob(f"{generation}-*"))
@@ -98,7 +98,7 @@ async def test_a_queue_is_checked_repaired_served_and_deleted_whether_or_not_it_
         del document["namespace"]
     folder = Folder(tmp_path)
     log = folder.store.log(generation, 3)
-    await log.claim()
+    await log.acquire()
     for number, message in enumerate((b"lost", b"kept"), (3 << PARTITION_SHIFT) | 1):
         commit = log.begin()
         add_enqueued(commit, number, 1_000, [4], None, [message])
@@ -122,7 +122,7 @@ async def test_a_queue_is_checked_repaired_served_and_deleted_whether_or_not_it_
     await folder.namespace.load()
     assert [each.generation for each in folder.namespace.descriptions()] == [generation]
     log = folder.store.log(generation, 3)
-    await log.claim()
+    await log.acquire()
     assert b"kept" in b"".join([frame.data async for frame in log.replay(log.start)])
     await log.close()
     await folder.namespace.delete_entity("old")

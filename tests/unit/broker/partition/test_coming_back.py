@@ -30,7 +30,7 @@ async def test_while_a_log_cannot_be_reopened_operations_are_refused_and_attempt
     await harness.do(1, Demand(MAIN, 1))
     attempts: list[int] = []
     harness.log.fail_append(CommitFailed("no"))
-    harness.log.on_claim = lambda: attempts.append(harness.clock.monotonic_ms()) or StorageError("still no")  # type: ignore[func-returns-value]
+    harness.log.on_acquire = lambda: attempts.append(harness.clock.monotonic_ms()) or StorageError("still no")  # type: ignore[func-returns-value]
     assert isinstance(one(await harness.do(2, Send([b"b"], None)), Failed), Failed)
     assert harness.task.health is Health.RECOVERING and not harness.task.available
     for _ in range(58):
@@ -39,7 +39,7 @@ async def test_while_a_log_cannot_be_reopened_operations_are_refused_and_attempt
     assert isinstance(one(await harness.do(2, Send([b"c"], None)), Failed), Failed)
     assert await harness.do(3, Demand(MAIN, 1), Withdraw(DEAD_LETTER)) == [Withdrawn(NUMBER, DEAD_LETTER)]
     assert harness.take(1) == []
-    harness.log.on_claim = lambda: None
+    harness.log.on_acquire = lambda: None
     await harness.advance(400)
     assert harness.take(1) == harness.take(3) == [Unavailable(NUMBER)]
     assert harness.task.available
@@ -50,7 +50,7 @@ async def test_while_a_log_cannot_be_reopened_operations_are_refused_and_attempt
 async def test_a_log_that_cannot_be_opened_at_first_comes_up_later() -> None:
     harness = Harness()
     errors = [StorageError("no"), StorageError("no")]
-    harness.log.on_claim = lambda: errors.pop() if errors else None
+    harness.log.on_acquire = lambda: errors.pop() if errors else None
     assert one(await harness.do(1, Send([b"a"], None)), Failed).reason is Reason.PARTITION_UNAVAILABLE
     await harness.advance(100)
     await harness.advance(200)
@@ -66,7 +66,7 @@ async def test_recovery_comes_by_itself_in_the_running_task() -> None:
     async with running(harness):
         await harness.task.opened()
         harness.log.fail_append(CommitFailed("no"))
-        harness.log.on_claim = lambda: errors.pop() if errors else None
+        harness.log.on_acquire = lambda: errors.pop() if errors else None
         harness.post(1, Send([b"a"], None))
         await until(lambda: harness.received[1])
         await until(lambda: harness.task.health is Health.HEALTHY and not errors)

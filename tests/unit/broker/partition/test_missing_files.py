@@ -17,7 +17,7 @@ from broker.maintenance.repair import Repair
 from broker.operations import Complete, Demand, Locked, Send, Sent
 from storage.log import Checkpoint
 from storage.survey import Severity
-from tests.support.logs import append, claimed
+from tests.support.logs import acquired, append
 from tests.support.partition_asking import ask
 from tests.support.recording_disk import RecordingDisk
 from tests.unit.broker.partition.test_on_files import everything, partition
@@ -129,7 +129,7 @@ async def test_without_an_extent_a_log_in_good_order_has_no_findings_that_matter
 
 async def test_a_power_cut_undoes_no_commit_that_let_a_segment_be_trimmed() -> None:
     disk = RecordingDisk()
-    async with claimed(Path("/data"), disk, fsync="never", segment_bytes_max=1_000) as log:
+    async with acquired(Path("/data"), disk, fsync="never", segment_bytes_max=1_000) as log:
         for _ in range(5):
             await append(log, b"x" * 600)
         await log.save_checkpoint(Checkpoint(log.end, ()))
@@ -138,5 +138,5 @@ async def test_a_power_cut_undoes_no_commit_that_let_a_segment_be_trimmed() -> N
         await log.trim(log.trim_points[-1])
         assert log.start > 0
         copy = disk.after_power_cut()
-    async with claimed(Path("/data"), copy) as log:
+    async with acquired(Path("/data"), copy) as log:
         assert log.start > 0 and log.end > settled

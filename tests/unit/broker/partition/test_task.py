@@ -155,12 +155,12 @@ async def test_a_partition_that_is_down_counts_what_was_durable_and_not_what_fai
     tokens = (await harness.receive(1, 2)).tokens
     durable = harness.task.counts()[MAIN]
     harness.log.fail_append(CommitFailed("no"))
-    harness.log.on_claim = lambda: StorageError("still no")
+    harness.log.on_acquire = lambda: StorageError("still no")
     # Symptom: its gauges had the refused message, and not those that it still held.
     await harness.do(1, Send([b"refused"], None), Complete([tokens[0]]), Defer([tokens[1]]))
     assert harness.task.health is Health.RECOVERING
     assert harness.task.counts()[MAIN] == replace(durable, locked=0)
-    harness.log.on_claim = lambda: None
+    harness.log.on_acquire = lambda: None
     await harness.advance(10_000)
     assert harness.healths[-1] is Health.HEALTHY
     assert harness.task.counts()[MAIN] == replace(durable, locked=0)
@@ -202,7 +202,7 @@ async def test_nobody_is_refused_before_the_log_was_reopened() -> None:
     await harness.send(b"a")
     seen: list[int] = []
     harness.log.fail_append(CommitFailed("no"))
-    harness.log.on_claim = lambda: seen.append(len(harness.received[2]))
+    harness.log.on_acquire = lambda: seen.append(len(harness.received[2]))
     await harness.do(2, Send([b"b"], None))
     assert seen == [0]
 
@@ -211,11 +211,11 @@ async def test_a_partition_that_is_down_takes_note_of_new_settings_and_works_wit
     harness = Harness()
     await harness.send(b"a")
     harness.log.fail_append(CommitFailed("no"))
-    harness.log.on_claim = lambda: StorageError("still no")
+    harness.log.on_acquire = lambda: StorageError("still no")
     await harness.do(1, Send([b"b"], None))
     harness.change(lock_duration_ms=7_000)
     assert isinstance(one(await harness.do(1, Update(harness.description, "mine")), Failed), Failed)
-    harness.log.on_claim = lambda: None
+    harness.log.on_acquire = lambda: None
     await harness.advance(10_000)
     assert harness.task.health is Health.HEALTHY
     assert (await harness.receive(1)).locked_until_ms == harness.clock.monotonic_ms() + 7_000
@@ -240,11 +240,11 @@ async def test_a_message_that_cannot_be_read_refuses_the_looker_and_not_the_dura
 @pytest.mark.parametrize("error", [CorruptRecord("log", 77, "flipped"), Fenced("another owner")])
 async def test_damage_and_another_owner_stop_the_partition_for_good(error: StorageError) -> None:
     harness = Harness()
-    harness.log.on_claim = lambda: error
+    harness.log.on_acquire = lambda: error
     assert one(await harness.do(1, Send([b"a"], None)), Failed).reason is Reason.PARTITION_UNAVAILABLE
     expected = Health.DAMAGED if isinstance(error, CorruptRecord) else Health.FAILED
     assert harness.task.health is expected and not harness.task.available
-    harness.log.on_claim = lambda: None
+    harness.log.on_acquire = lambda: None
     harness.post(1, Send([b"a"], None, "later"))
     harness.post(2, Demand(MAIN, 1))
     await until(lambda: harness.received[2])
